@@ -1,0 +1,68 @@
+# The few commands to remember. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+VENV ?= .venv
+PY := $(VENV)/bin/python
+BIN := $(VENV)/bin
+HOSTS ?= 2
+LAB ?= lab
+export HOSTS LAB
+# Scenarios and playbooks use this checkout's tools and collection, whatever is installed elsewhere.
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
+INVENTORY := inventories/lab
+
+help: ## list the commands
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+venv: $(VENV)/.done ## Python environment with the pinned tools
+$(VENV)/.done: requirements.txt requirements-dev.txt
+	@echo "make: installing the pinned tools into $(VENV)"
+	@python3 -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+demo: venv ## bare machine -> two hosts that read handwritten digits
+	@$(BIN)/python lab/demo.py
+
+lab: venv ## bring up HOSTS=2 lab hosts
+	@$(PY) lab/lab.py up
+
+lab-down: venv ## take the lab away
+	@$(PY) lab/lab.py down
+
+converge: venv ## site.yml on the running lab (ARGS=--check ...)
+	@$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/site.yml $(ARGS)
+
+status: venv ## what differs on the running lab
+	@$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/status.yml $(ARGS)
+
+check: venv ## prove by inference on the running lab
+	@$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/check.yml $(ARGS)
+
+lint: venv ## ruff, mypy, yamllint, ansible-lint (production), generated docs
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/yamllint --strict .
+	@$(BIN)/ansible-lint --offline --strict
+	@$(PY) tests/docs.py --check
+
+unit: venv ## unit tests
+	@$(PY) -m pytest
+
+molecule: venv ## scenario `default` on a lab of its own
+	@tests/molecule.sh default
+
+test-quick: lint unit ## lint and unit tests
+
+test: lint unit molecule ## everything
+
+test-mutants: venv ## seed defects one at a time; each must turn a test red
+	@$(PY) tests/mutants.py
+
+clean: ## remove what was built; the lab has to be down
+	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
+
+.PHONY: help venv demo lab lab-down converge status check lint unit molecule test-quick test test-mutants clean

@@ -1,0 +1,186 @@
+"""The Docker engine under the lab: the machine's own when one answers, else one that the lab starts and stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from settings import BUILD, LABEL, ROOT, LabError, run, say
+
+HOME = BUILD / "engine"
+SOCKET = HOME / "docker.sock"
+PIDFILE = HOME / "docker.pid"
+BRIDGE = "nfl-engine"
+BRIDGE_ADDRESS = "172.31.239.1/24"
+CAP_SYS_RESOURCE = 24
+NEEDED_BYTES = 12 * 2**30
+# command -> Debian package that brings it
+TOOLS = {
+    "dockerd": "docker.io",
+    "docker": "docker.io",
+    "debootstrap": "debootstrap",
+    "iptables": "iptables",
+    "ip": "iproute2",
+    "rsync": "rsync",
+    "ssh": "openssh-client",
+    "dpkg-deb": "dpkg",
+}
+
+
+def docker(*arguments: str, stdin: str | bytes | None = None, check: bool = True) -> str:
+    """Run the docker client against the lab's engine."""
+    return run(*client(), *arguments, stdin=stdin, check=check)
+
+
+def client() -> list[str]:
+    program = "/usr/bin/docker" if Path("/usr/bin/docker").exists() else "docker"
+    return [program, "--host", f"unix://{SOCKET}"] if is_ours() else [program]
+
+
+def is_ours() -> bool:
+    """Whether the engine in use is one that the lab started."""
+    return _pid() is not None
+
+
+def _pid() -> int | None:
+    try:
+        pid = int(PIDFILE.read_text())
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+    except (OSError, ValueError):
+        return None
+    return pid if name == "dockerd" else None
+
+
+def capability_missing() -> bool:
+    """Whether this machine cannot grant CAP_SYS_RESOURCE, so that runc needs the lab's wrapper."""
+    status = Path("/proc/self/status").read_text()
+    bounding = int(next(line.split()[1] for line in status.splitlines() if line.startswith("CapBnd")), 16)
+    return not bounding >> CAP_SYS_RESOURCE & 1
+
+
+def answers() -> bool:
+    probe = subprocess.run([*client(), "version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    return probe.returncode == 0
+
+
+def require_machine() -> None:
+    """Refuse, all reasons at once, a machine that cannot carry a lab."""
+    reasons = []
+    if os.geteuid() != 0:
+        reasons.append("found user id %d, wanted root: run it as root or with `sudo make ...`" % os.geteuid())
+    HOME.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(HOME).free
+    if free < NEEDED_BYTES:
+        reasons.append(f"found {free / 2**30:.1f} GiB free below {HOME}, wanted {NEEDED_BYTES // 2**30}: make room")
+    missing = sorted({package for tool, package in TOOLS.items() if shutil.which(tool) is None})
+    if missing and shutil.which("apt-get") is None:
+        reasons.append(f"found no {', '.join(missing)} and no apt-get: install these packages by hand")
+    if reasons:
+        raise LabError("this machine cannot carry a lab:\n  - " + "\n  - ".join(reasons))
+    if missing:
+        say(f"installing {', '.join(missing)}")
+        # docker.io's own service is not wanted: the lab starts an engine of its own
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+        for step in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *missing]):
+            done = subprocess.run(["apt-get", *step], env=environment, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise LabError(f"apt-get {step[0]} ended with {done.returncode}: {done.stderr.strip()[-800:]}")
+
+
+def start() -> None:
+    """Make sure an engine answers; start one below build/ when none does."""
+    require_machine()
+    if answers():
+        if capability_missing() and not is_ours():
+            found = docker("info", "--format", "{{.DefaultRuntime}}")
+            if found != "npufleet-lab":
+                raise LabError(
+                    f"found an engine with runtime {found} on a machine without CAP_SYS_RESOURCE; wanted a runtime that "
+                    "can start privileged containers here: stop that engine, the lab then starts one of its own"
+                )
+        return
+    _remove_leftovers()
+    config = {
+        "data-root": str(HOME / "data"),
+        "exec-root": str(HOME / "exec"),
+        "pidfile": str(PIDFILE),
+        "hosts": [f"unix://{SOCKET}"],
+        "bridge": BRIDGE,
+        "log-level": "warn",
+    }
+    if capability_missing():
+        config["default-runtime"] = "npufleet-lab"
+        config["runtimes"] = {"npufleet-lab": {"path": str(ROOT / "lab/runtime/npufleet-lab-runc")}}
+    (HOME / "daemon.json").write_text(json.dumps(config, indent=2))
+    run("ip", "link", "add", BRIDGE, "type", "bridge")
+    run("ip", "address", "add", BRIDGE_ADDRESS, "dev", BRIDGE)
+    run("ip", "link", "set", BRIDGE, "up")
+    say("starting a Docker engine of the lab's own")
+    with (HOME / "engine.log").open("ab") as log:
+        process = subprocess.Popen(
+            ["dockerd", "--config-file", str(HOME / "daemon.json")],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+        )
+    deadline = time.monotonic() + 60
+    while not (is_ours() and answers()):
+        if process.poll() is not None or time.monotonic() > deadline:
+            tail = (HOME / "engine.log").read_text().splitlines()[-5:]
+            raise LabError(f"the engine did not come up; the last lines of {HOME}/engine.log:\n  " + "\n  ".join(tail))
+        time.sleep(0.2)
+
+
+def stop_if_unused() -> None:
+    """Stop the engine that the lab started, once no lab is left on it, and take away all it made on the machine."""
+    pid = _pid()
+    if pid is None:
+        return
+    if docker("ps", "-aq", "--filter", f"label={LABEL}"):
+        return
+    say("stopping the lab's engine")
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{pid}").exists() and _state(pid) != "Z":
+        if time.monotonic() > deadline:
+            raise LabError(f"the lab's engine, process {pid}, did not end within 60 s: see {HOME}/engine.log")
+        time.sleep(0.1)
+    _remove_leftovers()
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return "Z"
+
+
+def _remove_leftovers() -> None:
+    """Mounts, the bridge, firewall rules that name it, and runtime files of an engine that is gone."""
+    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for mount in sorted((path for path in mounts if path.startswith(f"{HOME}/")), reverse=True):
+        run("umount", "--lazy", mount)
+    if Path(f"/sys/class/net/{BRIDGE}").exists():
+        run("ip", "link", "delete", BRIDGE)
+    remove_rules(BRIDGE)
+    for leftover in (SOCKET, PIDFILE):
+        leftover.unlink(missing_ok=True)
+    shutil.rmtree(HOME / "exec", ignore_errors=True)
+
+
+def remove_rules(bridge: str) -> None:
+    """Delete the firewall rules that name a bridge of the lab and were left behind."""
+    if shutil.which("iptables-save") is None:
+        return
+    for table in ("nat", "filter"):
+        saved = subprocess.run(["iptables-save", "-t", table], capture_output=True, text=True, check=False).stdout
+        for rule in saved.splitlines():
+            if rule.startswith("-A") and bridge in rule.split():
+                run("iptables", "-t", table, "-D", *rule.split()[1:])

@@ -1,0 +1,188 @@
+"""Lab hosts: privileged systemd containers with sshd, an unprivileged user with sudo, cards and a network of their own."""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+import json
+import secrets
+import tarfile
+import time
+from pathlib import Path
+
+from engine import capability_missing, docker, remove_rules
+from settings import ARTEFACT_PORT, ARTEFACTS, HOST_IMAGE, LABEL, OPS_USER, Lab, LabError, run, say
+
+OPS_HOST = "ops1"
+
+
+def host_names(count: int) -> list[str]:
+    """The hosts of a lab by number: 0 is the operations host (artefacts, Prometheus), then one per NPU host."""
+    return [OPS_HOST, *(f"npu{number}" for number in range(1, count + 1))]
+
+
+def existing(lab: Lab) -> dict[str, str]:
+    """{host: state} of the lab's containers that exist."""
+    lines = docker("ps", "--all", "--filter", f"label={LABEL}={lab.name}", "--format", '{{.Label "npufleet.lab.host"}} {{.State}}')
+    return dict(line.split() for line in lines.splitlines())
+
+
+def refuse_conflicts(lab: Lab, names: list[str]) -> None:
+    """Refuse a name or a subnet that something else on this machine has."""
+    reasons = []
+    ours = existing(lab)
+    taken = set(docker("ps", "--all", "--format", "{{.Names}}").split())
+    for name in names:
+        if name not in ours and lab.container(name) in taken:
+            reasons.append(f"container name {lab.container(name)} is taken: remove it, or name the lab otherwise (LAB=...)")
+    if not network_exists(lab):
+        wanted = ipaddress.ip_network(lab.subnet)
+        for route in json.loads(run("ip", "-json", "route", "show", "table", "main")):
+            if route["dst"] != "default" and wanted.overlaps(ipaddress.ip_network(route["dst"], strict=False)):
+                reasons.append(
+                    f"subnet {lab.subnet} is taken: {route['dst']} is on {route['dev']}; choose another with LAB_SUBNET=a.b.c.0/24"
+                )
+    if reasons:
+        raise LabError("this lab cannot come up:\n  - " + "\n  - ".join(reasons))
+
+
+def network_exists(lab: Lab) -> bool:
+    return lab.network in docker("network", "ls", "--format", "{{.Name}}").split()
+
+
+def prepare_state(lab: Lab) -> None:
+    """The lab's own ssh key, become password and artefact login: made once, kept out of git and of other users' sight."""
+    lab.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    key = lab.state / "id_ed25519"
+    if not key.exists():
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"npufleet {lab.name}", "-f", str(key))
+    for name in ("become_password", "artefact_password"):
+        path = lab.state / name
+        if not path.exists():
+            path.touch(mode=0o600)
+            path.write_text(secrets.token_urlsafe(18))
+
+
+def up(lab: Lab, count: int, cards: dict[str, dict], artefact_login: str) -> bool:
+    """Bring the hosts up; returns whether anything changed."""
+    names = host_names(count)
+    refuse_conflicts(lab, names)
+    prepare_state(lab)
+    changed = False
+    if not network_exists(lab):
+        bridge = f"com.docker.network.bridge.name={lab.bridge}"
+        docker("network", "create", "--label", f"{LABEL}={lab.name}", "--subnet", lab.subnet, "--opt", bridge, lab.network)
+        changed = True
+    before = existing(lab)
+    extra = sorted(set(before) - set(names))
+    if extra:
+        raise LabError(f"found hosts {', '.join(extra)} beyond HOSTS={count}: take the lab down first (make lab-down)")
+    for number, name in enumerate(names):
+        if name not in before:
+            _create(lab, number, name, cards.get(name), artefact_login)
+        if before.get(name) != "running":
+            docker("start", lab.container(name))
+            changed = True
+    for name in names:
+        _wait_until_running(lab, name)
+    if changed:
+        _write_known_hosts(lab, names)
+    return changed
+
+
+def _create(lab: Lab, number: int, name: str, cards: dict | None, artefact_login: str) -> None:
+    say(f"creating host {name} at {lab.address(number)}")
+    mounts = ["--volume", f"{lab.container(name)}-docker:/var/lib/docker"]
+    if name == OPS_HOST:
+        mounts += ["--volume", f"{ARTEFACTS}:/srv/artefacts:ro"]
+    docker(
+        *("create", "--name", lab.container(name), "--hostname", name, "--privileged", "--cgroupns=private"),
+        *("--label", f"{LABEL}={lab.name}", "--label", f"npufleet.lab.host={name}", "--restart=no"),
+        *("--network", lab.network, "--ip", lab.address(number)),
+        *(
+            "--tmpfs",
+            "/run:exec,mode=755",
+            "--tmpfs",
+            "/run/lock",
+            "--tmpfs",
+            "/tmp:exec,mode=1777",
+            *mounts,
+            HOST_IMAGE,
+        ),
+    )
+    files = {}
+    if cards:
+        files["etc/npufleet-lab/cards.json"] = json.dumps(cards)
+    if name == OPS_HOST:
+        settings = {"root": "/srv/artefacts", "address": "0.0.0.0", "port": ARTEFACT_PORT, "login": artefact_login}
+        files["etc/npufleet-lab/artefacts.json"] = json.dumps(settings)
+    if capability_missing():
+        runtime = {"npufleet-lab": {"path": "/usr/local/lib/npufleet-lab/runc"}}
+        files["etc/docker/daemon.json"] = json.dumps({"default-runtime": "npufleet-lab", "runtimes": runtime}, indent=2)
+    for path, text in files.items():
+        _put(lab, name, path, text)
+
+
+def _put(lab: Lab, name: str, path: str, text: str) -> None:
+    """Put one file into a host that may not have started yet."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        entry = tarfile.TarInfo(path)
+        entry.size = len(text.encode())
+        entry.mode = 0o600 if "artefacts" in path else 0o644
+        archive.addfile(entry, io.BytesIO(text.encode()))
+    docker("cp", "-", f"{lab.container(name)}:/", stdin=buffer.getvalue())
+
+
+def _wait_until_running(lab: Lab, name: str) -> None:
+    """Wait until systemd has come up and sshd can be asked, with the user's key and password in place."""
+    script = (
+        "set -e; systemctl is-system-running --wait >/dev/null || { systemctl --failed --plain --no-legend; exit 1; }; "
+        "[ -e /etc/ssh/ssh_host_ed25519_key ] || ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key; "
+        f"read -r password; read -r key; echo {OPS_USER}:$password | chpasswd; "
+        f"install -d -m 0700 -o {OPS_USER} -g {OPS_USER} /home/{OPS_USER}/.ssh; "
+        f'echo "$key" > /home/{OPS_USER}/.ssh/authorized_keys; '
+        "systemctl is-active --quiet ssh || systemctl restart ssh"
+    )
+    secret = (lab.state / "become_password").read_text()
+    key = (lab.state / "id_ed25519.pub").read_text().strip()
+    deadline = time.monotonic() + 60
+    while not _has_systemd(lab, name):
+        if time.monotonic() > deadline:
+            raise LabError(f"host {name}: systemd did not come up in 60 s: `docker logs {lab.container(name)}`")
+        time.sleep(0.2)
+    docker("exec", "-i", lab.container(name), "sh", "-c", script, stdin=f"{secret}\n{key}\n")
+
+
+def _has_systemd(lab: Lab, name: str) -> bool:
+    return docker("exec", lab.container(name), "sh", "-c", "[ -S /run/systemd/private ] && echo yes", check=False) == "yes"
+
+
+def _write_known_hosts(lab: Lab, names: list[str]) -> None:
+    lines = []
+    for number, name in enumerate(names):
+        key = docker("exec", lab.container(name), "cat", "/etc/ssh/ssh_host_ed25519_key.pub")
+        lines.append(f"{lab.address(number)} {' '.join(key.split()[:2])}")
+    (lab.state / "known_hosts").write_text("\n".join(lines) + "\n")
+
+
+def down(lab: Lab) -> None:
+    """Take away all that `up` made of this lab: containers, volumes, network, keys."""
+    containers = [lab.container(name) for name in existing(lab)]
+    if containers:
+        say(f"removing {len(containers)} hosts")
+        docker("rm", "--force", "--volumes", *containers)
+    volumes = docker("volume", "ls", "--quiet", "--filter", f"name=^{lab.network}-.*-docker$").split()
+    if volumes:
+        docker("volume", "rm", *volumes)
+    if network_exists(lab):
+        docker("network", "rm", lab.network)
+    remove_rules(lab.bridge)
+    remove_state(lab)
+
+
+def remove_state(lab: Lab) -> None:
+    for path in sorted(Path(lab.state).glob("*")) if lab.state.exists() else []:
+        path.unlink()
+    if lab.state.exists():
+        lab.state.rmdir()

@@ -1,0 +1,140 @@
+"""The lab's images: a base system, the host with systemd and sshd, and Triton out of its wheel."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from engine import docker
+from settings import ARTEFACTS, BASE_IMAGE, BUILD, HOST_IMAGE, ROOT, LabError, run, say
+from standins import sha256_of, wheels_of_triton
+
+PULLED_BASE = "docker.io/library/debian:bookworm-slim"
+INPUTS = "npufleet.lab.inputs"
+# Triton release -> the version of the PyPI wheel nvidia-pytriton that carries it
+TRITON_WHEELS = {"24.01": "0.5.1", "24.10": "0.7.0"}
+
+
+def ensure_base() -> str:
+    """A Debian 12 base image, pulled where a registry answers and made by debootstrap where none does."""
+    if inputs_of(BASE_IMAGE) is None:
+        if os.environ.get("LAB_PULL", "1") == "1" and _pulled():
+            run_build(BASE_IMAGE, f"FROM {PULLED_BASE}\n", {}, "pulled")
+        else:
+            _debootstrap()
+    return BASE_IMAGE
+
+
+def _pulled() -> bool:
+    try:
+        docker("pull", "--quiet", PULLED_BASE)
+    except LabError:
+        return False
+    return True
+
+
+def _debootstrap() -> None:
+    say("no registry answers: making the base image with debootstrap")
+    with tempfile.TemporaryDirectory(prefix="rootfs-", dir=BUILD) as rootfs:
+        run("debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", rootfs, debian_mirror())
+        for cache in ("var/cache/apt/archives", "var/lib/apt/lists"):
+            for path in Path(rootfs, cache).iterdir():
+                if path.is_file():
+                    path.unlink()
+        archive = Path(rootfs).with_suffix(".tar")
+        try:
+            run("tar", "--create", "--file", str(archive), "--directory", rootfs, ".")
+            docker("import", "--change", f"LABEL {INPUTS}=debootstrap", str(archive), BASE_IMAGE)
+        finally:
+            archive.unlink(missing_ok=True)
+
+
+def debian_mirror() -> str:
+    """The Debian mirror of the machine's own apt configuration."""
+    for listing in [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]:
+        if listing.suffix not in (".list", ".sources") or not listing.is_file():
+            continue
+        for line in listing.read_text().splitlines():
+            found = re.match(r"(?:URIs:|deb(?:\s+\[[^]]*\])?)\s*(\S+)", line)
+            if found and found[1].rstrip("/").endswith("/debian"):
+                return found[1]
+    raise LabError("found no Debian mirror in the machine's apt configuration; wanted one whose address ends in /debian")
+
+
+def ensure_host() -> str:
+    """The lab host image; its build files decide whether it is made again."""
+    ensure_base()
+    files = {
+        "Dockerfile": ROOT / "lab/host/Dockerfile",
+        "sshd.conf": ROOT / "lab/host/sshd.conf",
+        "artefact-server.py": ROOT / "lab/index/server.py",
+        "npufleet-lab-artefacts.service": ROOT / "lab/index/npufleet-lab-artefacts.service",
+        "cards.py": ROOT / "lab/driver/cards.py",
+        "npufleet-lab-cards.service": ROOT / "lab/driver/npufleet-lab-cards.service",
+        "npufleet-lab-runc": ROOT / "lab/runtime/npufleet-lab-runc",
+    }
+    _ensure(HOST_IMAGE, files, "lab host")
+    return HOST_IMAGE
+
+
+def ensure_triton(release: str) -> dict[str, str]:
+    """Archive of a Triton image of this release, as the artefact server offers it: {"path", "sha256", "image"}."""
+    ensure_base()
+    image = f"npufleet-lab/tritonserver:{release}-py3"
+    archive = ARTEFACTS / "images" / f"tritonserver-{release}-py3.tar"
+    files = {"Dockerfile": ROOT / "lab/triton/Dockerfile"}
+    files.update({path.name: path for path in wheels_of_triton(TRITON_WHEELS[release])})
+    rebuilt = _ensure(image, files, f"Triton {release}")
+    listing = archive.with_suffix(".json")
+    if rebuilt or not listing.exists():
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        partial = archive.with_suffix(".partial")
+        docker("save", "--output", str(partial), image)
+        digest = sha256_of(partial)
+        partial.rename(archive)
+        listing.write_text(json.dumps({"path": f"images/{archive.name}", "sha256": digest, "image": image}))
+    return json.loads(listing.read_text())
+
+
+def _ensure(image: str, files: dict[str, Path], what: str) -> bool:
+    """Build `image` unless one of the same inputs exists; returns whether it was built."""
+    digest = hashlib.sha256(docker("image", "inspect", "--format", "{{.Id}}", BASE_IMAGE).encode())
+    for name, path in sorted(files.items()):
+        digest.update(name.encode() + path.read_bytes())
+    inputs = digest.hexdigest()
+    if inputs_of(image) == inputs:
+        return False
+    say(f"building the {what} image")
+    text = files["Dockerfile"].read_text()
+    run_build(image, text, {name: path for name, path in files.items() if name != "Dockerfile"}, inputs)
+    return True
+
+
+def run_build(image: str, dockerfile: str, files: dict[str, Path], inputs: str) -> None:
+    """`docker build` over a context of just these files."""
+    with tempfile.TemporaryDirectory(prefix="context-", dir=BUILD) as context:
+        Path(context, "Dockerfile").write_text(dockerfile)
+        for name, path in files.items():
+            shutil.copy2(path, Path(context, name))
+        docker(
+            "build",
+            "--quiet",
+            "--build-arg",
+            f"BASE={BASE_IMAGE}",
+            "--label",
+            f"{INPUTS}={inputs}",
+            "--tag",
+            image,
+            context,
+        )
+
+
+def inputs_of(image: str) -> str | None:
+    """The recorded inputs of an image, None where there is no such image."""
+    found = docker("image", "inspect", "--format", f'{{{{index .Config.Labels "{INPUTS}"}}}}', image, check=False)
+    return found or None

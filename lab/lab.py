@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""The lab: lab.py up | down | inventory.
+
+Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), NPUS (2 per host),
+LAB_FAULTS (JSON, faults by host: {"npu2": [{"kind": "no_rsd0"}]}).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+import engine
+import hosts
+import images
+import standins
+from settings import ARTEFACT_PORT, BUILD, OPS_USER, Lab, LabError, current_lab, die, say
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("up", "down", "inventory"))
+    command = parser.parse_args().command
+    try:
+        lab = current_lab()
+        {"up": up, "down": down, "inventory": inventory}[command](lab)
+    except LabError as error:
+        die(error)
+
+
+def up(lab: Lab) -> None:
+    """Artefacts, images, hosts; a second call changes nothing."""
+    count = int(os.environ.get("HOSTS", "2"))
+    row = os.environ.get("LAB_RELEASE", "lab-24.01")
+    if row not in standins.ROWS:
+        raise LabError(f"LAB_RELEASE: found {row}, wanted one of {', '.join(standins.ROWS)}")
+    if not 1 <= count <= 200:
+        raise LabError(f"HOSTS: found {count}, wanted 1 to 200")
+    BUILD.mkdir(parents=True, exist_ok=True)
+    engine.start()
+    hosts.refuse_conflicts(lab, hosts.host_names(count))
+    drivers = standins.ensure_drivers()
+    standins.ensure_index(row)
+    models = standins.ensure_models(row)
+    images.ensure_host()
+    base = images.ensure_triton(standins.ROWS[row]["triton"])
+    hosts.prepare_state(lab)
+    faults = json.loads(os.environ.get("LAB_FAULTS") or "{}")
+    npus = int(os.environ.get("NPUS", "2"))
+    cards = {
+        name: {"type": standins.ROWS[row]["card"], "count": npus, "faults": faults.get(name, [])}
+        for name in hosts.host_names(count)[1:]
+    }
+    login = f"lab:{(lab.state / 'artefact_password').read_text()}"
+    changed = hosts.up(lab, count, cards, login)
+    facts = {"row": row, "count": count, "npus": npus, "models": models, "base": base, "drivers": drivers}
+    path = lab.state / "facts.json"
+    if not path.exists() or json.loads(path.read_text()) != facts:
+        path.write_text(json.dumps(facts, indent=2))
+        changed = True
+    say(f"{count} NPU hosts and 1 operations host are up" if changed else "nothing changed: the lab is up")
+
+
+def down(lab: Lab) -> None:
+    """Take this lab away, and the engine when the lab started it and no other lab is left on it."""
+    if engine.is_ours() or engine.answers():
+        hosts.down(lab)
+        engine.stop_if_unused()
+    else:
+        hosts.remove_state(lab)
+    say(f"{lab.name} is down")
+
+
+def inventory(lab: Lab) -> None:
+    """Print the lab as an Ansible inventory (JSON), empty when the lab is down."""
+    path = lab.state / "facts.json"
+    if not path.exists():
+        print(json.dumps({"_meta": {"hostvars": {}}}))
+        return
+    facts = json.loads(path.read_text())
+    names = hosts.host_names(facts["count"])
+    hostvars = {name: {"ansible_host": lab.address(number)} for number, name in enumerate(names)}
+    everywhere = {
+        "ansible_user": OPS_USER,
+        "ansible_ssh_private_key_file": str(lab.state / "id_ed25519"),
+        "ansible_ssh_common_args": f"-o UserKnownHostsFile={lab.state}/known_hosts -o GlobalKnownHostsFile=/dev/null",
+        "ansible_become_password": (lab.state / "become_password").read_text(),
+        "lab_cache": str(lab.cache),
+        "lab_release": facts["row"],
+        "lab_npus": facts["npus"],
+        "lab_artefact_url": f"http://{lab.address(0)}:{ARTEFACT_PORT}",
+        "lab_artefact_user": "lab",
+        "lab_artefact_password": (lab.state / "artefact_password").read_text(),
+        "lab_models": facts["models"],
+        "lab_drivers": facts["drivers"],
+        "lab_base": facts["base"],
+    }
+    groups = {
+        "all": {"vars": everywhere, "children": ["npu_hosts", "monitoring_hosts"]},
+        "npu_hosts": {"hosts": names[1:]},
+        "monitoring_hosts": {"hosts": names[:1]},
+    }
+    print(json.dumps({**groups, "_meta": {"hostvars": hostvars}}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Where the lab keeps its things, and the few names that everything in `lab/` shares."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "lab"
+ARTEFACTS = BUILD / "artefacts"
+LABEL = "npufleet.lab"
+BASE_IMAGE = "npufleet-lab/base:bookworm"
+HOST_IMAGE = "npufleet-lab/host:bookworm"
+OPS_USER = "ops"
+ARTEFACT_PORT = 8480
+
+
+class LabError(Exception):
+    """A refusal or a failure: what was found, what was wanted, what to do next."""
+
+
+@dataclass(frozen=True)
+class Lab:
+    """One lab: its name, its network and where its keys and state live."""
+
+    name: str
+    subnet: str
+
+    @property
+    def state(self) -> Path:
+        """Directory of this lab's key, passwords and inventory facts."""
+        return BUILD / "labs" / self.name
+
+    @property
+    def cache(self) -> Path:
+        """The controller's cache and image lock of this lab: kept when the lab goes down, so that the next one is quick."""
+        return BUILD / "cache" / self.name
+
+    @property
+    def network(self) -> str:
+        return f"npufleet-{self.name}"
+
+    @property
+    def bridge(self) -> str:
+        """Interface name of the network: at most 15 characters, so that its rules can be found again."""
+        return f"nfl-{self.name}"[:15]
+
+    def address(self, number: int) -> str:
+        """Address of host `number` (0 is the operations host) in the lab's /24."""
+        return f"{self.subnet.rsplit('.', 1)[0]}.{10 + number}"
+
+    def container(self, host: str) -> str:
+        return f"npufleet-{self.name}-{host}"
+
+
+def current_lab() -> Lab:
+    """The lab that the environment names: LAB (default `lab`) and LAB_SUBNET (default by name, a /24)."""
+    name = os.environ.get("LAB") or "lab"
+    subnets = {"lab": "172.31.240.0/24", "molecule": "172.31.241.0/24", "bench": "172.31.242.0/24"}
+    subnet = os.environ.get("LAB_SUBNET") or subnets.get(name, "172.31.243.0/24")
+    if not subnet.endswith(".0/24"):
+        raise LabError(f"LAB_SUBNET: found {subnet}, wanted an IPv4 /24 such as 172.31.240.0/24")
+    return Lab(name, subnet)
+
+
+def say(message: str) -> None:
+    print(f"lab: {message}", flush=True)
+
+
+def run(*command: str, stdin: str | bytes | None = None, cwd: Path | None = None, check: bool = True) -> str:
+    """Run a command and return its output; a failure carries the command's own last words."""
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    done = subprocess.run(command, input=data, capture_output=True, cwd=cwd, check=False)
+    if check and done.returncode:
+        words = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()[-12:]
+        raise LabError(f"`{' '.join(command[:6])}` ended with {done.returncode}:\n  " + "\n  ".join(words))
+    return done.stdout.decode(errors="replace").strip()
+
+
+def die(error: LabError) -> None:
+    print(f"lab: {error}", file=sys.stderr, flush=True)
+    sys.exit(1)

@@ -1,0 +1,104 @@
+"""What the vendors would deliver, made here: driver packages, the SDK's index, compiled models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from settings import ARTEFACTS, BUILD, ROOT, LabError, run, say
+
+# release row -> what its artefacts are made from
+ROWS = {
+    "lab-24.01": {"triton": "24.01", "sdk": "0.6.2+lab", "shape": "0.6", "card": "RBLN-CA12", "driver": "1.1.67"},
+    "lab-24.10": {"triton": "24.10", "sdk": "0.9.4+lab", "shape": "0.9", "card": "RBLN-CA22", "driver": "2.0.1"},
+}
+DRIVERS = ("1.1.67", "1.2.92", "2.0.1")
+IMAGE_PYTHON = "3.11"
+
+
+def ensure_drivers() -> dict[str, dict[str, str]]:
+    """The driver packages by version, {version: {"path", "sha256"}}."""
+    directory = ARTEFACTS / "drivers"
+    _script("lab/driver/build.py", str(directory), *DRIVERS)
+    found = {}
+    for version in DRIVERS:
+        path = directory / f"rebel_driver_lab_{version}_amd64.deb"
+        found[version] = {"path": f"drivers/{path.name}", "sha256": sha256_of(path)}
+    return found
+
+
+def ensure_index(row: str) -> None:
+    """A package index with the stand-in SDK and everything that the image needs beside it."""
+    simple = ARTEFACTS / "simple"
+    sdk = simple / "rebel-compiler"
+    _script("lab/sdk/build.py", ROWS[row]["sdk"], str(sdk))
+    listing = ROOT / "lab/sdk/requirements-image.txt"
+    done = ARTEFACTS / "simple.done"
+    if done.exists() and done.read_text() == listing.read_text():
+        return
+    say("downloading the wheels of the image")
+    wheels = download("--requirement", str(listing), into=BUILD / "wheels" / "image")
+    for wheel in wheels:
+        package = simple / wheel.name.split("-")[0].lower().replace("_", "-").replace(".", "-")
+        package.mkdir(parents=True, exist_ok=True)
+        link = package / wheel.name
+        if not link.exists():
+            link.hardlink_to(wheel)
+    done.write_text(listing.read_text())
+
+
+def ensure_models(row: str) -> dict[str, dict[str, str]]:
+    """The compiled files of a row: {model: {"path", "sha256"}}, path below the artefact server's root."""
+    facts = ROWS[row]
+    key = f"{facts['card'].removeprefix('RBLN-')}/{facts['shape']}"
+    listing = ARTEFACTS / "models" / f"{key.replace('/', '-')}.json"
+    sources = sorted((ROOT / "lab/models").glob("*.py")) + sorted((ROOT / "lab/sdk").rglob("*.py"))
+    newest = max(path.stat().st_mtime for path in sources)
+    if not listing.exists() or listing.stat().st_mtime < newest:
+        say(f"training and compiling digits for {key}")
+        listing.parent.mkdir(parents=True, exist_ok=True)
+        made = json.loads(_script("lab/models/digits.py", facts["card"], facts["sdk"], str(listing.parent)))
+        path = Path(made["path"]).resolve().relative_to(ARTEFACTS.resolve())
+        listing.write_text(json.dumps({"digits": {"key": key, "path": str(path), "sha256": made["sha256"]}}))
+    return json.loads(listing.read_text())
+
+
+def wheels_of_triton(version: str) -> list[Path]:
+    """The wheel that carries Triton."""
+    return download("--no-deps", f"nvidia-pytriton=={version}", into=BUILD / "wheels" / f"triton-{version}")
+
+
+def download(*what: str, into: Path) -> list[Path]:
+    """`pip download` with the machine's own configuration, for the Python of the image; nothing is fetched twice."""
+    into.mkdir(parents=True, exist_ok=True)
+    done = into / ".done"
+    if not done.exists():
+        platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in (35, 34, 28, 27, 17)]
+        run(
+            sys.executable,
+            *("-m", "pip", "download", "--quiet", "--only-binary=:all:", f"--python-version={IMAGE_PYTHON}"),
+            *platforms,
+            "--platform=manylinux2014_x86_64",
+            f"--dest={into}",
+            *what,
+        )
+        done.touch()
+    return sorted(into.glob("*.whl"))
+
+
+def _script(path: str, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, str(ROOT / path), *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LabError(f"{path} ended with {done.returncode}:\n{(done.stderr or done.stdout).strip()[-1500:]}")
+    return done.stdout
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as source:
+        while block := source.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

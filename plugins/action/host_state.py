@@ -1,0 +1,36 @@
+"""Controller side of host_state: computes what is wanted of the host, then asks it once."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+from ansible.errors import AnsibleUndefinedVariable
+from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.variables import concerns_of, desired
+
+
+class ActionModule(FleetAction):
+    """Fills in `desired` from the inventory, the release row and the model manifests."""
+
+    _requires_connection = True
+
+    def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+        super().run(tmp, task_vars)
+        task_vars = task_vars or {}
+        host = task_vars["inventory_hostname"]
+        variables = self.variables(task_vars)
+        concerns = self._task.args.get("concerns") or concerns_of(list(task_vars.get("group_names", [])))
+        arguments = {key: self._task.args[key] for key in ("prove", "timeout") if key in self._task.args}
+        try:
+            wanted, manifests = desired(variables, list(concerns))
+        except (Refusal, AnsibleUndefinedVariable, KeyError) as error:
+            raise self.refuse(host, error) from error
+        arguments["desired"] = wanted
+        arguments["host"] = host
+        result = self._execute_module("npufleet.triton.host_state", module_args=arguments, task_vars=task_vars)
+        # What the apply steps need beside the plan, and no host has to see.
+        result["origins"] = {digest: origin for one in manifests.values() for digest, origin in one["origins"].items()}
+        result["desired"] = wanted
+        result.pop("invocation", None)
+        return result

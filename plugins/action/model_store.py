@@ -1,0 +1,44 @@
+"""Controller side of model_store: fills in the files of the models to release."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Dict, Optional
+
+from ansible.errors import AnsibleUndefinedVariable
+from ansible_collections.npufleet.triton.plugins.module_utils import manifest
+from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+
+
+class ActionModule(FleetAction):
+    """Renders the models that are asked for and hands their small files over with the module's arguments."""
+
+    _requires_connection = True
+
+    def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+        super().run(tmp, task_vars)
+        task_vars = task_vars or {}
+        arguments = dict(self._task.args)
+        variables = self.variables(task_vars)
+        try:
+            found, reasons = manifest.manifests(variables)
+        except (Refusal, AnsibleUndefinedVariable, KeyError) as error:
+            raise self.refuse(task_vars["inventory_hostname"], error) from error
+        if reasons:
+            raise self.refuse(task_vars["inventory_hostname"], Refusal(reasons))
+        arguments["releases"] = {name: _with_contents(found[name]) for name in arguments.get("models") or [] if name in found}
+        arguments.setdefault("root", variables["npufleet_root"])
+        result = self._execute_module("npufleet.triton.model_store", module_args=arguments, task_vars=task_vars)
+        # The invocation would repeat every small file.
+        result.pop("invocation", None)
+        return result
+
+
+def _with_contents(one: Dict[str, Any]) -> Dict[str, Any]:
+    files = {}
+    for path, facts in one["files"].items():
+        files[path] = dict(facts)
+        if not facts["blob"]:
+            files[path]["content"] = base64.b64encode(one["contents"][path]).decode()
+    return {"source": one["source"], "release": one["release"], "files": files}

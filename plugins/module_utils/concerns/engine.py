@@ -1,0 +1,84 @@
+"""Docker engine: packages, daemon.json (merged, never overwritten), limits of its units, and that it answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List, Mapping, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, packages, text
+
+CONCERN = "engine"
+DAEMON_JSON = "/etc/docker/daemon.json"
+DROP_IN = "/etc/systemd/system/{0}.d/50-npufleet.conf"
+
+
+def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
+    """Options of daemon.json that are ours, packages, and a drop-in for each unit that has limits."""
+    limits = variables["docker_engine_unit_limits"]
+    return {
+        "packages": sorted(variables["docker_engine_packages"]),
+        "daemon": dict(variables["docker_engine_daemon_options"]),
+        "drop_ins": {DROP_IN.format(unit): drop_in(limits[unit]) for unit in sorted(limits)},
+    }
+
+
+def drop_in(limits: Mapping[str, str]) -> str:
+    """A systemd drop-in that sets these limits."""
+    lines = [f"{name}={limits[name]}" for name in sorted(limits)]
+    return "# Written by npufleet\n[Service]\n" + "".join(line + "\n" for line in lines)
+
+
+def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
+    """Files as they are and what the running engine says of itself."""
+    raw = text(DAEMON_JSON)
+    actual: Dict[str, Any] = {
+        "packages": sorted(packages(wanted["packages"])),
+        "drop_ins": {path: text(path) for path in wanted["drop_ins"]},
+        "running": None,
+    }
+    try:
+        actual["daemon"] = json.loads(raw) if raw and raw.strip() else {}
+    except ValueError as error:
+        actual["daemon"] = None
+        actual["daemon_error"] = str(error)
+    try:
+        info = Engine().get("/info") or {}
+        actual["running"] = {"version": info.get("ServerVersion"), "log-driver": info.get("LoggingDriver")}
+    except OSError:
+        pass
+    return actual
+
+
+def merge(current: Optional[Mapping[str, Any]], wanted: Mapping[str, Any]) -> Dict[str, Any]:
+    """`wanted` laid over `current`: maps are merged, everything else is replaced."""
+    merged = dict(current or {})
+    for key, value in wanted.items():
+        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+            merged[key] = merge(merged[key], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+    """Packages, files, then the running engine where the files alone do not explain it."""
+    plan = []
+    missing = sorted(set(wanted["packages"]) - set(actual["packages"]))
+    if missing:
+        plan.append(item(CONCERN, "packages", "without " + ", ".join(missing), "installed", "install"))
+    if actual["daemon"] is None:
+        broken = "not JSON ({})".format(actual["daemon_error"])
+        plan.append(item(CONCERN, "daemon.json", broken, wanted["daemon"], "repair by hand"))
+    elif merge(actual["daemon"], wanted["daemon"]) != actual["daemon"]:
+        ours = {key: actual["daemon"].get(key) for key in wanted["daemon"]}
+        plan.append(item(CONCERN, "daemon.json", ours, wanted["daemon"], "configure"))
+    for path, content in wanted["drop_ins"].items():
+        if actual["drop_ins"][path] != content:
+            plan.append(item(CONCERN, path, actual["drop_ins"][path], content, "configure"))
+    running = actual["running"]
+    if running is None:
+        plan.append(item(CONCERN, "service", None, "an engine that answers", "start"))
+    elif running["log-driver"] != wanted["daemon"].get("log-driver", running["log-driver"]):
+        plan.append(item(CONCERN, "service", running["log-driver"], wanted["daemon"]["log-driver"], "restart"))
+    return plan

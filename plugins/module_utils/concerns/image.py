@@ -1,0 +1,59 @@
+"""The one image of a release: its ID is pinned in a lock file and equal on every host."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import Any, Dict, List, Mapping
+
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine
+
+CONCERN = "image"
+
+
+def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
+    """Reference and pinned ID; the ID is None while no image of this recipe has been built."""
+    recipe = variables["triton_image_recipe"]
+    digest = recipe_digest(recipe, variables["triton_image_backends"])
+    lock = (variables["npufleet_lock"] or {}).get(variables["rbln_release"]) or {}
+    return {
+        "reference": "{}:{}-{}".format(variables["triton_image_name"], variables["rbln_release"], digest[:12]),
+        "recipe": digest,
+        "id": lock.get("id") if lock.get("recipe") == digest else None,
+        "archive": lock.get("archive") if lock.get("recipe") == digest else None,
+    }
+
+
+def recipe_digest(recipe: Mapping[str, Any], backends: str) -> str:
+    """SHA-256 over all that goes into the image: what is installed, and every file of the backends."""
+    digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode())
+    for directory, names, files in sorted(os.walk(backends)):
+        names[:] = sorted(name for name in names if name != "__pycache__")
+        if "__pycache__" in directory:
+            continue
+        for name in sorted(files):
+            path = os.path.join(directory, name)
+            digest.update(os.path.relpath(path, backends).encode() + b"\0")
+            with open(path, "rb") as source:
+                digest.update(hashlib.sha256(source.read()).digest())
+    return digest.hexdigest()
+
+
+def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
+    """The ID behind the reference, None without image; `engine` tells whether there was anyone to ask."""
+    try:
+        found = Engine().get("/images/{}/json".format(wanted["reference"]))
+    except OSError:
+        return {"engine": False, "id": None}
+    return {"engine": True, "id": found["Id"] if found else None}
+
+
+def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+    """Not built yet, not on this host yet, or another one under its name."""
+    if wanted["id"] is None:
+        return [item(CONCERN, wanted["reference"], actual["id"], "an image of this recipe", "build")]
+    if actual["id"] != wanted["id"]:
+        return [item(CONCERN, wanted["reference"], actual["id"], wanted["id"], "deliver")]
+    return []

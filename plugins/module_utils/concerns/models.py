@@ -1,0 +1,111 @@
+"""The model store on a host: blobs, releases, and which release `served/<model>` links to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import Any, Dict, List, Mapping, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import text
+
+CONCERN = "models"
+
+
+def desired(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
+    """Digests and files of every model placed on this host, without their contents."""
+    keys = ("source", "release", "files")
+    return {
+        "root": variables["npufleet_root"],
+        "models": {name: {key: one[key] for key in keys} for name, one in manifests.items()},
+    }
+
+
+def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
+    """Served links, what differs below each, and the blobs that are not here yet."""
+    root = wanted["root"]
+    served = {}
+    directory = os.path.join(root, "served")
+    for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else []:
+        link = os.path.join(directory, name)
+        release = os.path.basename(os.readlink(link)) if os.path.islink(link) else None
+        model = wanted["models"].get(name)
+        differs = drift(root, name, release, model["files"]) if model and release else []
+        served[name] = {"release": release, "differs": differs}
+    blobs = {one["sha256"] for model in wanted["models"].values() for one in model["files"].values() if one["blob"]}
+    return {
+        "served": served,
+        "missing": sorted(digest for digest in blobs if not os.path.isfile(blob_path(root, digest))),
+    }
+
+
+def blob_path(root: str, digest: str) -> str:
+    """Where a blob lies."""
+    return os.path.join(root, "blobs", "sha256", digest)
+
+
+def record_path(root: str, name: str, release: str) -> str:
+    """Where the sizes and digests of a release are written down: beside it, so that the release holds only Triton's files."""
+    return os.path.join(root, "releases", name, release + ".json")
+
+
+def drift(root: str, name: str, release: str, files: Mapping[str, Mapping[str, Any]]) -> List[str]:
+    """What in a release is not as it was made: content of small files, targets and sizes of blobs, missing and extra files."""
+    base = os.path.join(root, "releases", name, release)
+    sizes = _recorded_sizes(root, name, release)
+    differs = []
+    for path in sorted(files):
+        full = os.path.join(base, path)
+        digest = files[path]["sha256"]
+        if files[path]["blob"]:
+            blob = blob_path(root, digest)
+            if os.path.realpath(full) != os.path.realpath(blob):
+                differs.append(path + " is not the blob " + digest[:12])
+            elif not os.path.isfile(blob):
+                differs.append(path + ": its blob is gone")
+            elif sizes.get(path) is not None and os.path.getsize(blob) != sizes[path]:
+                differs.append(f"{path}: its blob has {os.path.getsize(blob)} bytes, not {sizes[path]}")
+        else:
+            found = _digest(full)
+            if found != digest:
+                differs.append(path + (" was changed" if found else " is gone"))
+    for directory, _names, present in os.walk(base):
+        for one in present:
+            path = os.path.relpath(os.path.join(directory, one), base)
+            if path not in files:
+                differs.append(path + " was added")
+    return differs
+
+
+def _recorded_sizes(root: str, name: str, release: str) -> Dict[str, int]:
+    try:
+        recorded = json.loads(text(record_path(root, name, release)) or "{}")
+        return {path: one["size"] for path, one in recorded["files"].items()}
+    except (ValueError, KeyError):
+        return {}
+
+
+def _digest(path: str) -> Optional[str]:
+    try:
+        with open(path, "rb") as source:
+            return hashlib.sha256(source.read()).hexdigest()
+    except OSError:
+        return None
+
+
+def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+    """A model that is new, of another release, or changed under our feet; and one that is no longer wanted."""
+    plan = []
+    for name in sorted(wanted["models"]):
+        release = wanted["models"][name]["release"][:12]
+        here = actual["served"].get(name)
+        if here is None:
+            plan.append(item(CONCERN, name, None, release, "release"))
+        elif not (here["release"] or "").endswith("-" + release):
+            plan.append(item(CONCERN, name, here["release"] or "not a link", release, "release"))
+        elif here["differs"]:
+            plan.append(item(CONCERN, name, "{}, {}".format(here["release"], "; ".join(here["differs"])), release, "release"))
+    for name in sorted(set(actual["served"]) - set(wanted["models"])):
+        plan.append(item(CONCERN, name, actual["served"][name]["release"], None, "withdraw"))
+    return plan

@@ -1,0 +1,263 @@
+"""The Triton container as `docker inspect` shows it, and what the server inside says that it has loaded."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Dict, List, Mapping, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, http_json
+
+CONCERN = "server"
+RELEASE = "npufleet_release"
+# What the engine records for options that were not given: an option dropped from the inventory is then a difference.
+DEFAULTS: Dict[str, Any] = {
+    "cap_add": [],
+    "cap_drop": [],
+    "cpuset": "",
+    "devices": [],
+    "extra_hosts": [],
+    "memory": 0,
+    "network": "default",
+    "pid": "",
+    "read_only": False,
+    "tmpfs": [],
+    "user": "",
+}
+
+
+def desired(variables: Mapping[str, Any], image: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
+    """The container, and name, versions and release digest of every model that it has to serve."""
+    mode = variables["triton_server_model_control_mode"]
+    container = {
+        "image": image["id"],
+        "command": command(variables, sorted(manifests)),
+        "environment": {key: str(value) for key, value in variables["triton_server_environment"].items()},
+        "log": {
+            "driver": variables["triton_server_log_driver"],
+            "options": dict(variables["triton_server_log_options"]),
+        },
+        "ports": ports(variables),
+        "privileged": bool(variables["triton_server_privileged"]),
+        "restart": variables["triton_server_restart_policy"],
+        "shm_size": size(variables["triton_server_shm_size"]),
+        "stop_timeout": int(variables["triton_server_stop_timeout"]),
+        "ulimits": dict(one.split(":", 1) for one in variables["triton_server_ulimits"]),
+        "volumes": sorted(variables["triton_server_volumes"]),
+        **DEFAULTS,
+        "cpuset": variables["triton_server_cpuset"],
+        "memory": size(variables["triton_server_memory"]) if variables["triton_server_memory"] else 0,
+    }
+    return {
+        "name": variables["triton_server_name"],
+        "container": container,
+        "published_ports": ["{}:{}".format(where, port.split("/")[0]) for port, where in sorted(container["ports"].items())],
+        "http_port": int(variables["npufleet_http_port"]),
+        "mode": mode,
+        "models": {name: {"versions": one["versions"], "release": one["release"]} for name, one in manifests.items()},
+    }
+
+
+def command(variables: Mapping[str, Any], models: List[str]) -> List[str]:
+    """The command line of tritonserver."""
+
+    def flag(name: str) -> str:
+        return "true" if variables[name] else "false"
+
+    mode = variables["triton_server_model_control_mode"]
+    line = ["tritonserver"]
+    line += ["--model-repository=" + one for one in variables["triton_server_model_repositories"]]
+    line += ["--model-control-mode=" + mode]
+    if mode == "poll":
+        line += ["--repository-poll-secs={}".format(variables["triton_server_poll_seconds"])]
+    if mode == "explicit":
+        line += ["--load-model=" + name for name in models]
+    line += [
+        "--exit-on-error=" + flag("triton_server_exit_on_error"),
+        "--exit-timeout-secs={}".format(variables["triton_server_exit_timeout"]),
+        "--allow-http=" + flag("triton_server_allow_http"),
+        "--allow-grpc=" + flag("triton_server_allow_grpc"),
+        "--allow-metrics=" + flag("triton_server_allow_metrics"),
+        "--allow-gpu-metrics=false",
+        "--http-port=8000",
+        "--grpc-port=8001",
+        "--metrics-port=8002",
+        "--log-verbose={}".format(variables["triton_server_log_verbose"]),
+    ]
+    if not variables["triton_server_auto_complete_config"]:
+        line += ["--disable-auto-complete-config"]
+    return line + [str(one) for one in variables["triton_server_extra_args"]]
+
+
+def ports(variables: Mapping[str, Any]) -> Dict[str, str]:
+    """Published ports, container side first: a service that is off publishes none."""
+    services = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
+    return {
+        f"{inside}/tcp": "{}:{}".format(variables["triton_server_listen_address"], variables[f"npufleet_{name}_port"])
+        for name, inside in services
+        if variables["triton_server_allow_" + name]
+    }
+
+
+def size(value: Any) -> int:
+    """Bytes of `1g`, `512m`, `64k` or a number."""
+    text = str(value).strip().lower().rstrip("b")
+    factor = {"k": 2**10, "m": 2**20, "g": 2**30}.get(text[-1:], 1)
+    return int(text.rstrip("kmg")) * factor
+
+
+def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
+    """The container of that name, and the server's own index and configs."""
+    engine = Engine()
+    try:
+        found = engine.get("/containers/{}/json".format(wanted["name"]))
+        image = engine.get("/images/{}/json".format(found["Image"])) if found else None
+    except OSError:
+        return {"engine": False, "container": None, "served": None}
+    if not found:
+        return {"engine": True, "container": None, "served": None}
+    actual = {"engine": True, "container": container_facts(found, image or {}), "served": None}
+    state = found["State"]
+    actual["state"] = (
+        "running" if state["Running"] and not state.get("Restarting") else "{} ({})".format(state["Status"], state["ExitCode"])
+    )
+    if actual["state"] == "running":
+        actual["served"] = read_served(wanted)
+    else:
+        actual["log"] = last_words(engine, wanted["name"])
+    return actual
+
+
+def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dict[str, Any]:
+    """`docker inspect` in the shape of the desired container; what comes from the image is left out."""
+    host = inspect["HostConfig"]
+    config = inspect["Config"]
+    inherited = set((image.get("Config") or {}).get("Env") or [])
+    environment = dict(one.split("=", 1) for one in config.get("Env") or [] if one not in inherited)
+    bindings = host.get("PortBindings") or {}
+    return {
+        "image": inspect["Image"],
+        "command": list(config.get("Cmd") or []),
+        "environment": environment,
+        "log": {"driver": host["LogConfig"]["Type"], "options": dict(host["LogConfig"].get("Config") or {})},
+        "ports": {
+            port: "{}:{}".format(one[0].get("HostIp") or "0.0.0.0", one[0]["HostPort"]) for port, one in bindings.items() if one
+        },
+        "privileged": host["Privileged"],
+        "restart": host["RestartPolicy"]["Name"],
+        "shm_size": host["ShmSize"],
+        "stop_timeout": config.get("StopTimeout") or 10,
+        "ulimits": {one["Name"]: "{}:{}".format(one["Soft"], one["Hard"]) for one in host.get("Ulimits") or []},
+        "volumes": sorted(host.get("Binds") or []),
+        "cap_add": sorted(host.get("CapAdd") or []),
+        "cap_drop": sorted(host.get("CapDrop") or []),
+        "cpuset": host.get("CpusetCpus") or "",
+        "devices": sorted("{PathOnHost}:{PathInContainer}:{CgroupPermissions}".format(**one) for one in host.get("Devices") or []),
+        "extra_hosts": sorted(host.get("ExtraHosts") or []),
+        "memory": host.get("Memory") or 0,
+        # Engines say `default` or `bridge` for the same thing.
+        "network": "default" if host.get("NetworkMode") in (None, "", "default", "bridge") else host["NetworkMode"],
+        "pid": host.get("PidMode") or "",
+        "read_only": bool(host.get("ReadonlyRootfs")),
+        "tmpfs": sorted(host.get("Tmpfs") or {}),
+        "user": config.get("User") if config.get("User") != (image.get("Config") or {}).get("User") else "",
+    }
+
+
+def read_served(wanted: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
+    """{model: {version: {"state", "reason", "release"}}} of the server, None while it does not answer."""
+    port = wanted["http_port"]
+    status, index = http_json("127.0.0.1", port, "POST", "/v2/repository/index")
+    if status != 200 or not isinstance(index, list):
+        return None
+    served: Dict[str, Any] = {}
+    for one in index:
+        if "version" not in one or "state" not in one:
+            reason = one.get("reason", "it could not be read")
+            served.setdefault(one["name"], {})["-"] = {"state": "UNAVAILABLE", "reason": reason, "release": None}
+            continue
+        release = _loaded_release(port, one["name"], one["version"]) if one["state"] == "READY" else None
+        served.setdefault(one["name"], {})[one["version"]] = {
+            "state": one["state"],
+            "reason": one.get("reason", ""),
+            "release": release,
+        }
+    return served
+
+
+def _loaded_release(port: int, name: str, version: str) -> Optional[str]:
+    """The release digest inside the config that the server really has in memory."""
+    status, config = http_json("127.0.0.1", port, "GET", f"/v2/models/{name}/versions/{version}/config")
+    if status != 200 or not isinstance(config, dict):
+        return None
+    return ((config.get("parameters") or {}).get(RELEASE) or {}).get("string_value")
+
+
+def last_words(engine: Engine, name: str) -> str:
+    """The end of a dead container's log, without the engine's frame headers."""
+    import http.client
+
+    connection = engine.connection()
+    try:
+        connection.request("GET", f"/containers/{name}/logs?stdout=1&stderr=1&tail=6")
+        raw = connection.getresponse().read()
+    except (OSError, http.client.HTTPException):
+        return ""
+    finally:
+        connection.close()
+    lines = b""
+    while len(raw) >= 8 and raw[0] in (0, 1, 2):
+        length = struct.unpack(">I", raw[4:8])[0]
+        lines += raw[8 : 8 + length]
+        raw = raw[8 + length :]
+    return (lines or raw).decode("utf-8", "replace").strip()[-1500:]
+
+
+def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+    """Container first; the served models are judged only in a container that stays."""
+    found = actual["container"]
+    if found is None:
+        return [item(CONCERN, "container", None, "running " + wanted["name"], "create")]
+    plan = []
+    for key in sorted(wanted["container"]):
+        if found[key] != wanted["container"][key]:
+            plan.append(item(CONCERN, "container." + key, found[key], wanted["container"][key], "replace"))
+    if actual["state"] != "running":
+        words = actual["state"] + (": " + actual["log"] if actual.get("log") else "")
+        plan.append(item(CONCERN, "container", words, "running", "start"))
+    elif actual["served"] is None:
+        plan.append(item(CONCERN, "http", "no answer on port {}".format(wanted["http_port"]), "the model index", "wait"))
+    else:
+        plan += _diff_models(wanted, actual["served"])
+    return plan
+
+
+def _diff_models(wanted: Mapping[str, Any], served: Mapping[str, Any]) -> List[Item]:
+    """Every wanted model READY in its versions and of its release, and no other model READY."""
+    act = {"none": "restart", "poll": "wait", "explicit": "load"}[wanted["mode"]]
+    plan = []
+    for name in sorted(wanted["models"]):
+        model = wanted["models"][name]
+        versions = served.get(name) or {}
+        good = {version for version, one in versions.items() if one["state"] == "READY" and one["release"] == model["release"]}
+        loaded = {version for version, one in versions.items() if one["state"] in ("READY", "LOADING")}
+        if good != set(model["versions"]) or loaded - good:
+            plan.append(item(CONCERN, name, _as_served(versions), _as_wanted(model), act))
+    for name in sorted(set(served) - set(wanted["models"])):
+        if any(one["state"] == "READY" for one in served[name].values()):
+            unload = {"none": "restart", "poll": "wait", "explicit": "unload"}[wanted["mode"]]
+            plan.append(item(CONCERN, name, _as_served(served[name]), None, unload))
+    return plan
+
+
+def _as_served(versions: Mapping[str, Any]) -> Optional[str]:
+    words = []
+    for version in sorted(versions):
+        one = versions[version]
+        tail = (one["release"] or "no release")[:12] if one["state"] == "READY" else one["reason"]
+        words.append("version {} {} {}".format(version, one["state"], tail).strip())
+    return ", ".join(words) or None
+
+
+def _as_wanted(model: Mapping[str, Any]) -> str:
+    return ", ".join("version {} READY {}".format(version, model["release"][:12]) for version in model["versions"])

@@ -1,0 +1,43 @@
+"""What the action plugins share: the variables of the host over the defaults of every role of the collection."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, Mapping
+
+from ansible.errors import AnsibleActionFail, AnsibleUndefinedVariable
+from ansible.plugins.action import ActionBase
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated
+
+HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+
+
+class FleetAction(ActionBase):
+    """An action that computes on the controller what is wanted, then asks the host through one module call."""
+
+    supports_raw_params = False
+
+    def variables(self, task_vars: Mapping[str, Any]) -> Templated:
+        """The host's variables; what the inventory leaves open comes from the roles' defaults."""
+        merged: Dict[str, Any] = {}
+        roles = os.path.join(HOME, "roles")
+        for role in sorted(os.listdir(roles)):
+            path = os.path.join(roles, role, "defaults", "main.yml")
+            if os.path.exists(path):
+                merged.update(self._loader.load_from_file(path, cache="all", trusted_as_template=True) or {})
+        merged.update(task_vars)
+        merged["role_path"] = os.path.join(roles, "common")
+        templar = self._templar.copy_with_new_env(available_variables=merged)
+        return Templated(merged, templar.template)
+
+    def refuse(self, host: str, error: Exception) -> AnsibleActionFail:
+        """One message with every reason."""
+        if isinstance(error, Refusal):
+            reasons = error.reasons
+        elif isinstance(error, AnsibleUndefinedVariable):
+            reasons = [f"{error.message}: set it in the inventory"]
+        else:
+            reasons = [str(error)]
+        lines = "".join("\n  - " + reason for reason in reasons)
+        return AnsibleActionFail(f"{host} is refused, nothing was changed:{lines}")

@@ -1,0 +1,201 @@
+"""What of a model goes to a host: its files, rendered for that host, and the two digests. Runs on the controller.
+
+`source` is equal on every host; `release` is what this host gets after rendering. Both travel inside the served
+config.pbtxt as parameters, so the server itself can be asked what it has loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+
+# Files of this size and more, and compiled files of any size, are kept once per host and linked.
+BLOB_BYTES = 1 << 20
+SOURCE = "npufleet_source"
+RELEASE = "npufleet_release"
+ARTEFACT_PATH = "1/model.rbln"
+LEFT_OUT = ("__pycache__", ".git")
+
+
+def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str, Any]:
+    """One model for one host.
+
+    Returns {"name", "source", "release", "versions": [served version numbers as strings],
+    "files": {path: {"sha256", "blob"}}, "contents": {path: bytes} of what is not a blob,
+    "origins": {sha256: {"file": path} or {"url": address}} of blobs}. Raises Refusal with every reason.
+    """
+    name = entry["name"]
+    directory = os.path.join(entry.get("repository") or variables["npufleet_model_repository"], name)
+    if not os.path.isfile(os.path.join(directory, "config.pbtxt")):
+        raise Refusal([f"model {name}: found no {directory}/config.pbtxt: every model is a directory with one"])
+    artefacts = entry.get("artefacts") or {}
+    artefact = _artefact(name, artefacts, variables)
+    files: Dict[str, Dict[str, Any]] = {}
+    contents: Dict[str, bytes] = {}
+    origins: Dict[str, Dict[str, str]] = {}
+    for path in _paths(directory):
+        full = os.path.join(directory, path)
+        if os.path.getsize(full) >= BLOB_BYTES:
+            digest = _file_digest(full)
+            files[path] = {"sha256": digest, "blob": True}
+            origins[digest] = {"file": full}
+        else:
+            with open(full, "rb") as source:
+                contents[path] = source.read()
+            files[path] = {"sha256": _digest(contents[path]), "blob": False}
+    table = {key: one["sha256"] for key, one in sorted(artefacts.items())}
+    source_digest = _tree_digest({path: one["sha256"] for path, one in files.items()}, table)
+    if artefact:
+        path = artefact.get("path", ARTEFACT_PATH)
+        files[path] = {"sha256": artefact["sha256"], "blob": True}
+        origins[artefact["sha256"]] = {key: artefact[key] for key in ("file", "url") if key in artefact}
+    config = parse_config(contents["config.pbtxt"].decode(), os.path.join(directory, "config.pbtxt"))
+    if config.name and config.name != name:
+        raise Refusal([f"model {name}: config.pbtxt names it {config.name!r}: the two must be equal"])
+    config.name = name
+    _place(config, int(variables["npufleet_npus"]) * int(entry.get("instances", 1)))
+    config.parameters[SOURCE].string_value = source_digest
+    files["config.pbtxt"] = {"sha256": _digest(print_config(config)), "blob": False}
+    release_digest = _tree_digest({path: one["sha256"] for path, one in files.items()}, {})
+    config.parameters[RELEASE].string_value = release_digest
+    contents["config.pbtxt"] = print_config(config)
+    files["config.pbtxt"]["sha256"] = _digest(contents["config.pbtxt"])
+    return {
+        "name": name,
+        "source": source_digest,
+        "release": release_digest,
+        "versions": served_versions(config, sorted(files)),
+        "files": files,
+        "contents": contents,
+        "origins": origins,
+    }
+
+
+def placed_here(models: List[Mapping[str, Any]], host: str, groups: List[str]) -> List[Mapping[str, Any]]:
+    """The entries of `triton_models` that name this host or one of its groups, or name none."""
+    return [entry for entry in models if not entry.get("hosts") or {host, *groups} & set(entry["hosts"])]
+
+
+def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, Any]) -> Optional[Mapping[str, Any]]:
+    """The compiled file for this host's card and SDK; none fitting is a refusal."""
+    if not artefacts:
+        return None
+    key = "{}/{}".format(variables["npufleet_card"].replace("RBLN-", ""), variables["npufleet_row"]["sdk"]["shape"])
+    if key not in artefacts:
+        raise Refusal(
+            [
+                "model {}: found compiled files for {}, wanted one for {}: compile it for this card and SDK and list it under "
+                "`artefacts`".format(name, ", ".join(sorted(artefacts)), key)
+            ]
+        )
+    one = artefacts[key]
+    if not re.fullmatch("[0-9a-f]{64}", str(one.get("sha256"))) or not ("url" in one or "file" in one):
+        raise Refusal([f"model {name}: artefact {key} needs `sha256` (64 hex digits) and `url` or `file`"])
+    return one
+
+
+def _paths(directory: str) -> List[str]:
+    found = []
+    for base, names, files in os.walk(directory):
+        names[:] = sorted(one for one in names if one not in LEFT_OUT)
+        found += [os.path.relpath(os.path.join(base, one), directory) for one in files if not one.endswith(".pyc")]
+    return sorted(found)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _file_digest(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as source:
+        for block in iter(lambda: source.read(BLOB_BYTES), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _tree_digest(files: Mapping[str, str], table: Mapping[str, str]) -> str:
+    lines = [f"{files[path]} {path}\n" for path in sorted(files)]
+    lines += [f"{table[key]} artefact {key}\n" for key in sorted(table)]
+    return _digest("".join(lines).encode())
+
+
+def _schema() -> Any:
+    """Triton's own schema of config.pbtxt, out of tritonclient but without its gRPC client (0.3 s of imports less)."""
+    package = importlib.util.find_spec("tritonclient")
+    if package is None or not package.submodule_search_locations:
+        raise Refusal(["the controller has no tritonclient: `pip install -r requirements.txt`"])
+    path = os.path.join(next(iter(package.submodule_search_locations)), "grpc", "model_config_pb2.py")
+    spec = importlib.util.spec_from_file_location("npufleet_model_config_pb2", path)
+    if spec is None or spec.loader is None:
+        raise Refusal([f"tritonclient has no {path}: `pip install -r requirements.txt`"])
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_SCHEMA: List[Any] = []
+
+
+def parse_config(text: str, path: str) -> Any:
+    """config.pbtxt as Triton's ModelConfig; what Triton could not parse is refused with the parser's line."""
+    from google.protobuf import text_format
+
+    if not _SCHEMA:
+        _SCHEMA.append(_schema())
+    try:
+        return text_format.Parse(text, _SCHEMA[0].ModelConfig())
+    except text_format.ParseError as error:
+        raise Refusal([f"{path}:{error}: Triton would refuse this file"]) from error
+
+
+def print_config(config: Any) -> bytes:
+    """ModelConfig as text: fields in schema order and maps sorted, so that equal configs are equal bytes."""
+    from google.protobuf import text_format
+
+    return text_format.MessageToString(config).encode()
+
+
+def _place(config: Any, count: int) -> None:
+    """Give the model `count` instances: every KIND_MODEL group gets them, a rbln model without a group gets one group."""
+    kind_model = config.instance_group.add().KIND_MODEL
+    del config.instance_group[-1]
+    if config.backend == "rbln" and not config.instance_group:
+        config.instance_group.add().kind = kind_model
+    for group in config.instance_group:
+        if group.kind == kind_model:
+            group.count = count
+
+
+def served_versions(config: Any, paths: List[str]) -> List[str]:
+    """The versions that Triton will serve under the model's version policy (default: the latest one)."""
+    numbers = sorted({int(path.split("/")[0]) for path in paths if re.match(r"[1-9]\d*/", path)})
+    policy = config.version_policy
+    if policy.HasField("all"):
+        chosen = numbers
+    elif policy.HasField("specific"):
+        chosen = [number for number in numbers if number in policy.specific.versions]
+    else:
+        chosen = numbers[-(policy.latest.num_versions or 1) :]
+    if not chosen:
+        raise Refusal(
+            ["model {}: its version policy selects none of versions {}".format(config.name, numbers or "(no version directory)")]
+        )
+    return [str(number) for number in chosen]
+
+
+def manifests(variables: Mapping[str, Any]) -> Tuple[Dict[str, Dict[str, Any]], List[str]]:
+    """Manifests of all models placed on this host, and the reasons why some cannot be."""
+    found: Dict[str, Dict[str, Any]] = {}
+    reasons: List[str] = []
+    for entry in placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"]):
+        try:
+            found[entry["name"]] = manifest(entry, variables)
+        except Refusal as refusal:
+            reasons += refusal.reasons
+    return found, reasons

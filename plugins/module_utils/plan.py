@@ -1,0 +1,51 @@
+"""The plan: what is, what is wanted, and what would be done about it, one item a difference.
+
+Everything that looks at differences (status, check mode, the rollout, the proof after a change) looks at these items.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List
+
+Item = Dict[str, Any]
+
+# Actions that no run can take: somebody has to look at the hardware.
+INSPECT = "inspect"
+LINE = 300
+
+
+class Refusal(Exception):
+    """Input that cannot be wanted: every reason found, each saying what was found, what is wanted, what to do."""
+
+    def __init__(self, reasons: List[str]) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = reasons
+
+
+def item(concern: str, name: str, current: Any, desired: Any, action: str) -> Item:
+    """One difference. `current` None means that it is not there, `desired` None that it should not be."""
+    return {"concern": concern, "name": name, "current": current, "desired": desired, "action": action}
+
+
+def short(value: Any) -> str:
+    """A value as a person reads it in one line of at most LINE characters."""
+    if value is None:
+        return "nothing"
+    line = " ".join((value if isinstance(value, str) else json.dumps(value, sort_keys=True)).split())
+    return line if len(line) <= LINE else line[: LINE - 3] + "..."
+
+
+def sentence(one: Item) -> str:
+    """One difference as a sentence: found, wanted, what is done about it."""
+    found, wanted = short(one["current"]), short(one["desired"])
+    return f"{one['concern']} {one['name']}: found {found}, wanted {wanted} ({one['action']})"
+
+
+def as_diff(plan: List[Item]) -> Dict[str, str]:
+    """The plan in the form that `--diff` prints."""
+
+    def side(key: str) -> str:
+        return "".join("{} {}: {}\n".format(one["concern"], one["name"], short(one[key])) for one in plan)
+
+    return {"before_header": "found", "after_header": "wanted", "before": side("current"), "after": side("desired")}

@@ -1,0 +1,123 @@
+"""The variables of a host as the concerns read them, and the desired state made from them. Controller only."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, List, Mapping, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils import manifest
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
+    driver,
+    engine,
+    image,
+    models,
+    monitoring,
+    server,
+)
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+
+# Group of a host -> concerns that it has, in the order in which they are applied.
+BY_GROUP = {
+    "npu_hosts": ("driver", "engine", "image", "models", "server"),
+    "monitoring_hosts": ("monitoring",),
+}
+REQUIRED = {
+    "rbln_release": "the row of files/releases.yml that this fleet runs",
+    "npufleet_npus": "how many NPUs (/dev/rbln*) the host has",
+    "npufleet_card": "the type of its cards, such as RBLN-CA22",
+    "triton_models": "the list of models to serve",
+}
+
+
+def concerns_of(groups: List[str]) -> List[str]:
+    """The concerns of a host in these groups."""
+    return [concern for group, concerns in BY_GROUP.items() if group in groups for concern in concerns]
+
+
+def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
+    """Refuse, all reasons at once, variables from which nothing can be wanted."""
+    if concerns == ["monitoring"]:
+        return
+    reasons = [
+        f"{name} is not set: it names {what}; set it in the inventory" for name, what in REQUIRED.items() if name not in variables
+    ]
+    if not reasons:
+        rows = variables["npufleet_release_rows"]
+        release = str(variables["rbln_release"])
+        if release not in rows:
+            reasons.append(
+                "rbln_release is {}, there are rows for {}: name one of them, or add a row under npufleet_extra_releases".format(
+                    release, ", ".join(sorted(rows))
+                )
+            )
+        elif variables["npufleet_card"] not in rows[release]["cards"]:
+            reasons.append(
+                "npufleet_card is {}, release {} supports {}: choose a release for this card".format(
+                    variables["npufleet_card"], release, ", ".join(rows[release]["cards"])
+                )
+            )
+        mode = variables.get("triton_server_model_control_mode")
+        if mode not in ("none", "poll", "explicit"):
+            reasons.append(f"triton_server_model_control_mode is {mode}, wanted none, poll or explicit")
+        names = [entry.get("name") for entry in variables["triton_models"]]
+        doubles = sorted(
+            {
+                str(name)
+                for name in names
+                if names.count(name) > 1
+                and not all(entry.get("hosts") for entry in variables["triton_models"] if entry.get("name") == name)
+            }
+        )
+        if doubles:
+            reasons.append("triton_models lists {} more than once for the same hosts".format(", ".join(doubles)))
+        if None in names:
+            reasons.append("triton_models has an entry without a name")
+    if reasons:
+        raise Refusal(reasons)
+
+
+def desired(variables: Mapping[str, Any], concerns: List[str]) -> Tuple[Dict[str, Any], Dict[str, Dict[str, Any]]]:
+    """(desired state by concern, manifests by model). Raises Refusal with the reasons of all concerns."""
+    validate(variables, concerns)
+    wanted: Dict[str, Any] = {}
+    found: Dict[str, Dict[str, Any]] = {}
+    reasons: List[str] = []
+    if {"models", "server"} & set(concerns):
+        found, reasons = manifest.manifests(variables)
+    makers = {
+        "driver": lambda: driver.desired(variables),
+        "engine": lambda: engine.desired(variables),
+        "image": lambda: image.desired(variables),
+        "models": lambda: models.desired(variables, found),
+        "server": lambda: server.desired(variables, image.desired(variables), found),
+        "monitoring": lambda: monitoring.desired(variables),
+    }
+    for concern in concerns:
+        try:
+            wanted[concern] = makers[concern]()
+        except Refusal as refusal:
+            reasons += refusal.reasons
+    if reasons:
+        raise Refusal(reasons)
+    return wanted, found
+
+
+class Templated(Mapping[str, Any]):
+    """Variables of a host over the defaults of all roles, each templated when it is first read."""
+
+    def __init__(self, raw: Mapping[str, Any], template: Any) -> None:
+        self._raw = raw
+        self._template = template
+        self._done: Dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name in ("hostvars", "groups"):
+            return self._raw[name]
+        if name not in self._done:
+            self._done[name] = self._template(self._raw[name])
+        return self._done[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._raw)
+
+    def __len__(self) -> int:
+        return len(self._raw)

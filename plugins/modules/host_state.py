@@ -1,0 +1,148 @@
+#!/usr/bin/python
+"""Module host_state: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: host_state
+short_description: Read everything that matters of a host once, and say how it differs from what is wanted
+description:
+  - Reads kernel, vendor tool, Docker engine, model store, Triton server and Prometheus of a host in one call and compares
+    them with what inventory, release row and model manifests ask for. It changes nothing.
+  - In check mode the result is C(changed) when the plan is not empty, and C(--diff) prints the plan. This is how the
+    whole project answers C(--check).
+  - The controller fills in O(desired); a playbook gives at most O(concerns), O(prove) and O(timeout).
+version_added: 0.1.0
+author: The npufleet developers (@npufleet)
+options:
+  concerns:
+    description:
+      - What to look at, out of C(driver), C(engine), C(image), C(models), C(server), C(monitoring).
+      - Default is every concern of the groups that the host is in.
+    type: list
+    elements: str
+  desired:
+    description: What is wanted, by concern. Computed on the controller.
+    type: dict
+  host:
+    description: Inventory name of the host, for messages. Filled in on the controller.
+    type: str
+  prove:
+    description:
+      - Fail when a difference is left, naming every one. Before that, read again until there is none or O(timeout) is over.
+    type: bool
+    default: false
+  timeout:
+    description: Seconds that O(prove) waits for the host to become as wanted.
+    type: int
+    default: 0
+attributes:
+  check_mode:
+    support: full
+    description: Reads, and reports a plan that is not empty as a change.
+  diff_mode:
+    support: full
+    description: Prints the plan.
+"""
+
+EXAMPLES = r"""
+- name: Ask what differs
+  npufleet.triton.host_state:
+  register: state
+
+- name: Wait until the server serves what is wanted of it, and fail if it does not
+  npufleet.triton.host_state:
+    concerns: [server]
+    prove: true
+    timeout: 120
+"""
+
+RETURN = r"""
+plan:
+  description: The differences in the order in which they would be applied.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    concern: {description: The part of the host that differs., type: str}
+    name: {description: What in it differs., type: str}
+    current: {description: "What was found, null for nothing.", type: raw}
+    desired: {description: "What is wanted, null for nothing.", type: raw}
+    action: {description: "What would be done, C(inspect) where only hands can.", type: str}
+report:
+  description: The plan as sentences.
+  returned: success
+  type: list
+  elements: str
+actual:
+  description: What was read, by concern.
+  returned: success
+  type: dict
+desired:
+  description: What is wanted, by concern.
+  returned: success
+  type: dict
+origins:
+  description: Where the controller finds each large file of the models, by its SHA-256.
+  returned: success
+  type: dict
+"""
+
+import time
+from typing import Any, Dict, List, Mapping, Tuple
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.all import CONCERNS
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, as_diff, sentence
+
+POLL_SECONDS = 0.5
+
+
+def look(desired: Mapping[str, Any]) -> Tuple[Dict[str, Any], List[Item]]:
+    """(what was read by concern, the plan) for every concern that `desired` has."""
+    actual: Dict[str, Any] = {}
+    plan: List[Item] = []
+    for name, concern in CONCERNS.items():
+        if name in desired:
+            actual[name] = concern.read(desired[name])
+            plan += concern.diff(desired[name], actual[name])
+    return actual, plan
+
+
+def hopeless(plan: List[Item]) -> bool:
+    """Whether waiting cannot help: hardware that only hands can repair, or a container that has ended."""
+    return any(
+        one["action"] in (INSPECT, "create", "replace") or (one["concern"], one["action"]) == ("server", "start") for one in plan
+    )
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "concerns": {"type": "list", "elements": "str"},
+            "desired": {"type": "dict"},
+            "host": {"type": "str"},
+            "prove": {"type": "bool", "default": False},
+            "timeout": {"type": "int", "default": 0},
+        },
+        supports_check_mode=True,
+    )
+    desired = module.params["desired"]
+    if not desired:
+        module.fail_json(msg="host_state computes what is wanted on the controller: call it as npufleet.triton.host_state")
+    deadline = time.monotonic() + module.params["timeout"]
+    actual, plan = look(desired)
+    while module.params["prove"] and plan and time.monotonic() < deadline and not hopeless(plan):
+        time.sleep(POLL_SECONDS)
+        actual, plan = look(desired)
+    if module.params["prove"] and plan and not module.check_mode:
+        lines = "".join("\n  - " + sentence(one) for one in plan)
+        module.fail_json(msg="{} is not as wanted:{}".format(module.params["host"], lines), plan=plan, actual=actual)
+    changed = bool(plan) and module.check_mode and not module.params["prove"]
+    report = [sentence(one) for one in plan]
+    module.exit_json(changed=changed, plan=plan, report=report, actual=actual, diff=as_diff(plan) if plan else {})
+
+
+if __name__ == "__main__":
+    main()

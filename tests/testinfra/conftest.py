@@ -1,0 +1,88 @@
+"""The running lab as testinfra hosts, and a way to run the playbooks on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import testinfra
+
+ROOT = Path(__file__).resolve().parents[2]
+INVENTORY = ROOT / "inventories/lab"
+
+
+def _inventory() -> dict:
+    done = subprocess.run([str(INVENTORY / "hosts.py")], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+LAB = _inventory()
+NPU_HOSTS = LAB.get("npu_hosts", {}).get("hosts", [])
+CACHE = Path(LAB["all"]["vars"]["lab_cache"]) if "all" in LAB else Path()
+
+
+def connect(name: str) -> testinfra.host.Host:
+    """A host over the lab's ssh, as root through sudo."""
+    return testinfra.get_host(f"ansible://{name}?force_ansible=true", ansible_inventory=str(INVENTORY), sudo=True)
+
+
+@pytest.fixture(scope="session", params=NPU_HOSTS)
+def npu(request: pytest.FixtureRequest) -> testinfra.host.Host:
+    """Each NPU host in turn."""
+    host = connect(request.param)
+    host.inventory_name = request.param
+    return host
+
+
+@pytest.fixture(scope="session")
+def ops() -> testinfra.host.Host:
+    """The operations host: artefacts and Prometheus."""
+    return connect("ops1")
+
+
+@pytest.fixture(scope="session")
+def lock() -> dict:
+    """What the image lock of this lab pins for its release."""
+    return json.loads((CACHE / "npufleet.lock.json").read_text())[LAB["all"]["vars"]["lab_release"]]
+
+
+class Run:
+    """One playbook run: exit code, output, and the recap by host."""
+
+    def __init__(self, code: int, output: str) -> None:
+        self.code = code
+        self.output = output
+        self.recap = {
+            found[1]: {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", found[2])}
+            for found in re.finditer(r"^(\S+)\s+: (ok=.*)$", output, re.MULTILINE)
+        }
+
+    def changed(self) -> dict[str, int]:
+        """Changed tasks by host."""
+        return {host: counts["changed"] for host, counts in self.recap.items()}
+
+
+def playbook(name: str, *arguments: str) -> Run:
+    """Run a playbook of the project on the lab."""
+    command = ["ansible-playbook", "-i", str(INVENTORY), str(ROOT / "playbooks" / name), *arguments]
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    return Run(done.returncode, done.stdout + done.stderr)
+
+
+def inspect(host: testinfra.host.Host, name: str = "triton") -> dict:
+    """`docker inspect` of a container."""
+    return json.loads(host.check_output("docker inspect %s", name))[0]
+
+
+def ask(host: testinfra.host.Host, resource: str, method: str = "GET") -> dict | list:
+    """One JSON answer of the host's Triton."""
+    script = (
+        "import sys, urllib.request as u; "
+        "print(u.urlopen(u.Request('http://127.0.0.1:8000' + sys.argv[1], method=sys.argv[2])).read().decode())"
+    )
+    return json.loads(host.check_output("python3 -c %s %s %s", script, resource, method))

@@ -1,0 +1,185 @@
+"""The state of every host after a converge, read back from kernel, engine, server and Prometheus."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+from conftest import LAB, NPU_HOSTS, ask, inspect, playbook
+
+NPUS = LAB.get("all", {}).get("vars", {}).get("lab_npus", 0)
+
+
+def test_there_are_hosts_to_test():
+    assert len(NPU_HOSTS) >= 2
+
+
+def test_driver_is_the_one_of_the_row_in_the_kernel(npu):
+    assert npu.file("/sys/module/rebellions/version").content_string.strip() == "1.1.67"
+    assert npu.package("rebellions").version == "1.1.67"
+
+
+def test_driver_and_kernel_are_held(npu):
+    held = npu.check_output("apt-mark showhold").split()
+    assert "rebellions" in held
+    assert f"linux-image-{npu.check_output('uname -r')}" in held
+
+
+def test_module_is_loaded_at_boot(npu):
+    assert npu.file("/etc/modules-load.d/npufleet.conf").content_string == "rebellions\n"
+
+
+def test_every_card_on_the_bus_is_listed_normal(npu):
+    bus = npu.check_output("lspci -d 1eff:").splitlines()
+    listed = json.loads(npu.check_output("rbln-stat -j"))["devices"]
+    assert len(bus) == len(listed) == NPUS
+    assert {device["status"] for device in listed} == {"normal"}
+    assert {device["name"] for device in listed} == {"RBLN-CA12"}
+
+
+def test_device_nodes_are_there(npu):
+    for name in [*(f"rbln{number}" for number in range(NPUS)), "rsd0"]:
+        assert npu.run("test -c /dev/%s", name).rc == 0, name
+
+
+def test_engine_keeps_what_was_configured_before(npu):
+    daemon = json.loads(npu.file("/etc/docker/daemon.json").content_string)
+    assert daemon["log-driver"] == "json-file"
+    assert daemon["log-opts"] == {"max-size": "50m", "max-file": "5"}
+    before = {"default-runtime", "runtimes"} & set(daemon)
+    assert before in (set(), {"default-runtime", "runtimes"})
+    assert npu.check_output("docker info --format '{{.LoggingDriver}}'") == "json-file"
+
+
+@pytest.mark.parametrize("unit", ["docker.service", "containerd.service"])
+def test_units_have_their_memlock_limit(npu, unit):
+    assert "LimitMEMLOCK=infinity" in npu.file(f"/etc/systemd/system/{unit}.d/50-npufleet.conf").content_string
+    assert npu.check_output("systemctl show %s --property NeedDaemonReload --value", unit) == "no"
+
+
+def test_container_has_the_guides_flags(npu):
+    facts = inspect(npu)
+    host = facts["HostConfig"]
+    assert facts["State"]["Running"] is True
+    assert host["Privileged"] is True
+    assert host["ShmSize"] == 1073741824
+    assert {one["Name"]: (one["Soft"], one["Hard"]) for one in host["Ulimits"]} == {
+        "memlock": (-1, -1),
+        "stack": (67108864, 67108864),
+    }
+    assert host["RestartPolicy"]["Name"] == "unless-stopped"
+    assert host["LogConfig"] == {"Type": "json-file", "Config": {"max-size": "50m", "max-file": "5"}}
+    assert facts["Config"]["StopTimeout"] == 45
+
+
+def test_container_publishes_its_three_ports(npu):
+    bindings = inspect(npu)["HostConfig"]["PortBindings"]
+    assert {port: one[0]["HostPort"] for port, one in bindings.items()} == {
+        "8000/tcp": "8000",
+        "8001/tcp": "8001",
+        "8002/tcp": "8002",
+    }
+
+
+def test_store_is_mounted_read_only(npu):
+    mounts = {one["Destination"]: one for one in inspect(npu)["Mounts"]}
+    assert mounts["/var/lib/npufleet"]["RW"] is False
+    assert npu.run("docker exec triton touch /var/lib/npufleet/served/x").rc != 0
+
+
+def test_stack_limit_holds_inside(npu):
+    assert npu.check_output("docker exec triton sh -c 'ulimit -s'") == str(67108864 // 1024)
+
+
+def test_image_is_the_locked_one(npu, lock):
+    assert inspect(npu)["Image"] == lock["id"]
+    assert npu.check_output("docker image inspect --format '{{.Id}}' %s", lock["reference"]) == lock["id"]
+
+
+def test_image_carries_no_login(npu, lock):
+    secret = LAB["all"]["vars"]["lab_artefact_password"]
+    assert secret not in npu.check_output("docker history --no-trunc --format json %s", lock["reference"])
+    assert secret not in npu.check_output("docker image inspect %s", lock["reference"])
+    assert secret not in json.dumps(inspect(npu))
+    found = npu.run("docker save %s | grep --text --count --fixed-strings %s", lock["reference"], secret)
+    assert found.stdout.strip() == "0"
+
+
+def test_served_models_are_ready_and_of_the_stored_release(npu):
+    index = {one["name"]: one for one in ask(npu, "/v2/repository/index", "POST")}
+    assert {name: (one["version"], one["state"]) for name, one in index.items()} == {
+        "digits": ("1", "READY"),
+        "digits_guide": ("1", "READY"),
+    }
+    for name in index:
+        served = ask(npu, f"/v2/models/{name}/config")["parameters"]
+        link = npu.check_output("readlink /var/lib/npufleet/served/%s", name)
+        record = json.loads(npu.file(f"/var/lib/npufleet/releases/{name}/{link.split('/')[-1]}.json").content_string)
+        assert served["npufleet_release"]["string_value"] == record["release"]
+        assert served["npufleet_source"]["string_value"] == record["source"]
+        assert link.endswith(record["release"][:12])
+
+
+def test_every_blob_is_what_its_name_says(npu):
+    lines = npu.check_output("sha256sum /var/lib/npufleet/blobs/sha256/*").splitlines()
+    assert lines
+    for line in lines:
+        digest, path = line.split()
+        assert path.endswith(digest)
+
+
+def test_source_digests_are_equal_on_all_hosts():
+    status = playbook("status.yml")
+    assert status.code == 0, status.output
+    hosts = json.loads((playbook.__globals__["ROOT"] / "build/status.json").read_text())
+    images = {one["actual"]["image"]["id"] for one in hosts if "image" in one["actual"]}
+    assert len(images) == 1
+
+
+def test_instances_are_spread_over_all_npus(npu):
+    group = ask(npu, "/v2/models/digits/config")["instance_group"]
+    assert [(one["kind"], one["count"]) for one in group] == [("KIND_MODEL", NPUS)]
+    used = {one["npu"] for one in json.loads(npu.check_output("rbln-stat -j"))["contexts"]}
+    assert len(used) == NPUS
+
+
+def test_a_real_answer(npu):
+    """One handwritten zero, asked by hand over HTTP, without the project's own client."""
+    import numpy
+    from conftest import ROOT
+
+    image = numpy.load(ROOT / "files/golden/digits/images.npy")[0]
+    config = ask(npu, "/v2/models/digits/config")
+    body = {
+        "inputs": [
+            {"name": "INPUT__0", "datatype": "FP32", "shape": [1, *image.shape], "data": image.flatten().tolist()},
+        ]
+    }
+    script = (
+        "import json, sys, urllib.request as u; "
+        "print(u.urlopen('http://127.0.0.1:8000/v2/models/digits/infer', data=sys.argv[1].encode()).read().decode())"
+    )
+    answer = json.loads(npu.check_output("python3 -c %s %s", script, json.dumps(body)))
+    scores = answer["outputs"][0]["data"]
+    assert len(scores) == int(config["output"][0]["dims"][0]) == 10
+    assert scores.index(max(scores)) == 0
+
+
+def test_prometheus_scrapes_every_server(ops):
+    script = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9090/api/v1/query?query=up').read().decode())"
+    answer = json.loads(ops.check_output("python3 -c %s", script))["data"]["result"]
+    ups = {one["metric"]["host"]: one["value"][1] for one in answer if one["metric"]["job"] == "npufleet-triton"}
+    assert ups == dict.fromkeys(NPU_HOSTS, "1")
+
+
+def test_lock_pins_the_archive_that_was_kept(lock):
+    from conftest import CACHE
+
+    archive = CACHE / "images" / f"{lock['id'].removeprefix('sha256:')}.tar"
+    digest = hashlib.sha256()
+    with archive.open("rb") as source:
+        while block := source.read(1 << 20):
+            digest.update(block)
+    assert lock["archive"] == f"sha256:{digest.hexdigest()}"
+    assert lock["versions"]["rebel-compiler"] == "0.6.2+lab"

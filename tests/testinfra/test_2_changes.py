@@ -1,0 +1,153 @@
+"""What happens to a converged fleet: nothing on a second run, drift named and repaired, models changed in every mode."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import NPU_HOSTS, ROOT, ask, connect, inspect, playbook
+
+FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
+
+
+@pytest.fixture(scope="module")
+def first():
+    return connect(FIRST)
+
+
+def test_a_second_run_changes_nothing():
+    run = playbook("site.yml")
+    assert run.code == 0, run.output
+    assert set(run.changed().values()) == {0}, run.output
+    # The plan and two grouping tasks at most: a host without a plan takes no part in anything else.
+    assert all(counts["ok"] <= 2 for counts in run.recap.values()), run.output
+
+
+def test_check_mode_on_a_converged_fleet_reports_nothing():
+    run = playbook("site.yml", "--check", "--diff")
+    assert run.code == 0, run.output
+    assert set(run.changed().values()) == {0}, run.output
+
+
+def test_status_is_zero_when_in_sync():
+    assert playbook("status.yml").code == 0
+
+
+def expect_drift(*words: str) -> None:
+    """status.yml must exit with 2 and name the host and every one of these words in one of its differences."""
+    status = playbook("status.yml")
+    assert status.code == 2, status.output
+    report = {one["host"]: one["report"] for one in json.loads((ROOT / "build/status.json").read_text())}
+    assert [host for host, lines in report.items() if lines] == [FIRST], report
+    assert any(all(word in line for word in words) for line in report[FIRST]), report[FIRST]
+    check = playbook("site.yml", "--check", "--diff")
+    assert check.code == 0, check.output
+    assert {host for host, changed in check.changed().items() if changed} == {FIRST}, check.output
+
+
+def repair() -> None:
+    """One run of site.yml must repair the first host and touch no other, after which nothing differs."""
+    run = playbook("site.yml")
+    assert run.code == 0, run.output
+    assert {host for host, changed in run.changed().items() if changed} == {FIRST}, run.output
+    assert playbook("status.yml").code == 0
+
+
+def test_a_killed_container_is_named_and_started(first):
+    before = inspect(first)["Id"]
+    first.check_output("docker kill triton")
+    expect_drift("server container", "exited (137)", "running")
+    repair()
+    assert inspect(first)["Id"] == before
+
+
+def test_a_changed_ulimit_is_named_and_the_container_replaced(first):
+    facts = inspect(first)
+    image, arguments = facts["Image"], " ".join(facts["Config"]["Cmd"])
+    first.check_output("docker rm --force triton")
+    first.check_output(
+        "docker run --detach --name triton --privileged --shm-size 1g --ulimit memlock=-1 --ulimit stack=33554432 "
+        "--restart unless-stopped --stop-timeout 45 --log-driver json-file --log-opt max-size=50m --log-opt max-file=5 "
+        "--publish 0.0.0.0:8000:8000 --publish 0.0.0.0:8001:8001 --publish 0.0.0.0:8002:8002 "
+        "--volume /var/lib/npufleet:/var/lib/npufleet:ro --volume /usr/local/bin/rbln-stat:/usr/local/bin/rbln-stat:ro "
+        f"{image} {arguments}"
+    )
+    expect_drift("server container.ulimits", "33554432", "67108864")
+    repair()
+    assert {one["Name"]: one["Hard"] for one in inspect(first)["HostConfig"]["Ulimits"]}["stack"] == 67108864
+    assert first.run("docker inspect triton-previous").rc != 0
+
+
+def test_an_edited_config_is_named_and_released_afresh(first):
+    path = "/var/lib/npufleet/served/digits/config.pbtxt"
+    release = first.check_output("readlink /var/lib/npufleet/served/digits")
+    first.check_output("sed -i 's/max_batch_size: 4/max_batch_size: 2/' %s", path)
+    expect_drift("models digits", "config.pbtxt was changed")
+    repair()
+    assert first.check_output("readlink /var/lib/npufleet/served/digits") != release
+    assert ask(first, "/v2/models/digits/config")["max_batch_size"] == 4
+
+
+@pytest.fixture
+def changed_repository(tmp_path: Path) -> Path:
+    """The model repository with one more parameter in digits."""
+    repository = tmp_path / "models"
+    shutil.copytree(ROOT / "model_repository", repository)
+    config = repository / "digits" / "config.pbtxt"
+    config.write_text(config.read_text() + '\nparameters { key: "edition" value { string_value: "second" } }\n')
+    return repository
+
+
+@pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
+def test_a_changed_model_goes_live_in_every_mode(first, changed_repository, mode):
+    options = ["--limit", f"{FIRST},localhost", "-e", f"triton_server_model_control_mode={mode}", "-e", "triton_server_poll_seconds=1"]
+    run = playbook("site.yml", *options)
+    assert run.code == 0, run.output
+    assert f"--model-control-mode={mode}" in inspect(first)["Config"]["Cmd"]
+    assert set(playbook("site.yml", *options).changed().values()) == {0}
+    started = inspect(first)["State"]["StartedAt"]
+    guide = _load_count(first, "digits_guide")
+
+    run = playbook("site.yml", *options, "-e", f"npufleet_model_repository={changed_repository}")
+    assert run.code == 0, run.output
+    assert ask(first, "/v2/models/digits/config")["parameters"]["edition"]["string_value"] == "second"
+    assert {one["state"] for one in ask(first, "/v2/repository/index", "POST")} == {"READY"}
+    if mode == "none":
+        assert inspect(first)["State"]["StartedAt"] != started
+    else:
+        assert inspect(first)["State"]["StartedAt"] == started
+        assert _load_count(first, "digits_guide") == guide, "a model that did not change was loaded again"
+
+
+def _load_count(host, model: str) -> int:
+    """How often the server says that it loaded a model."""
+    log = host.run("docker logs triton 2>&1").stdout
+    return sum(f"successfully loaded '{model}'" in line for line in log.splitlines())
+
+
+def test_the_fleet_comes_back_to_the_inventory():
+    run = playbook("site.yml")
+    assert run.code == 0, run.output
+    assert playbook("status.yml").code == 0
+
+
+def test_a_wrong_golden_label_turns_the_check_red(tmp_path: Path):
+    for name in ("checks", "golden"):
+        shutil.copytree(ROOT / "files" / name, tmp_path / name)
+    path = tmp_path / "checks" / "digits.yml"
+    path.write_text(path.read_text().replace("argmax: [0, 1, 2,", "argmax: [7, 1, 2,", 1))
+    run = playbook("check.yml", "-e", f"inference_check_checks_dir={tmp_path}/checks", "-e", f"inference_check_golden_dir={tmp_path}/golden")
+    assert run.code == 2, run.output
+    results = [json.loads(one.read_text()) for one in (ROOT / "build/check").glob("*.json")]
+    failed = [check["name"] for one in results for check in one["checks"] if not check["ok"]]
+    assert failed == ["digits/http/digit 0"], failed
+
+
+def test_the_check_is_green_with_the_true_labels():
+    run = playbook("check.yml")
+    assert run.code == 0, run.output
+    results = [json.loads(one.read_text()) for one in (ROOT / "build/check").glob("*.json")]
+    assert len(results) == len(NPU_HOSTS)
+    assert sum(len(one["checks"]) for one in results) >= 40
