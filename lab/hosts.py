@@ -6,14 +6,17 @@ import io
 import ipaddress
 import json
 import secrets
+import shutil
 import tarfile
 import time
 from pathlib import Path
 
 from engine import capability_missing, docker, remove_rules
 from settings import ARTEFACT_PORT, ARTEFACTS, HOST_IMAGE, LABEL, OPS_USER, Lab, LabError, run, say
+from standins import kernel_package
 
 OPS_HOST = "ops1"
+KERNEL_PACKAGE = "/usr/local/lib/npufleet-lab/kernel.deb"
 
 
 def host_names(count: int) -> list[str]:
@@ -53,14 +56,18 @@ def network_exists(lab: Lab) -> bool:
 def prepare_state(lab: Lab) -> None:
     """The lab's own ssh key, become password and artefact login: made once, kept out of git and of other users' sight."""
     lab.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    key = lab.state / "id_ed25519"
-    if not key.exists():
-        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"npufleet {lab.name}", "-f", str(key))
+    make_key(lab.state / "id_ed25519")
     for name in ("become_password", "artefact_password"):
         path = lab.state / name
         if not path.exists():
             path.touch(mode=0o600)
             path.write_text(secrets.token_urlsafe(18))
+
+
+def make_key(path: Path) -> None:
+    """An ssh key without passphrase at `path`, unless there is one."""
+    if not path.exists():
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "npufleet lab", "-f", str(path))
 
 
 def up(lab: Lab, count: int, cards: dict[str, dict], artefact_login: str) -> bool:
@@ -110,7 +117,9 @@ def _create(lab: Lab, number: int, name: str, cards: dict | None, artefact_login
             HOST_IMAGE,
         ),
     )
-    files = {}
+    key = lab.state / f"host-{name}"
+    make_key(key)
+    files = {"etc/ssh/ssh_host_ed25519_key": key.read_text(), "etc/ssh/ssh_host_ed25519_key.pub": key.with_suffix(".pub").read_text()}
     if cards:
         files["etc/npufleet-lab/cards.json"] = json.dumps(cards)
     if name == OPS_HOST:
@@ -121,6 +130,7 @@ def _create(lab: Lab, number: int, name: str, cards: dict | None, artefact_login
         files["etc/docker/daemon.json"] = json.dumps({"default-runtime": "npufleet-lab", "runtimes": runtime}, indent=2)
     for path, text in files.items():
         _put(lab, name, path, text)
+    docker("cp", str(kernel_package()), f"{lab.container(name)}:{KERNEL_PACKAGE}")
 
 
 def _put(lab: Lab, name: str, path: str, text: str) -> None:
@@ -129,7 +139,7 @@ def _put(lab: Lab, name: str, path: str, text: str) -> None:
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         entry = tarfile.TarInfo(path)
         entry.size = len(text.encode())
-        entry.mode = 0o600 if "artefacts" in path else 0o644
+        entry.mode = 0o644 if path.endswith((".pub", "cards.json", "daemon.json")) else 0o600
         archive.addfile(entry, io.BytesIO(text.encode()))
     docker("cp", "-", f"{lab.container(name)}:/", stdin=buffer.getvalue())
 
@@ -138,11 +148,10 @@ def _wait_until_running(lab: Lab, name: str) -> None:
     """Wait until systemd has come up and sshd can be asked, with the user's key and password in place."""
     script = (
         "set -e; systemctl is-system-running --wait >/dev/null || { systemctl --failed --plain --no-legend; exit 1; }; "
-        "[ -e /etc/ssh/ssh_host_ed25519_key ] || ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key; "
+        f"dpkg-query --status linux-image-$(uname -r) >/dev/null 2>&1 || dpkg --install {KERNEL_PACKAGE} >/dev/null; "
         f"read -r password; read -r key; echo {OPS_USER}:$password | chpasswd; "
         f"install -d -m 0700 -o {OPS_USER} -g {OPS_USER} /home/{OPS_USER}/.ssh; "
-        f'echo "$key" > /home/{OPS_USER}/.ssh/authorized_keys; '
-        "systemctl is-active --quiet ssh || systemctl restart ssh"
+        f'echo "$key" > /home/{OPS_USER}/.ssh/authorized_keys'
     )
     secret = (lab.state / "become_password").read_text()
     key = (lab.state / "id_ed25519.pub").read_text().strip()
@@ -161,8 +170,8 @@ def _has_systemd(lab: Lab, name: str) -> bool:
 def _write_known_hosts(lab: Lab, names: list[str]) -> None:
     lines = []
     for number, name in enumerate(names):
-        key = docker("exec", lab.container(name), "cat", "/etc/ssh/ssh_host_ed25519_key.pub")
-        lines.append(f"{lab.address(number)} {' '.join(key.split()[:2])}")
+        key = (lab.state / f"host-{name}.pub").read_text().split()
+        lines.append(f"{lab.address(number)} {key[0]} {key[1]}")
     (lab.state / "known_hosts").write_text("\n".join(lines) + "\n")
 
 
@@ -182,7 +191,5 @@ def down(lab: Lab) -> None:
 
 
 def remove_state(lab: Lab) -> None:
-    for path in sorted(Path(lab.state).glob("*")) if lab.state.exists() else []:
-        path.unlink()
-    if lab.state.exists():
-        lab.state.rmdir()
+    """Forget the lab's keys and passwords."""
+    shutil.rmtree(lab.state, ignore_errors=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,12 +23,17 @@ IMAGE_PYTHON = "3.11"
 def ensure_drivers() -> dict[str, dict[str, str]]:
     """The driver packages by version, {version: {"path", "sha256"}}."""
     directory = ARTEFACTS / "drivers"
-    _script("lab/driver/build.py", str(directory), *DRIVERS)
+    _script("lab/driver/build.py", str(directory), *DRIVERS, "--kernel", os.uname().release)
     found = {}
     for version in DRIVERS:
         path = directory / f"rebel_driver_lab_{version}_amd64.deb"
         found[version] = {"path": f"drivers/{path.name}", "sha256": sha256_of(path)}
     return found
+
+
+def kernel_package() -> Path:
+    """The stub of the running kernel's package, so that hosts have something to hold the driver with."""
+    return next((ARTEFACTS / "drivers").glob(f"linux-image-{os.uname().release}_*.deb"))
 
 
 def ensure_index(row: str) -> None:

@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Builds the lab's driver packages: build.py DIRECTORY [VERSION...] [--kernel RELEASE].
+
+A package `rebellions` per version (all the lab's without one), and with --kernel a stub of that kernel's own package.
+The same input gives the same bytes: times are fixed, and nothing is compressed, because compressors differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Mapping
+
+HERE = Path(__file__).resolve().parent
+VERSIONS = ("1.1.67", "1.2.92", "2.0.1")
+EPOCH = 1704067200  # 2024-01-01, in the past of every machine
+CARDS = "/usr/local/lib/npufleet-lab/cards.py"
+RULES = f"""\
+# The kernel module is emulated: its cards are described in /etc/npufleet-lab/cards.json.
+install rebellions {CARDS} load {{version}}
+remove rebellions {CARDS} unload
+"""
+# No postinst, as little as there is to build here: like the vendor's, this package leaves loading the module to others.
+PREINST = f"""\
+#!/bin/sh
+set -e
+if [ ! -x {CARDS} ]; then
+    echo "rebellions: found no {CARDS}, wanted a host of the npufleet lab: this package only emulates a driver;" >&2
+    echo "install the vendor's package on a host with real cards." >&2
+    exit 1
+fi
+"""
+
+
+class BuildError(Exception):
+    """A refusal or a failure: what was found, what was wanted, what to do next."""
+
+
+def build_driver(version: str, directory: Path) -> Path:
+    """Build the package `rebellions` of this version into `directory` and return its path."""
+    numbers = re.fullmatch(r"(\d+)\.(\d+)\.\d+(-[0-9A-Za-z.]+)?", version)
+    if not numbers:
+        raise BuildError(f"driver version: found {version!r}, wanted one such as {VERSIONS[0]}")
+    major, minor = int(numbers[1]), int(numbers[2])
+    if major >= 3:
+        raise BuildError(f"driver version: found {version}, wanted one below 3.0: from there on the vendor delivers no package")
+    files = {
+        "etc/modprobe.d/rebellions-lab.conf": (RULES.format(version=version), 0o644),
+        "usr/local/bin/rbln-stat": ((HERE / "rbln-stat").read_text(), 0o755),
+    }
+    links = {"usr/local/bin/rbln-smi": "rbln-stat"} if (major, minor) >= (1, 3) else {}
+    control = {
+        "Package": "rebellions",
+        "Version": version,
+        "Section": "kernel",
+        "Depends": "kmod, python3",
+        "Description": "emulated NPU driver for the npufleet lab\n"
+        " This is NOT the vendor's driver. It has no kernel module: `modprobe rebellions` shows emulated cards in\n"
+        " sysfs and /dev of a lab host, and rbln-stat reports them. It refuses to be installed elsewhere.",
+    }
+    return build(control, files, links, {"preinst": PREINST}, directory / f"rebel_driver_lab_{version}_amd64.deb")
+
+
+def build_kernel(release: str, directory: Path) -> Path:
+    """Build an empty package of the kernel `release`, whose package a lab host lacks: there is one to hold then."""
+    if not re.fullmatch(r"[0-9][a-z0-9.+-]*", release):
+        raise BuildError(
+            f"kernel release: found {release!r}, wanted one that a package can be named after, such as 6.8.0-49-generic"
+        )
+    control = {
+        "Package": f"linux-image-{release}",
+        "Version": release,
+        "Section": "kernel",
+        "Description": "stub of the running kernel's package for the npufleet lab\n"
+        " It contains nothing: the hosts of the lab run the kernel of the machine that they are on.",
+    }
+    return build(control, {}, {}, {}, directory / f"linux-image-{release}_{release}_amd64.deb")
+
+
+def build(
+    control: Mapping[str, str],
+    files: Mapping[str, tuple[str, int]],
+    links: Mapping[str, str],
+    scripts: Mapping[str, str],
+    target: Path,
+) -> Path:
+    """Build a package of `files` {path: (text, mode)}, `links` {path: to} and maintainer `scripts`; returns `target`."""
+    common = {"Architecture": "amd64", "Maintainer": "The npufleet developers <npufleet@localhost>", "Priority": "optional"}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".deb-", dir=target.parent) as work:
+        tree = Path(work, "tree")
+        fields = "".join(f"{name}: {value}\n" for name, value in {**control, **common}.items())
+        everything = {
+            "DEBIAN/control": (fields, 0o644),
+            **{f"DEBIAN/{name}": (text, 0o755) for name, text in scripts.items()},
+            **files,
+        }
+        for path, (text, mode) in everything.items():
+            (tree / path).parent.mkdir(parents=True, exist_ok=True)
+            (tree / path).write_text(text)
+            (tree / path).chmod(mode)
+        for path, to in links.items():
+            (tree / path).symlink_to(to)
+        for entry in [*tree.rglob("*"), tree]:
+            if entry.is_dir():
+                entry.chmod(0o755)
+            os.utime(entry, (EPOCH, EPOCH), follow_symlinks=False)
+        package = Path(work, target.name)
+        done = subprocess.run(
+            ["dpkg-deb", "--root-owner-group", "-Znone", "--build", str(tree), str(package)],
+            env={**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise BuildError(f"dpkg-deb ended with {done.returncode}: {done.stderr.strip()}")
+        package.replace(target)
+    return target
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("versions", nargs="*", metavar="VERSION")
+    parser.add_argument("--kernel", metavar="RELEASE", help="also build the stub of this kernel's package; `uname -r` says which")
+    arguments = parser.parse_args()
+    try:
+        for version in arguments.versions or VERSIONS:
+            print(build_driver(version, arguments.directory))
+        if arguments.kernel:
+            print(build_kernel(arguments.kernel, arguments.directory))
+    except BuildError as error:
+        print(f"build.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
