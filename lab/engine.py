@@ -72,7 +72,7 @@ def require_machine() -> None:
     """Refuse, all reasons at once, a machine that cannot carry a lab."""
     reasons = []
     if os.geteuid() != 0:
-        reasons.append("found user id %d, wanted root: run it as root or with `sudo make ...`" % os.geteuid())
+        reasons.append(f"found user id {os.geteuid()}, wanted root: run it as root or with `sudo make ...`")
     HOME.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(HOME).free
     if free < NEEDED_BYTES:

@@ -119,7 +119,10 @@ def _create(lab: Lab, number: int, name: str, cards: dict | None, artefact_login
     )
     key = lab.state / f"host-{name}"
     make_key(key)
-    files = {"etc/ssh/ssh_host_ed25519_key": key.read_text(), "etc/ssh/ssh_host_ed25519_key.pub": key.with_suffix(".pub").read_text()}
+    files = {
+        "etc/ssh/ssh_host_ed25519_key": key.read_text(),
+        "etc/ssh/ssh_host_ed25519_key.pub": key.with_suffix(".pub").read_text(),
+    }
     if cards:
         files["etc/npufleet-lab/cards.json"] = json.dumps(cards)
     if name == OPS_HOST:

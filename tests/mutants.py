@@ -28,7 +28,9 @@ def main() -> int:
     survivors = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         checkout = Path(directory) / "checkout"
-        tracked = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True)
+        tracked = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True
+        )
         for name in filter(None, tracked.stdout.decode().split("\0")):
             target = checkout / name
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -108,8 +108,7 @@ def build(
             (tree / path).symlink_to(to)
         for entry in [*tree.rglob("*"), tree]:
             if entry.is_dir():
-                entry.chmod(0o755)
-            os.utime(entry, (EPOCH, EPOCH), follow_symlinks=False)
+                entry.chmod(0o755)  # whatever the umask is
         package = Path(work, target.name)
         done = subprocess.run(
             ["dpkg-deb", "--root-owner-group", "-Znone", "--build", str(tree), str(package)],

@@ -92,9 +92,9 @@ def read_cards(path: Path) -> Cards:
     total = count * CARD_TYPES[name].npus
     hit: Dict[str, List[int]] = {kind: [] for kind in FAULTS}
     for fault in faults:
-        kind = fault.get("kind")
+        kind = fault.get("kind") if isinstance(fault, dict) else None
         if kind not in FAULTS:
-            raise CardsError(f"{path}: found fault {kind!r}, wanted one of {', '.join(FAULTS)}")
+            raise CardsError(f"{path}: found fault {fault!r}, wanted a kind out of {', '.join(FAULTS)}")
         if FAULTS[kind] and fault.get("npu") not in range(total):
             raise CardsError(f"{path}: found {fault}, wanted an npu from 0 to {total - 1}")
         hit[kind].append(fault.get("npu"))

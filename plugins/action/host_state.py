@@ -23,14 +23,17 @@ class ActionModule(FleetAction):
         concerns = self._task.args.get("concerns") or concerns_of(list(task_vars.get("group_names", [])))
         arguments = {key: self._task.args[key] for key in ("prove", "timeout") if key in self._task.args}
         try:
-            wanted, manifests = desired(variables, list(concerns))
+            wanted, manifests = desired(variables, list(concerns), now=bool(arguments.get("prove")))
         except (Refusal, AnsibleUndefinedVariable, KeyError) as error:
             raise self.refuse(host, error) from error
         arguments["desired"] = wanted
         arguments["host"] = host
         result = self._execute_module("npufleet.triton.host_state", module_args=arguments, task_vars=task_vars)
+        result.pop("invocation", None)
+        if result.get("failed"):
+            # The message says it all; the rest would bury it.
+            return {key: result[key] for key in ("failed", "msg", "plan", "exception") if key in result}
         # What the apply steps need beside the plan, and no host has to see.
         result["origins"] = {digest: origin for one in manifests.values() for digest, origin in one["origins"].items()}
         result["desired"] = wanted
-        result.pop("invocation", None)
         return result

@@ -75,8 +75,10 @@ def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
         raise Refusal(reasons)
 
 
-def desired(variables: Mapping[str, Any], concerns: List[str]) -> Tuple[Dict[str, Any], Dict[str, Dict[str, Any]]]:
-    """(desired state by concern, manifests by model). Raises Refusal with the reasons of all concerns."""
+def desired(
+    variables: Mapping[str, Any], concerns: List[str], now: bool = False
+) -> Tuple[Dict[str, Any], Dict[str, Dict[str, Any]]]:
+    """(desired state by concern, manifests by model); `now` is for a proof. Raises Refusal with the reasons of all concerns."""
     validate(variables, concerns)
     wanted: Dict[str, Any] = {}
     found: Dict[str, Dict[str, Any]] = {}
@@ -89,7 +91,7 @@ def desired(variables: Mapping[str, Any], concerns: List[str]) -> Tuple[Dict[str
         "image": lambda: image.desired(variables),
         "models": lambda: models.desired(variables, found),
         "server": lambda: server.desired(variables, image.desired(variables), found),
-        "monitoring": lambda: monitoring.desired(variables),
+        "monitoring": lambda: monitoring.desired(variables, now),
     }
     for concern in concerns:
         try:

@@ -102,7 +102,14 @@ def changed_repository(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
 def test_a_changed_model_goes_live_in_every_mode(first, changed_repository, mode):
-    options = ["--limit", f"{FIRST},localhost", "-e", f"triton_server_model_control_mode={mode}", "-e", "triton_server_poll_seconds=1"]
+    options = [
+        "--limit",
+        f"{FIRST},localhost",
+        "-e",
+        f"triton_server_model_control_mode={mode}",
+        "-e",
+        "triton_server_poll_seconds=1",
+    ]
     run = playbook("site.yml", *options)
     assert run.code == 0, run.output
     assert f"--model-control-mode={mode}" in inspect(first)["Config"]["Cmd"]
@@ -138,7 +145,9 @@ def test_a_wrong_golden_label_turns_the_check_red(tmp_path: Path):
         shutil.copytree(ROOT / "files" / name, tmp_path / name)
     path = tmp_path / "checks" / "digits.yml"
     path.write_text(path.read_text().replace("argmax: [0, 1, 2,", "argmax: [7, 1, 2,", 1))
-    run = playbook("check.yml", "-e", f"inference_check_checks_dir={tmp_path}/checks", "-e", f"inference_check_golden_dir={tmp_path}/golden")
+    run = playbook(
+        "check.yml", "-e", f"inference_check_checks_dir={tmp_path}/checks", "-e", f"inference_check_golden_dir={tmp_path}/golden"
+    )
     assert run.code == 2, run.output
     results = [json.loads(one.read_text()) for one in (ROOT / "build/check").glob("*.json")]
     failed = [check["name"] for one in results for check in one["checks"] if not check["ok"]]

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Mapping
+import urllib.parse
+from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import http_json, packages, text
 
 CONCERN = "monitoring"
 JOB = "npufleet-triton"
+# A target that was up within this time is no drift: a server that restarts misses a scrape or two.
+WINDOW = "2m"
 
 
-def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Targets from the inventory: every host of the scraped group, under its inventory name."""
+def desired(variables: Mapping[str, Any], now: bool) -> Dict[str, Any]:
+    """Targets from the inventory: every host of the scraped group, under its inventory name.
+
+    `now` asks for targets that are up at this moment (the proof), else for ones that were up lately (drift).
+    """
     group = variables["monitoring_scrape_group"]
     hostvars = variables["hostvars"]
     targets = []
@@ -30,27 +36,41 @@ def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
         "hosts": sorted(one["labels"]["host"] for one in targets),
         "job": variables["monitoring_scrape_job"],
         "port": int(variables["monitoring_prometheus_port"]),
+        "now": now,
     }
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     """Files, and the health of the job's targets as Prometheus itself sees them."""
-    status, answer = http_json("127.0.0.1", wanted["port"], "GET", "/api/v1/targets?state=active")
-    health = None
-    if status == 200:
-        health = {
-            one["labels"].get("host", one["scrapeUrl"]): one["health"]
-            if one["health"] == "up"
-            else one["lastError"] or one["health"]
-            for one in answer["data"]["activeTargets"]
-            if one["labels"].get("job") == JOB
-        }
+    health = _targets(wanted["port"])
+    if health and not wanted["now"]:
+        lately = _up_lately(wanted["port"])
+        health = {host: "up" if host in lately else words for host, words in health.items()}
     return {
         "packages": sorted(packages(wanted["packages"])),
         "targets": text(wanted["targets_file"]),
         "job": wanted["job"] in (text(wanted["config"]) or ""),
         "health": health,
     }
+
+
+def _targets(port: int) -> Optional[Dict[str, str]]:
+    """{host: `up` or the last error} of the job's targets, None while Prometheus does not answer."""
+    status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/targets?state=active")
+    if status != 200:
+        return None
+    return {
+        one["labels"].get("host", one["scrapeUrl"]): "up" if one["health"] == "up" else one["lastError"] or one["health"]
+        for one in answer["data"]["activeTargets"]
+        if one["labels"].get("job") == JOB
+    }
+
+
+def _up_lately(port: int) -> List[str]:
+    """Hosts that were up at least once within WINDOW."""
+    query = urllib.parse.quote(f'max_over_time(up{{job="{JOB}"}}[{WINDOW}]) == 1')
+    status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/query?query=" + query)
+    return [one["metric"].get("host", "") for one in answer["data"]["result"]] if status == 200 else []
 
 
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:

@@ -19,10 +19,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver im
 
 DRIVER = Path(__file__).resolve().parents[3] / "lab/driver"
 # The keys that the vendor's tool prints, in its order
-DEVICE_KEYS = (
-    "npu name sid uuid device status fw_ver pci temperature card_power pstate memory util board_info location".split()
-)
-CONTEXT_KEYS = "ctx_id npu process pid priority ptid memalloc status".split()
+DEVICE_KEYS = [
+    *("npu", "name", "sid", "uuid", "device", "status", "fw_ver", "pci", "temperature", "card_power", "pstate"),
+    *("memory", "util", "board_info", "location"),
+]
+CONTEXT_KEYS = ["ctx_id", "npu", "process", "pid", "priority", "ptid", "memalloc", "status"]
 
 
 def load_script(name: str) -> ModuleType:
@@ -150,7 +151,8 @@ class TestBus:
             ('{"type": "RBLN-CA99", "count": 1}', "'RBLN-CA99', wanted one of RBLN-CA12, RBLN-CA22, RBLN-CA25"),
             ('{"type": "RBLN-CA12", "count": "2"}', "found count '2'"),
             ('{"type": "RBLN-CA12", "count": 65}', "wanted 0 to 64 cards"),
-            ('{"type": "RBLN-CA12", "count": 1, "faults": [{"kind": "tired"}]}', "found fault 'tired', wanted one of missing"),
+            ('{"type": "RBLN-CA12", "count": 1, "faults": [{"kind": "tired"}]}', "'tired'}, wanted a kind out of missing"),
+            ('{"type": "RBLN-CA12", "count": 1, "faults": ["no_rsd0"]}', "found fault"),
             ('{"type": "RBLN-CA12", "count": 2, "faults": [{"kind": "fault", "npu": 2}]}', "wanted an npu from 0 to 1"),
             ('{"type": "RBLN-CA12", "count": 2, "faults": [{"kind": "missing"}]}', "wanted an npu from 0 to 1"),
         ],
@@ -357,6 +359,7 @@ class TestPackages:
         finally:
             os.umask(before)
         assert first == second
+        assert first[24:36].split() == [b"1704067200"], "the archive's own time is fixed"
         assert build.build_driver("1.2.92", tmp_path / "one").read_bytes() != first
         assert names(tmp_path / "one") == ["rebel_driver_lab_1.1.67_amd64.deb", "rebel_driver_lab_1.2.92_amd64.deb"]
 
@@ -372,8 +375,8 @@ class TestPackages:
         assert (tree / "usr/local/bin/rbln-stat").read_bytes() == (DRIVER / "rbln-stat").read_bytes()
         assert os.access(tree / "usr/local/bin/rbln-stat", os.X_OK)
         assert not (tree / "DEBIAN/conffiles").exists(), "a removed driver leaves no rule that still loads it"
-        owners = {line.split()[1] for line in dpkg_deb("--contents", str(package)).splitlines()}
-        assert owners == {"root/root"}
+        entries = [line.split() for line in dpkg_deb("--contents", str(package)).splitlines()]
+        assert {(owner, day) for _, owner, _, day, *_ in entries} == {("root/root", "2024-01-01")}
 
     @pytest.mark.parametrize(("version", "has_smi"), [("1.2.92", False), ("1.3.57-g270eab8", True), ("2.0.1", True)])
     def test_rbln_smi_comes_with_1_3(self, tmp_path: Path, version: str, has_smi: bool) -> None:
@@ -401,7 +404,7 @@ class TestPackages:
         package = build.build_kernel("6.8.0-49-generic", tmp_path)
         assert dpkg_deb("--field", str(package), "Package").strip() == "linux-image-6.8.0-49-generic"
         assert len(dpkg_deb("--contents", str(package)).splitlines()) == 1, "only the root directory"
-        with pytest.raises(build.BuildError, match="6.8_Custom"):
+        with pytest.raises(build.BuildError, match=r"found '6\.8_Custom'"):
             build.build_kernel("6.8_Custom", tmp_path)
 
     def test_command_builds_the_labs_versions(self, tmp_path: Path) -> None:
