@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Trains `digits` from scikit-learn's real handwritten digits and compiles it: digits.py CARD SDK_VERSION DIRECTORY.
+
+The network is one layer of fixed random features under ReLU and one linear layer that is solved for, not descended to:
+a closed form gives the same model on every machine. Prints {"path", "sha256", "accuracy"} as JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+SDK = Path(__file__).resolve().parents[1] / "sdk"
+BATCHES = (1, 2, 4)
+HIDDEN = 600
+RIDGE = 1.0
+SEED = 20240101
+LEAST_ACCURACY = 0.95
+
+
+def split() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(train images, held-out images, train labels, held-out labels); images are float32 [n, 64], 0 to 16.
+
+    The digits come writer by writer, hence shuffled and stratified.
+    """
+    digits = load_digits()
+    return train_test_split(
+        digits.data.astype(np.float32), digits.target, test_size=0.25, random_state=SEED, shuffle=True, stratify=digits.target
+    )
+
+
+def fit(images: np.ndarray, labels: np.ndarray, seed: int = SEED) -> dict[str, np.ndarray]:
+    """Weights {"w1" [64, HIDDEN], "b1", "w2" [HIDDEN, 10], "b2"}, float32, rounded so that machines agree."""
+    random = np.random.RandomState(seed)
+    w1 = np.round(random.normal(size=(64, HIDDEN)) / 64, 4)
+    b1 = np.round(random.normal(size=HIDDEN) / 4, 4)
+    hidden = np.maximum(images.astype(np.float64) @ w1 + b1, 0)
+    hidden = np.hstack([hidden, np.ones((len(hidden), 1))])
+    target = np.eye(10)[labels]
+    solved = np.linalg.solve(hidden.T @ hidden + RIDGE * np.eye(HIDDEN + 1), hidden.T @ target)
+    solved = np.round(solved, 4)
+    weights = {"w1": w1, "b1": b1, "w2": solved[:-1], "b2": solved[-1]}
+    return {name: array.astype(np.float32) for name, array in weights.items()}
+
+
+def predict(weights: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
+    """Scores [n, 10] of images [n, 64]."""
+    return np.maximum(images @ weights["w1"] + weights["b1"], 0) @ weights["w2"] + weights["b2"]
+
+
+def as_onnx(weights: dict[str, np.ndarray]) -> bytes:
+    """The network as ONNX: INPUT__0 float32 [batch, 64] -> OUTPUT__0 float32 [batch, 10]."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gemm", ["INPUT__0", "w1", "b1"], ["sum"]),
+            helper.make_node("Relu", ["sum"], ["hidden"]),
+            helper.make_node("Gemm", ["hidden", "w2", "b2"], ["OUTPUT__0"]),
+        ],
+        "digits",
+        [helper.make_tensor_value_info("INPUT__0", TensorProto.FLOAT, ["batch", 64])],
+        [helper.make_tensor_value_info("OUTPUT__0", TensorProto.FLOAT, ["batch", 10])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8, producer_name="npufleet")
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
+def main(card: str, version: str, directory: Path) -> None:
+    """Train, compile, save, report."""
+    sys.path.insert(0, str(SDK))
+    import rebel
+
+    rebel.__version__ = version
+    train, held_out, train_labels, held_out_labels = split()
+    weights = fit(train, train_labels)
+    accuracy = float((predict(weights, held_out).argmax(1) == held_out_labels).mean())
+    if accuracy < LEAST_ACCURACY:
+        sys.exit(f"digits: {accuracy:.3f} of the held-out images are read right, wanted {LEAST_ACCURACY}")
+    buckets = [[("INPUT__0", [batch, 64], "float32")] for batch in BATCHES]
+    compiled = rebel.compile_from_onnx(as_onnx(weights), input_info=buckets, npu=card)
+    line = ".".join(version.split(".")[:2])
+    path = directory / f"digits-{card.removeprefix('RBLN-')}-{line}.rbln"
+    directory.mkdir(parents=True, exist_ok=True)
+    compiled.save(path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    print(json.dumps({"path": str(path), "sha256": digest, "accuracy": round(accuracy, 4)}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -1,0 +1,1 @@
+"""Parts of the SDK that are imported by their own names."""
