@@ -1,0 +1,169 @@
+"""What several unit tests share: variables as the action plugins see them, one module run, and small servers that answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.testing import patch_module_args
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
+from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURES = Path(__file__).resolve().parent / "fixtures"
+ROW = {
+    "sdk": {"package": "rebel-compiler", "version": "0.6.2", "shape": "0.6"},
+    "driver": {"package": "rebellions", "version": "1.2.92", "form": "deb"},
+    "triton": {"version": "2.42.0", "image": "triton:base", "python": "3.10", "tritonclient": "2.41.1", "numpy": "<2"},
+    "cards": ["RBLN-CA12"],
+}
+
+
+def fixture(name: str) -> Any:
+    """A JSON document below fixtures/."""
+    return json.loads((FIXTURES / name).read_text())
+
+
+def fleet(**inventory: Any) -> Templated:
+    """A host's variables as the action plugins see them: the inventory's over the defaults of every role, templated lazily."""
+    loader = DataLoader()
+    merged: dict[str, Any] = {}
+    for path in sorted(ROOT.glob("roles/*/defaults/main.yml")):
+        merged.update(loader.load_from_file(str(path), cache="all", trusted_as_template=True) or {})
+    merged.update(
+        inventory_hostname="npu1",
+        group_names=["npu_hosts"],
+        role_path=str(ROOT / "roles/common"),
+        rbln_release="24.01",
+        npufleet_npus=2,
+        npufleet_card="RBLN-CA12",
+        npufleet_release_rows={"24.01": ROW},
+        npufleet_row=ROW,
+        npufleet_lock={},
+        triton_models=[],
+    )
+    merged.update(inventory)
+    return Templated(merged, Templar(loader, variables=merged).template)
+
+
+class _Done(BaseException):
+    """A module's result; not an Exception, so that no handler of the module takes it for its own failure."""
+
+
+def run_module(module: ModuleType, arguments: dict[str, Any], check: bool = False) -> dict[str, Any]:
+    """The JSON that one run of the module ends with; `failed` is always there."""
+
+    def leave(failed: bool) -> Any:
+        def end(_self: AnsibleModule, **result: Any) -> None:
+            raise _Done({"failed": failed, **result})
+
+        return end
+
+    with (
+        patch_module_args({**arguments, "_ansible_check_mode": check}),
+        mock.patch.object(AnsibleModule, "exit_json", leave(False)),
+        mock.patch.object(AnsibleModule, "fail_json", leave(True)),
+    ):
+        try:
+            module.main()
+        except _Done as done:
+            return done.args[0]
+    raise AssertionError("the module ended without a result")
+
+
+class Answers:
+    """Answers by `METHOD /path`: (status, body); a body that is not bytes is sent as JSON. Keeps what was asked."""
+
+    def __init__(self, answers: dict[str, tuple[int, Any]]) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+        self.port = 0
+
+
+def _handler(answers: Answers) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_words: Any) -> None:
+            pass
+
+        def _answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            asked = f"{self.command} {self.path}"
+            answers.asked.append(asked)
+            status, body = answers.answers.get(asked, (404, {"error": f"nothing at {asked}"}))
+            raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        do_GET = do_POST = _answer
+
+    return Handler
+
+
+@contextmanager
+def _serving(server: ThreadingHTTPServer) -> Iterator[None]:
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def http_server(answers: dict[str, tuple[int, Any]]) -> Iterator[Answers]:
+    """An HTTP server on a free port of the loopback."""
+    kept = Answers(answers)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(kept))
+    kept.port = server.server_address[1]
+    with _serving(server):
+        yield kept
+
+
+class _UnixServer(ThreadingHTTPServer):
+    address_family = socket.AF_UNIX
+
+    def server_bind(self) -> None:
+        self.socket.bind(self.server_address)
+
+    def get_request(self) -> tuple[Any, Any]:
+        request, _address = super().get_request()
+        return request, ("unix", 0)
+
+
+@contextmanager
+def unix_server(path: Path, answers: dict[str, tuple[int, Any]]) -> Iterator[Answers]:
+    """An HTTP server on a socket, as the engine is one. The path is at most 107 bytes long."""
+    kept = Answers(answers)
+    server = _UnixServer(os.fspath(path), _handler(kept))  # type: ignore[arg-type]
+    with _serving(server):
+        yield kept
+
+
+class FakeEngine:
+    """Stands where a concern makes its `Engine()`: answers by resource, OSError without any."""
+
+    def __init__(self, answers: dict[str, Any] | None) -> None:
+        self.answers = answers
+
+    def __call__(self) -> FakeEngine:
+        return self
+
+    def get(self, resource: str) -> Any:
+        if self.answers is None:
+            raise OSError("no engine")
+        return self.answers.get(resource)
