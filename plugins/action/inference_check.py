@@ -69,17 +69,17 @@ class Reader:
             wanted = self.mapping(raw, "expect", f"{field}.expect.{name}", [])
             if "argmax" in wanted:
                 labels = len(wanted["argmax"])
-                if labels % rows["count"] or not labels or not rows.get("spread") and labels != rows["count"]:
+                if labels % rows["count"] or not labels or (not rows.get("spread") and labels != rows["count"]):
                     what = f"a multiple of {rows['count']}" if rows.get("spread") else str(rows["count"])
                     self.problem(f"{field}.expect.{name}.argmax", f"has {labels} labels, wanted {what}")
                 total = labels
         whole = {**check, "rows": {**rows, "total": total}}
         if self.problems:
             return whole
-        used = sorted({row for _n, _p, found, _l, _c in inference.expand({"model": "", "checks": [whole]}, host_index) for row in found})
-        whole["inputs"] = {
-            name: self.array(one, used, f"{field}.inputs.{name}") for name, one in check["inputs"].items()
-        }
+        used = sorted(
+            {row for _n, _p, found, _l, _c in inference.expand({"model": "", "checks": [whole]}, host_index) for row in found}
+        )
+        whole["inputs"] = {name: self.array(one, used, f"{field}.inputs.{name}") for name, one in check["inputs"].items()}
         whole["expect"] = {}
         for name, wanted in check["expect"].items():
             whole["expect"][name] = dict(wanted)

@@ -42,7 +42,7 @@ def expand(document: Mapping[str, Any], host_index: int) -> Iterator[Tuple[str, 
                 yield base, protocol, [rows["first"] + place for place in places], places, check
             else:
                 for place in places:
-                    yield "{} {}".format(base, place - offset), protocol, [rows["first"] + place], [place], check
+                    yield f"{base} {place - offset}", protocol, [rows["first"] + place], [place], check
 
 
 def judge(answers: Mapping[str, Any], rows: List[int], places: List[int], check: Mapping[str, Any]) -> List[str]:
@@ -61,18 +61,18 @@ def judge(answers: Mapping[str, Any], rows: List[int], places: List[int], check:
             why.append("{}: shape is {}, wanted {}".format(name, list(array.shape), list(wanted["shape"])))
             continue
         if wanted.get("finite") and not np.isfinite(array).all():
-            why.append("{}: {} of {} values are not finite".format(name, int((~np.isfinite(array)).sum()), array.size))
+            why.append(f"{name}: {int((~np.isfinite(array)).sum())} of {array.size} values are not finite")
         if "argmax" in wanted:
             found = [int(one) for one in array.reshape(len(rows), -1).argmax(axis=1)]
             labels = [wanted["argmax"][place] for place in places]
             if found != labels:
-                why.append("{}: label is {}, wanted {}".format(name, _one(found), _one(labels)))
+                why.append(f"{name}: label is {_one(found)}, wanted {_one(labels)}")
         if "values" in wanted:
             golden = np.stack([wanted["values"]["rows"][row] for row in rows]).reshape(array.shape)
             limit = float(wanted["values"].get("atol", 0)) + float(wanted["values"].get("rtol", 0)) * np.abs(golden)
             difference = np.abs(array.astype(np.float64) - golden)
             if not (difference <= limit).all():
-                why.append("{}: values differ by up to {:.4g}, wanted at most {:.4g}".format(name, np.nanmax(difference), limit.max()))
+                why.append(f"{name}: values differ by up to {np.nanmax(difference):.4g}, wanted at most {limit.max():.4g}")
     return why
 
 
@@ -159,10 +159,12 @@ def reason(error: Exception) -> str:
 def unreachable(error: Exception) -> bool:
     """Whether an error is the connection's, so that the next request would wait in vain too."""
     status = str(error.status()) if hasattr(error, "status") and callable(error.status) else ""
-    return isinstance(error, (OSError, TimeoutError)) or "UNAVAILABLE" in status and "connect" in str(error).lower()
+    return isinstance(error, (OSError, TimeoutError)) or ("UNAVAILABLE" in status and "connect" in str(error).lower())
 
 
-def _describe(result: Dict[str, Any], answers: Mapping[str, Any], inputs: Mapping[str, Any], places: List[int], check: Mapping[str, Any]) -> None:
+def _describe(
+    result: Dict[str, Any], answers: Mapping[str, Any], inputs: Mapping[str, Any], places: List[int], check: Mapping[str, Any]
+) -> None:
     """Add what a report draws: the row that was sent, the label found and the one expected."""
     for name, wanted in check["expect"].items():
         if "argmax" in wanted and name in answers and answers[name][1].size:

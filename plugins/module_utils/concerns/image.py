@@ -11,6 +11,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, 
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine
 
 CONCERN = "image"
+# Label with what was installed, as `name==version`, proven at the build.
+CONTENTS = "io.npufleet.contents"
 
 
 def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
@@ -47,7 +49,8 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         found = Engine().get("/images/{}/json".format(wanted["reference"]))
     except OSError:
         return {"engine": False, "id": None}
-    return {"engine": True, "id": found["Id"] if found else None}
+    labels = (found["Config"].get("Labels") or {}) if found else {}
+    return {"engine": True, "id": found["Id"] if found else None, "contents": labels.get(CONTENTS, "").split()}
 
 
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:

@@ -123,6 +123,8 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     )
     if actual["state"] == "running":
         actual["served"] = read_served(wanted)
+        status, server = http_json("127.0.0.1", wanted["http_port"], "GET", "/v2")
+        actual["version"] = server.get("version") if status == 200 and isinstance(server, dict) else None
     else:
         actual["log"] = last_words(engine, wanted["name"])
     return actual

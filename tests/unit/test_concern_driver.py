@@ -1,0 +1,321 @@
+"""Driver and cards: what the vendor's tool says in both its shapes, and what follows for the plan."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import driver
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from helpers import ROW, fleet
+
+WANTED = {"package": "rebellions", "version": "1.2.92", "npus": 2, "cards": ["RBLN-CA12"], "hold": True}
+BUS = ["0000:ab:00.0", "0000:ac:00.0"]
+KERNEL = {"linux-image-6.8.0-45-generic": True, "linux-headers-6.8.0-45-generic": True}
+
+
+def printed(npu: Any, bus_id: str = BUS[0], **changes: Any) -> dict[str, Any]:
+    """One device as the tool prints it."""
+    return {
+        "npu": npu,
+        "name": "RBLN-CA12",
+        "sid": "0000000000000000",
+        "uuid": "00000000-0000-0000-0000-000000000000",
+        "device": f"rbln{npu}",
+        "status": "normal",
+        "fw_ver": "1.2.92",
+        "pci": {"dev": "0x1120", "bus_id": bus_id, "numa_node": "1", "link_speed": "16GT/s", "link_width": "16"},
+        "temperature": "38C",
+        "card_power": "6.1W",
+        "pstate": "P14",
+        "memory": {"used": "1048576", "total": "16877879296"},
+        "util": "0.0",
+        "board_info": "0005000c",
+        "location": 5,
+        **changes,
+    }
+
+
+def parsed(npu: int, **changes: Any) -> dict[str, Any]:
+    """The same device as the concern keeps it."""
+    return {
+        "npu": npu,
+        "device": f"rbln{npu}",
+        "name": "RBLN-CA12",
+        "status": "normal",
+        "firmware": "1.2.92",
+        "bus_id": BUS[npu],
+        "memory_total": 16877879296,
+        "memory_used": 1048576,
+        **changes,
+    }
+
+
+def tool(*devices: dict[str, Any], version: str = "1.2.92") -> dict[str, Any]:
+    return {"path": "/usr/local/bin/rbln-stat", "version": version, "devices": list(devices), "contexts": 0}
+
+
+def host(**changes: Any) -> dict[str, Any]:
+    """A host that is as wanted, with changes."""
+    return {
+        "package": {"version": "1.2.92", "held": True},
+        "kernel_packages": dict(KERNEL),
+        "kernel": "6.8.0-45-generic",
+        "module": "1.2.92",
+        "boot": True,
+        "bus": list(BUS),
+        "nodes": ["rbln0", "rbln1"],
+        "rsd0": True,
+        "tool": tool(parsed(0), parsed(1)),
+        **changes,
+    }
+
+
+def found(name: str, current: Any, desired: Any, action: str) -> dict[str, Any]:
+    return {"concern": "driver", "name": name, "current": current, "desired": desired, "action": action}
+
+
+# The tool
+
+
+@pytest.mark.parametrize("npu", ["0", 0], ids=["1.x says it in a string", "2.x in a number"])
+def test_tool_is_read_in_both_shapes(npu: Any) -> None:
+    contexts = [{"ctx_id": "1", "npu": npu, "process": "triton", "pid": "77", "memalloc": "1048576", "status": "run"}]
+    answer = driver.parse_tool(json.dumps({"KMD_version": "1.2.92", "devices": [printed(npu)], "contexts": contexts}))
+    assert answer == {"version": "1.2.92", "devices": [parsed(0)], "contexts": 1}
+
+
+def test_tool_without_firmware_or_contexts_is_read() -> None:
+    device = printed(1, bus_id=BUS[1])
+    del device["fw_ver"]
+    for rest in ({}, {"contexts": None}, {"contexts": []}):
+        answer = driver.parse_tool(json.dumps({"KMD_version": "2.0.1", "devices": [device], **rest}))
+        assert answer == {"version": "2.0.1", "devices": [parsed(1, firmware=None)], "contexts": 0}
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "",
+        "Segmentation fault",
+        "null",
+        "[]",
+        "{}",
+        json.dumps({"devices": []}),
+        json.dumps({"KMD_version": "1.2.92", "devices": None}),
+        json.dumps({"KMD_version": "1.2.92", "devices": [{"npu": 0}]}),
+        json.dumps({"KMD_version": "1.2.92", "devices": [printed("N/A")]}),
+        json.dumps({"KMD_version": "1.2.92", "devices": [printed(0, memory=None)]}),
+        json.dumps({"KMD_version": "1.2.92", "devices": [printed(0, memory={"used": "N/A", "total": "N/A"})]}),
+    ],
+)
+def test_tool_of_an_unknown_shape_is_an_error_with_its_words(output: str) -> None:
+    answer = driver.parse_tool(output)
+    assert list(answer) == ["error"]
+    assert answer["error"].startswith("the vendor's tool answered in a shape that is not known (")
+    assert answer["error"].endswith(": " + output[:120])
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_first_tool_that_is_there_is_asked_for_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = json.dumps({"KMD_version": "1.2.92", "devices": [printed(0)], "contexts": []})
+    wanted = script(tmp_path / "rbln-smi", f"[ \"$*\" = -j ] || exit 9\necho '{answer}'\n")
+    later = script(tmp_path / "rbln-stat", "exit 8\n")
+    monkeypatch.setattr(driver, "TOOLS", (str(tmp_path / "not-here"), wanted, later))
+    assert driver._ask_tool() == {"path": wanted, "version": "1.2.92", "devices": [parsed(0)], "contexts": 0}
+
+
+def test_tool_that_fails_or_is_missing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = script(tmp_path / "rbln-stat", "echo 'no driver' >&2\nexit 3\n")
+    monkeypatch.setattr(driver, "TOOLS", (failing,))
+    assert driver._ask_tool() == {"error": f"{failing} ended with 3: no driver"}
+    monkeypatch.setattr(driver, "TOOLS", ("/nowhere/b/rbln-smi", "/nowhere/a/rbln-stat", "/nowhere/a/rbln-smi"))
+    assert driver._ask_tool() == {"error": "the vendor's tool is in none of /nowhere/a, /nowhere/b"}
+
+
+# What is wanted
+
+
+def test_desired_comes_from_the_release_row() -> None:
+    assert driver.desired(fleet(npufleet_npus="2")) == WANTED
+    assert driver.desired(fleet(rbln_driver_hold=False))["hold"] is False
+
+
+def test_driver_of_a_form_that_cannot_be_installed_is_refused() -> None:
+    row = {**ROW, "driver": {"package": "rebellions", "version": "3.0.0", "form": "run"}}
+    with pytest.raises(Refusal) as refusal:
+        driver.desired(fleet(npufleet_row=row, rbln_release="26.01"))
+    assert refusal.value.reasons == [
+        "driver 3.0.0 of release 26.01 is a .run package, this version installs .deb: choose a release whose driver is one"
+    ]
+
+
+# Reading
+
+
+def read(monkeypatch: pytest.MonkeyPatch, files: dict[str, str], installed: dict[str, Any], rsd0: bool = True) -> dict[str, Any]:
+    listing = {"/sys/bus/pci/devices/*/vendor": "/sys/bus", "/dev/rbln[0-9]*": "/dev/rbln"}
+    asked: list[list[str]] = []
+
+    def packages(names: list[str]) -> dict[str, Any]:
+        asked.append(names)
+        return {name: installed[name] for name in names if name in installed}
+
+    monkeypatch.setattr(driver, "packages", packages)
+    monkeypatch.setattr(driver, "text", files.get)
+    monkeypatch.setattr(driver.glob, "glob", lambda pattern: [path for path in files if path.startswith(listing[pattern])])
+    monkeypatch.setattr(driver, "_is_device", lambda path: path == "/dev/rsd0" and rsd0)
+    monkeypatch.setattr(driver, "_ask_tool", lambda: {"error": "not asked here"})
+    actual = driver.read(WANTED)
+    release = os.uname().release
+    assert asked == [["rebellions", "linux-image-" + release, "linux-headers-" + release]]
+    return actual
+
+
+def test_read_of_a_host_with_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = os.uname().release
+    files = {
+        "/sys/module/rebellions/version": "1.2.92-6d00b56\n",
+        "/etc/modules-load.d/npufleet.conf": "rebellions\n",
+        "/sys/bus/pci/devices/0000:ac:00.0/vendor": "0x1eff\n",
+        "/sys/bus/pci/devices/0000:00:1f.0/vendor": "0x8086\n",
+        "/sys/bus/pci/devices/0000:ab:00.0/vendor": "0x1eff\n",
+        "/dev/rbln1": "",
+        "/dev/rbln0": "",
+    }
+    image = "linux-image-" + release
+    installed = {"rebellions": {"version": "1.2.92", "held": True}, image: {"version": "6.8.0", "held": False}}
+    assert read(monkeypatch, files, installed) == {
+        "package": {"version": "1.2.92", "held": True},
+        "kernel_packages": {image: False},
+        "kernel": release,
+        "module": "1.2.92-6d00b56",
+        "boot": True,
+        "bus": BUS,
+        "nodes": ["rbln0", "rbln1"],
+        "rsd0": True,
+        "tool": {"error": "not asked here"},
+    }
+
+
+def test_read_of_a_bare_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    actual = read(monkeypatch, {"/etc/modules-load.d/npufleet.conf": "rebellions\nother\n"}, {}, rsd0=False)
+    assert (actual["package"], actual["module"], actual["boot"], actual["bus"], actual["nodes"]) == (None, None, False, [], [])
+    assert actual["kernel_packages"] == {}
+    assert actual["rsd0"] is False
+
+
+def test_a_file_is_no_device(tmp_path: Path) -> None:
+    (tmp_path / "rsd0").write_text("")
+    assert driver._is_device("/dev/null")
+    assert not driver._is_device(str(tmp_path / "rsd0"))
+    assert not driver._is_device(str(tmp_path / "missing"))
+
+
+# The plan
+
+
+def test_host_as_wanted_has_no_plan() -> None:
+    assert driver.diff(WANTED, host()) == []
+
+
+def test_bare_host() -> None:
+    bare = host(
+        package=None, module=None, boot=False, nodes=[], rsd0=False, tool={"error": "no tool"}, kernel_packages=dict(KERNEL)
+    )
+    assert driver.diff(WANTED, bare) == [
+        found("package", None, "1.2.92", "install"),
+        found("hold", "free to change: rebellions", "held", "hold"),
+        found("boot", "not loaded at boot", "loaded at boot", "configure"),
+        found("module", None, "1.2.92", "load"),
+    ]
+
+
+def test_another_version_is_installed_and_reloaded() -> None:
+    old = host(package={"version": "1.1.67", "held": True}, module="1.1.67", tool=tool(parsed(0), parsed(1), version="1.1.67"))
+    assert driver.diff(WANTED, old) == [
+        found("package", "1.1.67", "1.2.92", "install"),
+        found("module", "1.1.67", "1.2.92", "reload"),
+        found("tool", "1.1.67", "1.2.92", "inspect"),
+    ]
+
+
+def test_installed_but_the_old_module_still_runs() -> None:
+    assert driver.diff(WANTED, host(module="1.1.67")) == [found("module", "1.1.67", "1.2.92", "reload")]
+
+
+def test_build_behind_the_version_is_no_difference() -> None:
+    assert driver.diff(WANTED, host(module="1.2.92-6d00b56", tool=tool(parsed(0), parsed(1), version="1.2.92-6d00b56"))) == []
+    assert driver.diff(WANTED, host(module="1.2.921")) == [found("module", "1.2.921", "1.2.92", "reload")]
+    assert driver.diff(WANTED, host(module="1.2.9")) == [found("module", "1.2.9", "1.2.92", "reload")]
+
+
+def test_package_version_is_taken_literally() -> None:
+    changed = host(package={"version": "1.2.92-6d00b56", "held": True})
+    assert driver.diff(WANTED, changed) == [found("package", "1.2.92-6d00b56", "1.2.92", "install")]
+
+
+def test_what_is_not_held_is_named() -> None:
+    loose = host(
+        package={"version": "1.2.92", "held": False},
+        kernel_packages={"linux-image-6.8.0-45-generic": False, "linux-headers-6.8.0-45-generic": False},
+    )
+    names = "free to change: rebellions, linux-headers-6.8.0-45-generic, linux-image-6.8.0-45-generic"
+    assert driver.diff(WANTED, loose) == [found("hold", names, "held", "hold")]
+    assert driver.diff({**WANTED, "hold": False}, loose) == []
+    kernel = host(kernel_packages={**KERNEL, "linux-image-6.8.0-45-generic": False})
+    assert driver.diff(WANTED, kernel) == [found("hold", "free to change: linux-image-6.8.0-45-generic", "held", "hold")]
+
+
+def test_fewer_cards_on_the_bus_than_described() -> None:
+    gone = host(bus=BUS[:1], nodes=["rbln0"], tool=tool(parsed(0)))
+    assert driver.diff(WANTED, gone) == [
+        found("bus", "1 NPUs", "2 NPUs", "inspect"),
+        found("/dev/rbln*", ["rbln0"], "2 device nodes", "inspect"),
+        found("cards", "1 listed", "2 listed `normal`", "inspect"),
+    ]
+
+
+def test_card_on_the_bus_that_the_tool_does_not_list() -> None:
+    lost = host(tool=tool(parsed(0)))
+    assert driver.diff(WANTED, lost) == [found("cards", "1 listed, 0000:ac:00.0 not listed", "2 listed `normal`", "inspect")]
+
+
+def test_card_beyond_the_described_ones_counts_too() -> None:
+    third = host(bus=[*BUS, "0000:ad:00.0"])
+    assert driver.diff(WANTED, third) == [found("cards", "2 listed, 0000:ad:00.0 not listed", "3 listed `normal`", "inspect")]
+
+
+def test_card_in_fault() -> None:
+    sick = host(tool=tool(parsed(0), parsed(1, status="FAULT")))
+    assert driver.diff(WANTED, sick) == [found("cards", "2 listed, rbln1 FAULT", "2 listed `normal`", "inspect")]
+
+
+def test_no_rsd0() -> None:
+    assert driver.diff(WANTED, host(rsd0=False)) == [found("/dev/rsd0", None, "a character device", "inspect")]
+
+
+def test_tool_that_does_not_answer() -> None:
+    broken = host(tool={"error": "/usr/local/bin/rbln-stat ended with 3: no driver"})
+    assert driver.diff(WANTED, broken) == [
+        found("cards", "/usr/local/bin/rbln-stat ended with 3: no driver", "every card listed `normal`", "inspect")
+    ]
+
+
+def test_card_of_a_foreign_type() -> None:
+    foreign = host(tool=tool(parsed(0), parsed(1, name="RBLN-CA25")))
+    both = {**WANTED, "cards": ["RBLN-CA02", "RBLN-CA12"]}
+    assert driver.diff(both, foreign) == [found("card type", "RBLN-CA25", "RBLN-CA02 or RBLN-CA12", "inspect")]
+
+
+def test_cards_are_not_judged_without_a_module() -> None:
+    unloaded = host(module=None, nodes=[], rsd0=False, tool={"error": "no driver"})
+    assert driver.diff(WANTED, unloaded) == [found("module", None, "1.2.92", "load")]

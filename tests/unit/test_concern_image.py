@@ -1,0 +1,147 @@
+"""The one image of a release: what its recipe covers, when a lock counts, and what differs on a host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import image
+from helpers import ROW, FakeEngine, fleet
+
+RECIPE = {"base": "triton:base", "base_archive": "", "python": "3.10", "requirements": ["rebel-compiler==0.6.2", "numpy<2"]}
+ID, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+
+
+@pytest.fixture
+def backends(tmp_path: Path) -> Path:
+    """A directory of backends with one of two files."""
+    (tmp_path / "backends/rbln").mkdir(parents=True)
+    (tmp_path / "backends/rbln/model.py").write_text("one\n")
+    (tmp_path / "backends/rbln/device.py").write_text("two\n")
+    return tmp_path / "backends"
+
+
+def wanted(backends: Path, **changes: Any) -> dict[str, Any]:
+    return image.desired(fleet(triton_image_backends=str(backends), triton_image_recipe=RECIPE, **changes))
+
+
+# The recipe
+
+
+@pytest.mark.parametrize("change", [{"base": "triton:other"}, {"base_archive": "c" * 64}, {"python": "3.12"}])
+def test_another_ingredient_is_another_recipe(backends: Path, change: dict[str, Any]) -> None:
+    assert image.recipe_digest({**RECIPE, **change}, str(backends)) != image.recipe_digest(RECIPE, str(backends))
+
+
+def test_another_requirement_is_another_recipe(backends: Path) -> None:
+    digests = {
+        image.recipe_digest({**RECIPE, "requirements": requirements}, str(backends))
+        for requirements in (RECIPE["requirements"], ["rebel-compiler==0.6.3", "numpy<2"], ["rebel-compiler==0.6.2"])
+    }
+    assert len(digests) == 3
+
+
+def test_every_backend_file_counts(backends: Path) -> None:
+    seen = [image.recipe_digest(RECIPE, str(backends))]
+
+    def changed() -> bool:
+        seen.append(image.recipe_digest(RECIPE, str(backends)))
+        return seen[-1] not in seen[:-1]
+
+    (backends / "rbln/device.py").write_text("three\n")
+    assert changed(), "content"
+    (backends / "rbln/sub").mkdir()
+    (backends / "rbln/sub/new.py").write_text("")
+    assert changed(), "a new file below a new directory"
+    (backends / "rbln/sub/new.py").rename(backends / "rbln/sub/newer.py")
+    assert changed(), "a name"
+    (backends / "rbln/sub/newer.py").rename(backends / "rbln/newer.py")
+    assert changed(), "a directory"
+    (backends / "rbln/model.py").unlink()
+    assert changed(), "a file that is gone"
+
+
+def test_contents_that_change_places_are_another_recipe(backends: Path) -> None:
+    before = image.recipe_digest(RECIPE, str(backends))
+    (backends / "rbln/model.py").write_text("two\n")
+    (backends / "rbln/device.py").write_text("one\n")
+    assert image.recipe_digest(RECIPE, str(backends)) != before
+
+
+def test_bytecode_time_and_place_do_not_count(backends: Path, tmp_path: Path) -> None:
+    before = image.recipe_digest(RECIPE, str(backends))
+    (backends / "rbln/__pycache__/deep").mkdir(parents=True)
+    (backends / "rbln/__pycache__/model.cpython-310.pyc").write_bytes(b"bytecode")
+    (backends / "rbln/__pycache__/deep/model.pyc").write_bytes(b"bytecode")
+    (backends / "rbln/model.py").touch()
+    elsewhere = backends.rename(tmp_path / "elsewhere")
+    assert image.recipe_digest(dict(reversed(RECIPE.items())), str(elsewhere)) == before
+
+
+def test_the_roles_recipe_names_what_is_installed() -> None:
+    assert fleet()["triton_image_recipe"] == {
+        "base": "triton:base",
+        "base_archive": "",
+        "python": "3.10",
+        "requirements": ["rebel-compiler==0.6.2", "tritonclient[http,grpc]==2.41.1", "numpy<2"],
+    }
+    newer = fleet(npufleet_row={**ROW, "sdk": {**ROW["sdk"], "version": "0.9.4"}})
+    assert newer["triton_image_recipe"]["requirements"][0] == "rebel-compiler==0.9.4"
+
+
+# The lock
+
+
+def test_nothing_is_locked_yet(backends: Path) -> None:
+    digest = image.recipe_digest(RECIPE, str(backends))
+    expected = {"reference": f"npufleet/triton:24.01-{digest[:12]}", "recipe": digest, "id": None, "archive": None}
+    assert wanted(backends) == expected
+    assert wanted(backends, npufleet_lock=None) == expected
+    assert wanted(backends, npufleet_lock={"25.08": {"recipe": digest, "id": ID}}) == expected
+
+
+def test_lock_of_this_recipe_pins_the_image(backends: Path) -> None:
+    digest = image.recipe_digest(RECIPE, str(backends))
+    lock = {"24.01": {"recipe": digest, "id": ID, "archive": "sha256:" + "d" * 64}}
+    pinned = wanted(backends, npufleet_lock=lock)
+    assert (pinned["id"], pinned["archive"]) == (ID, "sha256:" + "d" * 64)
+
+
+def test_lock_of_another_recipe_is_not_used(backends: Path) -> None:
+    digest = image.recipe_digest(RECIPE, str(backends))
+    lock = {"24.01": {"recipe": digest, "id": ID, "archive": "sha256:" + "d" * 64}}
+    (backends / "rbln/model.py").write_text("a new version\n")
+    pinned = wanted(backends, npufleet_lock=lock)
+    assert pinned["recipe"] != digest
+    assert (pinned["id"], pinned["archive"]) == (None, None)
+
+
+# The host
+
+
+def test_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"/images/npufleet/triton:24.01-0123/json": {"Id": ID}}
+    monkeypatch.setattr(image, "Engine", FakeEngine(asked))
+    assert image.read({"reference": "npufleet/triton:24.01-0123"}) == {"engine": True, "id": ID}
+    assert image.read({"reference": "npufleet/triton:24.01-4567"}) == {"engine": True, "id": None}
+    monkeypatch.setattr(image, "Engine", FakeEngine(None))
+    assert image.read({"reference": "npufleet/triton:24.01-0123"}) == {"engine": False, "id": None}
+
+
+@pytest.mark.parametrize(
+    ("pinned", "here", "expected"),
+    [
+        (None, None, [(None, "an image of this recipe", "build")]),
+        (None, OTHER, [(OTHER, "an image of this recipe", "build")]),
+        (ID, None, [(None, ID, "deliver")]),
+        (ID, OTHER, [(OTHER, ID, "deliver")]),
+        (ID, ID, []),
+    ],
+)
+def test_plan(pinned: str | None, here: str | None, expected: list[tuple[Any, ...]]) -> None:
+    plan = image.diff({"reference": "npufleet/triton:24.01-0123", "id": pinned}, {"engine": True, "id": here})
+    assert plan == [
+        {"concern": "image", "name": "npufleet/triton:24.01-0123", "current": current, "desired": desired, "action": action}
+        for current, desired, action in expected
+    ]
