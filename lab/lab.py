@@ -80,13 +80,16 @@ def inventory(lab: Lab) -> None:
         return
     facts = json.loads(path.read_text())
     names = hosts.host_names(facts["count"])
-    hostvars = {name: {"ansible_host": lab.address(number)} for number, name in enumerate(names)}
+    hostvars = {
+        name: {"ansible_host": lab.address(number), "lab_container": lab.container(name)} for number, name in enumerate(names)
+    }
     everywhere = {
         "ansible_user": OPS_USER,
         "ansible_ssh_private_key_file": str(lab.state / "id_ed25519"),
         "ansible_ssh_common_args": f"-o UserKnownHostsFile={lab.state}/known_hosts -o GlobalKnownHostsFile=/dev/null",
         "ansible_become_password": (lab.state / "become_password").read_text(),
         "lab_cache": str(lab.cache),
+        "lab_docker": engine.client(),
         "lab_release": facts["row"],
         "lab_npus": facts["npus"],
         "lab_artefact_url": f"http://{lab.address(0)}:{ARTEFACT_PORT}",

@@ -26,8 +26,11 @@ CACHE = Path(LAB["all"]["vars"]["lab_cache"]) if "all" in LAB else Path()
 
 
 def connect(name: str) -> testinfra.host.Host:
-    """A host over the lab's ssh, as root through sudo."""
-    return testinfra.get_host(f"ansible://{name}?force_ansible=true", ansible_inventory=str(INVENTORY), sudo=True)
+    """A host as root, through the engine under the lab: quicker than ssh and sudo, which the playbooks prove."""
+    client = LAB["all"]["vars"]["lab_docker"]
+    if "--host" in client:
+        os.environ["DOCKER_HOST"] = client[client.index("--host") + 1]
+    return testinfra.get_host(f"docker://{LAB['_meta']['hostvars'][name]['lab_container']}")
 
 
 @pytest.fixture(scope="session", params=NPU_HOSTS)
@@ -70,6 +73,9 @@ def playbook(name: str, *arguments: str) -> Run:
     """Run a playbook of the project on the lab."""
     command = ["ansible-playbook", "-i", str(INVENTORY), str(ROOT / "playbooks" / name), *arguments]
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+    # Molecule asks for colours, which would hide the recap from the tests; and the lab's engine is not the hosts'.
+    for name in ("ANSIBLE_FORCE_COLOR", "DOCKER_HOST"):
+        environment.pop(name, None)
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
     return Run(done.returncode, done.stdout + done.stderr)
 

@@ -144,7 +144,7 @@ def test_a_wrong_golden_label_turns_the_check_red(tmp_path: Path):
     for name in ("checks", "golden"):
         shutil.copytree(ROOT / "files" / name, tmp_path / name)
     path = tmp_path / "checks" / "digits.yml"
-    path.write_text(path.read_text().replace("argmax: [0, 1, 2,", "argmax: [7, 1, 2,", 1))
+    path.write_text(path.read_text().replace("          0, 1, 2,", "          7, 1, 2,", 1))
     run = playbook(
         "check.yml", "-e", f"inference_check_checks_dir={tmp_path}/checks", "-e", f"inference_check_golden_dir={tmp_path}/golden"
     )

@@ -120,13 +120,25 @@ def test_lock_of_another_recipe_is_not_used(backends: Path) -> None:
 # The host
 
 
-def test_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {"/images/npufleet/triton:24.01-0123/json": {"Id": ID}}
-    monkeypatch.setattr(image, "Engine", FakeEngine(asked))
-    assert image.read({"reference": "npufleet/triton:24.01-0123"}) == {"engine": True, "id": ID}
-    assert image.read({"reference": "npufleet/triton:24.01-4567"}) == {"engine": True, "id": None}
+@pytest.mark.parametrize(
+    ("labels", "contents"),
+    [
+        ({"io.npufleet.contents": "rebel-compiler==0.6.2 numpy==1.26.4"}, ["rebel-compiler==0.6.2", "numpy==1.26.4"]),
+        ({"io.npufleet.release": "24.01"}, []),
+        (None, []),
+    ],
+)
+def test_read(monkeypatch: pytest.MonkeyPatch, labels: dict[str, str] | None, contents: list[str]) -> None:
+    answers = {"/images/npufleet/triton:24.01-0123/json": {"Id": ID, "Config": {"Labels": labels}}}
+    monkeypatch.setattr(image, "Engine", FakeEngine(answers))
+    assert image.read({"reference": "npufleet/triton:24.01-0123"}) == {"engine": True, "id": ID, "contents": contents}
+    assert image.read({"reference": "npufleet/triton:24.01-4567"}) == {"engine": True, "id": None, "contents": []}
+
+
+def test_read_without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image, "Engine", FakeEngine(None))
-    assert image.read({"reference": "npufleet/triton:24.01-0123"}) == {"engine": False, "id": None}
+    actual = image.read({"reference": "npufleet/triton:24.01-0123"})
+    assert (actual["engine"], actual["id"]) == (False, None)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,181 @@
+"""Prometheus: targets out of the inventory, and the health that it gives back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import monitoring
+from helpers import fleet, http_server
+
+TARGETS = "/api/v1/targets?state=active"
+LATELY = "/api/v1/query?query=max_over_time%28up%7Bjob%3D%22npufleet-triton%22%7D%5B2m%5D%29%20%3D%3D%201"
+
+
+def desired(now: bool = False, **inventory: Any) -> dict[str, Any]:
+    variables = {
+        "groups": {"npu_hosts": ["npu2", "npu1", "npu3"], "edge": ["edge1"]},
+        "hostvars": {
+            "npu1": {"ansible_host": "10.0.0.1"},
+            "npu2": {"ansible_host": "10.0.0.2", "npufleet_address": "npu2.example.com", "npufleet_metrics_port": 9102},
+            "npu3": {},
+            "edge1": {},
+        },
+        **inventory,
+    }
+    return monitoring.desired(fleet(**variables), now)
+
+
+def target(host: str, health: str = "up", error: str = "", job: str = "npufleet-triton") -> dict[str, Any]:
+    """One active target as Prometheus 2 describes it."""
+    return {
+        "discoveredLabels": {"__address__": f"{host}:8002"},
+        "labels": {"host": host, "instance": f"{host}:8002", "job": job},
+        "scrapePool": job,
+        "scrapeUrl": f"http://{host}:8002/metrics",
+        "lastError": error,
+        "health": health,
+    }
+
+
+def prometheus(targets: list[dict[str, Any]], lately: list[str] | None = None) -> dict[str, tuple[int, Any]]:
+    vector = [{"metric": {"host": host, "job": "npufleet-triton"}, "value": [1.0, "1"]} for host in lately or []]
+    return {
+        f"GET {TARGETS}": (200, {"status": "success", "data": {"activeTargets": targets, "droppedTargets": []}}),
+        f"GET {LATELY}": (200, {"status": "success", "data": {"resultType": "vector", "result": vector}}),
+    }
+
+
+def found(name: str, current: Any, desired: Any, action: str) -> dict[str, Any]:
+    return {"concern": "monitoring", "name": name, "current": current, "desired": desired, "action": action}
+
+
+# What is wanted
+
+
+def test_targets_come_from_the_inventory() -> None:
+    wanted = desired()
+    assert json.loads(wanted["targets"]) == [
+        {"targets": ["npu2.example.com:9102"], "labels": {"host": "npu2"}},
+        {"targets": ["10.0.0.1:8002"], "labels": {"host": "npu1"}},
+        {"targets": ["npu3:8002"], "labels": {"host": "npu3"}},
+    ]
+    assert wanted["targets"].endswith("]\n")
+    assert wanted["hosts"] == ["npu1", "npu2", "npu3"]
+    assert (wanted["port"], wanted["now"]) == (9090, False)
+
+
+def test_scraped_group_and_port_are_variables() -> None:
+    wanted = desired(now=True, monitoring_scrape_group="edge", npufleet_metrics_port=9999, monitoring_prometheus_port="9091")
+    assert json.loads(wanted["targets"]) == [{"targets": ["edge1:9999"], "labels": {"host": "edge1"}}]
+    assert (wanted["port"], wanted["now"]) == (9091, True)
+
+
+def test_group_without_hosts_has_no_targets() -> None:
+    assert desired(monitoring_scrape_group="nobody")["targets"] == "[]\n"
+
+
+def test_the_roles_scrape_job_reads_the_targets_file() -> None:
+    import yaml
+
+    wanted = desired(monitoring_scrape_interval="5s")
+    assert yaml.safe_load("scrape_configs:\n" + wanted["job"]) == {
+        "scrape_configs": [
+            {
+                "job_name": "npufleet-triton",
+                "scrape_interval": "5s",
+                "file_sd_configs": [{"files": ["/etc/prometheus/npufleet/triton.json"]}],
+            }
+        ]
+    }
+
+
+# Reading
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What is wanted of a host whose files are below tmp_path."""
+    monkeypatch.setattr(monitoring, "packages", lambda names: {name: {} for name in names})
+    wanted = desired(
+        monitoring_targets_file=str(tmp_path / "triton.json"), monitoring_prometheus_config=str(tmp_path / "prometheus.yml")
+    )
+    (tmp_path / "triton.json").write_text(wanted["targets"])
+    (tmp_path / "prometheus.yml").write_text("global: {}\nscrape_configs:\n" + wanted["job"])
+    return wanted
+
+
+def plan(wanted: dict[str, Any], answers: dict[str, tuple[int, Any]]) -> list[dict[str, Any]]:
+    with http_server(answers) as server:
+        asked = {**wanted, "port": server.port}
+        return monitoring.diff(asked, monitoring.read(asked))
+
+
+ALL = [target(host) for host in ("npu1", "npu2", "npu3")]
+NAMES = ["npu1", "npu2", "npu3"]
+
+
+def test_host_as_wanted_has_no_plan(host: dict[str, Any]) -> None:
+    assert plan(host, prometheus(ALL, NAMES)) == []
+    assert plan({**host, "now": True}, prometheus(ALL)) == []
+
+
+def test_target_that_is_down_is_named_with_its_error(host: dict[str, Any]) -> None:
+    refused = target("npu2", "down", "connection refused")
+    answers = prometheus([ALL[0], refused, ALL[2]], ["npu1", "npu3"])
+    expected = [found("up of npu2", "connection refused", "up", "wait")]
+    assert plan(host, answers) == expected
+    assert plan({**host, "now": True}, answers) == expected
+
+
+def test_missed_scrape_is_drift_only_for_a_proof(host: dict[str, Any]) -> None:
+    answers = prometheus([target("npu1", "down", "timeout"), *ALL[1:]], NAMES)
+    assert plan(host, answers) == []
+    assert plan({**host, "now": True}, answers) == [found("up of npu1", "timeout", "up", "wait")]
+
+
+def test_target_that_was_not_scraped_yet(host: dict[str, Any]) -> None:
+    answers = prometheus([target("npu1", "unknown"), *ALL[1:]])
+    assert plan({**host, "now": True}, answers) == [found("up of npu1", "unknown", "up", "wait")]
+
+
+def test_target_of_another_job_does_not_count(host: dict[str, Any]) -> None:
+    answers = prometheus([target("npu1", job="node"), *ALL[1:]], NAMES)
+    assert plan(host, answers) == [found("up of npu1", "not scraped", "up", "wait")]
+
+
+def test_target_that_is_not_wanted_any_more(host: dict[str, Any]) -> None:
+    assert plan(host, prometheus([*ALL, target("old")], [*NAMES, "old"])) == [found("up of old", "scraped", None, "wait")]
+
+
+def test_prometheus_that_does_not_answer(host: dict[str, Any]) -> None:
+    with http_server({}) as gone:
+        pass
+    asked = {**host, "port": gone.port}
+    expected = [found("service", None, f"a Prometheus that answers on port {gone.port}", "start")]
+    assert monitoring.diff(asked, monitoring.read(asked)) == expected
+
+
+def test_bare_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitoring, "packages", lambda names: {})
+    with http_server({}) as gone:
+        pass
+    config, targets = str(tmp_path / "prometheus.yml"), str(tmp_path / "triton.json")
+    wanted = {**desired(monitoring_targets_file=targets, monitoring_prometheus_config=config), "port": gone.port}
+    assert monitoring.diff(wanted, monitoring.read(wanted)) == [
+        found("packages", "without prometheus", "installed", "install"),
+        found(targets, None, wanted["targets"], "configure"),
+        found("scrape job", None, "npufleet-triton", "configure"),
+        found("service", None, f"a Prometheus that answers on port {gone.port}", "start"),
+    ]
+
+
+def test_other_targets_or_another_job_are_configured(host: dict[str, Any]) -> None:
+    Path(host["targets_file"]).write_text("[]\n")
+    Path(host["config"]).write_text("scrape_configs: []\n")
+    assert plan(host, prometheus(ALL, NAMES)) == [
+        found(host["targets_file"], "[]\n", host["targets"], "configure"),
+        found("scrape job", None, "npufleet-triton", "configure"),
+    ]

@@ -1,0 +1,176 @@
+"""Module host_state: what it reads and compares, when it waits, and how it ends."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import all as all_concerns
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import item
+from ansible_collections.npufleet.triton.plugins.modules import host_state
+from helpers import run_module
+
+LOADING = item("server", "digits", "version 1 LOADING", "version 1 READY 0123456789ab", "wait")
+PACKAGE = item("driver", "package", None, "1.2.92", "install")
+WORDS = "server digits: found version 1 LOADING, wanted version 1 READY 0123456789ab (wait)"
+
+
+class Concern:
+    """A concern whose plans come one after the other; the last one stays."""
+
+    def __init__(self, *plans: list[dict[str, Any]]) -> None:
+        self.plans = list(plans)
+        self.wanted: list[Any] = []
+
+    def read(self, wanted: Any) -> dict[str, Any]:
+        self.wanted.append(wanted)
+        return {"reading": len(self.wanted)}
+
+    def diff(self, wanted: Any, actual: dict[str, Any]) -> list[dict[str, Any]]:
+        assert actual == {"reading": len(self.wanted)}
+        return self.plans[min(len(self.wanted), len(self.plans)) - 1]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Time that passes only by sleeping."""
+    time = SimpleNamespace(now=100.0, slept=[])
+
+    def sleep(seconds: float) -> None:
+        time.slept.append(seconds)
+        time.now += seconds
+
+    monkeypatch.setattr(host_state, "time", SimpleNamespace(monotonic=lambda: time.now, sleep=sleep))
+    return time
+
+
+def run(monkeypatch: pytest.MonkeyPatch, concerns: dict[str, Concern], check: bool = False, **arguments: Any) -> dict[str, Any]:
+    monkeypatch.setattr(host_state, "CONCERNS", concerns)
+    arguments = {"host": "npu1", "desired": {name: {"of": name} for name in concerns}, **arguments}
+    return run_module(host_state, arguments, check)
+
+
+def test_concerns_are_in_the_order_in_which_they_are_applied() -> None:
+    assert list(all_concerns.CONCERNS) == ["driver", "engine", "image", "models", "server", "monitoring"]
+    for name, concern in all_concerns.CONCERNS.items():
+        assert (concern.CONCERN, callable(concern.desired), callable(concern.read), callable(concern.diff)) == (name, *[True] * 3)
+
+
+def test_only_what_is_wanted_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, server = Concern([PACKAGE]), Concern([LOADING])
+    monkeypatch.setattr(host_state, "CONCERNS", {"driver": driver, "server": server})
+    assert host_state.look({"server": {"of": "server"}}) == ({"server": {"reading": 1}}, [LOADING])
+    assert (driver.wanted, server.wanted) == ([], [{"of": "server"}])
+
+
+def test_plans_come_in_the_order_of_the_concerns(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:
+    result = run(monkeypatch, {"driver": Concern([PACKAGE]), "server": Concern([LOADING])})
+    assert result == {
+        "failed": False,
+        "changed": False,
+        "plan": [PACKAGE, LOADING],
+        "report": ["driver package: found nothing, wanted 1.2.92 (install)", WORDS],
+        "actual": {"driver": {"reading": 1}, "server": {"reading": 1}},
+        "diff": {
+            "before_header": "found",
+            "after_header": "wanted",
+            "before": "driver package: nothing\nserver digits: version 1 LOADING\n",
+            "after": "driver package: 1.2.92\nserver digits: version 1 READY 0123456789ab\n",
+        },
+    }
+    assert clock.slept == []
+
+
+def test_host_as_wanted_changes_nothing_and_has_no_diff(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:
+    for check in (False, True):
+        result = run(monkeypatch, {"server": Concern([])}, check)
+        assert (result["failed"], result["changed"], result["plan"], result["report"], result["diff"]) == (False, False, [], [], {})
+
+
+def test_check_mode_reports_a_plan_as_a_change(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:
+    assert run(monkeypatch, {"server": Concern([LOADING])}, check=True)["changed"] is True
+
+
+def test_without_prove_nobody_waits(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:
+    concern = Concern([LOADING], [])
+    assert run(monkeypatch, {"server": concern}, timeout=60)["plan"] == [LOADING]
+    assert (len(concern.wanted), clock.slept) == (1, [])
+
+
+# The proof
+
+
+def test_prove_reads_again_until_there_is_no_difference(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:
+    concern = Concern([LOADING], [LOADING], [])
+    result = run(monkeypatch, {"server": concern}, prove=True, timeout=60)
+    assert (result["failed"], result["changed"], result["plan"]) == (False, False, [])
+    assert result["actual"] == {"server": {"reading": 3}}
+    assert clock.slept == [0.5, 0.5]
+
+
+def test_prove_ends_in_time_and_names_every_difference(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:
+    slow = item("server", "faces", None, "version 2 READY 0123456789ab", "load")
+    concern = Concern([LOADING, slow])
+    result = run(monkeypatch, {"server": concern}, prove=True, timeout=2)
+    assert result == {
+        "failed": True,
+        "msg": f"npu1 is not as wanted:\n  - {WORDS}\n  - server faces: found nothing, wanted version 2 READY 0123456789ab (load)",
+        "plan": [LOADING, slow],
+        "actual": {"server": {"reading": 5}},
+    }
+    assert sum(clock.slept) == 2
+
+
+def test_prove_without_timeout_reads_once(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:
+    concern = Concern([LOADING], [])
+    assert run(monkeypatch, {"server": concern}, prove=True)["failed"] is True
+    assert len(concern.wanted) == 1
+
+
+@pytest.mark.parametrize(
+    ("concern", "action", "hopeless"),
+    [
+        ("driver", "inspect", True),
+        ("server", "create", True),
+        ("server", "replace", True),
+        ("server", "start", True),
+        ("monitoring", "start", False),
+        ("engine", "start", False),
+        ("server", "wait", False),
+        ("server", "load", False),
+        ("models", "release", False),
+    ],
+)
+def test_prove_does_not_wait_for_what_time_cannot_mend(
+    monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace, concern: str, action: str, hopeless: bool
+) -> None:
+    one = item(concern, "x", "found", "wanted", action)
+    assert host_state.hopeless([LOADING, one]) is hopeless
+    fake = Concern([LOADING, one], [])
+    result = run(monkeypatch, {concern: fake}, prove=True, timeout=60)
+    assert (result["failed"], clock.slept) == (hopeless, [] if hopeless else [0.5])
+
+
+def test_a_container_that_ends_while_it_is_waited_for_ends_the_proof(
+    monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
+) -> None:
+    dead = item("server", "container", "exited (1): no NPU", "running", "start")
+    result = run(monkeypatch, {"server": Concern([LOADING], [dead])}, prove=True, timeout=300)
+    assert result["msg"] == "npu1 is not as wanted:\n  - server container: found exited (1): no NPU, wanted running (start)"
+    assert clock.slept == [0.5]
+
+
+def test_prove_in_check_mode_tells_and_does_not_fail(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:
+    result = run(monkeypatch, {"server": Concern([LOADING])}, check=True, prove=True)
+    assert (result["failed"], result["changed"], result["plan"]) == (False, False, [LOADING])
+
+
+@pytest.mark.parametrize("desired", [None, {}])
+def test_without_desired_state_it_says_how_to_call_it(monkeypatch: pytest.MonkeyPatch, desired: dict[str, Any] | None) -> None:
+    arguments = {} if desired is None else {"desired": desired}
+    result = run_module(host_state, arguments)
+    assert result == {
+        "failed": True,
+        "msg": "host_state computes what is wanted on the controller: call it as npufleet.triton.host_state",
+    }

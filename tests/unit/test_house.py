@@ -1,0 +1,253 @@
+"""The house's own rules: names of variables and tasks, how many roles and modules, and who may know of the lab."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ansible_collections.npufleet.triton.plugins.module_utils.plan as imported
+import pytest
+import yaml
+from helpers import ROOT
+
+ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
+MODULES = sorted(path for path in (ROOT / "plugins/modules").glob("*.py") if path.stem != "__init__")
+TASK_FILES = sorted((ROOT / "roles").glob("*/tasks/*.yml")) + sorted((ROOT / "roles").glob("*/handlers/*.yml"))
+PLAYBOOKS = sorted((ROOT / "playbooks").glob("**/*.yml"))
+PLUGINS = sorted(path for path in (ROOT / "plugins").rglob("*.py"))
+# What is built or installed, and what belongs to tools
+PASSED_OVER = {"build", "collections", ".venv", ".git", "__pycache__", ".ansible", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+# Who may speak of the lab: itself, its inventory, tests, documents, and what drives and checks the checkout
+MAY_NAME_THE_LAB = ("lab/", "inventories/lab/", "molecule/", "tests/", "docs/", ".ci/", ".github/")
+MAY_NAME_THE_LAB_TOO = ("Makefile", ".ansible-lint", ".gitignore", ".yamllint", "galaxy.yml", "pyproject.toml")
+NAMES_THE_LAB = re.compile(r"(?<![\w-])lab/|npufleet[-_.]lab\b|\blab_\w|\blab-\d")
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def checkout() -> Iterator[Path]:
+    """Every file of the checkout that a person wrote."""
+    for directory, names, files in os.walk(ROOT):
+        names[:] = sorted(name for name in names if name not in PASSED_OVER)
+        yield from (Path(directory) / name for name in sorted(files) if not name.endswith(".pyc"))
+
+
+def load(path: Path) -> Any:
+    class Loader(yaml.SafeLoader):
+        """YAML with Ansible's tags, whose values do not matter here."""
+
+    Loader.add_multi_constructor("!", lambda *_arguments: None)
+    return yaml.load(path.read_text(), Loader)
+
+
+def tasks_of(tasks: Any) -> Iterator[dict[str, Any]]:
+    """Tasks and blocks, those inside blocks too."""
+    for task in tasks or []:
+        yield task
+        for part in ("block", "rescue", "always"):
+            yield from tasks_of(task.get(part))
+
+
+def tasks_of_playbook(path: Path) -> Iterator[dict[str, Any]]:
+    for play in load(path):
+        for part in ("pre_tasks", "tasks", "post_tasks", "handlers"):
+            yield from tasks_of(play.get(part))
+
+
+# Roles, modules, the collection
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(TASK_FILES) > 20
+    assert "common" in ROLES
+    assert ROOT / "plugins/modules/host_state.py" in MODULES
+    assert ROOT / "plugins/module_utils/concerns/driver.py" in PLUGINS
+    assert ROOT / "files/releases.yml" in set(checkout())
+
+
+def test_at_most_ten_roles_and_seven_modules() -> None:
+    assert len(ROLES) <= 10, ROLES
+    assert len(MODULES) <= 7, [path.stem for path in MODULES]
+
+
+def test_collection_is_this_checkout() -> None:
+    link = ROOT / "collections/ansible_collections/npufleet/triton"
+    assert link.is_symlink()
+    assert os.readlink(link) == "../../.."
+    assert link.resolve() == ROOT
+    assert Path(str(imported.__file__)).resolve() == ROOT / "plugins/module_utils/plan.py"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_variables_carry_the_name_of_their_role(role: str) -> None:
+    path = ROOT / "roles" / role / "defaults/main.yml"
+    names = list(load(path) or {}) if path.exists() else []
+    prefixes = ("npufleet_", "__") if role == "common" else (role + "_", "__")
+    assert [name for name in names if not name.startswith(prefixes)] == []
+
+
+def test_a_variable_has_one_home() -> None:
+    homes: dict[str, list[str]] = {}
+    for role in ROLES:
+        for kind in ("defaults", "vars"):
+            path = ROOT / "roles" / role / kind / "main.yml"
+            for name in (load(path) or {}) if path.exists() else {}:
+                homes.setdefault(name, []).append(f"{role}/{kind}")
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+# Tasks
+
+
+@pytest.mark.parametrize("path", TASK_FILES, ids=relative)
+def test_every_task_of_a_role_has_a_name(path: Path) -> None:
+    tasks = list(tasks_of(load(path)))
+    assert tasks, "no tasks"
+    # A block may stand without one: its tasks have theirs.
+    assert [task for task in tasks if not task.get("name") and "block" not in task] == []
+
+
+@pytest.mark.parametrize("path", PLAYBOOKS, ids=relative)
+def test_every_play_and_task_of_a_playbook_has_a_name(path: Path) -> None:
+    assert [play for play in load(path) if not play.get("name") and "import_playbook" not in play] == []
+    assert [task for task in tasks_of_playbook(path) if not task.get("name") and "block" not in task] == []
+
+
+def test_errors_are_not_ignored() -> None:
+    for path in TASK_FILES + PLAYBOOKS:
+        tasks = tasks_of(load(path)) if path in TASK_FILES else tasks_of_playbook(path)
+        ignoring = [task for task in tasks if {"ignore_errors", "ignore_unreachable"} & set(task)]
+        assert ignoring == [], relative(path)
+    word = "ignore_" + "errors"
+    named = [relative(path) for path in checkout() if path.suffix in (".yml", ".yaml", ".j2", ".cfg") and word in path.read_text()]
+    assert named == []
+
+
+# The lab
+
+
+def test_nothing_outside_the_lab_knows_of_it() -> None:
+    knowing = []
+    for path in checkout():
+        name = relative(path)
+        if name.startswith(MAY_NAME_THE_LAB) or name in MAY_NAME_THE_LAB_TOO or ("/" not in name and name.endswith(".md")):
+            continue
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        knowing += [f"{name}:{number}: {line}" for number, line in enumerate(text.splitlines(), 1) if NAMES_THE_LAB.search(line)]
+    assert knowing == []
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("lab/cards.py", True),
+        ("see ./lab/hosts.py", True),
+        ("{{ lab_release }}", True),
+        ("/etc/npufleet-lab/cards.json", True),
+        ("npufleet.lab", True),
+        ("lab-24.01", True),
+        ("label_x: labels.txt", False),
+        ("collab/x", False),
+        ("npufleet.labels", False),
+    ],
+)
+def test_what_names_the_lab(text: str, names: bool) -> None:
+    assert bool(NAMES_THE_LAB.search(text)) is names
+
+
+def python_of_the_lab() -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted((ROOT / "lab").rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            head = path.read_bytes()[:64]
+            if path.suffix == ".py" or (head.startswith(b"#!") and b"python" in head.splitlines()[0]):
+                yield path, ast.parse(path.read_text(), str(path))
+
+
+def test_the_lab_imports_nothing_of_roles_and_plugins() -> None:
+    found = []
+    for path, tree in python_of_the_lab():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                words = [one.name for one in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                words = [node.module or ""]
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value:
+                words = [node.value]
+            else:
+                continue
+            found += [f"{relative(path)}:{node.lineno}: {word}" for word in words if _of_the_house(word)]
+    assert found == []
+    assert len(list(python_of_the_lab())) > 5
+
+
+def _of_the_house(word: str) -> bool:
+    """Whether a module's name or a path leads into roles/ or plugins/."""
+    return word.startswith("ansible_collections") or re.search(r"(^|[/.])(roles|plugins)([/.]|$)", word) is not None
+
+
+@pytest.mark.parametrize(
+    ("word", "leads"),
+    [
+        ("ansible_collections.npufleet.triton.plugins.module_utils.plan", True),
+        ("plugins", True),
+        ("../roles/common/defaults/main.yml", True),
+        ("plugins.module_utils", True),
+        ("the plugins of others", False),
+        ("playbooks/site.yml", False),
+    ],
+)
+def test_what_leads_into_the_house(word: str, leads: bool) -> None:
+    assert _of_the_house(word) is leads
+
+
+# What runs on hosts
+
+
+@pytest.mark.parametrize("path", PLUGINS, ids=relative)
+def test_plugins_are_python_3_9(path: Path) -> None:
+    tree = ast.parse(path.read_text(), str(path), feature_version=(3, 9))
+    imported_names = [node.module for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert "__future__" in imported_names or not tree.body
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """What the file imports when it is imported itself; what functions import is their own affair."""
+    for node in ast.parse(path.read_text(), str(path)).body:
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{one.name}" for one in node.names)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
+def test_modules_need_nothing_but_the_standard_library_on_the_host(module: Path) -> None:
+    own = "ansible_collections.npufleet.triton."
+    queue, seen, foreign = [module], set(), []
+    while queue:
+        path = queue.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for name in imports_of(path):
+            if name.startswith(own):
+                parts = name[len(own) :].split(".")
+                queue += [one for one in (ROOT.joinpath(*parts[:end]).with_suffix(".py") for end in (-1, len(parts))) if one.is_file()]
+            elif name.split(".")[0] not in sys.stdlib_module_names and not name.startswith("ansible.module_utils."):
+                foreign.append(f"{relative(path)}: {name}")
+    assert foreign == []
+    assert module in seen
+
+
+def test_the_walk_over_imports_follows_the_concerns() -> None:
+    names = list(imports_of(ROOT / "plugins/modules/host_state.py"))
+    assert "ansible_collections.npufleet.triton.plugins.module_utils.concerns.all.CONCERNS" in names

@@ -1,0 +1,322 @@
+"""What of a model goes to a host: digests, rendering, versions, artefacts, and every refusal."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import manifest as subject
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from helpers import ROW, fleet
+
+RBLN = 'name: "digits"\nbackend: "rbln"\nmax_batch_size: 4\n'
+SHA, OTHER = "a" * 64, "b" * 64
+ARTEFACTS = {
+    "CA12/0.6": {"url": "https://models.example.com/digits-ca12.rbln", "sha256": SHA},
+    "CA22/0.9": {"file": "/srv/digits-ca22.rbln", "sha256": OTHER},
+}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with one model of two small files and no compiled file."""
+    write(tmp_path / "digits/config.pbtxt", RBLN)
+    write(tmp_path / "digits/labels.txt", "zero\none\n")
+    return tmp_path
+
+
+def write(path: Path, content: str | bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def made(repository: Path, entry: dict[str, Any] | None = None, **host: Any) -> dict[str, Any]:
+    entry = {"name": "digits", "artefacts": ARTEFACTS, **(entry or {})}
+    return subject.manifest(entry, fleet(npufleet_model_repository=str(repository), **host))
+
+
+def config_of(one: dict[str, Any]) -> Any:
+    return subject.parse_config(one["contents"]["config.pbtxt"].decode(), "config.pbtxt")
+
+
+def groups_of(one: dict[str, Any]) -> list[tuple[str, int, str]]:
+    return [(group.name, group.count, group.Kind.Name(group.kind)) for group in config_of(one).instance_group]
+
+
+def refused(repository: Path, entry: dict[str, Any] | None = None, **host: Any) -> list[str]:
+    with pytest.raises(Refusal) as refusal:
+        made(repository, entry, **host)
+    return refusal.value.reasons
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+# Files
+
+
+def test_manifest_of_a_model(repository: Path) -> None:
+    one = made(repository)
+    rendered = one["contents"]["config.pbtxt"]
+    assert (one["name"], one["versions"]) == ("digits", ["1"])
+    assert one["files"] == {
+        "1/model.rbln": {"sha256": SHA, "blob": True},
+        "config.pbtxt": {"sha256": sha256(rendered), "blob": False},
+        "labels.txt": {"sha256": sha256(b"zero\none\n"), "blob": False},
+    }
+    assert one["contents"] == {"config.pbtxt": rendered, "labels.txt": b"zero\none\n"}
+    assert one["origins"] == {SHA: {"url": "https://models.example.com/digits-ca12.rbln"}}
+
+
+def test_files_of_one_mebibyte_and_more_are_blobs(repository: Path) -> None:
+    write(repository / "digits/1/small.bin", b"x" * (2**20 - 1))
+    write(repository / "digits/1/large.bin", b"y" * 2**20)
+    one = made(repository)
+    digest = sha256(b"y" * 2**20)
+    assert one["files"]["1/large.bin"] == {"sha256": digest, "blob": True}
+    assert one["origins"][digest] == {"file": str(repository / "digits/1/large.bin")}
+    assert one["files"]["1/small.bin"] == {"sha256": sha256(b"x" * (2**20 - 1)), "blob": False}
+    assert "1/large.bin" not in one["contents"]
+
+
+def test_bytecode_and_git_are_left_out(repository: Path) -> None:
+    before = made(repository)
+    write(repository / "digits/.git/config", "[core]\n")
+    write(repository / "digits/1/__pycache__/model.cpython-310.pyc", b"bytecode")
+    write(repository / "digits/old.pyc", b"bytecode")
+    after = made(repository)
+    assert sorted(after["files"]) == ["1/model.rbln", "config.pbtxt", "labels.txt"]
+    assert (after["source"], after["release"]) == (before["source"], before["release"])
+
+
+def test_a_model_may_have_a_repository_of_its_own(repository: Path, tmp_path: Path) -> None:
+    write(tmp_path / "elsewhere/digits/config.pbtxt", 'backend: "python"\n')
+    write(tmp_path / "elsewhere/digits/3/model.py", "pass\n")
+    one = made(repository, {"repository": str(tmp_path / "elsewhere"), "artefacts": None})
+    assert sorted(one["files"]) == ["3/model.py", "config.pbtxt"]
+
+
+# Digests
+
+
+def test_source_is_equal_on_hosts_of_another_size_and_release_is_not(repository: Path) -> None:
+    small, large, again = made(repository, npufleet_npus=2), made(repository, npufleet_npus=8), made(repository, npufleet_npus=2)
+    assert small["source"] == large["source"]
+    assert small["release"] != large["release"]
+    assert again == small
+
+
+def test_source_is_equal_on_hosts_with_another_card(repository: Path) -> None:
+    row = {**ROW, "sdk": {**ROW["sdk"], "shape": "0.9"}, "cards": ["RBLN-CA22"]}
+    other = made(repository, npufleet_card="RBLN-CA22", npufleet_row=row)
+    assert other["files"]["1/model.rbln"] == {"sha256": OTHER, "blob": True}
+    assert other["origins"] == {OTHER: {"file": "/srv/digits-ca22.rbln"}}
+    one = made(repository)
+    assert other["source"] == one["source"]
+    assert other["release"] != one["release"]
+
+
+def test_every_change_of_the_model_changes_both_digests(repository: Path) -> None:
+    seen = [made(repository)]
+    changes = [
+        lambda: write(repository / "digits/labels.txt", "one\nzero\n"),
+        lambda: (repository / "digits/labels.txt").rename(repository / "digits/names.txt"),
+        lambda: write(repository / "digits/1/model.py", ""),
+        lambda: write(repository / "digits/config.pbtxt", RBLN + "response_cache { enable: true }\n"),
+    ]
+    for change in changes:
+        change()
+        seen.append(made(repository))
+    recompiled = {**ARTEFACTS, "CA12/0.6": {"url": "https://models.example.com/new.rbln", "sha256": "c" * 64}}
+    seen.append(made(repository, {"artefacts": recompiled}))
+    for key in ("source", "release"):
+        assert len({one[key] for one in seen}) == len(seen), key
+
+
+def test_a_compiled_file_for_another_card_changes_only_source(repository: Path) -> None:
+    before = made(repository)
+    more = made(repository, {"artefacts": {**ARTEFACTS, "CA25/0.10": {"url": "https://x.example.com/y", "sha256": "d" * 64}}})
+    assert more["source"] != before["source"]
+
+
+def test_where_a_compiled_file_comes_from_does_not_count(repository: Path) -> None:
+    moved = {**ARTEFACTS, "CA12/0.6": {"url": "https://mirror.example.com/digits.rbln", "sha256": SHA}}
+    one, other = made(repository), made(repository, {"artefacts": moved})
+    assert (one["source"], one["release"]) == (other["source"], other["release"])
+
+
+def test_both_digests_are_inside_the_served_config(repository: Path) -> None:
+    one = made(repository)
+    parameters = config_of(one).parameters
+    assert {key: parameters[key].string_value for key in parameters} == {
+        "npufleet_source": one["source"],
+        "npufleet_release": one["release"],
+    }
+
+
+def test_own_parameters_stay(repository: Path) -> None:
+    write(repository / "digits/config.pbtxt", RBLN + 'parameters { key: "tuned" value { string_value: "yes" } }\n')
+    parameters = config_of(made(repository)).parameters
+    assert sorted(parameters) == ["npufleet_release", "npufleet_source", "tuned"]
+    assert parameters["tuned"].string_value == "yes"
+
+
+def test_equal_configs_are_equal_bytes() -> None:
+    def text(keys: str) -> str:
+        return RBLN + "".join(f'parameters {{ key: "{key}" value {{ string_value: "{key}" }} }}\n' for key in keys)
+
+    printed = {subject.print_config(subject.parse_config(text(keys), "config.pbtxt")) for keys in ("abcdef", "fedcba", "cafebd")}
+    assert len(printed) == 1
+
+
+# Rendering
+
+
+def test_rbln_model_without_a_group_gets_one(repository: Path) -> None:
+    assert groups_of(made(repository, npufleet_npus=3)) == [("", 3, "KIND_MODEL")]
+    assert groups_of(made(repository, {"instances": 2}, npufleet_npus=3)) == [("", 6, "KIND_MODEL")]
+
+
+def test_every_kind_model_group_is_sized_and_kind_cpu_is_not(repository: Path) -> None:
+    groups = (
+        'instance_group [{ name: "npu" count: 1 kind: KIND_MODEL }, { name: "cpu" count: 5 kind: KIND_CPU }, { kind: KIND_MODEL }]'
+    )
+    write(repository / "digits/config.pbtxt", RBLN + groups)
+    assert groups_of(made(repository, npufleet_npus=2)) == [("npu", 2, "KIND_MODEL"), ("cpu", 5, "KIND_CPU"), ("", 2, "KIND_MODEL")]
+
+
+def test_python_model_without_a_group_is_left_alone(repository: Path) -> None:
+    write(repository / "digits/config.pbtxt", 'backend: "python"\n')
+    write(repository / "digits/1/model.py", "")
+    assert groups_of(made(repository, {"artefacts": {}})) == []
+
+
+def test_name_is_the_directory_s(repository: Path) -> None:
+    write(repository / "digits/config.pbtxt", 'backend: "rbln"\n')
+    assert config_of(made(repository)).name == "digits"
+
+
+# Versions
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("", ["10"]),
+        ("version_policy { latest { num_versions: 1 } }", ["10"]),
+        ("version_policy { latest { num_versions: 2 } }", ["3", "10"]),
+        ("version_policy { latest { num_versions: 9 } }", ["1", "3", "10"]),
+        ("version_policy { latest { } }", ["10"]),
+        ("version_policy { all { } }", ["1", "3", "10"]),
+        ("version_policy { specific { versions: [3] } }", ["3"]),
+        ("version_policy { specific { versions: [10, 1, 7] } }", ["1", "10"]),
+    ],
+)
+def test_versions_under_the_policy(repository: Path, policy: str, expected: list[str]) -> None:
+    for version in ("3", "10"):
+        write(repository / f"digits/{version}/model.py", "")
+    # Neither is a version directory for Triton.
+    write(repository / "digits/02/model.py", "")
+    write(repository / "digits/configs/7", "")
+    write(repository / "digits/config.pbtxt", RBLN + policy)
+    assert made(repository)["versions"] == expected
+
+
+def test_policy_that_selects_no_version_is_refused(repository: Path) -> None:
+    write(repository / "digits/config.pbtxt", RBLN + "version_policy { specific { versions: [7] } }")
+    assert refused(repository) == ["model digits: its version policy selects none of versions [1]"]
+
+
+def test_model_without_a_version_directory_is_refused(repository: Path) -> None:
+    reasons = refused(repository, {"artefacts": {}})
+    assert reasons == ["model digits: its version policy selects none of versions (no version directory)"]
+
+
+# Refusals
+
+
+def test_model_without_config_is_refused(repository: Path) -> None:
+    assert refused(repository, {"name": "faces"}) == [
+        f"model faces: found no {repository}/faces/config.pbtxt: every model is a directory with one"
+    ]
+
+
+def test_config_with_another_name_is_refused(repository: Path) -> None:
+    write(repository / "digits/config.pbtxt", 'name: "faces"\nbackend: "rbln"\n')
+    assert refused(repository) == ["model digits: config.pbtxt names it 'faces': the two must be equal"]
+
+
+def test_config_that_triton_cannot_parse_is_refused_with_its_line(repository: Path) -> None:
+    write(repository / "digits/config.pbtxt", 'name: "digits"\nbackend: "rbln"\nmax_batch_sise: 4\n')
+    (reason,) = refused(repository)
+    assert reason.startswith(f"{repository}/digits/config.pbtxt:3:1 : ")
+    assert "max_batch_sise" in reason
+    assert reason.endswith(": Triton would refuse this file")
+
+
+def test_no_compiled_file_for_this_card_and_sdk_is_refused(repository: Path) -> None:
+    row = {**ROW, "sdk": {**ROW["sdk"], "shape": "0.10"}}
+    assert refused(repository, npufleet_card="RBLN-CA25", npufleet_row=row) == [
+        "model digits: found compiled files for CA12/0.6, CA22/0.9, wanted one for CA25/0.10: compile it for this card and SDK "
+        "and list it under `artefacts`"
+    ]
+
+
+@pytest.mark.parametrize(
+    "artefact",
+    [
+        {"sha256": SHA},
+        {"url": "https://models.example.com/x"},
+        {"url": "https://models.example.com/x", "sha256": "abc"},
+        {"url": "https://models.example.com/x", "sha256": SHA.upper()},
+    ],
+)
+def test_incomplete_artefact_is_refused(repository: Path, artefact: dict[str, str]) -> None:
+    assert refused(repository, {"artefacts": {"CA12/0.6": artefact}}) == [
+        "model digits: artefact CA12/0.6 needs `sha256` (64 hex digits) and `url` or `file`"
+    ]
+
+
+@pytest.mark.xfail(strict=True, raises=KeyError, reason="an incomplete artefact of another card ends in a bare KeyError")
+def test_incomplete_artefact_of_another_card_is_refused_too(repository: Path) -> None:
+    artefacts = {**ARTEFACTS, "CA22/0.9": {"url": "https://models.example.com/x"}}
+    assert refused(repository, {"artefacts": artefacts}) == [
+        "model digits: artefact CA22/0.9 needs `sha256` (64 hex digits) and `url` or `file`"
+    ]
+
+
+def test_artefact_goes_where_it_is_asked_to(repository: Path) -> None:
+    one = made(repository, {"artefacts": {"CA12/0.6": {"file": "/srv/x", "sha256": SHA, "path": "2/resnet.rbln"}}})
+    assert one["files"]["2/resnet.rbln"] == {"sha256": SHA, "blob": True}
+    assert one["versions"] == ["2"]
+
+
+# Placement
+
+
+@pytest.mark.parametrize(
+    ("hosts", "here"),
+    [(None, True), ([], True), (["npu1"], True), (["edge"], True), (["npu2", "lab"], False), (["npu", "npu11"], False)],
+)
+def test_placement_by_host_and_group(hosts: list[str] | None, here: bool) -> None:
+    entry = {"name": "digits", "hosts": hosts}
+    assert subject.placed_here([entry], "npu1", ["npu_hosts", "edge"]) == ([entry] if here else [])
+
+
+def test_reasons_of_all_models_come_at_once(repository: Path) -> None:
+    write(repository / "faces/config.pbtxt", 'name: "digits"\n')
+    entries = [
+        {"name": "digits", "artefacts": ARTEFACTS},
+        {"name": "faces"},
+        {"name": "words"},
+        {"name": "elsewhere", "hosts": ["npu2"]},
+    ]
+    found, reasons = subject.manifests(fleet(npufleet_model_repository=str(repository), triton_models=entries))
+    assert list(found) == ["digits"]
+    assert reasons == [
+        "model faces: config.pbtxt names it 'digits': the two must be equal",
+        f"model words: found no {repository}/words/config.pbtxt: every model is a directory with one",
+    ]

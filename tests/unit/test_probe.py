@@ -1,0 +1,145 @@
+"""The readers that concerns share: commands, packages, the engine's socket, HTTP."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import probe
+from helpers import http_server, unix_server
+
+# Commands and files
+
+
+def test_run_gives_code_and_output() -> None:
+    assert probe.run("sh", "-c", "echo ' out '; echo err >&2") == (0, "out")
+    assert probe.run("sh", "-c", "echo err >&2; exit 3") == (3, "err")
+    assert probe.run("npufleet-no-such-command") == (127, "npufleet-no-such-command is not installed")
+
+
+def test_run_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck(command: list[str], timeout: float, **_options: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(probe.subprocess, "run", stuck)
+    assert probe.run("rbln-stat", "-j") == (124, "rbln-stat did not answer within 60 s")
+
+
+def test_text(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"caf\xe9\n")
+    assert probe.text(str(tmp_path / "file")) == "caf�\n"
+    assert probe.text(str(tmp_path / "missing")) is None
+    assert probe.text(str(tmp_path)) is None
+
+
+def test_packages_are_those_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        "rebellions\t1.2.92\thold\tinstalled",
+        "libc6:amd64\t2.36-9\tinstall\tinstalled",
+        "docker.io\t20.10.24\tdeinstall\tconfig-files",
+        "rsync\t\tunknown\tnot-installed",
+        "dpkg-query: no packages found matching linux-image-6.1",
+    ]
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(probe, "run", lambda *command: asked.append(command) or (1, "\n".join(rows)))
+    assert probe.packages(["rebellions", "libc6", "docker.io", "rsync", "linux-image-6.1"]) == {
+        "rebellions": {"version": "1.2.92", "held": True},
+        "libc6": {"version": "2.36-9", "held": False},
+    }
+    assert asked[0][-5:] == ("rebellions", "libc6", "docker.io", "rsync", "linux-image-6.1")
+
+
+def test_no_packages_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without names, dpkg-query would list every package.
+    monkeypatch.setattr(probe, "run", lambda *_command: pytest.fail("asked"))
+    assert probe.packages([]) == {}
+
+
+# The engine
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A short path, as sockets need one."""
+    with tempfile.TemporaryDirectory(prefix="npf") as directory:
+        yield Path(directory) / "docker.sock"
+
+
+def test_engine_answers_over_its_socket(place: Path) -> None:
+    with unix_server(place, {"GET /version": (200, {"Version": "20.10.24"})}) as server:
+        engine = probe.Engine(str(place))
+        assert engine.get("/version") == {"Version": "20.10.24"}
+        assert engine.get("/containers/triton/json") is None
+        assert engine.answers()
+    assert server.asked == ["GET /version", "GET /containers/triton/json", "GET /version"]
+
+
+def test_engine_that_refuses_is_an_error_with_its_words(place: Path) -> None:
+    with unix_server(place, {"GET /info": (500, {"message": "driver failed"})}):
+        with pytest.raises(OSError, match="the engine answered 500: .*driver failed"):
+            probe.Engine(str(place)).get("/info")
+        assert not probe.Engine(str(place)).answers()
+
+
+def test_engine_that_is_not_there_is_an_error(place: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        probe.Engine(str(place)).get("/info")
+    assert not probe.Engine(str(place)).answers()
+
+
+def _talk(listener: socket.socket, answer: bytes) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(answer)
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{", b"not HTTP\r\n\r\n"])
+def test_engine_that_breaks_off_is_an_error(place: Path, answer: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(place))
+        listener.listen(1)
+        thread = threading.Thread(target=_talk, args=(listener, answer))
+        thread.start()
+        with pytest.raises(OSError):
+            probe.Engine(str(place)).get("/info")
+        thread.join()
+
+
+def test_engine_that_hangs_is_given_up(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(place))
+        listener.listen(1)
+        with pytest.raises(OSError):
+            probe.Engine(str(place), timeout=0.05).get("/info")
+
+
+# HTTP
+
+
+def test_http_json() -> None:
+    answers = {
+        "GET /json": (200, [{"name": "digits"}]),
+        "POST /empty": (200, b""),
+        "GET /words": (503, b"Service Unavailable"),
+        "GET /long": (500, b"x" * 600),
+    }
+    with http_server(answers) as server:
+
+        def ask(method: str, resource: str) -> tuple[int, Any]:
+            return probe.http_json("127.0.0.1", server.port, method, resource)
+
+        assert ask("GET", "/json") == (200, [{"name": "digits"}])
+        assert ask("POST", "/empty") == (200, None)
+        assert ask("GET", "/words") == (503, "Service Unavailable")
+        assert ask("GET", "/long") == (500, "x" * 500)
+        assert ask("GET", "/missing") == (404, {"error": "nothing at GET /missing"})
+    status, reason = ask("GET", "/json")
+    assert status == 0
+    assert "refused" in reason

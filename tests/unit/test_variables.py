@@ -1,0 +1,233 @@
+"""What is refused before a host is asked, and which concerns a host has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import variables as subject
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from helpers import ROW, fleet
+
+NPU = ["driver", "engine", "image", "models", "server"]
+ROWS = {"24.01": ROW, "25.08": {**ROW, "cards": ["RBLN-CA12", "RBLN-CA22"]}}
+
+
+def given(**changes: Any) -> dict[str, Any]:
+    """Variables from which something can be wanted, with changes; None takes one away."""
+    variables = {
+        "inventory_hostname": "npu1",
+        "group_names": ["npu_hosts"],
+        "rbln_release": "24.01",
+        "npufleet_npus": 2,
+        "npufleet_card": "RBLN-CA12",
+        "npufleet_release_rows": ROWS,
+        "triton_models": [{"name": "digits"}],
+        "triton_server_model_control_mode": "explicit",
+        **changes,
+    }
+    return {name: value for name, value in variables.items() if value is not None}
+
+
+def reasons(concerns: list[str] | None = None, **changes: Any) -> list[str]:
+    try:
+        subject.validate(given(**changes), NPU if concerns is None else concerns)
+    except Refusal as refusal:
+        return refusal.reasons
+    return []
+
+
+def test_concerns_of_a_host() -> None:
+    assert subject.concerns_of(["all", "npu_hosts"]) == NPU
+    assert subject.concerns_of(["monitoring_hosts"]) == ["monitoring"]
+    assert subject.concerns_of(["monitoring_hosts", "npu_hosts"]) == [*NPU, "monitoring"]
+    assert subject.concerns_of(["all", "ungrouped"]) == []
+
+
+def test_good_variables_are_accepted() -> None:
+    assert reasons() == []
+    assert reasons(rbln_release="25.08", npufleet_card="RBLN-CA22", triton_models=[]) == []
+
+
+@pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
+def test_every_mode_is_accepted(mode: str) -> None:
+    assert reasons(triton_server_model_control_mode=mode) == []
+
+
+def test_all_missing_variables_are_named_at_once() -> None:
+    assert reasons(rbln_release=None, npufleet_npus=None, npufleet_card=None, triton_models=None) == [
+        "rbln_release is not set: it names the row of files/releases.yml that this fleet runs; set it in the inventory",
+        "npufleet_npus is not set: it names how many NPUs (/dev/rbln*) the host has; set it in the inventory",
+        "npufleet_card is not set: it names the type of its cards, such as RBLN-CA22; set it in the inventory",
+        "triton_models is not set: it names the list of models to serve; set it in the inventory",
+    ]
+
+
+@pytest.mark.parametrize("name", ["rbln_release", "npufleet_npus", "npufleet_card", "triton_models"])
+def test_each_variable_is_required(name: str) -> None:
+    (reason,) = reasons(**{name: None})
+    assert reason.startswith(name + " is not set: ")
+
+
+def test_monitoring_alone_needs_none_of_them() -> None:
+    missing = {"rbln_release": None, "npufleet_npus": None, "npufleet_card": None, "triton_models": None}
+    assert reasons(["monitoring"], **missing) == []
+    assert len(reasons(["monitoring", "driver"], **missing)) == 4
+
+
+def test_release_without_a_row() -> None:
+    assert reasons(rbln_release="24.10") == [
+        "rbln_release is 24.10, there are rows for 24.01, 25.08: name one of them, or add a row under npufleet_extra_releases"
+    ]
+
+
+def test_card_that_the_release_does_not_support() -> None:
+    assert reasons(rbln_release="25.08", npufleet_card="RBLN-CA25") == [
+        "npufleet_card is RBLN-CA25, release 25.08 supports RBLN-CA12, RBLN-CA22: choose a release for this card"
+    ]
+
+
+@pytest.mark.parametrize("mode", ["auto", None])
+def test_unknown_mode(mode: str | None) -> None:
+    assert reasons(triton_server_model_control_mode=mode) == [
+        f"triton_server_model_control_mode is {mode}, wanted none, poll or explicit"
+    ]
+
+
+def test_model_without_a_name() -> None:
+    assert reasons(triton_models=[{"name": "digits"}, {"instances": 2}]) == ["triton_models has an entry without a name"]
+
+
+def test_model_named_twice_for_the_same_hosts() -> None:
+    twice = [{"name": "words"}, {"name": "digits"}, {"name": "words"}, {"name": "digits", "hosts": ["npu2"]}]
+    assert reasons(triton_models=twice) == ["triton_models lists digits, words more than once for the same hosts"]
+
+
+def test_model_named_twice_for_hosts_that_differ_is_accepted() -> None:
+    assert reasons(triton_models=[{"name": "digits", "hosts": ["npu1"]}, {"name": "digits", "hosts": ["npu2"]}]) == []
+
+
+@pytest.mark.xfail(strict=True, reason="two entries that both name this host are not noticed: the second silently wins")
+def test_model_named_twice_for_this_host_by_host_and_by_group() -> None:
+    both = [{"name": "digits", "hosts": ["npu1"]}, {"name": "digits", "hosts": ["npu_hosts"], "instances": 2}]
+    assert reasons(triton_models=both) == ["triton_models lists digits more than once for the same hosts"]
+
+
+def test_all_reasons_come_at_once() -> None:
+    found = reasons(
+        npufleet_card="RBLN-CA99",
+        triton_server_model_control_mode="auto",
+        triton_models=[{"name": "digits"}, {"name": "digits"}, {}],
+    )
+    assert [reason.split()[0] for reason in found] == [
+        "npufleet_card",
+        "triton_server_model_control_mode",
+        "triton_models",
+        "triton_models",
+    ]
+
+
+# The desired state
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with one model that serves as it stands."""
+    (tmp_path / "models/digits/1").mkdir(parents=True)
+    (tmp_path / "models/digits/config.pbtxt").write_text('backend: "python"\n')
+    (tmp_path / "models/digits/1/model.py").write_text("pass\n")
+    (tmp_path / "backends").mkdir()
+    return tmp_path / "models"
+
+
+def host(repository: Path, **changes: Any) -> Any:
+    return fleet(
+        npufleet_model_repository=str(repository),
+        triton_image_backends=str(repository.parent / "backends"),
+        triton_models=[{"name": "digits"}],
+        npufleet_release_rows=ROWS,
+        **changes,
+    )
+
+
+def test_desired_has_what_was_asked_for(repository: Path) -> None:
+    wanted, manifests = subject.desired(host(repository), NPU)
+    assert list(wanted) == NPU
+    assert list(manifests) == ["digits"]
+    assert wanted["driver"]["version"] == "1.2.92"
+    assert wanted["server"]["models"] == {"digits": {"versions": ["1"], "release": manifests["digits"]["release"]}}
+    assert wanted["models"]["models"]["digits"]["release"] == manifests["digits"]["release"]
+    assert "contents" not in wanted["models"]["models"]["digits"]
+
+
+def test_container_runs_the_pinned_image(repository: Path) -> None:
+    recipe = subject.desired(host(repository), ["image"])[0]["image"]["recipe"]
+    lock = {"24.01": {"recipe": recipe, "id": "sha256:" + "a" * 64, "archive": None}}
+    wanted, _ = subject.desired(host(repository, npufleet_lock=lock), ["image", "server"])
+    assert wanted["server"]["container"]["image"] == wanted["image"]["id"] == "sha256:" + "a" * 64
+
+
+def test_models_are_only_read_where_they_matter(repository: Path) -> None:
+    wanted, manifests = subject.desired(host(repository.parent / "no-such-repository"), ["engine"])
+    assert (list(wanted), manifests) == (["engine"], {})
+
+
+def test_now_reaches_the_monitoring(repository: Path) -> None:
+    variables = host(repository, groups={"npu_hosts": ["npu1"]}, hostvars={"npu1": {}})
+    assert subject.desired(variables, ["monitoring"], now=True)[0]["monitoring"]["now"] is True
+    assert subject.desired(variables, ["monitoring"])[0]["monitoring"]["now"] is False
+
+
+def test_reasons_of_all_concerns_come_at_once(repository: Path) -> None:
+    row = {**ROW, "driver": {"package": "rebellions", "version": "3.0.0", "form": "run"}}
+    variables = host(repository, npufleet_row=row)
+    variables = fleet(**{**dict(variables._raw), "triton_models": [{"name": "faces"}, {"name": "words"}]})
+    with pytest.raises(Refusal) as refusal:
+        subject.desired(variables, NPU)
+    directory = str(repository)
+    assert refusal.value.reasons == [
+        f"model faces: found no {directory}/faces/config.pbtxt: every model is a directory with one",
+        f"model words: found no {directory}/words/config.pbtxt: every model is a directory with one",
+        "driver 3.0.0 of release 24.01 is a .run package, this version installs .deb: choose a release whose driver is one",
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"triton_server_shm_size": "plenty"},
+        {"triton_server_memory": "1.5g"},
+        {"triton_server_ulimits": ["memlock"]},
+        {"npufleet_npus": "two"},
+    ],
+)
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="a value that is no number ends in a bare ValueError")
+def test_value_that_is_no_number_is_refused(repository: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(Refusal) as refusal:
+        subject.desired(host(repository, **change), NPU)
+    assert next(iter(change)) in refusal.value.reasons[0]
+
+
+@pytest.mark.xfail(strict=True, raises=KeyError, reason="an unknown concern ends in a bare KeyError")
+def test_unknown_concern_is_refused(repository: Path) -> None:
+    with pytest.raises(Refusal) as refusal:
+        subject.desired(host(repository), ["drivers"])
+    assert "drivers" in refusal.value.reasons[0]
+
+
+# Variables are templated when they are read
+
+
+def test_templated_reads_once_and_leaves_the_rest() -> None:
+    read: list[Any] = []
+    raw = {"a": "{{ x }}", "b": "{{ broken }}", "hostvars": object(), "groups": object()}
+    variables = subject.Templated(raw, lambda value: read.append(value) or f"<{value}>")
+    assert variables["a"] == variables["a"] == "<{{ x }}>"
+    assert read == ["{{ x }}"]
+    assert variables["hostvars"] is raw["hostvars"]
+    assert variables["groups"] is raw["groups"]
+    assert (len(variables), list(variables)) == (4, list(raw))
+    assert "c" not in variables
+    with pytest.raises(KeyError):
+        variables["c"]
