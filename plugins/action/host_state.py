@@ -25,7 +25,7 @@ class ActionModule(FleetAction):
         try:
             wanted, manifests = desired(variables, list(concerns), now=bool(arguments.get("prove")))
         except (Refusal, AnsibleUndefinedVariable, KeyError) as error:
-            raise self.refuse(host, error) from error
+            raise self.refuse(host, error) from None
         arguments["desired"] = wanted
         arguments["host"] = host
         result = self._execute_module("npufleet.triton.host_state", module_args=arguments, task_vars=task_vars)

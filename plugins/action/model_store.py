@@ -24,7 +24,7 @@ class ActionModule(FleetAction):
         try:
             found, reasons = manifest.manifests(variables)
         except (Refusal, AnsibleUndefinedVariable, KeyError) as error:
-            raise self.refuse(task_vars["inventory_hostname"], error) from error
+            raise self.refuse(task_vars["inventory_hostname"], error) from None
         if reasons:
             raise self.refuse(task_vars["inventory_hostname"], Refusal(reasons))
         arguments["releases"] = {name: _with_contents(found[name]) for name in arguments.get("models") or [] if name in found}

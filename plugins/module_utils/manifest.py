@@ -93,10 +93,14 @@ def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, A
                 "`artefacts`".format(name, ", ".join(sorted(artefacts)), key)
             ]
         )
-    one = artefacts[key]
-    if not re.fullmatch("[0-9a-f]{64}", str(one.get("sha256"))) or not ("url" in one or "file" in one):
-        raise Refusal([f"model {name}: artefact {key} needs `sha256` (64 hex digits) and `url` or `file`"])
-    return one
+    reasons = [
+        f"model {name}: artefact {place} needs `sha256` (64 hex digits) and `url` or `file`"
+        for place, found in sorted(artefacts.items())
+        if not re.fullmatch("[0-9a-f]{64}", str(found.get("sha256"))) or not ("url" in found or "file" in found)
+    ]
+    if reasons:
+        raise Refusal(reasons)
+    return artefacts[key]
 
 
 def _paths(directory: str) -> List[str]:

@@ -35,6 +35,10 @@ def concerns_of(groups: List[str]) -> List[str]:
 
 def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
     """Refuse, all reasons at once, variables from which nothing can be wanted."""
+    known = [concern for group in BY_GROUP.values() for concern in group]
+    unknown = sorted(set(concerns) - set(known))
+    if unknown:
+        raise Refusal([f"there is no concern {', '.join(unknown)}: name some of {', '.join(known)}"])
     if concerns == ["monitoring"]:
         return
     reasons = [
@@ -55,18 +59,14 @@ def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
                     variables["npufleet_card"], release, ", ".join(rows[release]["cards"])
                 )
             )
+        if not str(variables["npufleet_npus"]).isdigit():
+            reasons.append(f"npufleet_npus is {variables['npufleet_npus']}, wanted a number")
         mode = variables.get("triton_server_model_control_mode")
         if mode not in ("none", "poll", "explicit"):
             reasons.append(f"triton_server_model_control_mode is {mode}, wanted none, poll or explicit")
-        names = [entry.get("name") for entry in variables["triton_models"]]
-        doubles = sorted(
-            {
-                str(name)
-                for name in names
-                if names.count(name) > 1
-                and not all(entry.get("hosts") for entry in variables["triton_models"] if entry.get("name") == name)
-            }
-        )
+        here = manifest.placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"])
+        names = [entry.get("name") for entry in here]
+        doubles = sorted({str(name) for name in names if names.count(name) > 1})
         if doubles:
             reasons.append("triton_models lists {} more than once for the same hosts".format(", ".join(doubles)))
         if None in names:

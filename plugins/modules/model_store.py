@@ -98,7 +98,7 @@ def ingest(root: str, incoming: Optional[str], digests: List[str]) -> None:
         if os.path.exists(blob_path(root, digest)):
             continue
         arrived = os.path.join(incoming or "", digest)
-        if not incoming or not os.path.isfile(arrived):
+        if not incoming or os.path.islink(arrived) or not os.path.isfile(arrived):
             problems.append(f"blob {digest[:12]} was not transferred")
             continue
         # Out of the sender's reach first, so that what is verified is what is kept.
@@ -113,6 +113,8 @@ def ingest(root: str, incoming: Optional[str], digests: List[str]) -> None:
         else:
             verified.append((staged, digest))
     if problems:
+        for staged, _digest in verified:
+            os.unlink(staged)
         raise StoreError("; ".join(problems) + ": transfer it again")
     for staged, digest in verified:
         os.replace(staged, blob_path(root, digest))
@@ -186,10 +188,11 @@ def main() -> None:
         supports_check_mode=True,
     )
     root, releases = module.params["root"], module.params["releases"]
+    withdraw = [name for name in module.params["withdraw"] if os.path.lexists(os.path.join(root, "served", name))]
     unknown = sorted(set(module.params["models"]) - set(releases))
     if unknown:
         module.fail_json(msg="triton_models places no {} on this host".format(", ".join(unknown)))
-    changed = bool(releases or module.params["withdraw"])
+    changed = bool(releases or withdraw)
     if module.check_mode:
         module.exit_json(changed=changed, switched={})
     switched: Dict[str, str] = {}
@@ -202,7 +205,7 @@ def main() -> None:
         for name, label in made.items():
             switch(root, name, label)
             switched[name] = label
-        for name in module.params["withdraw"]:
+        for name in withdraw:
             os.unlink(os.path.join(root, "served", name))
     except (StoreError, OSError) as error:
         module.fail_json(

@@ -130,7 +130,6 @@ def test_all_missing_variables_are_named_at_once(looked: dict[str, Any]) -> None
     assert reasons[-1].startswith(MISSING[-1])
 
 
-@pytest.mark.xfail(strict=True, reason="Ansible appends the cause's own message: every reason is told twice")
 def test_every_reason_is_told_once(looked: dict[str, Any]) -> None:
     assert refused(looked, "bare") == MISSING
 

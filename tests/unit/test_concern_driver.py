@@ -313,6 +313,8 @@ def test_tool_that_does_not_answer() -> None:
 def test_card_of_a_foreign_type() -> None:
     foreign = host(tool=tool(parsed(0), parsed(1, name="RBLN-CA25")))
     both = {**WANTED, "cards": ["RBLN-CA02", "RBLN-CA12"]}
+    mixed = host(tool=tool(parsed(0, name="RBLN-CR03"), parsed(1, name="RBLN-CA25")))
+    assert driver.diff(WANTED, mixed) == [found("card type", "RBLN-CA25, RBLN-CR03", "RBLN-CA12", "inspect")]
     assert driver.diff(both, foreign) == [found("card type", "RBLN-CA25", "RBLN-CA02 or RBLN-CA12", "inspect")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,22 @@ def test_bytecode_time_and_place_do_not_count(backends: Path, tmp_path: Path) ->
     (backends / "rbln/model.py").touch()
     elsewhere = backends.rename(tmp_path / "elsewhere")
     assert image.recipe_digest(dict(reversed(RECIPE.items())), str(elsewhere)) == before
+
+
+def test_the_order_of_the_file_system_does_not_count(backends: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in ("a/one.py", "b/two.py", "b/c/three.py"):
+        (backends / path).parent.mkdir(parents=True, exist_ok=True)
+        (backends / path).write_text(path)
+    before = image.recipe_digest(RECIPE, str(backends))
+    real = os.walk
+
+    def backwards(top: str) -> Any:
+        for directory, names, files in real(top):
+            names.sort(reverse=True)
+            yield directory, names, sorted(files, reverse=True)
+
+    monkeypatch.setattr(image.os, "walk", backwards)
+    assert image.recipe_digest(RECIPE, str(backends)) == before
 
 
 def test_the_roles_recipe_names_what_is_installed() -> None:

@@ -241,7 +241,9 @@ def test_modules_need_nothing_but_the_standard_library_on_the_host(module: Path)
         for name in imports_of(path):
             if name.startswith(own):
                 parts = name[len(own) :].split(".")
-                queue += [one for one in (ROOT.joinpath(*parts[:end]).with_suffix(".py") for end in (-1, len(parts))) if one.is_file()]
+                queue += [
+                    one for one in (ROOT.joinpath(*parts[:end]).with_suffix(".py") for end in (-1, len(parts))) if one.is_file()
+                ]
             elif name.split(".")[0] not in sys.stdlib_module_names and not name.startswith("ansible.module_utils."):
                 foreign.append(f"{relative(path)}: {name}")
     assert foreign == []

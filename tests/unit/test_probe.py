@@ -82,7 +82,7 @@ def test_engine_answers_over_its_socket(place: Path) -> None:
 
 def test_engine_that_refuses_is_an_error_with_its_words(place: Path) -> None:
     with unix_server(place, {"GET /info": (500, {"message": "driver failed"})}):
-        with pytest.raises(OSError, match="the engine answered 500: .*driver failed"):
+        with pytest.raises(OSError, match=r"the engine answered 500: .*driver failed"):
             probe.Engine(str(place)).get("/info")
         assert not probe.Engine(str(place)).answers()
 

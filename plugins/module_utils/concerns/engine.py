@@ -39,6 +39,8 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     }
     try:
         actual["daemon"] = json.loads(raw) if raw and raw.strip() else {}
+        if not isinstance(actual["daemon"], dict):
+            raise ValueError(f"wanted an object, found {raw}")
     except ValueError as error:
         actual["daemon"] = None
         actual["daemon_error"] = str(error)
@@ -68,7 +70,7 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     if missing:
         plan.append(item(CONCERN, "packages", "without " + ", ".join(missing), "installed", "install"))
     if actual["daemon"] is None:
-        broken = "not JSON ({})".format(actual["daemon_error"])
+        broken = "not a JSON object ({})".format(actual["daemon_error"])
         plan.append(item(CONCERN, "daemon.json", broken, wanted["daemon"], "repair by hand"))
     elif merge(actual["daemon"], wanted["daemon"]) != actual["daemon"]:
         ours = {key: actual["daemon"].get(key) for key in wanted["daemon"]}

@@ -29,7 +29,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     directory = os.path.join(root, "served")
     for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else []:
         link = os.path.join(directory, name)
-        release = os.path.basename(os.readlink(link)) if os.path.islink(link) else None
+        release = _release_of(link, root, name)
         model = wanted["models"].get(name)
         differs = drift(root, name, release, model["files"]) if model and release else []
         served[name] = {"release": release, "differs": differs}
@@ -38,6 +38,15 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         "served": served,
         "missing": sorted(digest for digest in blobs if not os.path.isfile(blob_path(root, digest))),
     }
+
+
+def _release_of(link: str, root: str, name: str) -> Optional[str]:
+    """Name of the release that a link serves, None where it is no link into this model's releases."""
+    if not os.path.islink(link):
+        return None
+    target = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
+    home = os.path.normpath(os.path.join(root, "releases", name))
+    return os.path.basename(target) if os.path.dirname(target) == home else None
 
 
 def blob_path(root: str, digest: str) -> str:

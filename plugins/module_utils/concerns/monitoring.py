@@ -22,7 +22,7 @@ def desired(variables: Mapping[str, Any], now: bool) -> Dict[str, Any]:
     """
     group = variables["monitoring_scrape_group"]
     hostvars = variables["hostvars"]
-    targets = []
+    targets: List[Dict[str, Any]] = []
     for host in variables["groups"].get(group, []):
         facts = hostvars[host]
         address = facts.get("npufleet_address") or facts.get("ansible_host") or host

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Any, Dict, List, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, http_json
 
 CONCERN = "server"
@@ -16,19 +17,26 @@ DEFAULTS: Dict[str, Any] = {
     "cap_drop": [],
     "cpuset": "",
     "devices": [],
+    "entrypoint": "the image's",
     "extra_hosts": [],
+    "ipc": "default",
+    "cpus": 0,
     "memory": 0,
     "network": "default",
     "pid": "",
+    "pids_limit": 0,
     "read_only": False,
+    "security": [],
     "tmpfs": [],
-    "user": "",
+    "user": "the image's",
+    "working_dir": "the image's",
 }
 
 
 def desired(variables: Mapping[str, Any], image: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
     """The container, and name, versions and release digest of every model that it has to serve."""
     mode = variables["triton_server_model_control_mode"]
+    listen = variables["triton_server_listen_address"]
     container = {
         "image": image["id"],
         "command": command(variables, sorted(manifests)),
@@ -40,18 +48,19 @@ def desired(variables: Mapping[str, Any], image: Mapping[str, Any], manifests: M
         "ports": ports(variables),
         "privileged": bool(variables["triton_server_privileged"]),
         "restart": variables["triton_server_restart_policy"],
-        "shm_size": size(variables["triton_server_shm_size"]),
+        "shm_size": size_of(variables, "triton_server_shm_size"),
         "stop_timeout": int(variables["triton_server_stop_timeout"]),
-        "ulimits": dict(one.split(":", 1) for one in variables["triton_server_ulimits"]),
-        "volumes": sorted(variables["triton_server_volumes"]),
+        "ulimits": ulimits(variables, "triton_server_ulimits"),
+        "volumes": sorted(map(volume, variables["triton_server_volumes"])),
         **DEFAULTS,
         "cpuset": variables["triton_server_cpuset"],
-        "memory": size(variables["triton_server_memory"]) if variables["triton_server_memory"] else 0,
+        "memory": size_of(variables, "triton_server_memory"),
     }
     return {
         "name": variables["triton_server_name"],
         "container": container,
-        "published_ports": ["{}:{}".format(where, port.split("/")[0]) for port, where in sorted(container["ports"].items())],
+        "published_ports": [f"{where}:{port.split('/')[0]}" for port, where in sorted(container["ports"].items())],
+        "address": "127.0.0.1" if listen in ("", "0.0.0.0", "::") else listen,
         "http_port": int(variables["npufleet_http_port"]),
         "mode": mode,
         "models": {name: {"versions": one["versions"], "release": one["release"]} for name, one in manifests.items()},
@@ -93,7 +102,7 @@ def ports(variables: Mapping[str, Any]) -> Dict[str, str]:
     """Published ports, container side first: a service that is off publishes none."""
     services = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
     return {
-        f"{inside}/tcp": "{}:{}".format(variables["triton_server_listen_address"], variables[f"npufleet_{name}_port"])
+        f"{inside}/tcp": f"{variables['triton_server_listen_address']}:{variables[f'npufleet_{name}_port']}"
         for name, inside in services
         if variables["triton_server_allow_" + name]
     }
@@ -101,9 +110,34 @@ def ports(variables: Mapping[str, Any]) -> Dict[str, str]:
 
 def size(value: Any) -> int:
     """Bytes of `1g`, `512m`, `64k` or a number."""
-    text = str(value).strip().lower().rstrip("b")
-    factor = {"k": 2**10, "m": 2**20, "g": 2**30}.get(text[-1:], 1)
-    return int(text.rstrip("kmg")) * factor
+    found = re.fullmatch(r"(\d+)([kmg]?)b?", str(value).strip().lower())
+    if not found:
+        raise Refusal([f"{value} is no size, wanted whole bytes or such as 512m or 1g"])
+    return int(found.group(1)) * {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}[found.group(2)]
+
+
+def size_of(variables: Mapping[str, Any], name: str) -> int:
+    """Bytes of a variable, 0 where it is empty."""
+    try:
+        return size(variables[name]) if variables[name] else 0
+    except Refusal as refusal:
+        raise Refusal([f"{name}: {refusal}"]) from None
+
+
+def ulimits(variables: Mapping[str, Any], name: str) -> Dict[str, str]:
+    """{limit: "soft:hard"} of a list of `limit:soft:hard`, or `limit:both`."""
+    limits = {}
+    for one in variables[name]:
+        found = re.fullmatch(r"(\w+):(-?\d+)(?::(-?\d+))?", str(one))
+        if not found:
+            raise Refusal([f"{name} has {one}, wanted limit:soft:hard such as memlock:-1:-1"])
+        limits[found.group(1)] = f"{found.group(2)}:{found.group(3) or found.group(2)}"
+    return limits
+
+
+def volume(bind: str) -> str:
+    """A bind mount as the engine writes it out, with its mode."""
+    return bind if bind.count(":") > 1 else bind + ":rw"
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
@@ -117,13 +151,14 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     if not found:
         return {"engine": True, "container": None, "served": None}
     actual = {"engine": True, "container": container_facts(found, image or {}), "served": None}
+    actual["inherited"] = environment((image or {}).get("Config") or {})
     state = found["State"]
     actual["state"] = (
         "running" if state["Running"] and not state.get("Restarting") else "{} ({})".format(state["Status"], state["ExitCode"])
     )
     if actual["state"] == "running":
         actual["served"] = read_served(wanted)
-        status, server = http_json("127.0.0.1", wanted["http_port"], "GET", "/v2")
+        status, server = http_json(wanted["address"], wanted["http_port"], "GET", "/v2")
         actual["version"] = server.get("version") if status == 200 and isinstance(server, dict) else None
     else:
         actual["log"] = last_words(engine, wanted["name"])
@@ -134,23 +169,27 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
     """`docker inspect` in the shape of the desired container; what comes from the image is left out."""
     host = inspect["HostConfig"]
     config = inspect["Config"]
-    inherited = set((image.get("Config") or {}).get("Env") or [])
-    environment = dict(one.split("=", 1) for one in config.get("Env") or [] if one not in inherited)
-    bindings = host.get("PortBindings") or {}
+    base = image.get("Config") or {}
+
+    def own(key: str) -> Any:
+        return "the image's" if (config.get(key) or None) == (base.get(key) or None) else config.get(key)
+
     return {
         "image": inspect["Image"],
         "command": list(config.get("Cmd") or []),
-        "environment": environment,
+        "environment": dict(set(environment(config).items()) - set(environment(base).items())),
         "log": {"driver": host["LogConfig"]["Type"], "options": dict(host["LogConfig"].get("Config") or {})},
         "ports": {
-            port: "{}:{}".format(one[0].get("HostIp") or "0.0.0.0", one[0]["HostPort"]) for port, one in bindings.items() if one
+            port: ", ".join(sorted(f"{one.get('HostIp') or '0.0.0.0'}:{one['HostPort']}" for one in found))
+            for port, found in (host.get("PortBindings") or {}).items()
+            if found
         },
         "privileged": host["Privileged"],
         "restart": host["RestartPolicy"]["Name"],
         "shm_size": host["ShmSize"],
         "stop_timeout": config.get("StopTimeout") or 10,
         "ulimits": {one["Name"]: "{}:{}".format(one["Soft"], one["Hard"]) for one in host.get("Ulimits") or []},
-        "volumes": sorted(host.get("Binds") or []),
+        "volumes": sorted(map(volume, host.get("Binds") or [])),
         "cap_add": sorted(host.get("CapAdd") or []),
         "cap_drop": sorted(host.get("CapDrop") or []),
         "cpuset": host.get("CpusetCpus") or "",
@@ -162,14 +201,26 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
         "pid": host.get("PidMode") or "",
         "read_only": bool(host.get("ReadonlyRootfs")),
         "tmpfs": sorted(host.get("Tmpfs") or {}),
-        "user": config.get("User") if config.get("User") != (image.get("Config") or {}).get("User") else "",
+        "entrypoint": own("Entrypoint"),
+        "ipc": "default" if host.get("IpcMode") in (None, "", "private", "shareable") else host["IpcMode"],
+        "cpus": (host.get("NanoCpus") or 0) / 1e9,
+        "pids_limit": max(host.get("PidsLimit") or 0, 0),
+        # The engine itself adds this one to a privileged container
+        "security": sorted(set(host.get("SecurityOpt") or []) - {"label=disable"}),
+        "user": own("User"),
+        "working_dir": own("WorkingDir"),
     }
+
+
+def environment(config: Mapping[str, Any]) -> Dict[str, str]:
+    """Environment of a container's or an image's Config."""
+    return dict(one.split("=", 1) for one in config.get("Env") or [] if "=" in one)
 
 
 def read_served(wanted: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
     """{model: {version: {"state", "reason", "release"}}} of the server, None while it does not answer."""
-    port = wanted["http_port"]
-    status, index = http_json("127.0.0.1", port, "POST", "/v2/repository/index")
+    address, port = wanted["address"], wanted["http_port"]
+    status, index = http_json(address, port, "POST", "/v2/repository/index")
     if status != 200 or not isinstance(index, list):
         return None
     served: Dict[str, Any] = {}
@@ -178,7 +229,7 @@ def read_served(wanted: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
             reason = one.get("reason", "it could not be read")
             served.setdefault(one["name"], {})["-"] = {"state": "UNAVAILABLE", "reason": reason, "release": None}
             continue
-        release = _loaded_release(port, one["name"], one["version"]) if one["state"] == "READY" else None
+        release = _loaded_release(address, port, one["name"], one["version"]) if one["state"] == "READY" else None
         served.setdefault(one["name"], {})[one["version"]] = {
             "state": one["state"],
             "reason": one.get("reason", ""),
@@ -187,9 +238,9 @@ def read_served(wanted: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
     return served
 
 
-def _loaded_release(port: int, name: str, version: str) -> Optional[str]:
+def _loaded_release(address: str, port: int, name: str, version: str) -> Optional[str]:
     """The release digest inside the config that the server really has in memory."""
-    status, config = http_json("127.0.0.1", port, "GET", f"/v2/models/{name}/versions/{version}/config")
+    status, config = http_json(address, port, "GET", f"/v2/models/{name}/versions/{version}/config")
     if status != 200 or not isinstance(config, dict):
         return None
     return ((config.get("parameters") or {}).get(RELEASE) or {}).get("string_value")
@@ -222,7 +273,11 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         return [item(CONCERN, "container", None, "running " + wanted["name"], "create")]
     plan = []
     for key in sorted(wanted["container"]):
-        if found[key] != wanted["container"][key]:
+        asked = wanted["container"][key]
+        if key == "environment":
+            # What the image sets to the same value does not show in the container.
+            asked = dict(set(asked.items()) - set(actual.get("inherited", {}).items()))
+        if found[key] != asked:
             plan.append(item(CONCERN, "container." + key, found[key], wanted["container"][key], "replace"))
     if actual["state"] != "running":
         words = actual["state"] + (": " + actual["log"] if actual.get("log") else "")

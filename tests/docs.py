@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""Keeps documents true to the code: variables, modules, both READMEs, links.
+
+Writes the table of variables into each role's README; with --check it writes nothing. Lists what only hands can put
+right, one line each, and exits 1 if there is any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN = "<!-- variables: written by tests/docs.py out of meta/argument_specs.yml -->"
+END = "<!-- end of variables -->"
+# Documents that must say the same in two languages
+TRANSLATED = ("README.md", "README.ko.md")
+# Where the defaults of a role's variables may be missing: what a site has to say itself
+SHARED = "common"
+# What a module's documentation and its argument_spec both say of an option
+FACTS = ("type", "default", "required", "choices", "elements")
+LONG = 90
+
+
+class Loader(yaml.SafeLoader):
+    """YAML in which `!unsafe`, text that Ansible does not template, is plain text."""
+
+
+Loader.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
+
+
+def load(path: Path) -> Any:
+    """A YAML file, {} where there is none."""
+    return (yaml.load(path.read_text(), Loader) or {}) if path.exists() else {}
+
+
+# Variables of a role
+
+
+def entry_points(role: Path) -> dict[str, dict[str, Any]]:
+    return load(role / "meta/argument_specs.yml").get("argument_specs", {})
+
+
+def role_problems(role: Path) -> Iterator[str]:
+    """Where argument_specs.yml is not what defaults/main.yml says."""
+    defaults = load(role / "defaults/main.yml")
+    options = {name: one for entry in entry_points(role).values() for name, one in entry.get("options", {}).items()}
+    where = f"roles/{role.name}/meta/argument_specs.yml"
+    for name in sorted(defaults.keys() - options.keys()):
+        yield f"{where}: found no {name}, wanted it described as defaults/main.yml has it"
+    for name, option in sorted(options.items()):
+        if name not in defaults:
+            if "default" in option or role.name != SHARED:
+                yield f"{where}: found {name}, wanted none: defaults/main.yml does not have it"
+        elif "default" not in option or option["default"] != defaults[name]:
+            found = json.dumps(option.get("default"))
+            yield f"{where}: {name}: found default {found}, wanted {json.dumps(defaults[name])} of defaults/main.yml"
+
+
+def rows(options: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Table rows of options, those of the elements of a list of maps under their own names."""
+    for name, option in options.items():
+        kind = "list of " + option["elements"] if "elements" in option else option["type"]
+        text = option["description"] if isinstance(option["description"], str) else " ".join(option["description"])
+        if "choices" in option:
+            text += " One of {}.".format(", ".join(f"`{one}`" for one in option["choices"]))
+        cells = [f"`{prefix}{name}`", kind, shown(option), re.sub(r"\b[COVM]\(((?:[^()]|\([^()]*\))*)\)", r"`\1`", text)]
+        yield "| {} |".format(" | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells))
+        yield from rows(option.get("options", {}), f"{prefix}{name}[].")
+
+
+def shown(option: Mapping[str, Any]) -> str:
+    """A default as the table shows it."""
+    if "default" not in option:
+        return "required" if option.get("required") else "none"
+    value = option["default"]
+    text = value if isinstance(value, str) and value else json.dumps(value)
+    return f"`{text}`" if len(text) <= LONG else "[see there](defaults/main.yml)"
+
+
+def tables(role: Path) -> str:
+    """All variables of a role as Markdown, between the markers."""
+    lines = [BEGIN]
+    for name, entry in entry_points(role).items():
+        if entry.get("options"):
+            title = [] if name == "main" else ["", entry["short_description"] + ":"]
+            lines += [*title, "", "| Variable | Type | Default | What it is |", "|---|---|---|---|", *rows(entry["options"])]
+    return "\n".join([*lines, "", END])
+
+
+def with_tables(text: str, role: Path) -> str | None:
+    """A role's README with its tables as they should be, None where it has no place for them."""
+    pattern = re.escape(BEGIN) + ".*" + re.escape(END)
+    return re.sub(pattern, lambda _found: tables(role), text, flags=re.DOTALL) if re.search(pattern, text, re.DOTALL) else None
+
+
+def readme_problems(role: Path, check: bool) -> Iterator[str]:
+    """Bring the tables of a role's README up to date, or with `check` say that they are not."""
+    path = role / "README.md"
+    where = f"roles/{role.name}/README.md"
+    before = path.read_text() if path.exists() else ""
+    after = with_tables(before, role)
+    if after is None:
+        yield f"{where}: found no place for the variables, wanted the lines {BEGIN} and {END}"
+    elif after != before and check:
+        yield f"{where}: the variables are out of date: run tests/docs.py"
+    elif after != before:
+        path.write_text(after)
+
+
+# Modules
+
+
+def module_problems(path: Path) -> Iterator[str]:
+    """Where a module's DOCUMENTATION is not what its argument_spec says, or RETURN or EXAMPLES are missing."""
+    where = f"plugins/modules/{path.name}"
+    tree = ast.parse(path.read_text(), str(path))
+    texts = {
+        node.targets[0].id: yaml.safe_load(ast.literal_eval(node.value))
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id in ("DOCUMENTATION", "RETURN", "EXAMPLES")
+    }
+    yield from (f"{where}: found no {name}" for name in ("DOCUMENTATION", "EXAMPLES", "RETURN") if not texts.get(name))
+    documented = (texts.get("DOCUMENTATION") or {}).get("options") or {}
+    specs = [one.value for one in ast.walk(tree) if isinstance(one, ast.keyword) and one.arg == "argument_spec"]
+    if len(specs) != 1 or not isinstance(specs[0], ast.Dict):
+        yield f"{where}: wanted one argument_spec, written as a dictionary, to compare with DOCUMENTATION"
+        return
+    spec = ast.literal_eval(specs[0])
+    for name in sorted(spec.keys() ^ documented.keys()):
+        yield f"{where}: option {name} is {'not documented' if name in spec else 'documented, argument_spec does not have it'}"
+    for name in sorted(spec.keys() & documented.keys()):
+        for fact in FACTS:
+            found, wanted = documented[name].get(fact), spec[name].get(fact)
+            if found != wanted:
+                yield f"{where}: option {name}: documented {fact} is {found}, argument_spec has {wanted}"
+
+
+# Documents
+
+
+def structure(text: str) -> tuple[list[str], list[str]]:
+    """(levels of headings in order such as `##`, fenced code blocks word by word) of a Markdown document."""
+    blocks = re.findall(r"^```.*?^```$", text, re.DOTALL | re.MULTILINE)
+    outside = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"^(#+) ", outside, re.MULTILINE), blocks
+
+
+def translation_problems(root: Path) -> Iterator[str]:
+    """Where the two READMEs are not built alike."""
+    (first, (levels, blocks)), (second, (other_levels, other_blocks)) = (
+        (name, structure((root / name).read_text())) for name in TRANSLATED
+    )
+    if levels != other_levels:
+        yield f"{second}: found headings {' '.join(other_levels)}, wanted {' '.join(levels)} of {first}"
+    for number in range(max(len(blocks), len(other_blocks))):
+        if blocks[number : number + 1] != other_blocks[number : number + 1]:
+            yield f"{second}: code block {number + 1} is not that of {first}"
+
+
+def link_problems(root: Path) -> Iterator[str]:
+    """Relative links that lead nowhere."""
+    for path in sorted([*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("roles/*/README.md")]):
+        for target in re.findall(r"\]\(([^)\s#]+)[^)]*\)", path.read_text()):
+            if not re.match(r"[a-z]+:", target) and not (path.parent / target).exists():
+                yield f"{path.relative_to(root)}: found a link to {target}, which is not there"
+
+
+def problems(root: Path, check: bool) -> Iterator[str]:
+    """All that is out of date in a checkout; without `check`, tables are written first."""
+    for role in sorted(path for path in (root / "roles").iterdir() if path.is_dir()):
+        yield from role_problems(role)
+        yield from readme_problems(role, check)
+    for module in sorted((root / "plugins/modules").glob("*.py")):
+        yield from module_problems(module)
+    yield from translation_problems(root)
+    yield from link_problems(root)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    found = list(problems(ROOT, parser.parse_args().check))
+    print("\n".join(f"docs: {one}" for one in found), end="\n" if found else "")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
