@@ -96,19 +96,14 @@ def tables(role: Path) -> str:
     return "\n".join([*lines, "", END])
 
 
-def with_tables(text: str, role: Path) -> str | None:
-    """A role's README with its tables as they should be, None where it has no place for them."""
-    pattern = re.escape(BEGIN) + ".*" + re.escape(END)
-    return re.sub(pattern, lambda _found: tables(role), text, flags=re.DOTALL) if re.search(pattern, text, re.DOTALL) else None
-
-
 def readme_problems(role: Path, check: bool) -> Iterator[str]:
     """Bring the tables of a role's README up to date, or with `check` say that they are not."""
     path = role / "README.md"
     where = f"roles/{role.name}/README.md"
     before = path.read_text() if path.exists() else ""
-    after = with_tables(before, role)
-    if after is None:
+    pattern = re.compile(re.escape(BEGIN) + ".*" + re.escape(END), re.DOTALL)
+    after = pattern.sub(lambda _found: tables(role), before)
+    if not pattern.search(before):
         yield f"{where}: found no place for the variables, wanted the lines {BEGIN} and {END}"
     elif after != before and check:
         yield f"{where}: the variables are out of date: run tests/docs.py"
@@ -123,15 +118,11 @@ def module_problems(path: Path) -> Iterator[str]:
     """Where a module's DOCUMENTATION is not what its argument_spec says, or RETURN or EXAMPLES are missing."""
     where = f"plugins/modules/{path.name}"
     tree = ast.parse(path.read_text(), str(path))
-    texts = {
-        node.targets[0].id: yaml.safe_load(ast.literal_eval(node.value))
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and node.targets[0].id in ("DOCUMENTATION", "RETURN", "EXAMPLES")
-    }
-    yield from (f"{where}: found no {name}" for name in ("DOCUMENTATION", "EXAMPLES", "RETURN") if not texts.get(name))
-    documented = (texts.get("DOCUMENTATION") or {}).get("options") or {}
+    assigned = [one for one in tree.body if isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant)]
+    texts = {getattr(one.targets[0], "id", ""): one.value.value for one in assigned}
+    texts = {name: yaml.safe_load(texts.get(name, "")) for name in ("DOCUMENTATION", "EXAMPLES", "RETURN")}
+    yield from (f"{where}: found no {name}" for name, text in texts.items() if not text)
+    documented = (texts["DOCUMENTATION"] or {}).get("options") or {}
     specs = [one.value for one in ast.walk(tree) if isinstance(one, ast.keyword) and one.arg == "argument_spec"]
     if len(specs) != 1 or not isinstance(specs[0], ast.Dict):
         yield f"{where}: wanted one argument_spec, written as a dictionary, to compare with DOCUMENTATION"
@@ -151,16 +142,17 @@ def module_problems(path: Path) -> Iterator[str]:
 
 def structure(text: str) -> tuple[list[str], list[str]]:
     """(levels of headings in order such as `##`, fenced code blocks word by word) of a Markdown document."""
-    blocks = re.findall(r"^```.*?^```$", text, re.DOTALL | re.MULTILINE)
-    outside = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    fence = r"^( *)```.*?^\1```$"
+    blocks = [found[0] for found in re.finditer(fence, text, re.DOTALL | re.MULTILINE)]
+    outside = re.sub(fence, "", text, flags=re.DOTALL | re.MULTILINE)
     return re.findall(r"^(#+) ", outside, re.MULTILINE), blocks
 
 
 def translation_problems(root: Path) -> Iterator[str]:
     """Where the two READMEs are not built alike."""
-    (first, (levels, blocks)), (second, (other_levels, other_blocks)) = (
-        (name, structure((root / name).read_text())) for name in TRANSLATED
-    )
+    first, second = TRANSLATED
+    levels, blocks = structure((root / first).read_text())
+    other_levels, other_blocks = structure((root / second).read_text())
     if levels != other_levels:
         yield f"{second}: found headings {' '.join(other_levels)}, wanted {' '.join(levels)} of {first}"
     for number in range(max(len(blocks), len(other_blocks))):

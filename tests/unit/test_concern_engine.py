@@ -151,9 +151,9 @@ def test_read_of_a_broken_daemon_json(files: Path) -> None:
 @pytest.mark.parametrize("content", ["null", "[]", '"json-file"', "5"])
 def test_daemon_json_that_is_no_map_is_left_to_a_person(files: Path, content: str) -> None:
     (files / "daemon.json").write_text(content)
-    actual = {**host(), "daemon": None, **read(files), "packages": WANTED["packages"], "drop_ins": {DROP_IN: LIMITS}}
-    assert [(one["name"], one["action"]) for one in engine.diff(WANTED, actual) if one["name"] != "service"] == [
-        ("daemon.json", "repair by hand")
+    actual = {**host(), **{key: read(files)[key] for key in ("daemon", "daemon_error")}}
+    assert engine.diff(WANTED, actual) == [
+        found("daemon.json", f"not a JSON object (wanted an object, found {content})", OPTIONS, "repair by hand")
     ]
 
 

@@ -121,6 +121,25 @@ def test_without_a_readable_record_sizes_are_not_judged(store: Path, record: str
     assert models.drift(str(store), "digits", LABEL, FILES) == []
 
 
+def test_all_models_and_blobs_are_named_in_order(tmp_path: Path) -> None:
+    names = ("words", "digits", "faces")
+    files = {name: {"1/model.rbln": {"sha256": digest * 64, "blob": True}} for name, digest in zip(names, "cab")}
+    asked = {"root": str(tmp_path), "models": {name: {"release": RELEASE, "files": files[name]} for name in names}}
+    (tmp_path / "served").mkdir()
+    for name in ("zebra", "ant"):
+        (tmp_path / "served" / name).symlink_to(f"../releases/{name}/0001-{'d' * 12}")
+    actual = models.read(asked)
+    assert list(actual["served"]) == ["ant", "zebra"]
+    assert actual["missing"] == ["a" * 64, "b" * 64, "c" * 64]
+    assert [(one["name"], one["action"]) for one in models.diff(asked, actual)] == [
+        ("digits", "release"),
+        ("faces", "release"),
+        ("words", "release"),
+        ("ant", "withdraw"),
+        ("zebra", "withdraw"),
+    ]
+
+
 def test_missing_blob_has_to_be_transferred(store: Path) -> None:
     (store / "blobs/sha256" / DIGEST).unlink()
     assert models.read(wanted(store))["missing"] == [DIGEST]
@@ -146,4 +165,13 @@ def test_link_that_leaves_the_store_is_drift(store: Path) -> None:
     foreign.mkdir(parents=True)
     (store / "served/digits").unlink()
     os.symlink(foreign, store / "served/digits")
-    assert [one["action"] for one in plan(store)] == ["release"]
+    assert plan(store) == [found("digits", "not a link", "e" * 12, "release")]
+    (store / "served/digits").unlink()
+    os.symlink(f"../releases/faces/{LABEL}", store / "served/digits")
+    assert plan(store) == [found("digits", "not a link", "e" * 12, "release")]
+
+
+def test_absolute_link_to_the_release_is_as_good(store: Path) -> None:
+    (store / "served/digits").unlink()
+    os.symlink(store / "releases/digits" / LABEL, store / "served/digits")
+    assert plan(store) == []

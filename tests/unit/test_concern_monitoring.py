@@ -147,7 +147,11 @@ def test_target_of_another_job_does_not_count(host: dict[str, Any]) -> None:
 
 
 def test_target_that_is_not_wanted_any_more(host: dict[str, Any]) -> None:
-    assert plan(host, prometheus([*ALL, target("old")], [*NAMES, "old"])) == [found("up of old", "scraped", None, "wait")]
+    old = [target("old2"), target("old1")]
+    assert plan(host, prometheus([*ALL, *old], [*NAMES, "old1", "old2"])) == [
+        found("up of old1", "scraped", None, "wait"),
+        found("up of old2", "scraped", None, "wait"),
+    ]
 
 
 def test_prometheus_that_does_not_answer(host: dict[str, Any]) -> None:
@@ -163,9 +167,11 @@ def test_bare_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with http_server({}) as gone:
         pass
     config, targets = str(tmp_path / "prometheus.yml"), str(tmp_path / "triton.json")
-    wanted = {**desired(monitoring_targets_file=targets, monitoring_prometheus_config=config), "port": gone.port}
+    files = {"monitoring_targets_file": targets, "monitoring_prometheus_config": config}
+    wanted = {**desired(monitoring_packages=["prometheus", "curl"], **files), "port": gone.port}
+    assert wanted["packages"] == ["curl", "prometheus"]
     assert monitoring.diff(wanted, monitoring.read(wanted)) == [
-        found("packages", "without prometheus", "installed", "install"),
+        found("packages", "without curl, prometheus", "installed", "install"),
         found(targets, None, wanted["targets"], "configure"),
         found("scrape job", None, "npufleet-triton", "configure"),
         found("service", None, f"a Prometheus that answers on port {gone.port}", "start"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from helpers import FakeEngine, fixture, fleet, http_server
 
 INSPECT, IMAGE = fixture("inspect_triton.json"), fixture("inspect_image.json")
@@ -82,7 +83,7 @@ COMMAND = INSPECT["Config"]["Cmd"]
 ULIMITS = {"memlock": "-1:-1", "stack": "67108864:67108864"}
 BOUND = {"8000/tcp": "0.0.0.0:8000", "8001/tcp": "0.0.0.0:8001", "8002/tcp": "0.0.0.0:8002"}
 LOG = {"driver": "json-file", "options": {"max-size": "50m", "max-file": "5"}}
-USB = {"PathOnHost": "/dev/rbln0", "PathInContainer": "/dev/rbln0", "CgroupPermissions": "rwm"}
+NODE = {"PathOnHost": "/dev/rbln0", "PathInContainer": "/dev/rbln0", "CgroupPermissions": "rwm"}
 
 
 @pytest.mark.parametrize(
@@ -108,6 +109,12 @@ USB = {"PathOnHost": "/dev/rbln0", "PathInContainer": "/dev/rbln0", "CgroupPermi
             {**PORTS, "8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": "8000"}]},
             "ports",
             {**BOUND, "8000/tcp": "127.0.0.1:8000"},
+        ),
+        (
+            "HostConfig.PortBindings",
+            {**PORTS, "8000/tcp": [*PORTS["8000/tcp"], {"HostIp": "", "HostPort": "80"}]},
+            "ports",
+            {**BOUND, "8000/tcp": "0.0.0.0:80, 0.0.0.0:8000"},
         ),
         ("HostConfig.PortBindings", {}, "ports", {}),
         ("HostConfig.Binds", BINDS[:1], "volumes", BINDS[:1]),
@@ -141,13 +148,24 @@ USB = {"PathOnHost": "/dev/rbln0", "PathInContainer": "/dev/rbln0", "CgroupPermi
         ("HostConfig.CpusetCpus", "0-3", "cpuset", "0-3"),
         ("HostConfig.Memory", 8 << 30, "memory", 8 << 30),
         ("HostConfig.CapAdd", ["SYS_ADMIN", "IPC_LOCK"], "cap_add", ["IPC_LOCK", "SYS_ADMIN"]),
-        ("HostConfig.CapDrop", ["ALL"], "cap_drop", ["ALL"]),
-        ("HostConfig.Devices", [USB], "devices", ["/dev/rbln0:/dev/rbln0:rwm"]),
-        ("HostConfig.ExtraHosts", ["db:10.0.0.9"], "extra_hosts", ["db:10.0.0.9"]),
+        ("HostConfig.CapDrop", ["SETUID", "CHOWN"], "cap_drop", ["CHOWN", "SETUID"]),
+        (
+            "HostConfig.Devices",
+            [{**NODE, "PathInContainer": "/dev/rbln1"}, NODE],
+            "devices",
+            ["/dev/rbln0:/dev/rbln0:rwm", "/dev/rbln0:/dev/rbln1:rwm"],
+        ),
+        ("HostConfig.ExtraHosts", ["logs:10.0.0.8", "db:10.0.0.9"], "extra_hosts", ["db:10.0.0.9", "logs:10.0.0.8"]),
         ("HostConfig.NetworkMode", "host", "network", "host"),
         ("HostConfig.PidMode", "host", "pid", "host"),
         ("HostConfig.ReadonlyRootfs", True, "read_only", True),
+        ("HostConfig.IpcMode", "host", "ipc", "host"),
+        ("HostConfig.SecurityOpt", ["label=disable", "seccomp=unconfined"], "security", ["seccomp=unconfined"]),
+        ("HostConfig.PidsLimit", 100, "pids_limit", 100),
+        ("HostConfig.NanoCpus", 2500000000, "cpus", 2.5),
         ("Config.User", "1000", "user", "1000"),
+        ("Config.Entrypoint", ["/bin/sh", "-c"], "entrypoint", ["/bin/sh", "-c"]),
+        ("Config.WorkingDir", "/tmp", "working_dir", "/tmp"),
     ],
 )
 def test_each_option_that_differs_is_one_item(path: str, value: Any, key: str, current: Any) -> None:
@@ -160,6 +178,7 @@ def test_each_option_that_differs_is_one_item(path: str, value: Any, key: str, c
     [
         ({"triton_server_shm_size": "2g"}, "shm_size", 2 << 30),
         ({"triton_server_ulimits": ["memlock:-1:-1"]}, "ulimits", {"memlock": "-1:-1"}),
+        ({"triton_server_ulimits": ["nofile:1024:4096"]}, "ulimits", {"nofile": "1024:4096"}),
         ({"triton_server_privileged": False}, "privileged", False),
         ({"npufleet_grpc_port": 9001}, "ports", {**BOUND, "8001/tcp": "0.0.0.0:9001"}),
         (
@@ -190,8 +209,25 @@ def test_each_variable_reaches_the_container(inventory: dict[str, Any], key: str
 
 def test_tmpfs_and_missing_stop_timeout_of_another_hand() -> None:
     inspect = changed("Config.StopTimeout", None)
-    inspect["HostConfig"]["Tmpfs"] = {"/tmp": "exec"}
-    assert [one["name"] for one in server.diff(wanted(), actual(inspect))] == ["container.stop_timeout", "container.tmpfs"]
+    inspect["HostConfig"]["Tmpfs"] = {"/tmp": "exec", "/run": ""}
+    assert server.diff(wanted(), actual(inspect)) == [
+        found("container.stop_timeout", 10, 45, "replace"),
+        found("container.tmpfs", ["/run", "/tmp"], [], "replace"),
+    ]
+
+
+def test_what_an_engine_leaves_out_is_what_was_not_asked_for() -> None:
+    sparse = copy.deepcopy(INSPECT)
+    asked = wanted(triton_server_environment={}, triton_server_log_options={}, triton_server_ulimits=[], triton_server_volumes=[])
+    for key in ("Ulimits", "Binds", "CpusetCpus", "Memory", "PidMode", "NanoCpus", "PidsLimit", "SecurityOpt", "IpcMode"):
+        sparse["HostConfig"][key] = None
+    sparse["HostConfig"]["LogConfig"]["Config"] = None
+    sparse["Config"]["Env"] = None
+    facts = server.container_facts(sparse, {"Config": {**IMAGE["Config"], "Env": None}})
+    assert facts == asked["container"]
+    sparse["HostConfig"]["PortBindings"] = sparse["Config"]["Cmd"] = None
+    facts = server.container_facts(sparse, {"Config": None})
+    assert (facts["ports"], facts["command"]) == ({}, [])
 
 
 def test_user_of_the_image_is_no_difference() -> None:
@@ -203,12 +239,20 @@ def test_user_of_the_image_is_no_difference() -> None:
 def test_image_that_is_gone_does_not_break_the_reading() -> None:
     facts = server.container_facts(INSPECT, {})
     assert facts["environment"] == dict(one.split("=", 1) for one in ENVIRONMENT)
+    assert facts["entrypoint"] == ["/opt/nvidia/nvidia_entrypoint.sh"]
 
 
 def test_variable_that_the_image_has_too_is_no_difference() -> None:
     environment = {"RBLN_DEVICES": "0,1", "TCMALLOC_RELEASE_RATE": "200"}
     asked = wanted(triton_server_environment=environment)
-    assert server.diff(asked, actual(inherited=server.environment(IMAGE["Config"]))) == []
+    inherited = server.environment(IMAGE["Config"])
+    assert server.diff(asked, actual(inherited=inherited)) == []
+    other = wanted(triton_server_environment={**environment, "TCMALLOC_RELEASE_RATE": "1"})
+    assert server.diff(other, actual(inherited=inherited)) == [
+        found("container.environment", {"RBLN_DEVICES": "0,1"}, {**environment, "TCMALLOC_RELEASE_RATE": "1"}, "replace")
+    ]
+    set_apart = changed("Config.Env", [one.replace("RATE=200", "RATE=7") for one in ENVIRONMENT])
+    assert [one["name"] for one in server.diff(asked, actual(set_apart, inherited=inherited))] == ["container.environment"]
 
 
 @pytest.mark.parametrize(
@@ -220,22 +264,6 @@ def test_variable_that_the_image_has_too_is_no_difference() -> None:
 )
 def test_short_forms_are_equal_to_what_the_engine_says(inventory: dict[str, Any], path: str, value: Any) -> None:
     assert server.diff(wanted(**inventory), actual(changed(path, value))) == []
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("Config.Entrypoint", ["/bin/sh", "-c"]),
-        ("Config.WorkingDir", "/tmp"),
-        ("HostConfig.IpcMode", "host"),
-        ("HostConfig.SecurityOpt", ["seccomp=unconfined"]),
-        ("HostConfig.PidsLimit", 100),
-        ("HostConfig.NanoCpus", 2000000000),
-        ("HostConfig.PortBindings", {**PORTS, "8000/tcp": [*PORTS["8000/tcp"], {"HostIp": "0.0.0.0", "HostPort": "80"}]}),
-    ],
-)
-def test_other_options_of_a_hand_made_container_are_seen(path: str, value: Any) -> None:
-    assert [one["action"] for one in server.diff(wanted(), actual(changed(path, value)))] == ["replace"]
 
 
 def test_no_container() -> None:
@@ -362,6 +390,21 @@ def test_a_service_that_is_off_publishes_no_port() -> None:
 )
 def test_size(words: Any, expected: int) -> None:
     assert server.size(words) == expected
+    assert server.size_of({"triton_server_memory": words}, "triton_server_memory") == expected
+
+
+@pytest.mark.parametrize("words", ["plenty", "1.5g", "-1g", "1t", "1gib", "g"])
+def test_size_that_is_none_is_refused(words: str) -> None:
+    with pytest.raises(Refusal) as refusal:
+        server.size_of({"triton_server_memory": words}, "triton_server_memory")
+    assert refusal.value.reasons == [f"triton_server_memory: {words} is no size, wanted whole bytes or such as 512m or 1g"]
+
+
+@pytest.mark.parametrize("words", ["memlock", "memlock:", "memlock:unlimited", "memlock:1:2:3", ""])
+def test_ulimit_that_is_none_is_refused(words: str) -> None:
+    with pytest.raises(Refusal) as refusal:
+        server.ulimits({"triton_server_ulimits": ["stack:1:2", words]}, "triton_server_ulimits")
+    assert refusal.value.reasons == [f"triton_server_ulimits has {words}, wanted limit:soft:hard such as memlock:-1:-1"]
 
 
 # The served models
@@ -444,6 +487,8 @@ def test_read_served() -> None:
         {"name": "faces", "version": "1", "state": "READY"},
         {"name": "words", "version": "1", "state": "LOADING"},
         {"name": "known"},
+        {"name": "unversioned", "state": "READY"},
+        {"name": "stateless", "version": "1"},
         {"name": "broken", "reason": "model appears in two or more repositories"},
     ]
     answers = {
@@ -458,6 +503,8 @@ def test_read_served() -> None:
         "faces": {"1": ready(None)},
         "words": {"1": {"state": "LOADING", "reason": "", "release": None}},
         "known": {"-": unavailable("it could not be read")},
+        "unversioned": {"-": unavailable("it could not be read")},
+        "stateless": {"-": unavailable("it could not be read")},
         "broken": {"-": unavailable("model appears in two or more repositories")},
     }
     assert triton.asked == [f"{how} {where}" for how, where in (one.split(" ", 1) for one in answers)]
@@ -465,11 +512,13 @@ def test_read_served() -> None:
 
 def test_release_that_cannot_be_asked_for_is_none() -> None:
     index = [{"name": "digits", "version": "1", "state": "READY"}]
-    with http_server({"POST /v2/repository/index": (200, index)}) as triton:
-        assert server.read_served({"address": "127.0.0.1", "http_port": triton.port}) == {"digits": {"1": ready(None)}}
+    asked = "GET /v2/models/digits/versions/1/config"
+    for answer in ((404, {"error": "unknown"}), (500, config(RELEASE)), (200, b"<html>"), (200, {"parameters": None})):
+        with http_server({"POST /v2/repository/index": (200, index), asked: answer}) as triton:
+            assert server.read_served({"address": "127.0.0.1", "http_port": triton.port}) == {"digits": {"1": ready(None)}}
 
 
-@pytest.mark.parametrize("answer", [(503, {"error": "not ready"}), (200, {"error": "no list"}), (200, b"<html>")])
+@pytest.mark.parametrize("answer", [(503, {"error": "not ready"}), (503, []), (200, {"error": "no list"}), (200, b"<html>")])
 def test_other_answers_are_no_answer(answer: tuple[int, Any]) -> None:
     with http_server({"POST /v2/repository/index": answer}) as other:
         assert server.read_served({"address": "127.0.0.1", "http_port": other.port}) is None
@@ -563,9 +612,22 @@ def _over_tcp(port: int) -> Any:
 # Where the server listens
 
 
-def test_the_address_that_the_server_listens_on_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(server, "http_json", lambda address, *_rest, **_options: asked.append(address) or (0, "refused"))
-    server.read_served(wanted(triton_server_listen_address="10.0.0.5"))
-    server.read_served(wanted(triton_server_listen_address="0.0.0.0"))
-    assert asked == ["10.0.0.5", "127.0.0.1"]
+@pytest.mark.parametrize(
+    ("listens", "asked"), [("10.0.0.5", "10.0.0.5"), ("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1"), ("", "127.0.0.1")]
+)
+def test_the_address_that_the_server_listens_on_is_asked(monkeypatch: pytest.MonkeyPatch, listens: str, asked: str) -> None:
+    addresses: list[tuple[str, int, str]] = []
+
+    def answer(address: str, port: int, _method: str, resource: str) -> tuple[int, Any]:
+        addresses.append((address, port, resource))
+        return 200, [{"name": "digits", "version": "1", "state": "READY"}] if resource.endswith("index") else {}
+
+    monkeypatch.setattr(server, "http_json", answer)
+    resources = {"/containers/triton/json": INSPECT, f"/images/{IMAGE['Id']}/json": IMAGE}
+    monkeypatch.setattr(server, "Engine", FakeEngine(resources))
+    server.read(wanted(triton_server_listen_address=listens, npufleet_http_port="9000"))
+    assert addresses == [
+        (asked, 9000, "/v2/repository/index"),
+        (asked, 9000, "/v2/models/digits/versions/1/config"),
+        (asked, 9000, "/v2"),
+    ]

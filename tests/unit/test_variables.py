@@ -106,6 +106,7 @@ def test_model_named_twice_for_the_same_hosts() -> None:
 
 def test_model_named_twice_for_hosts_that_differ_is_accepted() -> None:
     models = [{"name": "digits", "hosts": ["npu1"]}, {"name": "digits", "hosts": ["npu2"]}, {"name": "words"}]
+    assert reasons(triton_models=[*models, {"name": "words", "hosts": ["npu2"]}]) == []
     assert reasons(triton_models=models) == []
 
 
@@ -200,24 +201,30 @@ def test_reasons_of_all_concerns_come_at_once(repository: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "reason"),
     [
-        {"triton_server_shm_size": "plenty"},
-        {"triton_server_memory": "1.5g"},
-        {"triton_server_ulimits": ["memlock"]},
-        {"npufleet_npus": "two"},
+        (
+            {"triton_server_shm_size": "plenty"},
+            "triton_server_shm_size: plenty is no size, wanted whole bytes or such as 512m or 1g",
+        ),
+        ({"triton_server_memory": "1.5g"}, "triton_server_memory: 1.5g is no size, wanted whole bytes or such as 512m or 1g"),
+        ({"triton_server_ulimits": ["memlock"]}, "triton_server_ulimits has memlock, wanted limit:soft:hard such as memlock:-1:-1"),
+        ({"npufleet_npus": "two"}, "npufleet_npus is two, wanted a number"),
+        ({"npufleet_npus": -1}, "npufleet_npus is -1, wanted a number"),
     ],
 )
-def test_value_that_is_no_number_is_refused(repository: Path, change: dict[str, Any]) -> None:
+def test_value_that_is_no_number_is_refused(repository: Path, change: dict[str, Any], reason: str) -> None:
     with pytest.raises(Refusal) as refusal:
         subject.desired(host(repository, **change), NPU)
-    assert next(iter(change)) in refusal.value.reasons[0]
+    assert refusal.value.reasons == [reason]
 
 
 def test_unknown_concern_is_refused(repository: Path) -> None:
     with pytest.raises(Refusal) as refusal:
-        subject.desired(host(repository), ["drivers"])
-    assert "drivers" in refusal.value.reasons[0]
+        subject.desired(host(repository), ["drivers", "image", "cards"])
+    assert refusal.value.reasons == [
+        "there is no concern cards, drivers: name some of driver, engine, image, models, server, monitoring"
+    ]
 
 
 # Variables are templated when they are read
