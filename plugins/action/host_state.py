@@ -24,7 +24,7 @@ class ActionModule(FleetAction):
         arguments = {key: self._task.args[key] for key in ("prove", "timeout") if key in self._task.args}
         try:
             wanted, manifests = desired(variables, list(concerns), now=bool(arguments.get("prove")))
-        except (Refusal, AnsibleUndefinedVariable, KeyError) as error:
+        except (Refusal, AnsibleUndefinedVariable, KeyError, TypeError, ValueError) as error:
             raise self.refuse(host, error) from None
         arguments["desired"] = wanted
         arguments["host"] = host

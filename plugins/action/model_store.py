@@ -23,7 +23,7 @@ class ActionModule(FleetAction):
         variables = self.variables(task_vars)
         try:
             found, reasons = manifest.manifests(variables)
-        except (Refusal, AnsibleUndefinedVariable, KeyError) as error:
+        except (Refusal, AnsibleUndefinedVariable, KeyError, TypeError, ValueError) as error:
             raise self.refuse(task_vars["inventory_hostname"], error) from None
         if reasons:
             raise self.refuse(task_vars["inventory_hostname"], Refusal(reasons))

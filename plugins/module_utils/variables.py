@@ -44,6 +44,11 @@ def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
     reasons = [
         f"{name} is not set: it names {what}; set it in the inventory" for name, what in REQUIRED.items() if name not in variables
     ]
+    if not reasons and not isinstance(variables["rbln_release"], str):
+        reasons.append(f"rbln_release is the number {variables['rbln_release']}: quote it, or 26.10 becomes 26.1")
+    models = variables.get("triton_models")
+    if not reasons and not (isinstance(models, list) and all(isinstance(one, Mapping) for one in models)):
+        reasons.append(f"triton_models is {models!r}, wanted a list of entries such as {{name: digits}}")
     if not reasons:
         rows = variables["npufleet_release_rows"]
         release = str(variables["rbln_release"])
@@ -59,8 +64,10 @@ def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
                     variables["npufleet_card"], release, ", ".join(rows[release]["cards"])
                 )
             )
-        if not str(variables["npufleet_npus"]).isdigit():
-            reasons.append(f"npufleet_npus is {variables['npufleet_npus']}, wanted a number")
+        if not str(variables["npufleet_npus"]).isdigit() or int(variables["npufleet_npus"]) < 1:
+            reasons.append(f"npufleet_npus is {variables['npufleet_npus']}, wanted a number of 1 or more")
+        if not variables.get("triton_server_allow_http", True):
+            reasons.append("triton_server_allow_http is off: what is served is read back over HTTP, so leave it on")
         mode = variables.get("triton_server_model_control_mode")
         if mode not in ("none", "poll", "explicit"):
             reasons.append(f"triton_server_model_control_mode is {mode}, wanted none, poll or explicit")
@@ -98,6 +105,8 @@ def desired(
             wanted[concern] = makers[concern]()
         except Refusal as refusal:
             reasons += refusal.reasons
+        except (TypeError, ValueError, AttributeError) as error:
+            reasons.append(f"{concern}: a variable has a value of another kind than it should: {error}")
     if reasons:
         raise Refusal(reasons)
     return wanted, found

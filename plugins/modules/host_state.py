@@ -110,9 +110,12 @@ def look(desired: Mapping[str, Any]) -> Tuple[Dict[str, Any], List[Item]]:
 
 
 def hopeless(plan: List[Item]) -> bool:
-    """Whether waiting cannot help: hardware that only hands can repair, or a container that has ended."""
+    """Whether waiting cannot help: hardware for hands to repair, a container that has ended, a load that Triton refused."""
     return any(
-        one["action"] in (INSPECT, "create", "replace") or (one["concern"], one["action"]) == ("server", "start") for one in plan
+        one["action"] in (INSPECT, "create", "replace")
+        or (one["concern"], one["action"]) == ("server", "start")
+        or (one["action"] == "load" and "UNAVAILABLE" in (one["current"] or ""))
+        for one in plan
     )
 
 

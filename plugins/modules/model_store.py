@@ -198,6 +198,13 @@ def main() -> None:
     switched: Dict[str, str] = {}
     try:
         prepare(root)
+        solid = [
+            name
+            for name in [*releases, *withdraw]
+            if os.path.isdir(served := os.path.join(root, "served", name)) and not os.path.islink(served)
+        ]
+        if solid:
+            raise StoreError(f"served/{', served/'.join(sorted(solid))} is a directory and no link: move it out of the store")
         blobs = sorted({one["sha256"] for release in releases.values() for one in release["files"].values() if one["blob"]})
         ingest(root, module.params["incoming"], blobs)
         # Every release is whole before the first link moves.

@@ -111,7 +111,7 @@ def test_the_roles_recipe_names_what_is_installed() -> None:
 
 
 def test_nothing_is_locked_yet(backends: Path) -> None:
-    digest = image.recipe_digest(RECIPE, str(backends))
+    digest = image.recipe_digest(RECIPE, str(backends), fleet()["triton_image_instructions"])
     expected = {"reference": f"npufleet/triton:24.01-{digest[:12]}", "recipe": digest, "id": None, "archive": None}
     assert wanted(backends) == expected
     assert wanted(backends, npufleet_lock=None) == expected
@@ -119,7 +119,7 @@ def test_nothing_is_locked_yet(backends: Path) -> None:
 
 
 def test_lock_of_this_recipe_pins_the_image(backends: Path) -> None:
-    digest = image.recipe_digest(RECIPE, str(backends))
+    digest = image.recipe_digest(RECIPE, str(backends), fleet()["triton_image_instructions"])
     lock = {"24.01": {"recipe": digest, "id": ID, "archive": "sha256:" + "d" * 64}}
     pinned = wanted(backends, npufleet_lock=lock)
     assert (pinned["id"], pinned["archive"]) == (ID, "sha256:" + "d" * 64)
@@ -174,3 +174,12 @@ def test_plan(pinned: str | None, here: str | None, expected: list[tuple[Any, ..
         {"concern": "image", "name": "npufleet/triton:24.01-0123", "current": current, "desired": desired, "action": action}
         for current, desired, action in expected
     ]
+
+
+def test_other_instructions_are_another_recipe(tmp_path: Path) -> None:
+    (tmp_path / "backends").mkdir()
+    digests = set()
+    for words in ("FROM a", "FROM b"):
+        (tmp_path / "Dockerfile").write_text(words)
+        digests.add(image.recipe_digest({}, str(tmp_path / "backends"), str(tmp_path / "Dockerfile")))
+    assert len(digests) == 2

@@ -256,12 +256,26 @@ def test_full_disk_leaves_nothing_behind(serving: Path, monkeypatch: pytest.Monk
     assert left(serving, "tmp") == []
 
 
-def test_what_was_switched_before_a_failure_is_told(serving: Path) -> None:
-    (serving / "served/words").mkdir()
+def test_what_was_switched_before_a_failure_is_told(serving: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = model_store.switch
+
+    def full(root: str, name: str, label: str) -> None:
+        if name == "words":
+            raise OSError(28, "No space left on device")
+        real(root, name, label)
+
+    monkeypatch.setattr(model_store, "switch", full)
     result = store(serving, {name: release({"config.pbtxt": b"two"}, mark="a") for name in ("digits", "words")})
     assert result["failed"] is True
     assert result["switched"] == {"digits": "0002-" + "a" * 12}
     assert result["msg"].endswith("; ['digits'] switched before that")
+
+
+def test_a_directory_where_a_link_belongs_is_refused_before_anything_is_switched(serving: Path) -> None:
+    (serving / "served/words").mkdir()
+    result = store(serving, {name: release({"config.pbtxt": b"two"}, mark="a") for name in ("digits", "words")})
+    assert (result["failed"], result["switched"]) == (True, {})
+    assert "served/words is a directory and no link: move it out of the store" in result["msg"]
 
 
 # The switch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine
@@ -18,7 +18,7 @@ CONTENTS = "io.npufleet.contents"
 def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
     """Reference and pinned ID; the ID is None while no image of this recipe has been built."""
     recipe = variables["triton_image_recipe"]
-    digest = recipe_digest(recipe, variables["triton_image_backends"])
+    digest = recipe_digest(recipe, variables["triton_image_backends"], variables.get("triton_image_instructions"))
     lock = (variables["npufleet_lock"] or {}).get(variables["rbln_release"]) or {}
     return {
         "reference": "{}:{}-{}".format(variables["triton_image_name"], variables["rbln_release"], digest[:12]),
@@ -28,9 +28,12 @@ def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
     }
 
 
-def recipe_digest(recipe: Mapping[str, Any], backends: str) -> str:
-    """SHA-256 over all that goes into the image: what is installed, and every file of the backends."""
+def recipe_digest(recipe: Mapping[str, Any], backends: str, instructions: Optional[str] = None) -> str:
+    """SHA-256 over all that goes into the image: what is installed, by which instructions, and every file of the backends."""
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode())
+    if instructions:
+        with open(instructions, "rb") as source:
+            digest.update(hashlib.sha256(source.read()).digest())
     for directory, names, files in sorted(os.walk(backends)):
         names[:] = sorted(name for name in names if name != "__pycache__")
         if "__pycache__" in directory:

@@ -79,8 +79,8 @@ def drift(root: str, name: str, release: str, files: Mapping[str, Mapping[str, A
             found = _digest(full)
             if found != digest:
                 differs.append(path + (" was changed" if found else " is gone"))
-    for directory, _names, present in os.walk(base):
-        for one in present:
+    for directory, names, present in os.walk(base):
+        for one in [*present, *(name for name in names if os.path.islink(os.path.join(directory, name)))]:
             path = os.path.relpath(os.path.join(directory, one), base)
             if path not in files:
                 differs.append(path + " was added")
@@ -91,7 +91,7 @@ def _recorded_sizes(root: str, name: str, release: str) -> Dict[str, int]:
     try:
         recorded = json.loads(text(record_path(root, name, release)) or "{}")
         return {path: one["size"] for path, one in recorded["files"].items()}
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 

@@ -54,7 +54,7 @@ def desired(variables: Mapping[str, Any], image: Mapping[str, Any], manifests: M
         "volumes": sorted(map(volume, variables["triton_server_volumes"])),
         **DEFAULTS,
         "cpuset": variables["triton_server_cpuset"],
-        "memory": size_of(variables, "triton_server_memory"),
+        "memory": size_of(variables, "triton_server_memory") if variables["triton_server_memory"] else 0,
     }
     return {
         "name": variables["triton_server_name"],
@@ -119,7 +119,7 @@ def size(value: Any) -> int:
 def size_of(variables: Mapping[str, Any], name: str) -> int:
     """Bytes of a variable, 0 where it is empty."""
     try:
-        return size(variables[name]) if variables[name] else 0
+        return size(variables[name])
     except Refusal as refusal:
         raise Refusal([f"{name}: {refusal}"]) from None
 
@@ -137,7 +137,12 @@ def ulimits(variables: Mapping[str, Any], name: str) -> Dict[str, str]:
 
 def volume(bind: str) -> str:
     """A bind mount as the engine writes it out, with its mode."""
-    return bind if bind.count(":") > 1 else bind + ":rw"
+    parts = bind.split(":")
+    if len(parts) == 2 and parts[1].startswith("/"):
+        return bind + ":rw"
+    if len(parts) != 3:
+        raise Refusal([f"triton_server_volumes has {bind}, wanted host path:container path, or these with :ro behind them"])
+    return bind
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
@@ -153,9 +158,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     actual = {"engine": True, "container": container_facts(found, image or {}), "served": None}
     actual["inherited"] = environment((image or {}).get("Config") or {})
     state = found["State"]
-    actual["state"] = (
-        "running" if state["Running"] and not state.get("Restarting") else "{} ({})".format(state["Status"], state["ExitCode"])
-    )
+    actual["state"] = "running" if state["Status"] == "running" else "{} ({})".format(state["Status"], state["ExitCode"])
     if actual["state"] == "running":
         actual["served"] = read_served(wanted)
         status, server = http_json(wanted["address"], wanted["http_port"], "GET", "/v2")
@@ -189,7 +192,7 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
         "shm_size": host["ShmSize"],
         "stop_timeout": config.get("StopTimeout") or 10,
         "ulimits": {one["Name"]: "{}:{}".format(one["Soft"], one["Hard"]) for one in host.get("Ulimits") or []},
-        "volumes": sorted(map(volume, host.get("Binds") or [])),
+        "volumes": sorted(one if one.count(":") > 1 else one + ":rw" for one in host.get("Binds") or []),
         "cap_add": sorted(host.get("CapAdd") or []),
         "cap_drop": sorted(host.get("CapDrop") or []),
         "cpuset": host.get("CpusetCpus") or "",
