@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,18 +43,12 @@ def ensure_index(row: str) -> None:
     sdk = simple / "rebel-compiler"
     _script("lab/sdk/build.py", ROWS[row]["sdk"], str(sdk))
     listing = ROOT / "lab/sdk/requirements-image.txt"
-    done = ARTEFACTS / "simple.done"
-    if done.exists() and done.read_text() == listing.read_text():
-        return
-    say("downloading the wheels of the image")
-    wheels = download("--requirement", str(listing), into=BUILD / "wheels" / "image")
-    for wheel in wheels:
+    for wheel in download("--requirement", str(listing), into=BUILD / "wheels" / "image"):
         package = simple / wheel.name.split("-")[0].lower().replace("_", "-").replace(".", "-")
         package.mkdir(parents=True, exist_ok=True)
         link = package / wheel.name
         if not link.exists():
             link.hardlink_to(wheel)
-    done.write_text(listing.read_text())
 
 
 def ensure_models(row: str) -> dict[str, dict[str, str]]:
@@ -79,9 +74,12 @@ def wheels_of_triton(version: str) -> list[Path]:
 
 def download(*what: str, into: Path) -> list[Path]:
     """`pip download` with the machine's own configuration, for the Python of the image; nothing is fetched twice."""
-    into.mkdir(parents=True, exist_ok=True)
     done = into / ".done"
-    if not done.exists():
+    inputs = json.dumps([Path(one).read_text() if one.endswith(".txt") else one for one in what])
+    if not done.exists() or done.read_text() != inputs:
+        say(f"downloading the wheels of {into.name}")
+        shutil.rmtree(into, ignore_errors=True)
+        into.mkdir(parents=True)
         platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in (35, 34, 28, 27, 17)]
         run(
             sys.executable,
@@ -91,7 +89,7 @@ def download(*what: str, into: Path) -> list[Path]:
             f"--dest={into}",
             *what,
         )
-        done.touch()
+        done.write_text(inputs)
     return sorted(into.glob("*.whl"))
 
 

@@ -18,6 +18,8 @@ Summary: Emulation of the Rebellions SDK for the npufleet lab; no NPU is behind 
 Requires-Python: >=3.10
 Requires-Dist: numpy<2
 Requires-Dist: onnxruntime==1.22.1
+Provides-Extra: compile
+Requires-Dist: onnx; extra == "compile"
 """
 WHEEL = "Wheel-Version: 1.0\nGenerator: npufleet-lab\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
@@ -37,7 +39,8 @@ def build(version: str, directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     wheel = directory / f"rebel_compiler-{version}-py3-none-any.whl"
     partial = wheel.with_suffix(".partial")
-    with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+    # Stored, because compressed bytes depend on the machine's zlib.
+    with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
         for name, content in files.items():
             archive.writestr(zipfile.ZipInfo(name, EPOCH), content)
     partial.rename(wheel)

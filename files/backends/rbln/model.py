@@ -4,13 +4,16 @@ An instance runs on the NPU of its index. The requests of one call are joined in
 that the file was compiled for, run, and sliced back in their order.
 
 Parameters of a model: `npus` (such as "0,1") names the NPUs that its instances use, default is all that are visible;
-`batches` (such as "1,2,4") names the compiled batch sizes in the file's order, default is 1 alone.
+`batches` (such as "1,2,4") names the compiled batch sizes in the file's order, default is 1 alone. The compiled file is
+`model.rbln` in the version directory, or what the config calls `default_model_filename`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import traceback
 from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
@@ -30,10 +33,16 @@ def parameter(config: Dict[str, Any], name: str, default: str) -> str:
 
 def numbers(text: str, what: str) -> List[int]:
     """Numbers out of a list such as "1,2,4"."""
-    try:
-        return [int(one) for one in text.split(",")]
-    except ValueError as error:
-        raise ModelError(f"parameter {what} is {text!r}, wanted numbers such as 1,2,4") from error
+    parts = [one.strip() for one in text.split(",")]
+    if not all(one.isdecimal() for one in parts):
+        raise ModelError(f"parameter {what} is {text!r}, wanted numbers such as 1,2,4")
+    return [int(one) for one in parts]
+
+
+def words(error: Exception) -> str:
+    """An error as one line for a client: the first line of its text, without the directories of paths."""
+    text = str(error).strip()
+    return re.sub(r"(?<![\w.])/(?:[^\s/]+/)+", "", text.splitlines()[0]) if text else type(error).__name__
 
 
 def npu_of(instance: str, npus: Sequence[int]) -> int:
@@ -57,9 +66,9 @@ def bucket_for(rows: int, batches: Sequence[int]) -> int:
 def groups(sizes: Sequence[int], limit: int) -> List[List[int]]:
     """Request indexes in order, joined into batches of at most `limit` rows."""
     joined: List[List[int]] = []
-    rows = limit
+    rows = 0
     for index, size in enumerate(sizes):
-        if rows + size > limit:
+        if not joined or rows + size > limit:
             joined.append([])
             rows = 0
         joined[-1].append(index)
@@ -92,14 +101,25 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(f"model {args['model_name']}: {error}") from None
 
     def _load(self, args: Dict[str, str]) -> None:
-        import rebel
-
+        try:
+            import rebel
+        except ImportError as error:
+            raise ModelError(f"the image has no usable SDK, rebel-compiler: {error}") from error
         config = json.loads(args["model_config"])
         self._name = args["model_name"]
         self._batched = config.get("max_batch_size", 0) > 0
         self._inputs = [one["name"] for one in config["input"]]
-        self._outputs = [(one["name"], pb_utils.triton_string_to_numpy(one["data_type"])) for one in config["output"]]
+        self._outputs = [
+            (
+                one["name"],
+                np.dtype(pb_utils.triton_string_to_numpy(one["data_type"])),
+                [int(size) for size in (one.get("reshape") or {}).get("shape", one["dims"])],
+            )
+            for one in config["output"]
+        ]
         self._batches = numbers(parameter(config, "batches", "1"), "batches")
+        if min(self._batches) < 1:
+            raise ModelError(f"parameter batches names {min(self._batches)}, wanted sizes of 1 and above")
         if self._batched and config["max_batch_size"] > max(self._batches):
             raise ModelError(f"max_batch_size is {config['max_batch_size']}, compiled batches are {self._batches}")
         visible = ",".join(str(number) for number in range(rebel.device_count()))
@@ -133,8 +153,11 @@ class TritonPythonModel:
             chosen = [good[number] for number in members]
             try:
                 answers = self._run([tensors for _index, tensors in chosen])
-            except (ModelError, RuntimeError) as error:
-                answers = [self._failure(error, pb_utils.TritonError.UNAVAILABLE)] * len(chosen)
+            except Exception as error:  # whatever escaped here would fail every request of this call, traceback included
+                code = pb_utils.TritonError.INTERNAL if isinstance(error, ModelError) else pb_utils.TritonError.UNAVAILABLE
+                pb_utils.Logger.log_error(f"model {self._name}: NPU {self._npu}: {traceback.format_exc()}")
+                # A response each: one that stands for two requests crashes the whole server.
+                answers = [self._failure(error, code) for _one in chosen]
             for (index, _tensors), answer in zip(chosen, answers):
                 responses[index] = answer
         return responses
@@ -157,12 +180,12 @@ class TritonPythonModel:
     def _run(self, members: List[List[np.ndarray]]) -> List[Any]:
         """Run requests as one batch and slice the outputs back."""
         if not self._batched:
-            arrays = self._call(self._runtimes[0], members[0])
+            arrays = self._call(self._runtimes[0], members[0], [])
             return [self._response(arrays)]
         sizes = [len(tensors[0]) for tensors in members]
         bucket = bucket_for(sum(sizes), self._batches)
         batch = [join([tensors[number] for tensors in members], self._batches[bucket]) for number in range(len(self._inputs))]
-        arrays = self._call(self._runtimes[bucket], batch)
+        arrays = self._call(self._runtimes[bucket], batch, [self._batches[bucket]])
         responses = []
         first = 0
         for size in sizes:
@@ -170,21 +193,30 @@ class TritonPythonModel:
             first += size
         return responses
 
-    def _call(self, runtime: Any, inputs: Sequence[np.ndarray]) -> List[np.ndarray]:
-        """Outputs of one run as a list, whether the runtime gives one array, a list or a tuple."""
+    def _call(self, runtime: Any, inputs: Sequence[np.ndarray], rows: List[int]) -> List[np.ndarray]:
+        """Outputs of one run as a list, whether the runtime gives one array, a list or a tuple.
+
+        They have to be what the config says, [*rows, *dims]: Triton itself would hand anything on to the client.
+        """
         found = runtime.run(*inputs)
         arrays = list(found) if isinstance(found, (list, tuple)) else [found]
         if len(arrays) != len(self._outputs):
             raise ModelError(f"the compiled file has {len(arrays)} outputs, the config names {len(self._outputs)}")
+        for (name, kind, dims), array in zip(self._outputs, arrays):
+            wanted = rows + dims
+            same = len(wanted) == array.ndim and all(one in (-1, size) for one, size in zip(wanted, array.shape))
+            if array.dtype != kind or not same:
+                found = f"{array.dtype}{list(array.shape)}"
+                raise ModelError(f"output {name} of the compiled file is {found}, the config says {kind}{wanted}")
         return arrays
 
     def _response(self, arrays: Sequence[np.ndarray]) -> Any:
-        tensors = [pb_utils.Tensor(name, array.astype(kind, copy=False)) for (name, kind), array in zip(self._outputs, arrays)]
+        tensors = [pb_utils.Tensor(name, array) for (name, _kind, _dims), array in zip(self._outputs, arrays)]
         return pb_utils.InferenceResponse(output_tensors=tensors)
 
     def _failure(self, error: Exception, code: int) -> Any:
-        """An error response that says what to do, without traceback or path."""
-        return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"model {self._name}: {error}", code))
+        """An error response in one line, without traceback or path; the server's log has the rest."""
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"model {self._name}: {words(error)}", code))
 
     def finalize(self) -> None:
         """Give the NPU back."""

@@ -2,9 +2,12 @@
 
 It needs the device nodes as the real runtime does: /dev/rblnN for the NPU and /dev/rsd0 for its group, and keeps the
 NPU's node open while a runtime lives, so that the emulated vendor tool lists its process. RBLN_DEVICES selects the NPUs
-that are seen and is read once, at import. Settings of the lab: RBLN_LAB_DEV_ROOT (default /dev) looks for the nodes
-elsewhere, RBLN_LAB_DEVICE_MS (default 0) is the shortest time of one run on the NPU, RBLN_LAB_NPU_NAME the type of the
-cards (without it the type of a compiled file is not checked: inside a container the emulated sysfs is not to be seen).
+that are seen and is read once, at import. Two runtimes never run on one NPU at a time: a run holds the NPU's lock in
+/dev/shm, which all processes of a container share, as one container at a time has the NPUs.
+
+Settings of the lab: RBLN_LAB_DEV_ROOT (default /dev) looks for the nodes elsewhere, RBLN_LAB_DEVICE_MS (default 0) is the
+shortest time of one run on the NPU, RBLN_LAB_NPU_NAME the type of the cards (without it the type of a compiled file is not
+checked: inside a container the emulated sysfs is not to be seen).
 """
 
 from __future__ import annotations
@@ -45,6 +48,12 @@ def _nodes() -> list[Path]:
     return [path for path in found if int(path.name[4:]) in chosen]
 
 
+def _check_selection() -> None:
+    """The vendor's runtime reads RBLN_DEVICES once and refuses to go on when it changes."""
+    if os.environ.get("RBLN_DEVICES") != VISIBLE:
+        raise RBLNRuntimeError("RBLN_DEVICES environment variable changed at runtime")
+
+
 def device_count() -> int:
     """Number of usable NPUs: 0 without the group's node /dev/rsd0."""
     return len(_nodes()) if (DEV_ROOT / "rsd0").exists() else 0
@@ -73,7 +82,7 @@ class RBLNCompiledModel:
             with zipfile.ZipFile(path) as archive:
                 self.meta: dict[str, Any] = json.loads(archive.read("meta.json"))
                 self.onnx: bytes = archive.read("model.onnx")
-        except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
             raise RBLNRuntimeError(f"LOADING_FILE_BROKEN: not a compiled model ({error}).") from error
         if _line(self.meta["compiler_version"]) != _line(__version__) and __version__ != "0.0.0+source":
             raise RBLNRuntimeError(
@@ -130,6 +139,7 @@ class Runtime:
             raise RBLNRuntimeError(f"tensor_type {tensor_type!r} is not supported here, only 'np'.")
         if timeout is not None and not isinstance(timeout, int):
             raise TypeError("create_sync_runtime(): incompatible function arguments, timeout has to be an int")
+        _check_selection()
         compiled = model if isinstance(model, RBLNCompiledModel) else RBLNCompiledModel(model)
         if not npu_is_available(device):
             raise RBLNRuntimeError(f"NPU {device} is not available: {device_count()} NPUs are visible.")
@@ -145,7 +155,10 @@ class Runtime:
         options.intra_op_num_threads = 1
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(compiled.onnx, options, providers=["CPUExecutionProvider"])
+        try:
+            self._session = onnxruntime.InferenceSession(compiled.onnx, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's errors have no common base
+            raise RBLNRuntimeError(f"LOADING_FILE_BROKEN: not a compiled model ({error}).") from error
         node = _nodes()[device]
         self._node = open(node, "rb")  # noqa: SIM115  open for as long as the runtime lives
         self._lock = open(f"/dev/shm/npufleet-lab-{node.name}.lock", "a+b")  # noqa: SIM115
@@ -162,10 +175,14 @@ class Runtime:
             raise RBLNRuntimeError(f"{len(inputs)} inputs given, the model takes {len(self._inputs)}.")
         feed = {}
         for one, array in zip(self._inputs, inputs):
+            if not isinstance(array, np.ndarray):
+                raise RBLNRuntimeError(f"input {one['name']}: {type(array).__name__} given, wanted a numpy array.")
             if list(array.shape) != one["shape"] or array.dtype != np.dtype(one["dtype"]):
                 found = f"{array.dtype}{list(array.shape)}"
                 raise RBLNRuntimeError(f"input {one['name']}: {found} given, compiled for {one['dtype']}{one['shape']}.")
             feed[one["name"]] = array
+        if self._node.closed:
+            raise RBLNRuntimeError("this runtime is closed.")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
             began = time.monotonic()
@@ -196,10 +213,14 @@ def compile_from_onnx(
     import onnx
     import onnxruntime
 
-    raw = model if isinstance(model, bytes) else Path(model).read_bytes()
-    onnx.checker.check_model(onnx.load(io.BytesIO(raw)))
-    infos: list[Sequence[Any]] = list(input_info) if isinstance(input_info[0], (list,)) else [input_info]
-    session = onnxruntime.InferenceSession(raw, providers=["CPUExecutionProvider"])
+    try:
+        raw = model if isinstance(model, bytes) else Path(model).read_bytes()
+        onnx.checker.check_model(onnx.load(io.BytesIO(raw)))
+        session = onnxruntime.InferenceSession(raw, providers=["CPUExecutionProvider"])
+    except Exception as error:  # neither library's errors have a common base
+        raise RBLNCompileError(f"not a model that can be compiled: {error}") from error
+    # One bucket is a list of tuples that begin with a name; several are a list of such lists.
+    infos: list[Sequence[Any]] = [input_info] if isinstance(input_info[0][0], str) else list(input_info)
     names = [one.name for one in session.get_inputs()]
     buckets = []
     for info in infos:
@@ -207,7 +228,10 @@ def compile_from_onnx(
             raise RBLNCompileError(f"input_info names {[one[0] for one in info]}, the model has {names}.")
         inputs = [{"name": name, "shape": list(shape), "dtype": dtype} for name, shape, dtype in info]
         zeros = {one["name"]: np.zeros(one["shape"], one["dtype"]) for one in inputs}
-        found = session.run(None, zeros)
+        try:
+            found = session.run(None, zeros)
+        except Exception as error:  # as above
+            raise RBLNCompileError(f"the model does not take {[one['shape'] for one in inputs]}: {error}") from error
         outputs = [
             {"name": one.name, "shape": list(array.shape), "dtype": str(array.dtype)}
             for one, array in zip(session.get_outputs(), found)

@@ -1,6 +1,7 @@
 """A compiled model behind Triton's python backend, one instance on each NPU: the form of the vendor's guide."""
 
 import os
+from typing import Any, Dict, List
 
 import rebel
 import triton_python_backend_utils as pb_utils
@@ -9,21 +10,25 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     """One instance on the NPU of its index."""
 
-    def initialize(self, args):
+    def initialize(self, args: Dict[str, str]) -> None:
         """Load the compiled file; the instance's index is the last part of its name."""
         index = int(args["model_instance_name"].rsplit("_", 1)[-1])
         path = os.path.join(args["model_repository"], args["model_version"], "model.rbln")
         self.runtime = rebel.Runtime(path, device=index % max(rebel.device_count(), 1))
 
-    def execute(self, requests):
-        """Run one request after the other: the file's first bucket is a batch of 1."""
+    def execute(self, requests: List[Any]) -> List[Any]:
+        """Run one request after the other: the file's first bucket is a batch of 1. One that fails, fails alone."""
         responses = []
         for request in requests:
             image = pb_utils.get_input_tensor_by_name(request, "INPUT__0").as_numpy()
-            scores = pb_utils.Tensor("OUTPUT__0", self.runtime.run(image))
-            responses.append(pb_utils.InferenceResponse(output_tensors=[scores]))
+            try:
+                scores = pb_utils.Tensor("OUTPUT__0", self.runtime.run(image))
+                response = pb_utils.InferenceResponse(output_tensors=[scores])
+            except RuntimeError as error:
+                response = pb_utils.InferenceResponse(error=pb_utils.TritonError(f"digits_guide: {error}"))
+            responses.append(response)
         return responses
 
-    def finalize(self):
+    def finalize(self) -> None:
         """Give the NPU back."""
         self.runtime = None

@@ -1,0 +1,321 @@
+"""The stand-in SDK: devices, buckets, errors, and one runtime at a time on an NPU."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+import rebel
+from rebel.core.exception import RBLNCompileError, RBLNRuntimeError
+
+SDK = Path(rebel.__file__).resolve().parents[1]
+Compile = Callable[..., Path]
+
+
+def inputs(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """A float32 [rows, 3] and B int64 [rows, 2], every value its own."""
+    return np.arange(rows * 3, dtype=np.float32).reshape(rows, 3), np.arange(10, 10 + rows * 2).reshape(rows, 2)
+
+
+def open_nodes(dev: Path) -> list[str]:
+    """Names of the device nodes that this process holds open, one for each time."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            target = link.readlink()
+        except FileNotFoundError:
+            continue
+        if target.parent == dev:
+            found.append(target.name)
+    return sorted(found)
+
+
+def python(code: str, dev: Path, **environment: str) -> str:
+    """Output of a program in a process of its own, where the SDK is imported anew."""
+    env = {**os.environ, "PYTHONPATH": str(SDK), "RBLN_LAB_DEV_ROOT": str(dev), **environment}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+class TestDevices:
+    def test_counts_npus_and_not_the_group(self, dev: Path) -> None:
+        assert rebel.device_count() == 2
+        assert [rebel.npu_is_available(number) for number in (-1, 0, 1, 2)] == [False, True, True, False]
+
+    def test_ten_npus_keep_their_numbers(self, dev: Path) -> None:
+        for number in range(2, 11):
+            (dev / f"rbln{number}").touch()
+        assert rebel.device_count() == 11
+        assert [path.name for path in rebel._nodes()][9:] == ["rbln9", "rbln10"]
+
+    def test_without_the_group_there_is_no_npu(self, dev: Path, compiled: Compile) -> None:
+        path = compiled(1)
+        (dev / "rsd0").unlink()
+        assert rebel.device_count() == 0
+        with pytest.raises(RBLNRuntimeError, match=r"NPU 0 is not available: 0 NPUs are visible"):
+            rebel.Runtime(path)
+
+    def test_an_npu_that_is_not_there(self, dev: Path, compiled: Compile) -> None:
+        with pytest.raises(RBLNRuntimeError, match=r"NPU 2 is not available: 2 NPUs"):
+            rebel.Runtime(compiled(1), device=2)
+
+    def test_type_is_told_by_the_lab_and_only_of_an_npu(self, dev: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert rebel.get_npu_name(0) is None
+        monkeypatch.setenv("RBLN_LAB_NPU_NAME", "RBLN-CA22")
+        assert (rebel.get_npu_name(1), rebel.get_npu_name(2)) == ("RBLN-CA22", None)
+
+    def test_selection_is_read_at_import_and_renumbers(self, dev: Path, compiled: Compile) -> None:
+        code = """
+import os, rebel
+print(rebel.device_count())
+runtime = rebel.Runtime({path!r}, device=0)
+print(runtime._node.name)
+os.environ["RBLN_DEVICES"] = "0,1"
+print(rebel.device_count())
+try:
+    rebel.Runtime({path!r}, device=0)
+except rebel.RBLNRuntimeError as error:
+    print(error)
+"""
+        told = python(code.format(path=str(compiled(1))), dev, RBLN_DEVICES="1").splitlines()
+        assert told == ["1", str(dev / "rbln1"), "1", "RBLN_DEVICES environment variable changed at runtime"]
+
+
+class TestRuntime:
+    def test_positional_inputs_give_all_outputs_in_order(self, dev: Path, compiled: Compile) -> None:
+        first, second = inputs(1)
+        square, twice = rebel.Runtime(compiled(1)).run(first, second)
+        np.testing.assert_array_equal(square, second * second)
+        np.testing.assert_array_equal(twice, first * 2)
+
+    def test_named_inputs_in_any_order_and_by_call(self, dev: Path, compiled: Compile) -> None:
+        first, second = inputs(1)
+        square, twice = rebel.Runtime(compiled(1))(B=second, A=first)
+        np.testing.assert_array_equal(square, second * second)
+        np.testing.assert_array_equal(twice, first * 2)
+
+    def test_buckets_by_index_in_the_order_they_were_compiled(self, dev: Path, compiled: Compile) -> None:
+        model = rebel.RBLNCompiledModel(compiled(4, 1, 2))
+        for index, rows in enumerate((4, 1, 2)):
+            runtime = model.create_runtime(input_info_index=index, tensor_type="np", device=1)
+            first, second = inputs(rows)
+            np.testing.assert_array_equal(runtime.run(first, second)[1], first * 2)
+        with pytest.raises(RBLNRuntimeError, match="input_info_index 3 is not one of 0 to 2"):
+            model.create_runtime(input_info_index=3)
+
+    @pytest.mark.parametrize(
+        "given, why",
+        [
+            (lambda a, b: (a[:, :2], b), r"input A: float32\[2, 2\] given, compiled for float32\[2, 3\]"),
+            (lambda a, b: (a[:1], b[:1]), r"input A: float32\[1, 3\] given, compiled for float32\[2, 3\]"),
+            (lambda a, b: (a, b.astype(np.int32)), r"input B: int32\[2, 2\] given, compiled for int64\[2, 2\]"),
+            (lambda a, b: (a.tolist(), b), "input A: list given, wanted a numpy array"),
+            (lambda a, b: (a,), "1 inputs given, the model takes 2"),
+        ],
+    )
+    def test_wrong_inputs(self, dev: Path, compiled: Compile, given: Callable[..., Any], why: str) -> None:
+        runtime = rebel.Runtime(compiled(2))
+        with pytest.raises(RBLNRuntimeError, match=why):
+            runtime.run(*given(*inputs(2)))
+
+    def test_wrong_names(self, dev: Path, compiled: Compile) -> None:
+        first, second = inputs(1)
+        runtime = rebel.Runtime(compiled(1))
+        with pytest.raises(RBLNRuntimeError, match="unexpected inputs"):
+            runtime.run(A=first, C=second)
+        with pytest.raises(RBLNRuntimeError, match="1 inputs given, the model takes 2"):
+            runtime.run(A=first)
+
+    def test_arguments_of_a_runtime(self, dev: Path, compiled: Compile) -> None:
+        path = compiled(1)
+        with pytest.raises(RBLNRuntimeError, match="tensor_type 'pt'"):
+            rebel.Runtime(path, tensor_type="pt")
+        with pytest.raises(TypeError, match="create_sync_runtime"):
+            rebel.Runtime(path, timeout=60.0)
+        rebel.Runtime(path, timeout=60)
+
+    def test_keeps_its_node_open_as_long_as_it_lives(self, dev: Path, compiled: Compile) -> None:
+        path = compiled(1)
+        one, two = rebel.Runtime(path, device=1), rebel.Runtime(path, device=0)
+        assert open_nodes(dev) == ["rbln0", "rbln1"]
+        one.close()
+        assert open_nodes(dev) == ["rbln0"]
+        with pytest.raises(RBLNRuntimeError, match="closed"):
+            one.run(*inputs(1))
+        del two
+        assert open_nodes(dev) == []
+
+    def test_a_run_takes_the_device_time(self, dev: Path, compiled: Compile, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RBLN_LAB_DEVICE_MS", "40")
+        runtime = rebel.Runtime(compiled(1))
+        began = time.monotonic()
+        runtime.run(*inputs(1))
+        assert time.monotonic() - began >= 0.04
+
+
+class TestOneRunAtATime:
+    def test_the_npu_is_locked_during_a_run_and_no_other(self, dev: Path, compiled: Compile) -> None:
+        """Another descriptor is to flock what another process is."""
+        runtime = rebel.Runtime(compiled(1), device=1)
+        session, seen = runtime._session, {}
+
+        def free(name: str) -> bool:
+            with open(f"/dev/shm/npufleet-lab-{name}.lock", "a+b") as other:
+                try:
+                    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+                return True
+
+        class Watched:
+            def run(self, *arguments: Any) -> Any:
+                seen.update({name: free(name) for name in ("rbln0", "rbln1")})
+                return session.run(*arguments)
+
+        runtime._session = Watched()
+        runtime.run(*inputs(1))
+        assert seen == {"rbln0": True, "rbln1": False}
+        assert free("rbln1")
+
+    def test_a_run_that_fails_gives_the_npu_back(self, dev: Path, compiled: Compile) -> None:
+        runtime = rebel.Runtime(compiled(1))
+
+        class Broken:
+            def run(self, *arguments: Any) -> Any:
+                raise RuntimeError("Inference failed: 501")
+
+        runtime._session = Broken()
+        with pytest.raises(RuntimeError, match="501"):
+            runtime.run(*inputs(1))
+        with open("/dev/shm/npufleet-lab-rbln0.lock", "a+b") as other:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def test_processes_take_turns(self, dev: Path, compiled: Compile) -> None:
+        code = """
+import json, sys, time, numpy as np, rebel
+runtime = rebel.Runtime({path!r})
+session, spans = runtime._session, []
+class Timed:
+    def run(self, *arguments):
+        began = time.monotonic()
+        time.sleep(0.01)
+        found = session.run(*arguments)
+        spans.append([began, time.monotonic()])
+        return found
+runtime._session = Timed()
+print("ready", flush=True)
+sys.stdin.readline()
+for _number in range(10):
+    runtime.run(np.zeros((1, 3), np.float32), np.zeros((1, 2), np.int64))
+print(json.dumps(spans))
+"""
+        env = {**os.environ, "PYTHONPATH": str(SDK), "RBLN_LAB_DEV_ROOT": str(dev)}
+        command = [sys.executable, "-c", code.format(path=str(compiled(1)))]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": env}
+        processes = [subprocess.Popen(command, **pipes) for _number in range(2)]
+        for process in processes:
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        spans = sorted(span for process in processes for span in json.loads(process.communicate(timeout=30)[0]))
+        assert len(spans) == 20
+        assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:]))
+
+
+class TestCompiledFile:
+    def test_missing(self, dev: Path, tmp_path: Path) -> None:
+        with pytest.raises(RBLNRuntimeError, match=r"^LOADING_FILE_NOT_FOUND: The specified file does not exist\.$"):
+            rebel.Runtime(tmp_path / "none.rbln")
+
+    def test_half_a_file(self, dev: Path, compiled: Compile) -> None:
+        path = compiled(1)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        with pytest.raises(RBLNRuntimeError, match="LOADING_FILE_BROKEN"):
+            rebel.Runtime(path)
+
+    def test_a_broken_model_inside(self, dev: Path, compiled: Compile) -> None:
+        model = rebel.RBLNCompiledModel(compiled(1))
+        model.onnx = model.onnx[:20]
+        with pytest.raises(RBLNRuntimeError, match="LOADING_FILE_BROKEN"):
+            model.create_runtime()
+        assert open_nodes(dev) == []
+
+    def test_of_another_card(self, dev: Path, compiled: Compile, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = compiled(1, npu="RBLN-CA22")
+        rebel.Runtime(path)
+        monkeypatch.setenv("RBLN_LAB_NPU_NAME", "RBLN-CA12")
+        with pytest.raises(RBLNRuntimeError, match="compiled for RBLN-CA22, NPU 1 is RBLN-CA12"):
+            rebel.Runtime(path, device=1)
+        monkeypatch.setenv("RBLN_LAB_NPU_NAME", "RBLN-CA22")
+        rebel.Runtime(path)
+
+    @pytest.mark.parametrize("runtime, fits", [("0.6.9", True), ("0.9.4+lab", False), ("0.60.2", False)])
+    def test_of_another_line_of_the_sdk(
+        self, dev: Path, compiled: Compile, monkeypatch: pytest.MonkeyPatch, runtime: str, fits: bool
+    ) -> None:
+        monkeypatch.setattr(rebel, "__version__", "0.6.2+lab")
+        path = compiled(1)
+        monkeypatch.setattr(rebel, "__version__", runtime)
+        if fits:
+            rebel.RBLNCompiledModel(path)
+        else:
+            with pytest.raises(RBLNRuntimeError, match=rf"compiled with 0\.6\.2\+lab, this runtime is {runtime[:4]}"):
+                rebel.RBLNCompiledModel(path)
+
+    def test_holds_the_model_once_and_equal_bytes_each_time(self, compiled: Compile, two_onnx: bytes) -> None:
+        path = compiled(1, 2, 4, npu="RBLN-CA12")
+        before = path.read_bytes()
+        assert compiled(1, 2, 4, npu="RBLN-CA12").read_bytes() == before
+        with zipfile.ZipFile(path) as archive:
+            assert archive.namelist() == ["meta.json", "model.onnx"]
+            assert archive.read("model.onnx") == two_onnx
+            meta = json.loads(archive.read("meta.json"))
+        assert meta["npu"] == "RBLN-CA12"
+        assert [bucket["outputs"][0] for bucket in meta["buckets"]] == [
+            {"name": "SQUARE", "shape": [rows, 2], "dtype": "int64"} for rows in (1, 2, 4)
+        ]
+
+    def test_allocation_grows_with_the_buckets(self, compiled: Compile, two_onnx: bytes) -> None:
+        one = rebel.RBLNCompiledModel(compiled(1)).get_total_device_alloc()
+        three = rebel.RBLNCompiledModel(compiled(1, 2, 4)).get_total_device_alloc()
+        assert len(two_onnx) < one < three
+
+
+class TestCompile:
+    def test_one_bucket_without_a_list_around_it(self, two_onnx: bytes) -> None:
+        for kind in (list, tuple):
+            info = kind([("A", [2, 3], "float32"), ("B", [2, 2], "int64")])
+            assert len(rebel.compile_from_onnx(two_onnx, input_info=info).meta["buckets"]) == 1
+
+    def test_from_a_path(self, two_onnx: bytes, tmp_path: Path) -> None:
+        path = tmp_path / "two.onnx"
+        path.write_bytes(two_onnx)
+        info = [("A", [2, 3], "float32"), ("B", [2, 2], "int64")]
+        assert rebel.compile_from_onnx(path, input_info=info).onnx == two_onnx
+
+    @pytest.mark.parametrize(
+        "info, why",
+        [
+            ([("A", [1, 3], "float32")], r"input_info names \['A'\], the model has \['A', 'B'\]"),
+            ([("A", [1, 5], "float32"), ("B", [1, 2], "int64")], r"does not take \[\[1, 5\], \[1, 2\]\]"),
+        ],
+    )
+    def test_input_info_that_does_not_fit(self, two_onnx: bytes, info: list[Any], why: str) -> None:
+        with pytest.raises(RBLNCompileError, match=why):
+            rebel.compile_from_onnx(two_onnx, input_info=info)
+
+    def test_what_is_no_model(self, tmp_path: Path) -> None:
+        for model in (b"no model", tmp_path / "none.onnx"):
+            with pytest.raises(RBLNCompileError, match="not a model that can be compiled"):
+                rebel.compile_from_onnx(model, input_info=[("A", [1], "float32")])
