@@ -1,0 +1,126 @@
+"""What the lab refuses before it makes anything, and what it finds out by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "lab"))
+
+import engine  # noqa: E402
+import hosts  # noqa: E402
+import images  # noqa: E402
+import standins  # noqa: E402
+from settings import Lab, LabError, current_lab  # noqa: E402
+
+LAB = Lab("lab", "172.31.240.0/24")
+
+
+def test_addresses_and_names_follow_the_lab() -> None:
+    assert (LAB.address(0), LAB.address(3)) == ("172.31.240.10", "172.31.240.13")
+    assert LAB.container("npu1") == "npufleet-lab-npu1"
+    assert len(Lab("a-long-name-of-a-lab", LAB.subnet).bridge) == 15
+
+
+def test_labs_of_other_names_have_other_subnets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LAB_SUBNET", raising=False)
+    subnets = set()
+    for name in ("lab", "molecule", "bench"):
+        monkeypatch.setenv("LAB", name)
+        subnets.add(current_lab().subnet)
+    assert len(subnets) == 3
+    monkeypatch.setenv("LAB_SUBNET", "10.0.0.0/16")
+    with pytest.raises(LabError, match=r"found 10\.0\.0\.0/16, wanted an IPv4 /24"):
+        current_lab()
+
+
+def test_a_machine_without_root_and_disk_is_refused_with_both_reasons(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(engine, "HOME", tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(engine.shutil, "disk_usage", lambda path: SimpleNamespace(free=3 * 2**30))
+    monkeypatch.setattr(engine.shutil, "which", lambda tool: "/usr/bin/" + tool)
+    with pytest.raises(LabError) as refusal:
+        engine.require_machine()
+    assert "found user id 1000, wanted root" in str(refusal.value)
+    assert "found 3.0 GiB free" in str(refusal.value)
+
+
+def test_missing_tools_are_installed_by_their_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(engine, "HOME", tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(engine.shutil, "disk_usage", lambda path: SimpleNamespace(free=99 * 2**30))
+    monkeypatch.setattr(engine.shutil, "which", lambda tool: None if tool in ("dockerd", "docker", "rsync") else "/usr/bin/x")
+    done = subprocess.CompletedProcess([], 0, "", "")
+    monkeypatch.setattr(engine.subprocess, "run", lambda command, **options: calls.append(command) or done)
+    engine.require_machine()
+    assert [call[1] for call in calls] == ["update", "install"]
+    assert calls[1][-2:] == ["docker.io", "rsync"]
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, containers: str = "", networks: str = "", routes: str = "[]", ours: str = "") -> None:
+    """A machine whose engine and routes say this."""
+
+    def docker(*arguments: str, **options: object) -> str:
+        if arguments[0] == "network":
+            return networks
+        return ours if "--filter" in arguments else containers
+
+    monkeypatch.setattr(hosts, "docker", docker)
+    monkeypatch.setattr(hosts, "run", lambda *command: routes)
+
+
+def test_a_free_machine_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, routes=json.dumps([{"dst": "default"}, {"dst": "192.0.2.0/24", "dev": "eth0"}]))
+    hosts.refuse_conflicts(LAB, ["ops1", "npu1"])
+
+
+def test_taken_name_and_subnet_are_refused_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    routes = json.dumps([{"dst": "172.31.0.0/16", "dev": "br-site"}])
+    machine(monkeypatch, containers="npufleet-lab-npu1\nother", routes=routes)
+    with pytest.raises(LabError) as refusal:
+        hosts.refuse_conflicts(LAB, ["ops1", "npu1"])
+    assert "container name npufleet-lab-npu1 is taken" in str(refusal.value)
+    assert "subnet 172.31.240.0/24 is taken: 172.31.0.0/16 is on br-site" in str(refusal.value)
+
+
+def test_its_own_network_and_hosts_are_no_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
+    routes = json.dumps([{"dst": "172.31.240.0/24", "dev": "nfl-lab"}])
+    machine(monkeypatch, "npufleet-lab-npu1", "npufleet-lab", routes, "npu1 running")
+    hosts.refuse_conflicts(LAB, ["ops1", "npu1"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("debian.sources", "Types: deb\nURIs: http://mirror.example.com/debian\nSuites: bookworm\n"),
+        ("site.list", "deb [arch=amd64] http://mirror.example.com/debian bookworm main\n"),
+    ],
+)
+def test_the_mirror_is_the_machines_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    (tmp_path / "security.list").write_text("deb http://mirror.example.com/debian-security bookworm-security main\n")
+    real = Path
+
+    def elsewhere(*parts: str) -> Path:
+        return tmp_path if parts == ("/etc/apt/sources.list.d",) else real(*parts).with_name("none") if parts else real()
+
+    monkeypatch.setattr(images, "Path", elsewhere)
+    assert images.debian_mirror() == "http://mirror.example.com/debian"
+
+
+def test_wheels_are_fetched_once_and_again_when_the_list_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[tuple[str, ...]] = []
+    monkeypatch.setattr(standins, "run", lambda *command: runs.append(command))
+    listing = tmp_path / "wheels.txt"
+    for words, count in (("one", 1), ("one", 1), ("two", 2)):
+        listing.write_text(words)
+        standins.download("--requirement", str(listing), into=tmp_path / "wheels")
+        assert len(runs) == count
