@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
 BUILD = Path(__file__).resolve().parents[1] / "build"
-SIDE = 8
+DRAWN = 10
+# Grey levels of the images, and the first and last grey of the 256-colour palette
 LEVELS = 16
 GREYS = (232, 255)
-COLUMN = SIDE + 2
+# Above this level a pixel is drawn where there are no colours
+INK = 5
+GAP = "  "
 
 
 def read(path: Path) -> Any:
@@ -28,31 +32,46 @@ def read(path: Path) -> Any:
         return None
 
 
+def at(found: Any, *keys: str) -> Any:
+    """What is below these keys, None where one is missing."""
+    for key in keys:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
 def facts(status: Mapping[str, Any]) -> list[str]:
-    """Lines on a host: versions, cards, and each model with the digests that the server gave back."""
-    actual = status.get("actual", {})
-    tool = actual.get("driver", {}).get("tool", {})
-    contents = actual.get("image", {}).get("contents") or []
+    """Lines on a host: versions, cards, and each model with the digests that were read back."""
+    actual = status.get("actual")
+    contents = at(actual, "image", "contents") or []
     versions = {
-        "driver": actual.get("driver", {}).get("module"),
-        "engine": (actual.get("engine", {}).get("running") or {}).get("version"),
-        "image": (actual.get("image", {}).get("id") or "").removeprefix("sha256:")[:12] or None,
-        "Triton": actual.get("server", {}).get("version"),
+        "driver": at(actual, "driver", "module"),
+        "engine": at(actual, "engine", "running", "version"),
+        "Triton": at(actual, "server", "version"),
         "SDK": next((one.split("==")[1] for one in contents if one.startswith("rebel-compiler==")), None),
         "release": status.get("release"),
+        "image": short(at(actual, "image", "id")),
     }
+    cards = at(actual, "driver", "tool", "devices") or []
+    said = [" ".join(str(one.get(key, "?")) for key in ("device", "name", "status")) for one in cards]
     lines = ["  " + "   ".join(f"{name} {version or 'unknown'}" for name, version in versions.items())]
-    cards = [f"{one['device']} {one['name']} {one['status']}" for one in tool.get("devices", [])]
-    lines.append(f"  cards   {', '.join(cards) or 'none'}")
-    for model, found in sorted((actual.get("server", {}).get("served") or {}).items()):
+    lines.append(f"  cards   {', '.join(said) or 'none'}")
+    for model, found in sorted((at(actual, "server", "served") or {}).items()):
         for version, one in sorted(found.items()):
-            lines.append(f"  model   {model} version {version} {one['state']}, release {(one['release'] or 'unknown')[:12]}")
+            digests = "".join(f", {name} {short(one[name])}" for name in ("source", "release") if one.get(name))
+            lines.append(f"  model   {model} version {version} {one.get('state')}{digests or ', digest unknown'}")
     return lines
 
 
+def short(digest: str | None) -> str:
+    """A digest as far as a person compares it, empty for none."""
+    return (digest or "").removeprefix("sha256:")[:12]
+
+
 def draw(image: Sequence[int], colour: bool) -> list[str]:
-    """An 8 x 8 image in four lines of eight characters: an upper and a lower half block are two pixels."""
-    rows = [image[start : start + SIDE] for start in range(0, SIDE * SIDE, SIDE)]
+    """A square image, two pixels to a character: half blocks, in greys where the terminal has colours."""
+    side = math.isqrt(len(image))
+    image = [min(max(value, 0), LEVELS) for value in image]
+    rows = [image[start : start + side] for start in range(0, side * side, side)]
     lines = []
     for upper, lower in zip(rows[::2], rows[1::2]):
         if colour:
@@ -60,44 +79,51 @@ def draw(image: Sequence[int], colour: bool) -> list[str]:
             grey = [[low + value * (high - low) // LEVELS for value in row] for row in (upper, lower)]
             lines.append("".join(f"\033[38;5;{a};48;5;{b}m▀" for a, b in zip(*grey)) + "\033[0m")
         else:
-            lines.append("".join(" ▄▀█"[(a > LEVELS // 2) * 2 + (b > LEVELS // 2)] for a, b in zip(upper, lower)))
+            lines.append("".join(" ▄▀█"[(a > INK) * 2 + (b > INK)] for a, b in zip(upper, lower)))
     return lines
 
 
 def digits(checks: Sequence[Mapping[str, Any]], colour: bool) -> list[str]:
-    """Rows of drawn requests with the label that each got and its latency; a wrong one says what was expected."""
-    shown = [one for one in checks if one.get("image") and one["protocol"] == "http" and "label" in one]
-    if not shown:
+    """Ten drawn requests, each with the label that it got, the one expected, and the latency as the client saw it."""
+    drawable = [one for one in checks if len(one.get("image") or []) >= 4 and "label" in one]
+    if not drawable:
         return ["  no answer to draw"]
-    first = shown[0]["model"]
-    shown = [one for one in shown if one["model"] == first][:10]
+    # One model over one protocol: HTTP stands first.
+    kind = (drawable[0].get("model"), drawable[0].get("protocol"), len(drawable[0]["image"]))
+    shown = [one for one in drawable if (one.get("model"), one.get("protocol"), len(one["image"])) == kind][:DRAWN]
     drawn = [draw(one["image"], colour) for one in shown]
-    lines = ["  " + "  ".join(column[number] for column in drawn) for number in range(SIDE // 2)]
-    said = [str(one["label"]) if one["ok"] else f"{one['label']}, not {one['expected']}" for one in shown]
-    took = [f"{one['ms']:.1f} ms" for one in shown]
-    return [*lines, *("  " + "".join(f"{word:^{SIDE}}  " for word in words).rstrip() for words in (said, took))]
+    wide = math.isqrt(kind[2])
+    words = {
+        "read": [f"{one['label']}{'' if one['ok'] else ' !'}" for one in shown],
+        "is": [str(one.get("expected", "?")) for one in shown],
+        "ms": [f"{one['ms']:.1f}" for one in shown],
+    }
+    lines = [f"{'':8}" + GAP.join(column[number] for column in drawn) for number in range(len(drawn[0]))]
+    lines += [f"  {name:6}" + GAP.join(f"{word:^{wide}}" for word in row).rstrip() for name, row in words.items()]
+    return lines
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hosts", required=True, help="the hosts that have to serve, such as npu1,npu2")
-    hosts = parser.parse_args().hosts.split(",")
+    hosts = [name for name in parser.parse_args().hosts.split(",") if name]
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    statuses = {one["host"]: one for one in read(BUILD / "status.json") or []}
+    statuses = {one.get("host"): one for one in read(BUILD / "status.json") or []}
     serving, passed, total = 0, 0, 0
     for host in hosts:
-        checks = (read(BUILD / "check" / f"{host}.json") or {}).get("checks", [])
-        status = statuses.get(host, {})
+        result = read(BUILD / "check" / f"{host}.json") or {}
+        checks, status = result.get("checks") or [], statuses.get(host, {})
         good = [one for one in checks if one["ok"]]
         passed, total = passed + len(good), total + len(checks)
         serving += bool(good) and status.get("plan") == []
         print(host)
-        print("\n".join(facts(status)))
-        print("\n".join(digits(checks, colour)))
+        print("\n".join([*facts(status), *digits(checks, colour)]))
         for one in checks:
             if not one["ok"]:
                 print(f"  WRONG   {one['name']}: {one['why']}")
-        for line in status.get("report") or []:
+        if not checks:
+            print(f"  WRONG   no check was made: {result.get('msg') or 'there is no result'}")
+        for line in status.get("report") or ([] if status else ["its status was not read"]):
             print(f"  DRIFT   {line}")
         print()
     print(f"demo: {serving} hosts serving, {passed} of {total} checks passed")

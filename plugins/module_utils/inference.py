@@ -1,105 +1,213 @@
 """Proof by inference: sends the requests of check documents to a Triton server and judges the answers.
 
-Self-contained, because it also runs as a script (`python3 -`) inside a container of the release image, where numpy and
-tritonclient are: one JSON document on standard input after the line `===`, one JSON document on standard output.
+Self-contained, because its source travels to a container of the release image, where numpy and tritonclient are, and runs
+there: `main` takes a document and writes the result as the last line of standard output.
 
-Document in:  {"host", "host_index", "server": {"address", "http_port", "grpc_port"}, "timeout": seconds,
-               "checks": [check file with every array in place, see `load` of the action plugin]}
-Document out: {"host", "checks": [{"name", "model", "protocol", "ok", "why", "ms", ...}]}
+Document: {"host", "host_index", "server": {"address", "http_port", "grpc_port"}, "timeout": seconds,
+           "checks": [{"model", "checks": [check of a check file, with arrays as `pack` makes them]}]}
+Result:   {"host", "checks": [{"name", "model", "protocol", "ok", "why", "ms", ...}]}, or {"error"} where the image lacks a client.
 """
 
 from __future__ import annotations
 
 import base64
+import importlib
 import io
 import json
 import sys
 import time
-from typing import Any, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 PROTOCOLS = ("http", "grpc")
 # Rows up to this many values are returned with their result, so that a report can draw them.
 DRAWN_VALUES = 784
+# Seconds in which a server has to say that it lives, however long its models may take.
+SIGN_OF_LIFE = 5.0
+# Kinds of numpy's dtypes that can be compared as numbers
+NUMBERS = "fiub"
 
 
-def expand(document: Mapping[str, Any], host_index: int) -> Iterator[Tuple[str, str, List[int], List[int], Mapping[str, Any]]]:
-    """(name, protocol, rows, places, check) of every request of a check document.
+class Request(NamedTuple):
+    """One request of a check. Rows count in the arrays; places from the check's first row, as the labels do."""
 
-    Rows count from the start of the arrays, places from the check's first row: `argmax` is indexed by place. With
-    `spread` each host and protocol takes the next block of `count` rows, so that a fleet asks more of the golden data.
+    name: str
+    protocol: str
+    rows: List[int]
+    places: List[int]
+
+
+class Output(NamedTuple):
+    """One output of an answer; `array` is None where the bytes are not what dtype and shape promise."""
+
+    dtype: str
+    shape: List[int]
+    array: Any
+
+
+def requests(model: str, check: Mapping[str, Any], host_index: int) -> Iterator[Request]:
+    """The requests of one check of a model.
+
+    With `spread` each host and protocol takes the next block of `count` rows, so that a fleet asks more of the golden
+    data; `total` says how many rows there are to take from.
     """
-    for check in document["checks"]:
-        rows = check["rows"]
-        count = rows["count"]
-        for number, protocol in enumerate(check["protocols"]):
-            offset = 0
-            if rows.get("spread"):
-                blocks = rows["total"] // count
-                offset = (host_index * len(check["protocols"]) + number) % blocks * count
-            base = "{}/{}/{}".format(document["model"], protocol, check["name"])
-            places = list(range(offset, offset + count))
-            if rows.get("batch"):
-                yield base, protocol, [rows["first"] + place for place in places], places, check
-            else:
-                for place in places:
-                    yield f"{base} {place - offset}", protocol, [rows["first"] + place], [place], check
+    rows = check["rows"]
+    count = rows["count"]
+    for number, protocol in enumerate(check["protocols"]):
+        start = 0
+        if rows.get("spread"):
+            blocks = rows["total"] // count
+            start = (host_index * len(check["protocols"]) + number) % blocks * count
+        name = "{}/{}/{}".format(model, protocol, check["name"])
+        places = list(range(start, start + count))
+        if rows.get("batch"):
+            yield Request(name, protocol, [rows["first"] + place for place in places], places)
+        else:
+            for place in places:
+                yield Request(f"{name} {place - start}", protocol, [rows["first"] + place], [place])
 
 
-def judge(answers: Mapping[str, Any], rows: List[int], places: List[int], check: Mapping[str, Any]) -> List[str]:
+# Judging an answer
+
+
+def judge(answer: Mapping[str, Output], request: Request, expect: Mapping[str, Any]) -> List[str]:
     """Every reason why these outputs are not the expected ones: what was found, what was wanted."""
+    why = []
+    for name, wanted in expect.items():
+        if name in answer:
+            why += [f"{name}: {reason}" for reason in _judge_output(answer[name], request, wanted)]
+        else:
+            why.append("output {} is missing, found {}".format(name, ", ".join(sorted(answer)) or "no output"))
+    return why
+
+
+def _judge_output(output: Output, request: Request, wanted: Mapping[str, Any]) -> Iterator[str]:
     import numpy as np
 
-    why = []
-    for name, wanted in check["expect"].items():
-        if name not in answers:
-            why.append("output {} is missing, found {}".format(name, ", ".join(sorted(answers)) or "none"))
-            continue
-        kind, array = answers[name]
-        if "dtype" in wanted and kind != wanted["dtype"]:
-            why.append("{}: dtype is {}, wanted {}".format(name, kind, wanted["dtype"]))
-        if "shape" in wanted and list(array.shape) != list(wanted["shape"]):
-            why.append("{}: shape is {}, wanted {}".format(name, list(array.shape), list(wanted["shape"])))
-            continue
-        if wanted.get("finite") and not np.isfinite(array).all():
-            why.append(f"{name}: {int((~np.isfinite(array)).sum())} of {array.size} values are not finite")
-        if "argmax" in wanted:
-            found = [int(one) for one in array.reshape(len(rows), -1).argmax(axis=1)]
-            labels = [wanted["argmax"][place] for place in places]
-            if found != labels:
-                why.append(f"{name}: label is {_one(found)}, wanted {_one(labels)}")
-        if "values" in wanted:
-            golden = np.stack([wanted["values"]["rows"][row] for row in rows]).reshape(array.shape)
-            limit = float(wanted["values"].get("atol", 0)) + float(wanted["values"].get("rtol", 0)) * np.abs(golden)
-            difference = np.abs(array.astype(np.float64) - golden)
-            if not (difference <= limit).all():
-                why.append(f"{name}: values differ by up to {np.nanmax(difference):.4g}, wanted at most {limit.max():.4g}")
-    return why
+    array, count = output.array, len(request.rows)
+    if "dtype" in wanted and output.dtype != wanted["dtype"]:
+        yield "dtype is {}, wanted {}".format(output.dtype, wanted["dtype"])
+    shape_is_wrong = "shape" in wanted and output.shape != list(wanted["shape"])
+    if shape_is_wrong:
+        yield "shape is {}, wanted {}".format(output.shape, list(wanted["shape"]))
+    looked_into = {"finite", "argmax", "values"} & {key for key, value in wanted.items() if value is not False}
+    if not looked_into:
+        return
+    if array is None:
+        yield f"the data does not fit {output.dtype} of shape {output.shape}"
+        return
+    if array.dtype.kind not in NUMBERS:
+        yield f"holds {output.dtype}, wanted numbers to judge {', '.join(sorted(looked_into))} by"
+        return
+    if wanted.get("finite") and not np.isfinite(array).all():
+        yield f"{int((~np.isfinite(array)).sum())} of {array.size} values are not finite, wanted all"
+    if not _has_rows(array, count):
+        if not shape_is_wrong and looked_into != {"finite"}:
+            yield f"shape is {output.shape}, wanted {count} row{'s' * (count > 1)}"
+        return
+    if "argmax" in wanted:
+        found, labels = labels_of(array), [wanted["argmax"][place] for place in request.places]
+        if found != labels:
+            yield f"label is {_one(found)}, wanted {_one(labels)}"
+    if "values" in wanted:
+        golden = np.stack([wanted["values"]["rows"][row] for row in request.rows])
+        if golden.shape != array.shape:
+            if not shape_is_wrong:
+                yield f"shape is {output.shape}, the golden values' is {list(golden.shape)}"
+            return
+        yield from _judge_values(array, golden, wanted["values"])
+
+
+def _judge_values(array: Any, golden: Any, wanted: Mapping[str, Any]) -> Iterator[str]:
+    import numpy as np
+
+    found, golden = array.astype(np.float64), golden.astype(np.float64)
+    allowed = float(wanted.get("atol", 0)) + float(wanted.get("rtol", 0)) * np.abs(golden)
+    with np.errstate(invalid="ignore"):
+        over = np.abs(found - golden) - allowed
+        good = (found == golden) | (over <= 0)
+    if not good.all():
+        worst = np.unravel_index(np.where(good, -np.inf, np.where(np.isnan(over), np.inf, over)).argmax(), over.shape)
+        wanted_is = f"{golden[worst]:.6g} +- {allowed[worst]:.3g}"
+        yield f"{int((~good).sum())} of {good.size} values are off, the worst is {found[worst]:.6g}, wanted {wanted_is}"
+
+
+def _has_rows(array: Any, count: int) -> bool:
+    return bool(array.ndim and array.size and array.shape[0] == count)
+
+
+def labels_of(array: Any) -> List[int]:
+    """The place of the largest value in each row."""
+    return [int(label) for label in array.reshape(len(array), -1).argmax(axis=1)]
 
 
 def _one(labels: List[int]) -> Any:
     return labels[0] if len(labels) == 1 else labels
 
 
-class Client:
-    """One protocol's client of a server, made on first use."""
+def drawable(inputs: Mapping[str, Any], request: Request) -> Optional[List[int]]:
+    """The one input row of a request as whole numbers, None where there is nothing to draw."""
+    import numpy as np
+
+    rows = list(inputs.values())
+    if len(request.rows) != 1 or len(rows) != 1 or rows[0].size > DRAWN_VALUES or rows[0].dtype.kind not in "fiu":
+        return None
+    return [round(float(value)) for value in rows[0].flatten()] if np.isfinite(rows[0]).all() else None
+
+
+def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str, Any]) -> Dict[str, Any]:
+    """What was expected and found as labels, one number where one row was sent: {"expected", "got", "label"}, or less."""
+    for name, wanted in expect.items():
+        if "argmax" not in wanted:
+            continue
+        found: Dict[str, Any] = {"expected": _one([wanted["argmax"][place] for place in request.places])}
+        array = answer[name].array if name in answer else None
+        if array is not None and array.dtype.kind in NUMBERS and _has_rows(array, len(request.rows)):
+            found["got"] = _one(labels_of(array))
+            if len(request.rows) == 1:
+                found["label"] = found["got"]
+        return found
+    return {}
+
+
+# Asking a server
+
+
+class Service:
+    """One protocol of a server."""
 
     def __init__(self, protocol: str, server: Mapping[str, Any], timeout: float) -> None:
+        self.protocol = protocol
         self.timeout = timeout
+        self.url = "{}:{}".format(server["address"], server[f"{protocol}_port"])
+        self.options: Dict[str, Any] = {}
+        # Both the client and the parts of it that its `http` and `grpc` extras bring have to be there.
+        try:
+            library = importlib.import_module(f"tritonclient.{protocol}")
+        except (ImportError, RuntimeError) as error:
+            raise ImportError(reason(error)) from None
         if protocol == "http":
-            import tritonclient.http as library
-
-            url = "{}:{}".format(server["address"], server["http_port"])
-            self.client = library.InferenceServerClient(url, connection_timeout=timeout, network_timeout=timeout)
-            self.options: Dict[str, Any] = {}
+            self.client = library.InferenceServerClient(self.url, connection_timeout=timeout, network_timeout=timeout)
+            short = min(timeout, SIGN_OF_LIFE)
+            prober = library.InferenceServerClient(self.url, connection_timeout=short, network_timeout=short)
+            self.probe = prober.is_server_live
         else:
-            import tritonclient.grpc as library
-
-            self.client = library.InferenceServerClient("{}:{}".format(server["address"], server["grpc_port"]))
+            self.client = library.InferenceServerClient(self.url)
             self.options = {"client_timeout": timeout}
+            self.probe = lambda: self.client.is_server_live(client_timeout=min(timeout, SIGN_OF_LIFE))
         self.library = library
 
-    def infer(self, model: str, inputs: Mapping[str, Any]) -> Tuple[Dict[str, Any], float]:
-        """({output: (dtype, array)}, milliseconds) of one request."""
+    def silent(self) -> str:
+        """Why no request to this service is worth its wait, empty where something answers."""
+        try:
+            self.probe()
+        except Exception as error:
+            # Health may be a restricted API, which says so with the status of a server that is not there.
+            if of_connection(error) and "restricted" not in str(error):
+                return f"no Triton answers {self.protocol} at {self.url}: {reason(error)}"
+        return ""
+
+    def infer(self, model: str, inputs: Mapping[str, Any]) -> Tuple[Dict[str, Output], float]:
+        """(outputs by name, milliseconds) of one request."""
         from tritonclient.utils import np_to_triton_dtype
 
         tensors = []
@@ -111,102 +219,162 @@ class Client:
         result = self.client.infer(model, tensors, **self.options)
         taken = (time.monotonic() - began) * 1000
         response = result.get_response()
-        outputs = response["outputs"] if isinstance(response, dict) else response.outputs
-        answers = {}
-        for one in outputs:
-            name, kind = (one["name"], one["datatype"]) if isinstance(one, dict) else (one.name, one.datatype)
-            answers[name] = (kind, result.as_numpy(name))
-        return answers, taken
+        answer = {}
+        for one in response.get("outputs", []) if isinstance(response, dict) else response.outputs:
+            if isinstance(one, dict):
+                name, dtype, shape = one["name"], one["datatype"], one["shape"]
+            else:
+                name, dtype, shape = one.name, one.datatype, one.shape
+            try:
+                array = result.as_numpy(name)
+            except Exception:
+                array = None
+            answer[name] = Output(dtype, [int(size) for size in shape], array)
+        return answer, taken
+
+    def index(self, model: str) -> str:
+        """What the server's index says of a model that it does not serve, empty where it does not tell."""
+        try:
+            found = self.client.get_model_repository_index(**({} if self.protocol == "http" else {"as_json": True}))
+        except Exception:
+            return ""
+        entries = found.get("models", []) if isinstance(found, dict) else found
+        said = ["{} {}".format(one.get("state", ""), one.get("reason", "")) for one in entries if one["name"] == model]
+        ready = sorted({one["name"] for one in entries if one.get("state") == "READY"})
+        return _line("; ".join(said)) or "it serves {}".format(", ".join(ready) or "no model")
 
 
 def run(document: Mapping[str, Any]) -> Dict[str, Any]:
-    """All checks of a document, every one with a result; a protocol that does not answer is asked once, not for each row."""
-    import numpy as np
+    """Every request of the document, each with a result.
 
-    clients: Dict[str, Any] = {}
-    results = []
+    A service that does not answer, a model that is unknown and one that lets a request time out are not asked again:
+    the requests that would follow carry the same reason.
+    """
+    services: Dict[str, Service] = {}
+    given_up: Dict[Tuple[str, str], str] = {}
+    results: List[Dict[str, Any]] = []
     for one in document["checks"]:
-        for name, protocol, rows, places, check in expand(one, document["host_index"]):
-            result: Dict[str, Any] = {"name": name, "model": one["model"], "protocol": protocol, "ok": False, "why": "", "ms": None}
-            results.append(result)
-            if isinstance(clients.get(protocol), str):
-                result["why"] = clients[protocol]
-                continue
-            inputs = {key: np.stack([array[row] for row in rows]) for key, array in _arrays(check["inputs"]).items()}
-            try:
-                if protocol not in clients:
-                    clients[protocol] = Client(protocol, document["server"], document["timeout"])
-                answers, taken = clients[protocol].infer(one["model"], inputs)
-            except Exception as error:
-                result["why"] = reason(error)
-                if unreachable(error):
-                    clients[protocol] = "the {} service does not answer: {}".format(protocol, result["why"])
-                    result["why"] = clients[protocol]
-                continue
-            result["ms"] = round(taken, 2)
-            why = judge(answers, rows, places, _with_rows(check))
-            result["ok"], result["why"] = not why, "; ".join(why)
-            _describe(result, answers, inputs, places, check)
+        model = one["model"]
+        for check in one["checks"]:
+            expect, arrays = with_rows(check["expect"]), {name: _rows(packed) for name, packed in check["inputs"].items()}
+            for request in requests(model, check, document["host_index"]):
+                protocol = request.protocol
+                result = {"name": request.name, "model": model, "protocol": protocol, "ok": False, "why": "", "ms": None}
+                results.append(result)
+                if protocol not in services:
+                    services[protocol] = Service(protocol, document["server"], document["timeout"])
+                    given_up[protocol, ""] = services[protocol].silent()
+                result["why"] = given_up[protocol, ""] or given_up.get((protocol, model), "")
+                if not result["why"]:
+                    whole, one_model = ask(services[protocol], model, arrays, request, expect, result)
+                    given_up[protocol, ""], given_up[protocol, model] = whole, one_model
     return {"host": document["host"], "checks": results}
 
 
+def ask(
+    service: Service,
+    model: str,
+    arrays: Mapping[str, Mapping[int, Any]],
+    request: Request,
+    expect: Mapping[str, Any],
+    result: Dict[str, Any],
+) -> Tuple[str, str]:
+    """Send one request and complete its result. Returns why to give up on the (whole service, model), empty to go on."""
+    import numpy as np
+
+    try:
+        inputs = {name: np.stack([rows[row] for row in request.rows]) for name, rows in arrays.items()}
+        image = drawable(inputs, request)
+        if image is not None:
+            result["image"] = image
+        answer, taken = service.infer(model, inputs)
+        result["ms"] = round(taken, 2)
+        result.update(describe(answer, request, expect))
+        why = judge(answer, request, expect)
+        result["ok"], result["why"] = not why, "; ".join(why)
+        return "", ""
+    except Exception as error:
+        result["why"] = reason(error)
+        if of_connection(error):
+            gone = service.silent()
+            if gone:
+                result["why"] = gone
+                return gone, ""
+        if timed_out(error):
+            result["why"] = f"no answer within {service.timeout:g} s; {model} is not asked again over {service.protocol}"
+            return "", str(result["why"])
+        if status_of(error) in ("404", "NOT_FOUND"):
+            said = service.index(model)
+            result["why"] += f"; {said}" if said else ""
+            return "", str(result["why"])
+        return "", ""
+
+
+def status_of(error: Exception) -> str:
+    """Status of an error of tritonclient, such as 404 or NOT_FOUND, empty for any other."""
+    status = getattr(error, "status", None)
+    return str(status() or "").replace("StatusCode.", "") if callable(status) else ""
+
+
+def timed_out(error: Exception) -> bool:
+    """Whether an answer did not come in time."""
+    return isinstance(error, TimeoutError) or status_of(error) == "DEADLINE_EXCEEDED"
+
+
+def of_connection(error: Exception) -> bool:
+    """Whether an error may be the connection's, and not the server's answer."""
+    return isinstance(error, OSError) or status_of(error) in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+
+
 def reason(error: Exception) -> str:
-    """An error as one line: Triton's own words, or what went wrong on the way to it."""
-    words = error.message() if hasattr(error, "message") and callable(error.message) else str(error)
-    return " ".join(str(words).split()) or type(error).__name__
+    """An error as one line: Triton's own words, or what went wrong on the way to them."""
+    message = getattr(error, "message", None)
+    if callable(message):
+        return _line(str(message())) or status_of(error) or type(error).__name__
+    kind = "" if isinstance(error, OSError) else type(error).__name__ + ": "
+    return _line(kind + str(error)).strip(": ") or type(error).__name__
 
 
-def unreachable(error: Exception) -> bool:
-    """Whether an error is the connection's, so that the next request would wait in vain too."""
-    status = str(error.status()) if hasattr(error, "status") and callable(error.status) else ""
-    return isinstance(error, (OSError, TimeoutError)) or ("UNAVAILABLE" in status and "connect" in str(error).lower())
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
-def _describe(
-    result: Dict[str, Any], answers: Mapping[str, Any], inputs: Mapping[str, Any], places: List[int], check: Mapping[str, Any]
-) -> None:
-    """Add what a report draws: the row that was sent, the label found and the one expected."""
-    for name, wanted in check["expect"].items():
-        if "argmax" in wanted and name in answers and answers[name][1].size:
-            found = answers[name][1]
-            result["label"] = _one([int(label) for label in found.reshape(len(places), -1).argmax(axis=1)])
-            result["expected"] = _one([wanted["argmax"][place] for place in places])
-    rows = list(inputs.values())
-    if len(places) == 1 and len(rows) == 1 and rows[0].size <= DRAWN_VALUES and rows[0].dtype.kind in "fiu":
-        result["image"] = [round(float(value)) for value in rows[0].flatten()]
+# The way into the container and back
 
 
-def pack(array: Any) -> str:
-    """An array as text."""
+def pack(array: Any, rows: Sequence[int]) -> Dict[str, Any]:
+    """These rows of an array as JSON."""
     import numpy as np
 
     buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return base64.b64encode(buffer.getvalue()).decode()
+    np.save(buffer, array[list(rows)], allow_pickle=False)
+    return {"rows": list(rows), "data": base64.b64encode(buffer.getvalue()).decode()}
 
 
-def unpack(text: str) -> Any:
-    """The array of `pack`."""
+def _rows(packed: Mapping[str, Any]) -> Dict[int, Any]:
+    """{row number: row} of what `pack` made."""
     import numpy as np
 
-    return np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False)
+    data = np.load(io.BytesIO(base64.b64decode(packed["data"])), allow_pickle=False)
+    return dict(zip(packed["rows"], data))
 
 
-def _arrays(inputs: Mapping[str, Any]) -> Dict[str, Dict[int, Any]]:
-    """{input: {row number: row}} out of {"rows": [numbers], "data": packed array of these rows}."""
-    return {name: dict(zip(one["rows"], unpack(one["data"]))) for name, one in inputs.items()}
-
-
-def _with_rows(check: Mapping[str, Any]) -> Dict[str, Any]:
-    expect = {}
-    for name, wanted in check["expect"].items():
-        expect[name] = dict(wanted)
+def with_rows(expect: Mapping[str, Any]) -> Dict[str, Any]:
+    """Expectations whose golden values are unpacked: {output: {..., "values": {"rows": {number: row}, "atol", "rtol"}}}."""
+    unpacked = {}
+    for name, wanted in expect.items():
+        unpacked[name] = dict(wanted)
         if "values" in wanted:
-            values = wanted["values"]
-            expect[name]["values"] = {**values, "rows": dict(zip(values["rows"], unpack(values["data"])))}
-    return {**check, "expect": expect}
+            unpacked[name]["values"] = {**wanted["values"], "rows": _rows(wanted["values"])}
+    return unpacked
 
 
-if __name__ == "__main__":
-    # Standard input was this script itself: the document follows as its last line, handed over by the caller.
-    json.dump(run(json.loads(DOCUMENT)), sys.stdout)  # type: ignore[name-defined]  # noqa: F821
+def main(document: Mapping[str, Any]) -> None:
+    """Run a document and write the result as the last line of standard output; nothing else may write there."""
+    out, sys.stdout = sys.stdout, sys.stderr
+    try:
+        result = run(document)
+    except ImportError as error:
+        result = {"error": str(error)}
+    out.write(json.dumps(result) + "\n")
+    out.flush()

@@ -9,33 +9,46 @@ short_description: Prove a Triton server by real inference
 description:
   - Sends the requests of check files to a Triton server over HTTP and gRPC and compares names, dtype, shape, finiteness,
     values and labels of the answers with what the files expect.
-  - The requests leave from a short-lived container of the release image on the host, which carries tritonclient. Neither
-    an open firewall nor a client on the host is needed, and nothing is left behind.
+  - The requests leave from a short-lived container of the release image on the host, which carries numpy and tritonclient.
+    Neither an open firewall nor a client on the host is needed, and nothing is left behind.
+  - Check files and their data are read on the controller. A file that is not right is refused before anything is sent,
+    with every finding, its file and its field.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   image:
-    description: ID or name of the image to run the client from; it has python3, numpy and tritonclient.
+    description: ID or name of an image that is on the host and has python3, numpy and tritonclient. It is never pulled.
     type: str
     required: true
   models:
-    description: Models to check. Each needs a check file of its name. Default is every model that is placed on the host.
+    description: Models to check. Default is every model of the variable C(triton_models) that is placed on the host.
     type: list
     elements: str
-  address:
-    description: Address of the server, as the host sees it.
-    type: str
-    default: 127.0.0.1
-  http_port:
-    description: HTTP port of the server.
-    type: int
-    default: 8000
-  grpc_port:
-    description: GRPC port of the server.
-    type: int
-    default: 8001
+  require_checks:
+    description:
+      - Whether a model without a check file counts as a failed check. A model that nobody asked anything is not proven.
+    type: bool
+    default: true
+  server:
+    description: Where the server listens, as the host sees it.
+    type: dict
+    suboptions:
+      address:
+        description: Address or name.
+        type: str
+        default: 127.0.0.1
+      http_port:
+        description: Port of the HTTP service.
+        type: int
+        default: 8000
+      grpc_port:
+        description: Port of the gRPC service.
+        type: int
+        default: 8001
   timeout:
-    description: Seconds that one request may take.
+    description:
+      - Seconds that one request may take. A model that lets one pass is not asked again over that protocol, and a server that
+        shows no sign of life within 5 seconds is not waited for.
     type: int
     default: 30
   host_index:
@@ -43,10 +56,24 @@ options:
     type: int
     default: 0
   checks_dir:
-    description: Directory of check files on the controller; default is the collection's own.
-    type: path
+    description:
+      - Directories on the controller with one check file C(<model>.yml) for each model. The first that has the file wins; the
+        collection's own C(files/checks) comes last.
+    type: list
+    elements: path
+    default: []
   golden_dir:
-    description: Directory of golden data on the controller; default is the collection's own.
+    description:
+      - Directories on the controller with the data that check files name. The first that has a file wins; the collection's own
+        C(files/golden) comes last.
+    type: list
+    elements: path
+    default: []
+  results_dir:
+    description:
+      - Directory on the controller into which the results are written as C(<host>.json), also when checks fail and also in check
+        mode. A result of an earlier run is removed first, so that none outlives a host that cannot be reached.
+      - Default is not to write any.
     type: path
   library:
     description: Source of the check library. Filled in on the controller.
@@ -58,84 +85,174 @@ attributes:
   check_mode:
     support: full
     description: Asks the server as always; nothing is changed by it.
+notes:
+  - "A check file:"
+  - |
+    model: digits
+    golden: digits                  # directory of the data, default is the model's name
+    checks:
+      - name: digit
+        protocols: [http, grpc]
+        inputs: {INPUT__0: {npy: images.npy}}
+        rows: {first: 0, count: 10} # ten requests of one row; `batch: true` for one request of ten
+        expect:
+          OUTPUT__0:                # any of these
+            dtype: FP32
+            shape: [1, 10]
+            finite: true
+            argmax: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+            values: {npy: scores.npy, atol: 0.01, rtol: 0}
+  - With C(spread) in C(rows), C(argmax) holds several blocks of C(count) labels, and each host and protocol takes the next block.
 """
 
 EXAMPLES = r"""
-- name: Prove what this host serves
+- name: Prove every model that is placed on this host
   npufleet.triton.inference_check:
     image: npufleet/triton:24.01
-    models: [digits]
+
+- name: Prove one model with the checks of this site, and keep the answers
+  npufleet.triton.inference_check:
+    image: "{{ npufleet_lock[rbln_release].id }}"
+    models: [resnet50]
+    server:
+      http_port: 9000
+      grpc_port: 9001
+    checks_dir: ["{{ inventory_dir }}/checks"]
+    golden_dir: ["{{ inventory_dir }}/golden"]
+    results_dir: "{{ inventory_dir }}/results"
 """
 
 RETURN = r"""
+proven:
+  description: Whether every check passed.
+  returned: when the checks could be read
+  type: bool
+msg:
+  description: How many checks passed, and the first twenty that did not with their reasons.
+  returned: always
+  type: str
+passed:
+  description: How many checks passed.
+  returned: when the checks could be read
+  type: int
 checks:
   description: One result for each request, in the order in which they were sent.
-  returned: when the checks ran
+  returned: when the checks could be read
   type: list
   elements: dict
   contains:
     name: {description: "Model, protocol and request.", type: str}
+    model: {description: The model., type: str}
+    protocol: {description: "V(http) or V(grpc).", type: str}
     ok: {description: Whether the answer was the expected one., type: bool}
     why: {description: "Every reason why not, empty when it was.", type: str}
     ms: {description: "Milliseconds as the client sees them, null without an answer.", type: float}
-passed:
-  description: How many checks passed.
-  returned: when the checks ran
-  type: int
+    expected: {description: "The label wanted, or one for each row of a batch.", type: raw}
+    got: {description: "The label found, or one for each row of a batch.", type: raw}
+    label: {description: "The label found for a single row. The file of O(results_dir) has the row itself as C(image).", type: int}
 """
 
 import json
+from functools import partial
+from typing import Any, Dict, List, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 
 SHOWN = 20
+# What python3 in the container starts with: source and document come together on standard input.
+START = """
+import json, sys
+given = json.load(sys.stdin)
+exec(compile(given["source"], "inference.py", "exec"))
+main(given["document"])
+"""
+# What the engine itself answers with when it cannot run a container
+ENGINE_FAILED = 125
 
 
-def script(library: str, document: object) -> str:
-    """The library as a program that finds its document in a variable of its own."""
-    return f"DOCUMENT = {json.dumps(document)!r}\n{library.replace('from __future__ import annotations', '', 1)}"
+# The action plugin reads the task's arguments by the same specification. no_log: the system's log is no place for golden data.
+new_module = partial(
+    AnsibleModule,
+    argument_spec={
+        "image": {"type": "str", "required": True},
+        "models": {"type": "list", "elements": "str"},
+        "require_checks": {"type": "bool", "default": True},
+        "server": {
+            "type": "dict",
+            "options": {
+                "address": {"type": "str", "default": "127.0.0.1"},
+                "http_port": {"type": "int", "default": 8000},
+                "grpc_port": {"type": "int", "default": 8001},
+            },
+            "apply_defaults": True,
+        },
+        "timeout": {"type": "int", "default": 30},
+        "host_index": {"type": "int", "default": 0},
+        "checks_dir": {"type": "list", "elements": "path", "default": []},
+        "golden_dir": {"type": "list", "elements": "path", "default": []},
+        "results_dir": {"type": "path"},
+        "library": {"type": "str"},
+        "document": {"type": "dict"},
+    },
+    supports_check_mode=True,
+    no_log=True,
+)
+
+
+def ask(module: AnsibleModule, host: str, document: Mapping[str, Any]) -> List[Dict[str, Any]]:
+    """The results of a document, from a container that is gone afterwards. Ends the module where there are none."""
+    image = module.params["image"]
+    docker = module.get_bin_path("docker")
+    if not docker:
+        module.fail_json(msg=f"{host}: found no docker, wanted the engine to run the client in: apply the role docker_engine")
+    # Without a look at registries: what was not brought here on purpose is not what was proven.
+    options = ["--rm", "--interactive", "--pull", "never", "--network", "host", "--entrypoint", "python3"]
+    command = [docker, "run", *options, image, "-c", START]
+    code, out, err = module.run_command(command, data=json.dumps({"source": module.params["library"], "document": document}))
+    words = " ".join(err.split())[-600:]
+    if code == ENGINE_FAILED and "no such image" in err.lower():
+        module.fail_json(msg=f"{host}: image {image} is not on the host: apply the role triton_image, or name another image")
+    if code == ENGINE_FAILED:
+        module.fail_json(msg=f"{host}: the engine does not run the client in image {image}: {words}")
+    try:
+        answer = json.loads(out.strip().rpartition("\n")[2])
+        if "error" in answer:
+            module.fail_json(
+                msg=f"{host}: image {image} lacks the client: {answer['error']}; wanted numpy and tritonclient[http,grpc]"
+            )
+        return answer["checks"]
+    except (ValueError, KeyError, TypeError):
+        module.fail_json(msg=f"{host}: the client in image {image} ended with {code} and without a result: {words}")
+    raise AssertionError("fail_json returned")
+
+
+def report(host: str, results: List[Dict[str, Any]]) -> Dict[str, Any]:
+    """The module's return values."""
+    failed = [one for one in results if not one["ok"]]
+    passed = len(results) - len(failed)
+    lines = [f"  - {one['name']}: {one['why']}" for one in failed[:SHOWN]]
+    if len(failed) > SHOWN:
+        lines.append(f"  - and {len(failed) - SHOWN} more")
+    count = f"{passed} of {len(results)} checks passed" if results else "no model to check"
+    return {"msg": "\n".join([f"{host}: {count}", *lines]), "proven": not failed, "passed": passed, "checks": results}
 
 
 def main() -> None:
     """Entry point."""
-    module = AnsibleModule(
-        argument_spec={
-            "image": {"type": "str", "required": True},
-            "models": {"type": "list", "elements": "str"},
-            "address": {"type": "str", "default": "127.0.0.1"},
-            "http_port": {"type": "int", "default": 8000},
-            "grpc_port": {"type": "int", "default": 8001},
-            "timeout": {"type": "int", "default": 30},
-            "host_index": {"type": "int", "default": 0},
-            "checks_dir": {"type": "path"},
-            "golden_dir": {"type": "path"},
-            "library": {"type": "str"},
-            "document": {"type": "dict"},
-        },
-        supports_check_mode=True,
-    )
+    module = new_module()
     wanted = module.params
-    document = {
-        **wanted["document"],
-        "timeout": wanted["timeout"],
-        "server": {key: wanted[key] for key in ("address", "http_port", "grpc_port")},
-    }
+    if not wanted["library"] or not wanted["document"]:
+        module.fail_json(
+            msg="library and document are empty, wanted the call as npufleet.triton.inference_check, which fills them in"
+        )
+    document = {"server": wanted["server"], "timeout": wanted["timeout"], **wanted["document"]}
+    unproven = document.pop("unproven", [])
     host = document["host"]
-    command = ["docker", "run", "--rm", "--interactive", "--network", "host", "--entrypoint", "python3", wanted["image"], "-"]
-    code, out, err = module.run_command(command, data=script(wanted["library"], document))
-    try:
-        results = json.loads(out)["checks"]
-    except (ValueError, KeyError):
-        words = " ".join((err or out).split())[-400:]
-        module.fail_json(msg=f"{host}: the client in image {wanted['image']} ended with {code} and no result: {words}")
-    failed = [one for one in results if not one["ok"]]
-    passed = len(results) - len(failed)
-    if failed or not results:
-        lines = "".join(f"\n  - {one['name']}: {one['why']}" for one in failed[:SHOWN])
-        more = f"\n  and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
-        msg = f"{host}: {passed} of {len(results)} checks passed{lines}{more}"
-        module.fail_json(msg=msg, checks=results, passed=passed)
-    module.exit_json(changed=False, checks=results, passed=passed)
+    asked = ask(module, host, document) if document["checks"] else []
+    result = report(host, unproven + asked)
+    if not result["proven"]:
+        module.fail_json(**result)
+    module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,640 @@
+"""inference_check as a whole: check files, the module and its container, and ansible-playbook with an engine that stands in."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import yaml
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.npufleet.triton.plugins.action import inference_check as action
+from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.modules import inference_check
+from helpers import ROOT, run_module
+
+# Check files
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A site's own check files and data: eight rows of four values, whose label is the row's number modulo four."""
+    (tmp_path / "checks").mkdir()
+    (tmp_path / "golden/m").mkdir(parents=True)
+    rows = np.arange(32, dtype=np.float32).reshape(8, 4)
+    np.save(tmp_path / "golden/m/rows.npy", rows)
+    np.save(tmp_path / "golden/m/scores.npy", np.eye(8, 4, dtype=np.float32)[np.arange(8) % 4])
+    np.save(tmp_path / "golden/m/words.npy", np.array(["a"] * 8))
+    np.save(tmp_path / "golden/m/bytes.npy", np.array([b"a"] * 8))
+    (tmp_path / "golden/m/text.npy").write_text("no array")
+    (tmp_path / "golden/m/empty.npy").write_text("")
+    np.save(tmp_path / "golden/m/scalar.npy", np.float32(1))
+    np.savez(tmp_path / "golden/m/many.npz", rows=rows)
+    return tmp_path
+
+
+def good_check(**changes: Any) -> dict[str, Any]:
+    check = {
+        "name": "row",
+        "protocols": ["http", "grpc"],
+        "inputs": {"IN": {"npy": "rows.npy"}},
+        "rows": {"first": 0, "count": 2, "spread": True},
+        "expect": {"OUT": {"argmax": [0, 1, 2, 3, 0, 1], "values": {"npy": "scores.npy", "atol": 0.1}}},
+    }
+    return {key: value for key, value in {**check, **changes}.items() if value is not None}
+
+
+def documents(site: Path, whole: Any, host_index: int = 0, model: str = "m") -> dict[str, Any]:
+    text = whole if isinstance(whole, str) else yaml.safe_dump(whole)
+    (site / f"checks/{model}.yml").write_text(text)
+    return action.documents([model], [str(site / "checks")], [str(site / "golden")], host_index)
+
+
+def findings(site: Path, whole: Any) -> list[str]:
+    """What is wrong with a check file, without its path."""
+    with pytest.raises(Refusal) as refused:
+        documents(site, whole)
+    prefix = f"{site}/checks/m.yml: "
+    assert all(reason.startswith(prefix) for reason in refused.value.reasons)
+    return [reason[len(prefix) :] for reason in refused.value.reasons]
+
+
+def test_a_good_file_becomes_a_document_with_the_rows_of_this_host(site: Path) -> None:
+    (found,) = documents(site, {"model": "m", "checks": [good_check()]}, host_index=1)["checks"]
+    (check,) = found["checks"]
+    assert (found["model"], check["name"], check["protocols"]) == ("m", "row", ["http", "grpc"])
+    # Three blocks of two: the second host's HTTP takes the third, its gRPC the first again.
+    assert check["rows"]["total"] == 6
+    assert check["inputs"]["IN"]["rows"] == check["expect"]["OUT"]["values"]["rows"] == [0, 1, 4, 5]
+    assert [list(row) for row in inference._rows(check["inputs"]["IN"]).values()] == [
+        [4 * row + one for one in range(4)] for row in (0, 1, 4, 5)
+    ]
+    json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("rows", "argmax", "total"),
+    [
+        ({"first": 3, "count": 2}, [3, 0], 2),
+        ({"first": 0, "count": 4, "batch": True}, [0, 1, 2, 3], 4),
+        ({"first": 0, "count": 2, "spread": True}, [0, 1, 2, 3], 4),
+        ({"first": 3, "count": 2, "spread": True}, None, 4),
+        ({"first": 0, "count": 8, "spread": False}, None, 8),
+    ],
+)
+def test_how_many_rows_there_are_to_take_from(site: Path, rows: Any, argmax: Any, total: int) -> None:
+    check = good_check(rows=rows, expect={"OUT": {"finite": True, **({"argmax": argmax} if argmax else {})}})
+    (found,) = documents(site, {"model": "m", "checks": [check]})["checks"]
+    assert found["checks"][0]["rows"]["total"] == total
+
+
+def test_the_first_directory_that_has_a_file_wins(site: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    (own / "m").mkdir(parents=True)
+    np.save(own / "m/rows.npy", np.full((8, 4), 7, np.float32))
+    documents(site, {"model": "m", "checks": [good_check()]})
+    found = action.documents(["m"], [str(own), str(site / "checks")], [str(own), str(site / "golden")], 0)
+    check = found["checks"][0]["checks"][0]
+    assert inference._rows(check["inputs"]["IN"])[0].tolist() == [7, 7, 7, 7]
+    assert inference._rows(check["expect"]["OUT"]["values"])[1].tolist() == [0, 1, 0, 0]
+
+
+def test_a_model_without_a_file_is_a_failed_check(site: Path) -> None:
+    found = action.documents(["words"], [str(site / "a"), str(site / "checks")], [str(site)], 0)
+    assert found["checks"] == []
+    (one,) = found["unproven"]
+    assert (one["name"], one["model"], one["ok"], one["ms"]) == ("words/check file", "words", False, None)
+    assert one["why"].startswith(f"found no {site}/a/words.yml or {site}/checks/words.yml: write one as ")
+
+
+CHECK0 = "checks[0]."
+
+
+@pytest.mark.parametrize(
+    ("whole", "wrong"),
+    [
+        ("model: [", ["is not a YAML file: while parsing a flow node expected the node content, but found '<stream end>' in "]),
+        ("", ["the file: found null, wanted a mapping that is not empty"]),
+        ({"checks": [good_check()]}, ["model: found nothing, wanted a value"]),
+        ({"model": "n", "golden": "m", "checks": [good_check()]}, ["model: found n, wanted m, which the file is named after"]),
+        ({"model": "m"}, ["checks: found nothing, wanted a value"]),
+        ({"model": "m", "checks": []}, ["checks: found [], wanted a list that is not empty"]),
+        ({"model": "m", "checks": {"a": 1}}, ['checks: found {"a": 1}, wanted a list that is not empty']),
+        ({"model": "m", "checks": ["x"]}, ["checks[0]: found x, wanted a mapping that is not empty"]),
+        ({"model": "m", "golden": 3, "checks": [good_check()]}, ["golden: found 3, wanted a text"]),
+        ({"model": "m", "kind": 3, "checks": [good_check()]}, ["kind: found an unknown key, wanted one of model, golden, checks"]),
+        (
+            {"model": "m", "checks": [good_check(), good_check()]},
+            ["checks[1].name: found row, wanted a name that no other check of the file has"],
+        ),
+    ],
+)
+def test_a_malformed_file_is_refused(site: Path, whole: Any, wrong: list[str]) -> None:
+    found = findings(site, whole)
+    assert [one.startswith(start) for one, start in zip(found, wrong, strict=True)] == [True] * len(wrong), found
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({"name": None}, ["name: found nothing, wanted a value"]),
+        ({"name": ["x"]}, ['name: found ["x"], wanted a text']),
+        ({"note": "x"}, ["note: found an unknown key, wanted one of name, protocols, inputs, rows, expect"]),
+        ({"protocols": None}, ["protocols: found nothing, wanted a value"]),
+        ({"protocols": []}, ["protocols: found [], wanted a list"]),
+        ({"protocols": "http"}, ["protocols: found http, wanted a list"]),
+        ({"protocols": ["smtp"]}, ["protocols: found smtp, wanted each of http, grpc at most once"]),
+        ({"protocols": ["http", "http"]}, ["protocols: found http, wanted each of http, grpc at most once"]),
+        ({"inputs": None}, ["inputs: found nothing, wanted a value"]),
+        ({"inputs": {}}, ["inputs: found {}, wanted a mapping that is not empty"]),
+        ({"inputs": {"IN": {}}}, ["inputs.IN.npy: found nothing, wanted a value"]),
+        ({"inputs": {"IN": {"npy": 3}}}, ["inputs.IN.npy: found 3, wanted a text"]),
+        ({"inputs": {"IN": {"npy": "rows.npy", "raw": 1}}}, ["inputs.IN.raw: found an unknown key, wanted one of npy"]),
+        ({"inputs": {3: {"npy": "rows.npy"}}}, ["inputs.3: found 3, wanted a text"]),
+        ({"inputs": {"IN": {"npy": "gone.npy"}}}, ["inputs.IN.npy: found no such file, wanted {golden}/m/gone.npy"]),
+        ({"inputs": {"IN": {"npy": "text.npy"}}}, ["inputs.IN.npy: found {golden}/m/text.npy: "]),
+        ({"inputs": {"IN": {"npy": "empty.npy"}}}, ["inputs.IN.npy: found {golden}/m/empty.npy: "]),
+        ({"inputs": {"IN": {"npy": "scalar.npy"}}}, ["inputs.IN.npy: found {golden}/m/scalar.npy: it has no rows"]),
+        ({"inputs": {"IN": {"npy": "many.npz"}}}, ["inputs.IN.npy: found {golden}/m/many.npz: "]),
+        ({"inputs": {"IN": {"npy": "words.npy"}}}, ["inputs.IN.npy: found <U1 in words.npy, wanted numbers or bytes"]),
+        ({"rows": None}, ["rows: found nothing, wanted a value"]),
+        ({"rows": {"count": 2}}, ["rows.first: found nothing, wanted a value"]),
+        (
+            {"rows": {"first": -1, "count": 0}},
+            ["rows.first: found -1, wanted a whole", "rows.count: found 0, wanted a whole number of at least 1"],
+        ),
+        (
+            {"rows": {"first": 1.5, "count": True}},
+            ["rows.first: found 1.5, wanted a whole", "rows.count: found true, wanted a whole"],
+        ),
+        ({"rows": {"first": 0, "count": 6, "spread": 1}}, ["rows.spread: found 1, wanted true or false"]),
+        ({"rows": {"first": 0, "count": 6, "batch": "yes"}}, ["rows.batch: found yes, wanted true or false"]),
+        (
+            {"rows": {"first": 0, "count": 6, "step": 1}},
+            ["rows.step: found an unknown key, wanted one of first, count, spread, batch"],
+        ),
+        ({"rows": {"first": 0, "count": 5}}, ["expect.OUT.argmax: found 6 labels, wanted 5, one for each row"]),
+        ({"rows": {"first": 0, "count": 4, "spread": True}}, ["expect.OUT.argmax: found 6 labels, wanted a multiple of 4"]),
+        (
+            {"rows": {"first": 3, "count": 6}},
+            ["inputs.IN.npy: found 8 rows, wanted at least 9", "expect.OUT.values.npy: found 8 rows, wanted at least 9"],
+        ),
+        ({"expect": {}}, ["expect: found {}, wanted a mapping that is not empty"]),
+        ({"expect": {"OUT": {}}}, ["expect.OUT: found {}, wanted at least one of dtype, shape, finite, argmax, values"]),
+        (
+            {"expect": {"OUT": {"max": 1}}},
+            ["expect.OUT.max: found an unknown key, wanted one of dtype, shape, finite, argmax, values"],
+        ),
+        ({"expect": {"OUT": {"dtype": "float"}}}, ["expect.OUT.dtype: found float, wanted one of BOOL, "]),
+        ({"expect": {"OUT": {"shape": [1, "x"]}}}, ['expect.OUT.shape: found [1, "x"], wanted whole numbers']),
+        ({"expect": {"OUT": {"shape": 10}}}, ["expect.OUT.shape: found 10, wanted a list"]),
+        ({"expect": {"OUT": {"finite": "very"}}}, ["expect.OUT.finite: found very, wanted true or false"]),
+        ({"expect": {"OUT": {"argmax": [0, -1]}}}, ["expect.OUT.argmax: found [0, -1], wanted whole numbers"]),
+        (
+            {"expect": {"A": {"argmax": [0, 1]}, "B": {"argmax": [0, 1, 2, 3]}}},
+            ["expect.B.argmax: found 4 labels, wanted a multiple of 2, one block after the other and as many as "],
+        ),
+        ({"expect": {"OUT": {"values": {"atol": 1}}}}, ["expect.OUT.values.npy: found nothing, wanted a value"]),
+        (
+            {"expect": {"OUT": {"values": {"npy": "scores.npy", "atol": -1, "rtol": "x"}}}},
+            ["expect.OUT.values.atol: found -1, wanted a number", "expect.OUT.values.rtol: found x, wanted a number"],
+        ),
+        ({"expect": {"OUT": {"values": {"npy": "bytes.npy"}}}}, ["expect.OUT.values.npy: found |S1 in bytes.npy, wanted numbers"]),
+    ],
+)
+def test_a_malformed_check_is_refused(site: Path, changes: dict[str, Any], wrong: list[str]) -> None:
+    found = findings(site, {"model": "m", "checks": [good_check(**changes)]})
+    if changes.keys() & {"name", "note"}:
+        assert len(found) == 1
+    wanted = [CHECK0 + one.replace("{golden}", f"{site}/golden") for one in wrong]
+    assert [one.startswith(start) for one, start in zip(found, wanted, strict=True)] == [True] * len(wanted), found
+
+
+def test_all_findings_of_all_files_come_at_once(site: Path) -> None:
+    (site / "checks/n.yml").write_text("model: x\n")
+    with pytest.raises(Refusal) as refused:
+        documents(site, {"model": "m", "checks": [good_check(name=None, protocols=["a"]), good_check(rows={"first": -1})]})
+    assert len(refused.value.reasons) == 4
+    (site / "checks/m.yml").write_text(yaml.safe_dump({"model": "m", "checks": []}))
+    with pytest.raises(Refusal) as refused:
+        action.documents(["m", "n"], [str(site / "checks")], [str(site / "golden")], 0)
+    assert [Path(reason.split(":")[0]).name for reason in refused.value.reasons] == ["m.yml", "n.yml", "n.yml"]
+
+
+@pytest.mark.parametrize("host_index", [0, 1, 7])
+def test_the_files_of_the_collection_are_good(host_index: int) -> None:
+    models = sorted(path.stem for path in (ROOT / "files/checks").glob("*.yml"))
+    assert "digits" in models
+    found = action.documents(models, [action.CHECKS], [action.GOLDEN], host_index)
+    assert [len(one["checks"]) > 0 for one in found["checks"]] == [True] * len(models)
+
+
+# The module and its container
+
+LIBRARY = Path(str(inference.__file__)).read_text()
+DOCUMENT = {"host": "npu1", "host_index": 0, "checks": [{"model": "m", "checks": []}], "unproven": []}
+
+
+def result(name: str, ok: bool = True, why: str = "") -> dict[str, Any]:
+    return {"name": name, "ok": ok, "why": why, "ms": 1.0}
+
+
+def call(
+    answer: Any, docker: str | None = "/usr/bin/docker", check: bool = False, **arguments: Any
+) -> tuple[dict[str, Any], list[Any]]:
+    """(what the module ends with, the commands that it ran), the engine answering (code, out, err)."""
+    ran: list[Any] = []
+
+    def run_command(_self: Any, command: list[str], **options: Any) -> Any:
+        ran.append((command, options))
+        return answer
+
+    with (
+        mock.patch.object(AnsibleModule, "get_bin_path", lambda _self, name, *_more: docker if name == "docker" else None),
+        mock.patch.object(AnsibleModule, "run_command", run_command),
+    ):
+        given = {"image": "sha256:abc", "library": LIBRARY, "document": DOCUMENT, **arguments}
+        return run_module(inference_check, given, check=check), ran
+
+
+def answers(*results: dict[str, Any], before: str = "") -> tuple[int, str, str]:
+    return 0, before + json.dumps({"host": "npu1", "checks": list(results)}) + "\n", ""
+
+
+def test_the_client_runs_in_a_container_that_leaves_nothing() -> None:
+    found, ran = call(answers(result("a")))
+    (((command), options),) = ran
+    assert command[:2] == ["/usr/bin/docker", "run"]
+    assert command[2:-3] == ["--rm", "--interactive", "--pull", "never", "--network", "host", "--entrypoint", "python3"]
+    assert command[-3:] == ["sha256:abc", "-c", inference_check.START]
+    assert set(options) == {"data"}
+    given = json.loads(options["data"])
+    assert given["source"] == LIBRARY
+    assert given["document"]["server"] == {"address": "127.0.0.1", "http_port": 8000, "grpc_port": 8001}
+    assert (given["document"]["timeout"], given["document"]["host"]) == (30, "npu1")
+    assert found == {
+        "failed": False,
+        "changed": False,
+        "msg": "npu1: 1 of 1 checks passed",
+        "proven": True,
+        "passed": 1,
+        "checks": [result("a")],
+    }
+
+
+def test_the_server_may_listen_elsewhere() -> None:
+    _found, ran = call(answers(result("a")), server={"address": "::1", "http_port": 9}, timeout=3)
+    document = json.loads(ran[0][1]["data"])["document"]
+    assert document["server"] == {"address": "::1", "http_port": 9, "grpc_port": 8001}
+    assert document["timeout"] == 3
+
+
+def test_what_starts_in_the_container_runs_the_library(tmp_path: Path) -> None:
+    """The real program in a real process, with a client that refuses."""
+    package = tmp_path / "tritonclient"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    down = (
+        "class InferenceServerClient:\n"
+        "  def __init__(self, *a, **b): pass\n"
+        "  def is_server_live(self, **a): raise ConnectionRefusedError(111, 'no')\n"
+    )
+    for protocol in inference.PROTOCOLS:
+        (package / f"{protocol}.py").write_text("print('hello')\n" + down)
+    (package / "utils.py").write_text("")
+    check = {"name": "row", "protocols": ["http", "grpc"], "rows": {"first": 0, "count": 1, "total": 1}, "inputs": {}, "expect": {}}
+    document = {
+        **DOCUMENT,
+        "timeout": 1,
+        "server": {"address": "a", "http_port": 1, "grpc_port": 2},
+        "checks": [{"model": "m", "checks": [check]}],
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", inference_check.START],
+        input=json.dumps({"source": LIBRARY, "document": document}),
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [one["why"] for one in json.loads(done.stdout)["checks"]] == [
+        "no Triton answers http at a:1: [Errno 111] no",
+        "no Triton answers grpc at a:2: [Errno 111] no",
+    ]
+    assert "hello" in done.stderr
+
+
+def test_failed_checks_fail_the_module_with_every_result() -> None:
+    results = [result("a"), result("b", False, "OUT: label is 1, wanted 2"), result("c", False, "no answer")]
+    found, _ran = call(answers(*results))
+    lines = ["npu1: 1 of 3 checks passed", "  - b: OUT: label is 1, wanted 2", "  - c: no answer"]
+    assert found == {"failed": True, "msg": "\n".join(lines), "proven": False, "passed": 1, "checks": results}
+
+
+@pytest.mark.parametrize(("failing", "last"), [(20, "  - b19: x"), (21, "  - and 1 more"), (25, "  - and 5 more")])
+def test_the_message_names_the_first_twenty(failing: int, last: str) -> None:
+    found, _ran = call(answers(result("a"), *(result(f"b{number}", False, "x") for number in range(failing))))
+    lines = found["msg"].split("\n")
+    assert lines[0] == f"npu1: 1 of {failing + 1} checks passed"
+    assert lines[1:21] == [f"  - b{number}: x" for number in range(20)]
+    assert lines[-1] == last
+    assert len(lines) == (21 if failing == 20 else 22)
+
+
+def test_a_model_without_a_file_fails_beside_those_that_passed() -> None:
+    found, _ran = call(
+        answers(result("a")), document={**DOCUMENT, "unproven": [result("words/check file", False, "found no file")]}
+    )
+    assert (found["failed"], found["msg"]) == (True, "npu1: 1 of 2 checks passed\n  - words/check file: found no file")
+    assert [one["name"] for one in found["checks"]] == ["words/check file", "a"]
+
+
+def test_without_anything_to_ask_no_container_runs() -> None:
+    found, ran = call(None, document={**DOCUMENT, "checks": []})
+    assert (found["failed"], found["proven"], found["msg"], ran) == (False, True, "npu1: no model to check", [])
+
+
+def test_check_mode_asks_all_the_same() -> None:
+    found, ran = call(answers(result("a", False, "x")), check=True)
+    assert (found["failed"], len(ran)) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "docker", "msg"),
+    [
+        (None, None, "npu1: found no docker, wanted the engine to run the client in: apply the role docker_engine"),
+        (
+            (125, "", "docker: Error response from daemon: No such image: sha256:abc.\nSee 'docker run --help'."),
+            "/usr/bin/docker",
+            "npu1: image sha256:abc is not on the host: apply the role triton_image, or name another image",
+        ),
+        (
+            (125, "", "docker: Cannot connect to the Docker daemon at unix:///x.\nIs the docker daemon running?"),
+            "/usr/bin/docker",
+            "npu1: the engine does not run the client in image sha256:abc: docker: Cannot connect to the Docker daemon "
+            "at unix:///x. Is the docker daemon running?",
+        ),
+        (
+            (137, "", "Killed"),
+            "/usr/bin/docker",
+            "npu1: the client in image sha256:abc ended with 137 and without a result: Killed",
+        ),
+        ((0, "[]\n", "odd"), "/usr/bin/docker", "npu1: the client in image sha256:abc ended with 0 and without a result: odd"),
+        (
+            (0, '{"error": "No module named x"}\n', ""),
+            "/usr/bin/docker",
+            "npu1: image sha256:abc lacks the client: No module named x; wanted numpy and tritonclient[http,grpc]",
+        ),
+    ],
+)
+def test_what_keeps_the_client_from_running(answer: Any, docker: str | None, msg: str) -> None:
+    found, _ran = call(answer, docker)
+    assert found == {"failed": True, "msg": msg}
+
+
+def test_the_result_is_found_below_what_an_image_prints() -> None:
+    found, _ran = call(answers(result("a"), before="Welcome {}\n\n"))
+    assert found["proven"] is True
+
+
+def test_the_module_alone_says_how_to_call_it() -> None:
+    found, ran = call(None, library="", document={})
+    assert (found["failed"], ran) == (True, [])
+    assert "npufleet.triton.inference_check" in found["msg"]
+
+
+def test_documentation_and_arguments_agree() -> None:
+    arguments = inference_check.new_module.keywords["argument_spec"]
+    documented = yaml.safe_load(inference_check.DOCUMENTATION)["options"]
+    assert documented.keys() == arguments.keys()
+    for name, argument in arguments.items():
+        kept = {key: documented[name].get(key) for key in ("type", "elements", "default", "required")}
+        assert kept == {key: argument.get(key) for key in kept}, name
+    assert documented["server"]["suboptions"].keys() == arguments["server"]["options"].keys()
+
+
+# ansible-playbook itself
+
+CLIENT = '''
+"""A server of labels: row r of `digits` is r modulo ten, told apart by what the images are."""
+import os
+import numpy as np
+
+IMAGES = np.load(os.environ["GOLDEN"] + "/images.npy")
+SCORES = np.load(os.environ["GOLDEN"] + "/scores.npy")
+
+
+class InferInput:
+    def __init__(self, name, shape, dtype):
+        assert (name, dtype) == ("INPUT__0", "FP32")
+
+    def set_data_from_numpy(self, array):
+        self.array = array
+
+
+class Result:
+    def __init__(self, array):
+        self.array = array
+
+    def get_response(self):
+        return {"outputs": [{"name": "OUTPUT__0", "datatype": "FP32", "shape": list(self.array.shape)}]}
+
+    def as_numpy(self, name):
+        return self.array
+
+
+class InferenceServerClient:
+    def __init__(self, url, **options):
+        self.url = url
+
+    def is_server_live(self, **options):
+        if self.url.endswith(":9"):
+            raise ConnectionRefusedError(111, "Connection refused")
+        return True
+
+    def infer(self, model, inputs, **options):
+        rows = [int(np.flatnonzero((IMAGES == row).all(1))[0]) for row in inputs[0].array]
+        answer = SCORES[rows].copy()
+        if ":7" in self.url and len(rows) == 4:
+            answer[2] = answer[2][::-1]
+        return Result(answer)
+'''
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four hosts: a right server, one that answers the largest batch wrong over HTTP, one that is down, one out of reach."""
+    place = tmp_path_factory.mktemp("fleet")
+    package = place / "client/tritonclient"
+    package.mkdir(parents=True)
+    for name in ("http", "grpc"):
+        (package / f"{name}.py").write_text(CLIENT)
+    (package / "__init__.py").write_text("")
+    (package / "utils.py").write_text("def np_to_triton_dtype(dtype):\n    return {'float32': 'FP32'}[str(dtype)]\n")
+    (place / "bin").mkdir()
+    engine = place / "bin/docker"
+    engine.write_text(
+        f"""#!/bin/sh
+echo "$*" >> {place}/ran
+case "$*" in *image:1*) ;; *) echo "docker: No such image: x" >&2; exit 125 ;; esac
+while [ $# -gt 2 ]; do shift; done
+PYTHONPATH={place}/client GOLDEN={ROOT}/files/golden/digits exec {sys.executable} "$@"
+"""
+    )
+    engine.chmod(0o755)
+    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    hosts = {
+        "right": {**local, "npufleet_http_port": 8},
+        "wrong": {**local, "npufleet_http_port": 7},
+        "down": {**local, "npufleet_http_port": 9},
+        "away": {"ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_ssh_extra_args": "-o ConnectTimeout=1"},
+    }
+    shared = {
+        "ansible_become": False,
+        "rbln_release": "site",
+        "npufleet_npus": 1,
+        "npufleet_card": "RBLN-CA12",
+        "npufleet_lock_file": str(place / "lock.json"),
+        "inference_check_results_dir": str(place / "results"),
+        "triton_models": [{"name": "digits"}, {"name": "others", "hosts": ["elsewhere"]}],
+    }
+    (place / "lock.json").write_text('{"site": {"id": "image:1"}}')
+    (place / "hosts.yml").write_text(yaml.safe_dump({"npu_hosts": {"hosts": hosts, "vars": shared}}))
+    return place
+
+
+def play(fleet: Path, *options: str, limit: str = "all") -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PATH": f"{fleet}/bin:{os.environ['PATH']}",
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_LOCAL_TEMP": str(fleet / "tmp"),
+        "ANSIBLE_CACHE_PLUGIN_CONNECTION": str(fleet / "facts"),
+    }
+    command = [
+        "ansible.cli.playbook",
+        "-i",
+        str(fleet / "hosts.yml"),
+        "--limit",
+        limit,
+        str(ROOT / "playbooks/check.yml"),
+        *options,
+    ]
+    return subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+
+
+def results(fleet: Path) -> dict[str, Any]:
+    return {path.stem: json.loads(path.read_text()) for path in (fleet / "results").iterdir()}
+
+
+def test_one_host_that_fails_leaves_the_others_their_proof(fleet: Path) -> None:
+    (fleet / "results").mkdir(exist_ok=True)
+    (fleet / "results/away.json").write_text('{"host": "away", "checks": [{"ok": true}]}')
+    run = play(fleet)
+    # Ansible's own code for a host out of reach, which is more than one that failed.
+    assert run.returncode == 4, run.stdout + run.stderr
+    found = results(fleet)
+    # No file of an earlier run speaks for a host that nobody could ask.
+    assert sorted(found) == ["down", "right", "wrong"]
+    assert {host: [one["ok"] for one in result["checks"]].count(True) for host, result in found.items()} == {
+        "right": 22,
+        "wrong": 21,
+        "down": 11,
+    }
+    assert all(len(result["checks"]) == 22 and result["host"] == host for host, result in found.items())
+    (wrong,) = [one for one in found["wrong"]["checks"] if not one["ok"]]
+    assert wrong["name"] == "digits/http/largest batch"
+    assert wrong["why"].startswith("OUTPUT__0: label is [0, 1, 7, 3], wanted [0, 1, 2, 3]; OUTPUT__0: ")
+    assert found["right"]["msg"] == "right: 22 of 22 checks passed"
+    assert len(found["right"]["checks"][0]["image"]) == 64
+    assert "msg: 'right: 22 of 22 checks passed'" in run.stdout
+    assert (
+        "wrong: 21 of 22 checks passed\n  - digits/http/largest batch: OUTPUT__0: label is [0, 1, 7, 3]" in run.stdout + run.stderr
+    )
+    assert "down: 11 of 22 checks passed\n  - digits/http/digit 0: no Triton answers http at 127.0.0.1:9" in run.stdout + run.stderr
+    # A failure is its message.
+    assert "protocol:" not in run.stdout
+    assert re.findall(r"^(\w+) +: .*failed=(\d)", run.stdout, re.MULTILINE) == [
+        ("away", "0"),
+        ("down", "1"),
+        ("right", "0"),
+        ("wrong", "1"),
+    ]
+    assert re.findall(r"changed=(\d)", run.stdout) == ["0"] * 4
+
+
+def test_hosts_ask_different_rows(fleet: Path) -> None:
+    play(fleet, limit="right,wrong")
+    first = {host: result["checks"][0]["image"] for host, result in results(fleet).items() if host in ("right", "wrong")}
+    assert first["right"] != first["wrong"]
+
+
+def test_a_host_that_passes_ends_with_0_also_in_check_mode(fleet: Path) -> None:
+    (fleet / "results/right.json").unlink(missing_ok=True)
+    run = play(fleet, "--check", "--diff", "-v", limit="right")
+    assert run.returncode == 0, run.stdout + run.stderr
+    # Results are shown, the rows that were sent are for reports alone.
+    assert ("label: 0" in run.stdout, "image:" in run.stdout) == (True, False)
+    assert len(results(fleet)["right"]["checks"]) == 22
+    assert "right: 22 of 22 checks passed" in run.stdout
+
+
+def test_a_wrong_label_of_a_site_fails_and_a_right_one_passes(fleet: Path, tmp_path: Path) -> None:
+    text = (ROOT / "files/checks/digits.yml").read_text()
+    (tmp_path / "digits.yml").write_text(text.replace("          0, 1, 2,", "          7, 1, 2,", 1))
+    run = play(fleet, "-e", f"inference_check_checks_dir={tmp_path}", limit="right")
+    assert run.returncode == 2
+    assert [one["name"] for one in results(fleet)["right"]["checks"] if not one["ok"]] == ["digits/http/digit 0"]
+    assert "OUTPUT__0: label is 0, wanted 7" in run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"inference_check_image": "gone:1"}, "right: image gone:1 is not on the host"),
+        (
+            {"npufleet_lock_file": "/nowhere"},
+            "right: nothing was asked:\n  - found no image, wanted the one that is locked for the release",
+        ),
+        (
+            {"triton_models": [{"name": "digits"}, {"name": "words"}]},
+            "right: 22 of 23 checks passed\n  - words/check file: found no ",
+        ),
+        ({"inference_check_timeout": "soon"}, "inference_check_timeout"),
+    ],
+)
+def test_what_keeps_a_host_from_its_proof(fleet: Path, variables: dict[str, Any], said: str) -> None:
+    run = play(fleet, "-e", json.dumps(variables), limit="right")
+    assert run.returncode == 2
+    assert said in run.stdout + run.stderr
+    assert "Traceback" not in run.stdout + run.stderr
+
+
+def test_a_malformed_file_is_refused_before_anything_is_sent(fleet: Path, tmp_path: Path) -> None:
+    (tmp_path / "digits.yml").write_text("model: digits\nmodels: 1\nchecks: []\n")
+    (fleet / "ran").write_text("")
+    run = play(fleet, "-e", f"inference_check_checks_dir={tmp_path}", limit="right")
+    assert run.returncode == 2
+    for words in (
+        "models: found an unknown key, wanted one of model, golden, checks",
+        "checks: found [], wanted a list that is not empty",
+    ):
+        assert f"  - {tmp_path}/digits.yml: {words}" in run.stdout + run.stderr
+    assert (fleet / "ran").read_text() == ""
+    assert (results(fleet)["right"]["checks"], "nothing was asked" in results(fleet)["right"]["msg"]) == ([], True)
+
+
+def test_a_model_that_need_not_be_proven_is_named(fleet: Path) -> None:
+    variables = {"inference_check_require_checks": False, "triton_models": [{"name": "digits"}, {"name": "words"}]}
+    run = play(fleet, "-e", json.dumps(variables), limit="right")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "right: not proven, as they have no check file: words" in run.stdout + run.stderr
