@@ -28,8 +28,7 @@ class ActionModule(FleetAction):
             raise self.refuse(host, error) from None
         arguments["desired"] = wanted
         arguments["host"] = host
-        result = self._execute_module("npufleet.triton.host_state", module_args=arguments, task_vars=task_vars)
-        result.pop("invocation", None)
+        result = self.ask("host_state", arguments, task_vars)
         if result.get("failed"):
             # The message says it all; the rest would bury it.
             return {key: result[key] for key in ("failed", "msg", "plan", "exception") if key in result}

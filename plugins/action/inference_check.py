@@ -234,7 +234,6 @@ class ActionModule(FleetAction):
         if path:
             _forget(path)
         result = self._prove(arguments, task_vars, host)
-        result.pop("invocation", None)
         if path:
             _write(path, {"host": host, "msg": result.get("msg", ""), "checks": result.get("checks", [])})
         for one in result.get("checks", []):
@@ -268,7 +267,7 @@ class ActionModule(FleetAction):
         arguments["document"] = {"host": host, **document}
         with open(inference.__file__, encoding="utf-8") as source:
             arguments["library"] = source.read()
-        result = dict(self._execute_module("npufleet.triton.inference_check", module_args=arguments, task_vars=task_vars))
+        result = self.ask("inference_check", arguments, task_vars)
         if unasked:
             words = f"{host}: not proven, as they have no check file: " + ", ".join(one["model"] for one in unasked)
             result["warnings"] = [*result.get("warnings", []), words]

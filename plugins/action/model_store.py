@@ -29,10 +29,7 @@ class ActionModule(FleetAction):
             raise self.refuse(task_vars["inventory_hostname"], Refusal(reasons))
         arguments["releases"] = {name: _with_contents(found[name]) for name in arguments.get("models") or [] if name in found}
         arguments.setdefault("root", variables["npufleet_root"])
-        result = self._execute_module("npufleet.triton.model_store", module_args=arguments, task_vars=task_vars)
-        # The invocation would repeat every small file.
-        result.pop("invocation", None)
-        return result
+        return self.ask("model_store", arguments, task_vars)
 
 
 def _with_contents(one: Dict[str, Any]) -> Dict[str, Any]:

@@ -31,6 +31,13 @@ class FleetAction(ActionBase):
         templar = self._templar.copy_with_new_env(available_variables=merged)
         return Templated(merged, templar.template)
 
+    def ask(self, module: str, arguments: Dict[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
+        """One module call on the host. Its arguments carry whole files, which the host's system log is no place for."""
+        quiet = {**task_vars, "ansible_no_target_syslog": True}
+        result = dict(self._execute_module(f"npufleet.triton.{module}", module_args=arguments, task_vars=quiet))
+        result.pop("invocation", None)
+        return result
+
     def refuse(self, host: str, error: Exception) -> AnsibleActionFail:
         """One message with every reason."""
         if isinstance(error, Refusal):

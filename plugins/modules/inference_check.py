@@ -170,7 +170,7 @@ main(given["document"])
 ENGINE_FAILED = 125
 
 
-# The action plugin reads the task's arguments by the same specification. no_log: the system's log is no place for golden data.
+# The action plugin reads the task's arguments by the same specification.
 new_module = partial(
     AnsibleModule,
     argument_spec={
@@ -195,7 +195,6 @@ new_module = partial(
         "document": {"type": "dict"},
     },
     supports_check_mode=True,
-    no_log=True,
 )
 
 

@@ -90,6 +90,37 @@ def test_an_edited_config_is_named_and_released_afresh(first):
     assert ask(first, "/v2/models/digits/config")["max_batch_size"] == 4
 
 
+def test_a_container_that_does_not_serve_gives_way_to_the_one_before_and_stops_the_rollout(first):
+    before = inspect(first)["Id"]
+    run = playbook("site.yml", "-e", '{"triton_server_extra_args": ["--no-such-option"]}')
+    assert run.code == 2, run.output
+    assert f"{FIRST}: the new container does not serve what was asked for (the one before it serves again)" in run.output
+    assert "unrecognized option" in run.output or "no-such-option" in run.output
+    assert inspect(first)["Id"] == before
+    assert inspect(first)["State"]["Running"] is True
+    assert first.run("docker inspect triton-previous").rc != 0
+    assert "no further batch starts" in run.output
+    others = {host: counts["changed"] for host, counts in run.recap.items() if host != FIRST}
+    assert set(others.values()) == {0}, run.output
+    assert playbook("status.yml").code == 0
+
+
+def test_the_inventorys_batches_are_the_ones_that_run(tmp_path):
+    """A value of the inventory, not only an extra variable, has to reach `serial`, which has no host of its own."""
+    for name in NPU_HOSTS:
+        connect(name).check_output("docker kill triton")
+    variables = tmp_path / "hosts.yml"
+    variables.write_text("npu_hosts: {vars: {npufleet_rollout_serial: 2}}\n")
+    run = playbook("site.yml", "--inventory", str(variables))
+    assert run.code == 0, run.output
+    assert run.output.count("PLAY [Roll out, batch by batch]") == -(-len(NPU_HOSTS) // 2), run.output
+    for name in NPU_HOSTS:
+        connect(name).check_output("docker kill triton")
+    run = playbook("site.yml")
+    assert run.code == 0, run.output
+    assert run.output.count("PLAY [Roll out, batch by batch]") == 2, run.output
+
+
 @pytest.fixture
 def changed_repository(tmp_path: Path) -> Path:
     """The model repository with one more parameter in digits."""
