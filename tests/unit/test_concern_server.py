@@ -587,14 +587,14 @@ def frame(stream: int, words: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (frame(2, b"E0308 no such model\n") + frame(1, b"exiting\n"), "E0308 no such model\nexiting"),
+        (frame(2, b"E0308 no such model\n") + frame(1, b"exiting\n"), "E0308 no such model"),
         (b"a terminal's plain output\n", "a terminal's plain output"),
         (b"", ""),
         (frame(1, b"x" * 2000), "x" * 1500),
     ],
 )
 def test_last_words(raw: bytes, words: str) -> None:
-    asked = "/containers/triton/logs?stdout=1&stderr=1&tail=6"
+    asked = "/containers/triton/logs?stdout=1&stderr=1&tail=1000"
     with http_server({"GET " + asked: (200, raw)}) as engine:
         assert server.last_words(_over_tcp(engine.port), "triton") == words
     assert server.last_words(_over_tcp(engine.port), "triton") == ""
@@ -631,3 +631,11 @@ def test_the_address_that_the_server_listens_on_is_asked(monkeypatch: pytest.Mon
         (asked, 9000, "/v2/models/digits/versions/1/config"),
         (asked, 9000, "/v2"),
     ]
+
+
+def test_errors_are_preferred_to_the_last_lines_and_said_once() -> None:
+    usage = b"".join(b"  --option%d\n" % number for number in range(300))
+    log = (b"tritonserver: unrecognized option '--x'\n" + usage) * 3
+    asked = "/containers/triton/logs?stdout=1&stderr=1&tail=1000"
+    with http_server({"GET " + asked: (200, log)}) as engine:
+        assert server.last_words(_over_tcp(engine.port), "triton") == "tritonserver: unrecognized option '--x'"

@@ -11,6 +11,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engin
 
 CONCERN = "server"
 RELEASE = "npufleet_release"
+# How far back the log of a container that ended is read: its usage message alone has some hundred lines.
+LOG_LINES = 1000
+ERROR_LINE = re.compile(r"E\d{4} |error:|tritonserver: |Traceback|\w*Error: ")
 # What the engine records for options that were not given: an option dropped from the inventory is then a difference.
 DEFAULTS: Dict[str, Any] = {
     "cap_add": [],
@@ -250,12 +253,12 @@ def _loaded_release(address: str, port: int, name: str, version: str) -> Optiona
 
 
 def last_words(engine: Engine, name: str) -> str:
-    """The end of a dead container's log, without the engine's frame headers."""
+    """Why a container ended: the last errors of its log, or its last lines where nothing in it looks like one."""
     import http.client
 
     connection = engine.connection()
     try:
-        connection.request("GET", f"/containers/{name}/logs?stdout=1&stderr=1&tail=6")
+        connection.request("GET", f"/containers/{name}/logs?stdout=1&stderr=1&tail={LOG_LINES}")
         raw = connection.getresponse().read()
     except (OSError, http.client.HTTPException):
         return ""
@@ -266,7 +269,10 @@ def last_words(engine: Engine, name: str) -> str:
         length = struct.unpack(">I", raw[4:8])[0]
         lines += raw[8 : 8 + length]
         raw = raw[8 + length :]
-    return (lines or raw).decode("utf-8", "replace").strip()[-1500:]
+    words = (lines or raw).decode("utf-8", "replace").strip().splitlines()
+    errors = [line for line in words if ERROR_LINE.match(line)]
+    # A container that restarts says the same again and again.
+    return "\n".join(list(dict.fromkeys(errors or words))[-6:])[-1500:]
 
 
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
