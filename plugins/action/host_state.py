@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional
 
-from ansible.errors import AnsibleUndefinedVariable
 from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.variables import concerns_of, desired
 
 
@@ -22,10 +20,8 @@ class ActionModule(FleetAction):
         variables = self.variables(task_vars)
         concerns = self._task.args.get("concerns") or concerns_of(list(task_vars.get("group_names", [])))
         arguments = {key: self._task.args[key] for key in ("prove", "timeout") if key in self._task.args}
-        try:
+        with self.refusing(host):
             wanted, manifests = desired(variables, list(concerns), now=bool(arguments.get("prove")))
-        except (Refusal, AnsibleUndefinedVariable, KeyError, TypeError, ValueError) as error:
-            raise self.refuse(host, error) from None
         arguments["desired"] = wanted
         arguments["host"] = host
         result = self.ask("host_state", arguments, task_vars)

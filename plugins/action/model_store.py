@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from typing import Any, Dict, Optional
 
-from ansible.errors import AnsibleUndefinedVariable
 from ansible_collections.npufleet.triton.plugins.module_utils import manifest
 from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
@@ -21,12 +20,10 @@ class ActionModule(FleetAction):
         task_vars = task_vars or {}
         arguments = dict(self._task.args)
         variables = self.variables(task_vars)
-        try:
+        with self.refusing(task_vars["inventory_hostname"]):
             found, reasons = manifest.manifests(variables)
-        except (Refusal, AnsibleUndefinedVariable, KeyError, TypeError, ValueError) as error:
-            raise self.refuse(task_vars["inventory_hostname"], error) from None
-        if reasons:
-            raise self.refuse(task_vars["inventory_hostname"], Refusal(reasons))
+            if reasons:
+                raise Refusal(reasons)
         arguments["releases"] = {name: _with_contents(found[name]) for name in arguments.get("models") or [] if name in found}
         arguments.setdefault("root", variables["npufleet_root"])
         return self.ask("model_store", arguments, task_vars)

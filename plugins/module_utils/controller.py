@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Mapping
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, Mapping
 
 from ansible.errors import AnsibleActionFail, AnsibleUndefinedVariable
 from ansible.plugins.action import ActionBase
@@ -37,6 +38,14 @@ class FleetAction(ActionBase):
         result = dict(self._execute_module(f"npufleet.triton.{module}", module_args=arguments, task_vars=quiet))
         result.pop("invocation", None)
         return result
+
+    @contextmanager
+    def refusing(self, host: str) -> Iterator[None]:
+        """Turns what bad input raises inside into one refusal of the host."""
+        try:
+            yield
+        except (Refusal, AnsibleUndefinedVariable, KeyError, TypeError, ValueError) as error:
+            raise self.refuse(host, error) from None
 
     def refuse(self, host: str, error: Exception) -> AnsibleActionFail:
         """One message with every reason."""

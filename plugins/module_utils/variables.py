@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, Tuple
+from functools import lru_cache
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import manifest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
@@ -92,12 +93,14 @@ def desired(
     reasons: List[str] = []
     if {"models", "server"} & set(concerns):
         found, reasons = manifest.manifests(variables)
-    makers = {
+    # Reads every file of the backends, and both concerns want it
+    pinned = lru_cache(maxsize=None)(lambda: image.desired(variables))
+    makers: Dict[str, Callable[[], Dict[str, Any]]] = {
         "driver": lambda: driver.desired(variables),
         "engine": lambda: engine.desired(variables),
-        "image": lambda: image.desired(variables),
+        "image": pinned,
         "models": lambda: models.desired(variables, found),
-        "server": lambda: server.desired(variables, image.desired(variables), found),
+        "server": lambda: server.desired(variables, pinned(), found),
         "monitoring": lambda: monitoring.desired(variables, now),
     }
     for concern in concerns:
