@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional
 
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
 from ansible_collections.npufleet.triton.plugins.module_utils.variables import concerns_of, desired
 
@@ -18,10 +19,17 @@ class ActionModule(FleetAction):
         task_vars = task_vars or {}
         host = task_vars["inventory_hostname"]
         variables = self.variables(task_vars)
-        concerns = self._task.args.get("concerns") or concerns_of(list(task_vars.get("group_names", [])))
-        arguments = {key: self._task.args[key] for key in ("prove", "timeout") if key in self._task.args}
+        concerns = self._task.args.get("concerns")
+        if concerns is None:
+            concerns = concerns_of(list(task_vars.get("group_names", [])))
+        arguments = {key: self._task.args[key] for key in ("free", "prove", "timeout") if key in self._task.args}
+        free = boolean(arguments.get("free", False))
         with self.refusing(host):
-            wanted, manifests = desired(variables, list(concerns), now=bool(arguments.get("prove")))
+            # Who has the cards open does not depend on what is wanted of the host
+            wanted, manifests = desired(variables, [] if free else list(concerns), now=bool(arguments.get("prove")))
+            if free:
+                wanted = {"server": {"name": variables["triton_server_name"]}}
+            arguments["mark"] = "{}/maintenance.json".format(variables["npufleet_root"])
         arguments["desired"] = wanted
         arguments["host"] = host
         result = self.ask("host_state", arguments, task_vars)

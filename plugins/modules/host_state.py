@@ -18,12 +18,23 @@ options:
   concerns:
     description:
       - What to look at, out of C(driver), C(engine), C(image), C(models), C(server), C(monitoring).
+      - V([]) reads no more than whether the host is in maintenance.
       - Default is every concern of the groups that the host is in.
     type: list
     elements: str
   desired:
     description: What is wanted, by concern. Computed on the controller.
     type: dict
+  free:
+    description:
+      - Look at nothing but who has the cards open, and fail while a process does, naming each. Those of the Triton container count
+        only when it does not run.
+      - While it does not run, wait up to O(timeout) for them to end. A process beside a running container is refused at once.
+    type: bool
+    default: false
+  mark:
+    description: File on the host that says that it is in maintenance. Filled in on the controller.
+    type: path
   host:
     description: Inventory name of the host, for messages. Filled in on the controller.
     type: str
@@ -33,7 +44,7 @@ options:
     type: bool
     default: false
   timeout:
-    description: Seconds that O(prove) waits for the host to become as wanted.
+    description: Seconds that O(prove) waits for the host to become as wanted, and O(free) for the cards.
     type: int
     default: 0
 attributes:
@@ -55,6 +66,11 @@ EXAMPLES = r"""
     concerns: [server]
     prove: true
     timeout: 120
+
+- name: Wait until the cards are free
+  npufleet.triton.host_state:
+    free: true
+    timeout: 60
 """
 
 RETURN = r"""
@@ -74,6 +90,10 @@ report:
   returned: success
   type: list
   elements: str
+maintenance:
+  description: The mark of a host in maintenance, C(reason), C(by) and C(since); null for a host that is not.
+  returned: success
+  type: dict
 actual:
   description: What was read, by concern.
   returned: success
@@ -88,12 +108,15 @@ origins:
   type: dict
 """
 
+import json
 import time
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.npufleet.triton.plugins.module_utils import contexts
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.all import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, as_diff, sentence
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import text
 
 POLL_SECONDS = 0.5
 
@@ -119,12 +142,35 @@ def hopeless(plan: List[Item]) -> bool:
     )
 
 
+def maintenance(path: str) -> Optional[Dict[str, Any]]:
+    """The mark of a host in maintenance. One that cannot be read counts: whoever wrote it meant the host to be left alone."""
+    raw = text(path)
+    if raw is None:
+        return None
+    try:
+        mark = json.loads(raw)
+    except ValueError:
+        mark = None
+    return mark if isinstance(mark, dict) else {"reason": f"not to be read from {path}", "by": "unknown", "since": "unknown"}
+
+
+def busy(container: str, deadline: float) -> List[str]:
+    """Why the cards are not free: at once beside a running container, else of those that are left at the deadline."""
+    found = contexts.look(container)
+    while found["reasons"] and not found["running"] and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        found = contexts.look(container)
+    return found["reasons"]
+
+
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(
         argument_spec={
             "concerns": {"type": "list", "elements": "str"},
             "desired": {"type": "dict"},
+            "free": {"type": "bool", "default": False},
+            "mark": {"type": "path"},
             "host": {"type": "str"},
             "prove": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 0},
@@ -132,9 +178,17 @@ def main() -> None:
         supports_check_mode=True,
     )
     desired = module.params["desired"]
-    if not desired:
+    if desired is None:
         module.fail_json(msg="host_state computes what is wanted on the controller: call it as npufleet.triton.host_state")
     deadline = time.monotonic() + module.params["timeout"]
+    if module.params["free"]:
+        reasons = busy(desired["server"]["name"], deadline)
+        if reasons:
+            lines = "".join("\n  - " + one for one in reasons)
+            module.fail_json(
+                msg="{}: the cards are not free, end what holds them and run again:{}".format(module.params["host"], lines)
+            )
+        module.exit_json(changed=False)
     actual, plan = look(desired)
     while module.params["prove"] and plan and time.monotonic() < deadline and not hopeless(plan):
         time.sleep(POLL_SECONDS)
@@ -144,7 +198,9 @@ def main() -> None:
         module.fail_json(msg="{} is not as wanted:{}".format(module.params["host"], lines), plan=plan, actual=actual)
     changed = bool(plan) and module.check_mode and not module.params["prove"]
     report = [sentence(one) for one in plan]
-    module.exit_json(changed=changed, plan=plan, report=report, actual=actual, diff=as_diff(plan) if plan else {})
+    mark = maintenance(module.params["mark"]) if module.params["mark"] else None
+    diff = as_diff(plan) if plan else {}
+    module.exit_json(changed=changed, plan=plan, report=report, maintenance=mark, actual=actual, diff=diff)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,29 @@
-"""Docker engine: packages, daemon.json (merged, never overwritten), limits of its units, and that it answers."""
+"""Docker engine: packages, daemon.json (merged, never overwritten), limits and order of its units, and that it answers."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, Dict, List, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import UNIT as CARDS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, packages, text
 
 CONCERN = "engine"
 DAEMON_JSON = "/etc/docker/daemon.json"
 DROP_IN = "/etc/systemd/system/{0}.d/50-npufleet.conf"
+# Containers that come back at boot must find the cards. Wanted, not required: without cards, too, the engine has to be looked at.
+ORDER_FILE = "/etc/systemd/system/docker.service.d/60-npufleet-cards.conf"
+ORDER = f"# Written by npufleet\n[Unit]\nWants={CARDS}\nAfter={CARDS}\n"
 
 
 def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Options of daemon.json that are ours, packages, and a drop-in for each unit that has limits."""
+    """Options of daemon.json that are ours, packages, a drop-in for each unit that has limits, and the order after the cards."""
     limits = variables["docker_engine_unit_limits"]
     return {
         "packages": sorted(variables["docker_engine_packages"]),
         "daemon": dict(variables["docker_engine_daemon_options"]),
-        "drop_ins": {DROP_IN.format(unit): drop_in(limits[unit]) for unit in sorted(limits)},
+        "drop_ins": {**{DROP_IN.format(unit): drop_in(limits[unit]) for unit in sorted(limits)}, ORDER_FILE: ORDER},
     }
 
 
@@ -77,7 +81,9 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, "daemon.json", ours, wanted["daemon"], "configure"))
     for path, content in wanted["drop_ins"].items():
         if actual["drop_ins"][path] != content:
-            plan.append(item(CONCERN, path, actual["drop_ins"][path], content, "configure"))
+            # An order counts from the next boot on: the running engine need not be restarted for it
+            action = "order" if path == ORDER_FILE else "configure"
+            plan.append(item(CONCERN, path, actual["drop_ins"][path], content, action))
     running = actual["running"]
     if running is None:
         plan.append(item(CONCERN, "service", None, "an engine that answers", "start"))
