@@ -39,4 +39,5 @@ class ActionModule(FleetAction):
         # What the apply steps need beside the plan, and no host has to see.
         result["origins"] = {digest: origin for one in manifests.values() for digest, origin in one["origins"].items()}
         result["desired"] = wanted
+        result["mark"] = arguments["mark"]
         return result

@@ -9,8 +9,8 @@ short_description: Read everything that matters of a host once, and say how it d
 description:
   - Reads kernel, vendor tool, Docker engine, model store, Triton server and Prometheus of a host in one call and compares
     them with what inventory, release row and model manifests ask for. It changes nothing.
-  - In check mode the result is C(changed) when the plan is not empty, and C(--diff) prints the plan. This is how the
-    whole project answers C(--check).
+  - In check mode the result is C(changed) when the plan is not empty and the host is not in maintenance, and C(--diff) prints the
+    plan. This is how the whole project answers C(--check).
   - The controller fills in O(desired); a playbook gives at most O(concerns), O(prove) and O(timeout).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -94,6 +94,10 @@ maintenance:
   description: The mark of a host in maintenance, C(reason), C(by) and C(since); null for a host that is not.
   returned: success
   type: dict
+mark:
+  description: The file that holds it.
+  returned: success
+  type: str
 actual:
   description: What was read, by concern.
   returned: success
@@ -178,7 +182,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     desired = module.params["desired"]
-    if desired is None:
+    if not desired and not module.params["mark"]:
         module.fail_json(msg="host_state computes what is wanted on the controller: call it as npufleet.triton.host_state")
     deadline = time.monotonic() + module.params["timeout"]
     if module.params["free"]:
@@ -196,9 +200,9 @@ def main() -> None:
     if module.params["prove"] and plan and not module.check_mode:
         lines = "".join("\n  - " + sentence(one) for one in plan)
         module.fail_json(msg="{} is not as wanted:{}".format(module.params["host"], lines), plan=plan, actual=actual)
-    changed = bool(plan) and module.check_mode and not module.params["prove"]
-    report = [sentence(one) for one in plan]
     mark = maintenance(module.params["mark"]) if module.params["mark"] else None
+    changed = bool(plan) and module.check_mode and not module.params["prove"] and mark is None
+    report = [sentence(one) for one in plan]
     diff = as_diff(plan) if plan else {}
     module.exit_json(changed=changed, plan=plan, report=report, maintenance=mark, actual=actual, diff=diff)
 
