@@ -23,10 +23,10 @@ class ActionModule(FleetAction):
         if concerns is None:
             concerns = concerns_of(list(task_vars.get("group_names", [])))
         arguments = {key: self._task.args[key] for key in ("free", "prove", "timeout") if key in self._task.args}
-        free = boolean(arguments.get("free", False))
+        free, proof = (boolean(arguments.get(key, False)) for key in ("free", "prove"))
         with self.refusing(host):
-            # Who has the cards open does not depend on what is wanted of the host
-            wanted, manifests = desired(variables, [] if free else list(concerns), now=bool(arguments.get("prove")))
+            # The mark, and who has the cards open, do not depend on what is wanted of the host
+            wanted, manifests = ({}, {}) if free or not concerns else desired(variables, list(concerns), now=proof)
             if free:
                 wanted = {"server": {"name": variables["triton_server_name"]}}
             arguments["mark"] = "{}/maintenance.json".format(variables["npufleet_root"])

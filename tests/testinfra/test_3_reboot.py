@@ -90,13 +90,12 @@ def test_a_boot_without_a_card_is_named_and_the_engine_comes_up_all_the_same(fir
     journal = first.check_output("journalctl --boot --unit npufleet-cards --output cat")
     assert "after 2 s: found 1 of 2 NPUs (/dev/rbln0), /dev/rsd0 there: see dmesg" in journal
     assert shown(first, "docker", "ActiveState") == "active"
-    # Triton ends on a model that does not load, and the engine tries again
-    wait_for(lambda: inspect(first)["RestartCount"] > 0)
-    assert not ready(first), "a server on fewer cards than its models are placed on must not be READY"
+    # On the card that is left
+    wait_for(lambda: ready(first))
     status = playbook("status.yml")
     assert status.code == 2, status.output
     report = {one["host"]: one["report"] for one in json.loads((ROOT / "build/status.json").read_text())}
-    assert any("/dev/rbln*" in line for line in report[FIRST]), report
+    assert any("driver /dev/rbln*" in line for line in report[FIRST]), report
 
 
 def test_a_host_that_lost_its_power_comes_back_serving(first, ops):
