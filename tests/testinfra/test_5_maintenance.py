@@ -100,8 +100,9 @@ def test_a_boot_does_not_start_what_is_out(first, ops):
 
 
 def test_a_host_that_is_not_proven_stays_out(first):
-    run = maintenance(maintenance="in", inference_check_checks_dir="/nowhere")
+    run = maintenance(maintenance="in", inference_check_image="gone:1")
     assert run.code == 2, run.output
+    assert "image gone:1 is not" in run.output
     assert f"{FIRST} stays in maintenance, repair it and put it back again." in run.output
     assert first.file(MARK).exists
     assert not running(first)
