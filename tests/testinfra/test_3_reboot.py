@@ -136,6 +136,15 @@ def test_a_start_on_a_card_that_is_taken_is_refused_before_anything_changes(firs
     assert ready(first)
 
 
+def test_a_driver_is_not_changed_below_somebody_elses_process(first, holder):
+    run = playbook("site.yml", "--limit", FIRST, "-e", "lab_driver=1.2.92")
+    assert run.code == 2, run.output
+    assert f"rbln0 held by sleep (pid {holder}): end it (`kill {holder}`)" in run.output
+    assert run.changed() == {FIRST: 0}
+    assert first.package("rebellions").version == "1.1.67"
+    assert ready(first)
+
+
 def test_a_start_waits_until_the_cards_are_free(first, holder):
     first.check_output("docker kill triton")
     first.check_output("sh -c '(sleep 6; kill %s) > /dev/null 2>&1 &'", holder)
