@@ -226,7 +226,9 @@ def main() -> None:
         raise SystemExit("a secret is in a process list:\n  " + "\n  ".join(sorted(sampler.seen)[:5]))
     if done < 15 or files < 5 or sampler.samples < 100:
         raise SystemExit(f"found {done} commands, {files} files and {sampler.samples} samples: the page was not followed")
-    print(f"{PAGE.name}: {done} commands and {files} files as written; no secret in {len(said)} characters or {sampler.samples} samples")
+    print(
+        f"{PAGE.name}: {done} commands and {files} files as written; no secret in {len(said)} characters or {sampler.samples} samples"
+    )
 
 
 def run(shell: subprocess.Popen, command: str) -> tuple[int, str]:

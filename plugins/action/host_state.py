@@ -7,6 +7,7 @@ import re
 from typing import Any, Dict, List, Optional
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleUndefinedVariable
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils import inventory, supplies
 from ansible_collections.npufleet.triton.plugins.module_utils.controller import HOME, FleetAction
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
@@ -28,23 +29,36 @@ class ActionModule(FleetAction):
         task_vars = task_vars or {}
         host = task_vars["inventory_hostname"]
         variables = self.variables(task_vars)
-        concerns = list(self._task.args.get("concerns") or concerns_of(list(task_vars.get("group_names", []))))
-        if self._task.args.get("preflight"):
-            return self._preflight(variables, concerns, task_vars, host)
-        arguments = {key: self._task.args[key] for key in ("prove", "timeout") if key in self._task.args}
+        concerns = self._task.args.get("concerns")
+        if concerns is None:
+            concerns = concerns_of(list(task_vars.get("group_names", [])))
+        if boolean(self._task.args.get("preflight", False)):
+            return self._preflight(variables, list(concerns), task_vars, host)
+        arguments = {key: self._task.args[key] for key in ("free", "prove", "timeout") if key in self._task.args}
+        free, proof = (boolean(arguments.get(key, False)) for key in ("free", "prove"))
         with self.refusing(host):
-            wanted, manifests = desired(variables, concerns, now=bool(arguments.get("prove")))
-        result = self.ask("host_state", {**arguments, "desired": wanted, "host": host}, task_vars)
+            # The mark, and who has the cards open, do not depend on what is wanted of the host
+            wanted, manifests = ({}, {}) if free or not concerns else desired(variables, list(concerns), now=proof)
+            if free:
+                wanted = {"server": {"name": variables["triton_server_name"]}}
+            arguments.update(desired=wanted, host=host, mark=self._mark(variables))
+        result = self.ask("host_state", arguments, task_vars)
         if result.get("failed"):
             # The message says it all; the rest would bury it.
             return {key: result[key] for key in ("failed", "msg", "plan", "exception") if key in result}
-        return self._complete(result, wanted, manifests)
+        return self._complete(result, wanted, manifests, arguments["mark"])
 
     @staticmethod
-    def _complete(result: Dict[str, Any], wanted: Dict[str, Any], manifests: Dict[str, Any]) -> Dict[str, Any]:
+    def _mark(variables: Templated) -> str:
+        """Where a host says that it is in maintenance."""
+        return "{}/maintenance.json".format(variables["npufleet_root"])
+
+    @staticmethod
+    def _complete(result: Dict[str, Any], wanted: Dict[str, Any], manifests: Dict[str, Any], mark: str) -> Dict[str, Any]:
         """Add what the apply steps need beside the plan, and no host has to see."""
         result["origins"] = {digest: origin for one in manifests.values() for digest, origin in one["origins"].items()}
         result["desired"] = wanted
+        result["mark"] = mark
         return result
 
     def _preflight(self, variables: Templated, concerns: List[str], task_vars: Dict[str, Any], host: str) -> Dict[str, Any]:
@@ -55,7 +69,7 @@ class ActionModule(FleetAction):
             reasons += inventory.findings(variables, known, task_vars)
             wanted, manifests, more = survey(variables, concerns)
             reasons += [one for one in more if one not in reasons]
-            arguments: Dict[str, Any] = {"desired": wanted, "host": host}
+            arguments: Dict[str, Any] = {"desired": wanted, "host": host, "mark": self._mark(variables)}
             if "driver" in concerns:
                 arguments["suppliers"], arguments["passwords"] = supplies.suppliers(variables)
                 arguments["preflight"] = supplies.conditions(variables)
@@ -72,12 +86,12 @@ class ActionModule(FleetAction):
             result = {"failed": True, "msg": str(error.message)}
         if result.get("failed"):
             return self._refused([*reasons, self._become(result)])
-        if "driver" in concerns:
+        if "driver" in concerns and not result.get("maintenance"):
             checks = os.path.join(HOME, "files", "checks")
             reasons += supplies.refusals(variables, manifests, result["plan"], result["actual"], checks)
             result["warnings"] = [*result.get("warnings", []), *supplies.warnings(variables)]
         result["refusals"] = reasons + result.get("refusals", [])
-        return self._complete(result, wanted, manifests)
+        return self._complete(result, wanted, manifests, arguments["mark"])
 
     def _specs(self, path: str) -> Any:
         return self._loader.load_from_file(path, cache="all")
@@ -85,7 +99,16 @@ class ActionModule(FleetAction):
     @staticmethod
     def _refused(reasons: List[str]) -> Dict[str, Any]:
         """The answer for a host that could not be asked, or not wholly."""
-        return {"changed": False, "plan": [], "report": [], "actual": {}, "desired": {}, "origins": {}, "refusals": reasons}
+        return {
+            "changed": False,
+            "plan": [],
+            "report": [],
+            "actual": {},
+            "desired": {},
+            "origins": {},
+            "maintenance": None,
+            "refusals": reasons,
+        }
 
     @staticmethod
     def _become(result: Dict[str, Any]) -> str:

@@ -42,7 +42,10 @@ def test_desired_is_what_the_inventory_says() -> None:
     assert wanted == {
         "packages": ["docker.io", "rsync"],
         "daemon": OPTIONS,
-        "drop_ins": {DROP_IN: "# Written by npufleet\n[Service]\nLimitMEMLOCK=infinity\nLimitNOFILE=1048576\n"},
+        "drop_ins": {
+            DROP_IN: "# Written by npufleet\n[Service]\nLimitMEMLOCK=infinity\nLimitNOFILE=1048576\n",
+            engine.ORDER_FILE: ("# Written by npufleet\n[Unit]\nWants=npufleet-cards.service\nAfter=npufleet-cards.service\n"),
+        },
         "ca": None,
     }
 
@@ -138,6 +141,11 @@ def test_daemon_json_that_is_not_json_is_left_to_a_person() -> None:
 def test_changed_drop_in() -> None:
     weaker = LIMITS.replace("infinity", "64M")
     assert engine.diff(WANTED, host(drop_ins={DROP_IN: weaker})) == [found(DROP_IN, weaker, LIMITS, "configure")]
+
+
+def test_order_after_the_cards_needs_no_restart() -> None:
+    wanted = {**WANTED, "drop_ins": {engine.ORDER_FILE: engine.ORDER}}
+    assert engine.diff(wanted, host(drop_ins={engine.ORDER_FILE: None})) == [found(engine.ORDER_FILE, None, engine.ORDER, "order")]
 
 
 def test_engine_that_runs_with_another_log_driver_is_restarted() -> None:

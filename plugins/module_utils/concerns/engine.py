@@ -1,10 +1,11 @@
-"""Docker engine: packages, daemon.json (merged, never overwritten), limits of its units, and that it answers."""
+"""Docker engine: packages, daemon.json (merged, never overwritten), limits and order of its units, and that it answers."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, Dict, List, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import UNIT as CARDS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, packages, text
 
@@ -12,10 +13,13 @@ CONCERN = "engine"
 DAEMON_JSON = "/etc/docker/daemon.json"
 CA_FILE = "/usr/local/share/ca-certificates/npufleet.crt"
 DROP_IN = "/etc/systemd/system/{0}.d/50-npufleet.conf"
+# Containers that come back at boot must find the cards. Wanted, not required: without cards, too, the engine has to be looked at.
+ORDER_FILE = "/etc/systemd/system/docker.service.d/60-npufleet-cards.conf"
+ORDER = f"# Written by npufleet\n[Unit]\nWants={CARDS}\nAfter={CARDS}\n"
 
 
 def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Options of daemon.json that are ours, packages, and a drop-in for each unit that has limits."""
+    """Options of daemon.json that are ours, packages, a drop-in for each unit that has limits, and the order after the cards."""
     limits = variables["docker_engine_unit_limits"]
     daemon = dict(variables["docker_engine_daemon_options"])
     if variables["docker_engine_registry_mirrors"]:
@@ -27,7 +31,7 @@ def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
     return {
         "packages": sorted(variables["docker_engine_packages"]),
         "daemon": daemon,
-        "drop_ins": {DROP_IN.format(unit): units[unit] for unit in sorted(units)},
+        "drop_ins": {**{DROP_IN.format(unit): units[unit] for unit in sorted(units)}, ORDER_FILE: ORDER},
         "ca": _content(variables["npufleet_ca_file"]),
     }
 
@@ -103,7 +107,9 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, "daemon.json", ours, wanted["daemon"], "configure"))
     for path, content in wanted["drop_ins"].items():
         if actual["drop_ins"][path] != content:
-            plan.append(item(CONCERN, path, actual["drop_ins"][path], content, "configure"))
+            # An order counts from the next boot on: the running engine need not be restarted for it
+            action = "order" if path == ORDER_FILE else "configure"
+            plan.append(item(CONCERN, path, actual["drop_ins"][path], content, action))
     if wanted["ca"] is not None and actual["ca"] != wanted["ca"]:
         found = None if actual["ca"] is None else "another certificate"
         plan.append(item(CONCERN, CA_FILE, found, "the site's certificate authority", "configure"))
