@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from ansible_collections.npufleet.triton.plugins.module_utils import picture
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "collections"))
+
+from ansible_collections.npufleet.triton.plugins.module_utils import picture  # noqa: E402
+
 DIGITS = numpy.load(ROOT / "files/golden/digits/images.npy")
 MODELS = ("digits", "digits_guide", "resnet50")
 # Every state that a host can have, as often as an operator fears; the rest is in sync.
