@@ -109,7 +109,13 @@ DRIFT = [
         "desired": {"memlock": "-1:-1", "stack": "67108864:67108864"},
         "action": "replace",
     },
-    {"concern": "models", "name": "digits", "current": "config.pbtxt was changed", "desired": "0004-04b87ec34adc", "action": "release"},
+    {
+        "concern": "models",
+        "name": "digits",
+        "current": "config.pbtxt was changed",
+        "desired": "0004-04b87ec34adc",
+        "action": "release",
+    },
 ]
 
 
@@ -122,7 +128,10 @@ def host(name: str, trouble: str, now: datetime, place: Path) -> dict[str, Any]:
         why = f"Failed to connect to the host via ssh: connect to host {name} port 22: No route to host"
         status.update(state="unreachable", report=[why])
     elif trouble == "failed":
-        status.update(state="failed", report=[f"{name} is refused, nothing was changed:\n  - npufleet_npus is 0, wanted a number of 1 or more"])
+        status.update(
+            state="failed",
+            report=[f"{name} is refused, nothing was changed:\n  - npufleet_npus is 0, wanted a number of 1 or more"],
+        )
     else:
         status["actual"] = actual(MODELS, trouble == "sick card", trouble == "model down")
         status["models"] = {model: {"source": digest("source" + model), "release": digest(model)} for model in MODELS}
@@ -135,7 +144,12 @@ def host(name: str, trouble: str, now: datetime, place: Path) -> dict[str, Any]:
     }.get(trouble)
     if plan:
         status.update(state="drift", plan=plan, report=["one line for each"] * len(plan))
-    result = {"host": name, "when": stamp(when + timedelta(minutes=1)), "msg": "", "checks": checks(chance, trouble == "wrong answer")}
+    result = {
+        "host": name,
+        "when": stamp(when + timedelta(minutes=1)),
+        "msg": "",
+        "checks": checks(chance, trouble == "wrong answer"),
+    }
     if trouble == "unreachable":
         result.update(msg=status["report"][0], checks=[])
     if trouble == "model down":
@@ -155,7 +169,9 @@ def hostile(name: str, now: datetime, place: Path) -> dict[str, Any]:
     status["release"] = HOSTILE
     status["plan"] = [dict.fromkeys(("concern", "name", "current", "desired", "action"), HOSTILE)]
     status["actual"]["driver"]["module"] = '"><script>document.title="taken"</script>'
-    status["actual"]["driver"]["tool"]["devices"][0].update(device=HOSTILE, status="' onmouseover=alert(1) x='", firmware="{{ 7 * 7 }}")
+    status["actual"]["driver"]["tool"]["devices"][0].update(
+        device=HOSTILE, status="' onmouseover=alert(1) x='", firmware="{{ 7 * 7 }}"
+    )
     status["actual"]["server"]["served"] = {HOSTILE: {HOSTILE: {"state": HOSTILE, "reason": HOSTILE, "release": HOSTILE}}}
     path = place / "check" / f"{name}.json"
     result = json.loads(path.read_text())

@@ -51,7 +51,9 @@ class Demo:
     def host(self, name: str, checks: list[dict[str, Any]], **status: Any) -> None:
         whole = {"host": name, "msg": "nothing was asked", "checks": checks}
         (self.place / f"build/check/{name}.json").write_text(json.dumps(whole))
-        self.statuses.append({"host": name, "release": "row", "state": "in sync", "plan": [], "report": [], "actual": ACTUAL, **status})
+        self.statuses.append(
+            {"host": name, "release": "row", "state": "in sync", "plan": [], "report": [], "actual": ACTUAL, **status}
+        )
         (self.place / "build/status.json").write_text(json.dumps({"when": "2026-01-01T00:00:00Z", "hosts": self.statuses}))
 
     def table(self, hosts: str = "npu1,npu2") -> tuple[int, list[str]]:
