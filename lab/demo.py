@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""From a bare machine to hosts that read handwritten digits: lab, site.yml, status, check, a table of what came out, and the report."""
+"""From a bare machine to hosts that read handwritten digits: lab, site.yml, status, check, a table and the report."""
 
 from __future__ import annotations
 

@@ -33,11 +33,12 @@ def data_uri(found: Any) -> Optional[str]:
     """What inference's `picture` made as a data URI, None for anything else: it comes from a host."""
     if not isinstance(found, Mapping):
         return None
-    sizes = [found.get(key) for key in ("width", "height", "channels")]
-    if not all(type(size) is int and 0 < size <= SIDE for size in sizes) or sizes[2] not in COLOURS:
+    sizes = [size for size in (found.get(key) for key in ("width", "height", "channels")) if type(size) is int and 0 < size <= SIDE]
+    if len(sizes) != 3 or sizes[2] not in COLOURS:
         return None
+    width, height, channels = sizes
     try:
         pixels = base64.b64decode(found["pixels"], validate=True)
-        return "data:image/png;base64," + base64.b64encode(png(*sizes, pixels=pixels)).decode()
+        return "data:image/png;base64," + base64.b64encode(png(width, height, channels, pixels)).decode()
     except (KeyError, TypeError, ValueError, binascii.Error):
         return None

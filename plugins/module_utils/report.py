@@ -116,7 +116,7 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
     ]
     times = {"read": _at(status, "when"), "checked": _at(result, "when")}
     cards = _cards(actual)
-    row = {
+    row: Row = {
         "host": host,
         "rank": min(list(LEVELS).index(state["word"]) for state in states) if states else len(LEVELS),
         "level": LEVELS[states[0]["word"]] if states else "unknown",

@@ -15,7 +15,8 @@ WIDTHS = [1280, 390]
 # Relative luminance and contrast as WCAG has them, of every text that is to be seen over the first opaque ground behind it
 CONTRAST = """
 const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
-const light = ([r, g, b]) => [r, g, b].map((one) => one / 255).map((one) => one <= .04045 ? one / 12.92 : ((one + .055) / 1.055) ** 2.4)
+const light = ([r, g, b]) => [r, g, b].map((one) => one / 255)
+  .map((one) => one <= .04045 ? one / 12.92 : ((one + .055) / 1.055) ** 2.4)
   .reduce((sum, one, place) => sum + one * [.2126, .7152, .0722][place], 0);
 const ground = (node) => { for (; node; node = node.parentElement) {
   const found = channels(getComputedStyle(node).backgroundColor);
