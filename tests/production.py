@@ -227,7 +227,7 @@ def main() -> None:
     if done < 15 or files < 5 or sampler.samples < 100:
         raise SystemExit(f"found {done} commands, {files} files and {sampler.samples} samples: the page was not followed")
     print(
-        f"{PAGE.name}: {done} commands and {files} files as written; no secret in {len(said)} characters or {sampler.samples} samples"
+        f"{PAGE.name}: {done} commands and {files} files as written; no secret in {len(said)} characters, {sampler.samples} samples"
     )
 
 

@@ -526,6 +526,8 @@ def play(fleet: Path, *options: str, limit: str = "all") -> subprocess.Completed
         "--limit",
         limit,
         str(ROOT / "playbooks/check.yml"),
+        "-e",
+        f"npufleet_report_file={fleet}/report.html",
         *options,
     ]
     return subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
@@ -542,7 +544,9 @@ def test_one_host_that_fails_leaves_the_others_their_proof(fleet: Path) -> None:
     # Ansible's own code for a host out of reach, which is more than one that failed.
     assert run.returncode == 4, run.stdout + run.stderr
     found = results(fleet)
-    # No file of an earlier run speaks for a host that nobody could ask.
+    # No file of an earlier run speaks for a host that nobody could ask: its own says why.
+    away = found.pop("away")
+    assert (away["checks"], "Failed to connect" in away["msg"]) == ([], True), away
     assert sorted(found) == ["down", "right", "wrong"]
     assert {host: [one["ok"] for one in result["checks"]].count(True) for host, result in found.items()} == {
         "right": 22,
