@@ -12,7 +12,13 @@ from typing import Any, Dict, List, Optional, Tuple
 from ansible import __version__ as ansible_version
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible_collections.npufleet.triton.plugins.module_utils.controller import HOME, FleetAction
-from ansible_collections.npufleet.triton.plugins.module_utils.redact import SHORTEST, base64_cores, forms, looks_secret, secret_values
+from ansible_collections.npufleet.triton.plugins.module_utils.redact import (
+    SHORTEST,
+    base64_cores,
+    forms,
+    looks_secret,
+    secret_values,
+)
 from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated, concerns_of, desired
 
 # The module's options, and the variables that they follow
@@ -72,7 +78,8 @@ class ActionModule(FleetAction):
             path = os.path.join(dest, f"{host}-{stamp}.tar.gz")
             self._fetch(arguments["archive"], path, result, secrets, host)
         finally:
-            self._remove_tmp_path(directory)
+            # Also where Ansible is told to keep its files
+            self._remove_tmp_path(directory, force=True)
         result["path"] = path
         result["msg"] = "{} ({:.0f} KiB, {} files, {} items could not be got, {} secrets taken out)".format(
             os.path.relpath(path), os.path.getsize(path) / 1024, len(result["items"]), len(result["errors"]), result["redacted"]
@@ -107,7 +114,11 @@ class ActionModule(FleetAction):
 
     def _about(self, variables: Templated) -> Dict[str, Any]:
         """What a reader has to know of the controller's side."""
-        galaxy = self._loader.load_from_file(os.path.join(HOME, "galaxy.yml")) if os.path.exists(os.path.join(HOME, "galaxy.yml")) else {}
+        galaxy = (
+            self._loader.load_from_file(os.path.join(HOME, "galaxy.yml"))
+            if os.path.exists(os.path.join(HOME, "galaxy.yml"))
+            else {}
+        )
         about = {"npufleet": str(galaxy.get("version", "")), "ansible-core": ansible_version}
         for name in ("rbln_release", "npufleet_row", "npufleet_npus", "npufleet_card"):
             try:

@@ -98,12 +98,22 @@ def _logins(text: str) -> List[str]:
 
 def forms(value: str) -> Set[str]:
     """A value as programs write it: plain, in JSON, in URLs, in HTML, in hexadecimal, quoted by a shell or by Python."""
-    written = {value, value.strip(), html.escape(value), html.escape(value, quote=False), value.replace("'", "'\\''"), repr(value)[1:-1]}
+    written = {
+        value,
+        value.strip(),
+        html.escape(value),
+        html.escape(value, quote=False),
+        value.replace("'", "'\\''"),
+        repr(value)[1:-1],
+    }
     written |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
     for safe in ("", "/", ":/", "!$&'()*+,;=", "!$&'()*+,;=:/@"):
         quoted = urllib.parse.quote(value, safe=safe)
         written |= {quoted, re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), quoted)}
-    written |= {urllib.parse.quote_plus(value), re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), urllib.parse.quote_plus(value))}
+    written |= {
+        urllib.parse.quote_plus(value),
+        re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), urllib.parse.quote_plus(value)),
+    }
     written |= {value.encode().hex(), value.encode().hex().upper()}
     written |= {json.dumps(one)[1:-1] for one in written}
     return {one for one in written if len(one) >= SHORTEST}

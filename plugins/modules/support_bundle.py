@@ -153,21 +153,25 @@ import time
 from typing import Any, Dict, List, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils.collect import Limits, collect, items
+from ansible_collections.npufleet.triton.plugins.module_utils.collect import collect, items
+from ansible_collections.npufleet.triton.plugins.module_utils.gather import Limits
 from ansible_collections.npufleet.triton.plugins.module_utils.redact import SHORTEST, Redactor
 
 
 def redaction(names: List[str], redactor: Redactor) -> str:
     """What redaction.txt says."""
     listed = "".join(f"  {name}\n" for name in names) or "  none\n"
-    return (
-        f"{redactor.count} places were taken out and read <redacted>.\n\n"
-        f"Searched for, in plain text, base64, hexadecimal and the quotings of URLs, JSON and HTML: the values ({SHORTEST} characters\n"
-        f"and more) of these variables of the host, and what stands in a URL of the inventory as a login:\n{listed}\n"
-        "Taken out by their form: values of a name like password, secret, token, api_key or credential; logins in URLs; Authorization\n"
-        "and Cookie headers; registry logins; private keys. Such a value of letters and digits was then searched for everywhere.\n\n"
-        "Look through the bundle before you send it: a secret of no such name and no such form is not known as one.\n"
-    )
+    return f"""{redactor.count} places were taken out and read <redacted>.
+
+Searched for, in plain text, base64, hexadecimal and the quotings of URLs, JSON and HTML: the values of {SHORTEST} characters
+and more that these variables of the host hold as a secret or as a login in a URL:
+{listed}
+Taken out by their form: values of a name like password, secret, token, api_key or credential; logins in URLs; headers
+Authorization and Cookie; registry logins; private keys. Such a value, if made of letters and digits, was then searched
+for everywhere.
+
+Look through the bundle before you send it: a secret of no such name and no such form is not known as one.
+"""
 
 
 def readme(params: Mapping[str, Any], found: Mapping[str, Any], errors: List[str]) -> str:
