@@ -107,16 +107,17 @@ def forms(value: str) -> Set[str]:
         repr(value)[1:-1],
     }
     written |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
-    for safe in ("", "/", ":/", "!$&'()*+,;=", "!$&'()*+,;=:/@"):
-        quoted = urllib.parse.quote(value, safe=safe)
-        written |= {quoted, re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), quoted)}
-    written |= {
-        urllib.parse.quote_plus(value),
-        re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), urllib.parse.quote_plus(value)),
-    }
+    quoted = {urllib.parse.quote(value, safe=safe) for safe in ("", "/", ":/", "!$&'()*+,;=", "!$&'()*+,;=:/@")}
+    quoted |= {urllib.parse.quote_plus(value), "".join(_percent(byte) for byte in value.encode())}
+    written |= quoted | {re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), one) for one in quoted}
     written |= {value.encode().hex(), value.encode().hex().upper()}
     written |= {json.dumps(one)[1:-1] for one in written}
     return {one for one in written if len(one) >= SHORTEST}
+
+
+def _percent(byte: int) -> str:
+    """A byte in a URL of which nothing but letters and digits is left as it is."""
+    return chr(byte) if byte < 128 and chr(byte).isalnum() else f"%{byte:02X}"
 
 
 def base64_cores(value: str) -> Set[str]:
@@ -237,7 +238,7 @@ class _Cleaner:
 
     def _one(self, found: Match[str]) -> str:
         secret = found["secret"]
-        if secret.strip("\"'").lower() in ("", "null", "none", "true", "false", MARK):
+        if secret.strip("\"',").lower() in ("", "null", "none", "true", "false", MARK):
             return found[0]
         quote = secret[0] if secret[0] in "\"'" and secret[0] == secret[-1] else ""
         return found["keep"] + quote + self._replace(secret) + quote
