@@ -45,6 +45,9 @@ PACKAGES = (
 )
 SYSFS = ("vendor", "device", "class", "numa_node", "current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
 
+# Seconds beyond its limit in which an item may still say by itself what kept it
+GRACE = 3
+
 
 class Item(NamedTuple):
     """One file of the bundle."""
@@ -67,7 +70,7 @@ def collect(items: List[Item], limits: Limits, deadline: float) -> Tuple[Dict[st
         answer: Dict[str, Any] = {}
         thread = threading.Thread(target=_get, args=(item, answer), daemon=True)
         thread.start()
-        thread.join(limits.seconds + 3)
+        thread.join(limits.seconds + GRACE)
         if not answer:
             errors.append(f"{item.name}: no answer within {limits.seconds} s")
             continue

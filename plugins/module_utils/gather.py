@@ -37,7 +37,7 @@ class Partial(Exception):
 class Limits(NamedTuple):
     """Bounds of one item."""
 
-    seconds: int
+    seconds: float
     size: int
     lines: int
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +14,38 @@ from conftest import LAB, NPU_HOSTS, connect, playbook
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
 EXPECTED = {
-    "README.txt", "errors.txt", "redaction.txt", "host/packages.txt", "host/disk.txt", "kernel/journal.txt", "driver/tool.json", "driver/tool.txt",
-    "driver/nodes.txt", "driver/cards.json", "driver/pci.txt", "engine/daemon.json", "engine/units.json", "engine/info.json", "engine/version.json",
-    "journal/docker.txt", "journal/containerd.txt", "journal/npufleet.txt", "container/triton.json", "container/triton-log.txt",
-    "server/index.json", "server/configs.json", "server/statistics.json", "server/metrics.txt", "models/store.txt", "models/records.json",
-    "state/driver.json", "state/engine.json", "state/image.json", "state/models.json", "state/server.json",
-}  # fmt: skip
+    "README.txt",
+    "errors.txt",
+    "redaction.txt",
+    "host/packages.txt",
+    "host/disk.txt",
+    "kernel/journal.txt",
+    "driver/tool.json",
+    "driver/tool.txt",
+    "driver/nodes.txt",
+    "driver/cards.json",
+    "driver/pci.txt",
+    "engine/daemon.json",
+    "engine/units.json",
+    "engine/info.json",
+    "engine/version.json",
+    "journal/docker.txt",
+    "journal/containerd.txt",
+    "journal/npufleet.txt",
+    "container/triton.json",
+    "container/triton-log.txt",
+    "server/index.json",
+    "server/configs.json",
+    "server/statistics.json",
+    "server/metrics.txt",
+    "models/store.txt",
+    "models/records.json",
+    "state/driver.json",
+    "state/engine.json",
+    "state/image.json",
+    "state/models.json",
+    "state/server.json",
+}
 LOGIN = "registry-l0gin"
 
 
@@ -35,7 +62,6 @@ def collect(into: Path, *options: str) -> dict[str, dict[str, str]]:
     run = playbook("collect.yml", "-e", f"npufleet_support_dir={into}", *options)
     assert run.code == 0, run.output
     assert set(run.changed().values()) == {0}, run.output
-    assert str(into) in run.output.replace("\n        ", " ").replace(" ", "") or into.name in run.output
     for secret in inventory_secrets():
         assert secret not in run.output
     found = {}
@@ -68,6 +94,13 @@ def planted() -> Iterator[list[str]]:
         host.check_output("docker exec triton sh -c %s", f"echo planted '{one}' > /proc/1/fd/1")
     yield [*secrets, LOGIN, login]
     host.check_output("rm -rf /root/.docker %s", drop_in)
+
+
+def wait_until_ready(host) -> None:
+    deadline = time.monotonic() + 30
+    while host.run("python3 -c \"import urllib.request as u; u.urlopen('http://127.0.0.1:8000/v2/health/ready')\"").rc:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def traces(host) -> str:
@@ -104,6 +137,7 @@ def test_bundle_of_a_host_whose_engine_is_down(tmp_path: Path) -> None:
         first = collect(tmp_path / "out", "--limit", FIRST)[FIRST]
     finally:
         host.check_output("systemctl start docker.service docker.socket")
+        wait_until_ready(host)
     assert {"host/packages.txt", "driver/tool.json", "journal/docker.txt", "models/store.txt", "engine/daemon.json"} <= set(first)
     assert "engine/info.json: " in first["errors.txt"] and "server/index.json: " in first["errors.txt"]
     assert "engine service: found nothing, wanted an engine that answers" in first["README.txt"]
@@ -114,9 +148,3 @@ def test_check_mode_collects_nothing(tmp_path: Path) -> None:
     assert run.code == 0, run.output
     assert f"{FIRST}: would collect" in run.output
     assert not (tmp_path / "out").exists()
-
-
-def test_the_server_serves_as_before() -> None:
-    run = playbook("site.yml")
-    assert run.code == 0, run.output
-    assert playbook("status.yml").code == 0
