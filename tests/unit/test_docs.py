@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -281,6 +282,36 @@ def test_every_page_that_has_a_korean_one_is_compared(tmp_path: Path) -> None:
         "docs/a.ko.md: found headings #, wanted # ## of docs/a.md",
         "docs/a.ko.md: code block 1 is not that of docs/a.md",
     ]
+
+
+# Words of others in docs/troubleshooting.md: the SDK's, Triton's, the engine's, Ansible's
+FOREIGN = (
+    "Module rebellions not found", "normal", "No module named rebel", "401", "failed to read text proto",
+    "failed to load all models", "Connection refused", "/v2/health/ready", "Stub process 'digits_0_0' is not healthy.",
+    "Failed to preinitialize Python stub: Python model file not found", "Lack of device memory",
+    "output tensor shape does not match size of output", "Failed to increase the shared memory pool size",
+    "the output has been hidden due to the fact that 'no_log: true' was specified",
+)  # fmt: skip
+# What stands in a message at a place that varies
+VARYING = r"RBLN-\w+|CA\d\d/[\d.]+|[\d.]+\d|\bnpu\d|\d+|rebellions|\.deb"
+VARYING += r"|: found |, wanted |^(?:found|wanted) | \(|\)|nothing|^(?:driver|engine|monitoring) "
+
+
+def test_symptoms_are_in_the_words_of_the_code() -> None:
+    sources = [
+        *ROOT.glob("plugins/**/*.py"),
+        *ROOT.glob("roles/*/tasks/*.yml"),
+        *ROOT.glob("playbooks/*.yml"),
+        *ROOT.glob("files/backends/**/*.py"),
+    ]
+    code = " ".join(" ".join(path.read_text() for path in sources).split())
+    headings = [line for line in (ROOT / "docs/troubleshooting.md").read_text().splitlines() if line.startswith("### ")]
+    assert 25 <= len(headings) <= 60
+    said = [words for line in headings for words in re.findall("`([^`]+)`", line) if words not in FOREIGN]
+    assert len(said) > 25
+    for words in said:
+        pieces = [piece.strip(" ,;:") for piece in re.split(VARYING, words)]
+        assert [piece for piece in pieces if piece and piece not in code] == [], words
 
 
 # The example inventory
