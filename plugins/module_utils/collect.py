@@ -27,7 +27,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.gather import (
     listing,
     log_lines,
 )
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, text
 
 UNITS = ("docker", "containerd", "npufleet*")
@@ -181,7 +180,7 @@ def _state(name: str, desired: Mapping[str, Any]) -> Callable[[], Any]:
     def get() -> Dict[str, Any]:
         actual = CONCERNS[name].read(desired)
         plan = CONCERNS[name].diff(desired, actual)
-        return {"report": [sentence(one) for one in plan], "plan": plan, "actual": actual}
+        return {"plan": plan, "actual": actual}
 
     return get
 

@@ -43,12 +43,17 @@ class Limits(NamedTuple):
 
 
 def bounded(raw: bytes, size: int) -> str:
-    """The last `size` bytes as text, from the begin of a line: half of a secret would not be known as one."""
+    """The last `size` bytes as text, from the begin of a line, for the same reason as `whole`."""
     if len(raw) <= size:
         return raw.decode("utf-8", "replace")
     tail = raw[-size:].split(b"\n", 1)
     kept = tail[1] if len(tail) > 1 else b""
     return f"[the first {len(raw) - len(kept)} bytes are left out]\n" + kept.decode("utf-8", "replace")
+
+
+def whole(words: str) -> str:
+    """Words for a message, all or none: half of a secret would not be known as one."""
+    return words if len(words) <= 300 else f"({len(words)} characters)"
 
 
 def command(limits: Limits, *words: str, accept: Tuple[int, ...] = (0,)) -> str:
@@ -69,7 +74,8 @@ def command(limits: Limits, *words: str, accept: Tuple[int, ...] = (0,)) -> str:
     if not ended:
         raise Partial(output or None, f"`{' '.join(words)}` did not end within {limits.seconds} s")
     if process.returncode not in accept:
-        raise Partial(output or None, f"`{' '.join(words)}` ended with {process.returncode}: {output.strip()[-200:]}")
+        last = output.strip().rpartition("\n")[2]
+        raise Partial(output or None, f"`{' '.join(words)}` ended with {process.returncode}: {whole(last)}")
     return output
 
 
@@ -142,8 +148,8 @@ def exchange(connection: http.client.HTTPConnection, method: str, resource: str,
     if answer.status == 404:
         raise Missing(f"there is nothing at {resource}")
     if answer.status != 200:
-        words = body.decode("utf-8", "replace").strip()[:300]
-        raise Unavailable(f"{method} {resource} was answered with {answer.status}: {words}")
+        words = body.decode("utf-8", "replace").strip()
+        raise Unavailable(f"{method} {resource} was answered with {answer.status}: {whole(words)}")
     return body if len(body) < 8 * size else body[: body.rfind(b"\n") + 1]
 
 

@@ -1,6 +1,6 @@
 """Takes secrets out of what leaves a host: known values in every form they may take, and what looks like a secret.
 
-Pure: text or JSON data in, text out. Too much is taken out rather than too little.
+Pure: text or JSON data in, the same without secrets out. Too much is taken out rather than too little.
 """
 
 from __future__ import annotations
@@ -164,12 +164,12 @@ class Redactor:
         for value in found:
             self._know(value)
 
-    def clean(self, content: Any) -> str:
-        """Text without secrets; of data that is not text, its JSON."""
+    def clean(self, content: Any) -> Any:
+        """Text or data without secrets."""
         cleaner = _Cleaner(lambda _value: MARK, self._known)
         content = cleaner.content(content)
         self.count += cleaner.count
-        return content if isinstance(content, str) else json.dumps(content, indent=2, default=str) + "\n"
+        return content
 
     def _known(self, text: str) -> str:
         plain, encoded = self._ordered

@@ -155,6 +155,7 @@ from typing import Any, Dict, List, Mapping
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils.collect import collect, items
 from ansible_collections.npufleet.triton.plugins.module_utils.gather import Limits
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.redact import SHORTEST, Redactor
 
 
@@ -175,16 +176,22 @@ Look through the bundle before you send it: a secret of no such name and no such
 
 
 def readme(params: Mapping[str, Any], found: Mapping[str, Any], errors: List[str]) -> str:
-    """What README.txt says."""
-    reports = [line for name, one in sorted(found.items()) if name.startswith("state/") for line in one["report"]]
+    """What README.txt says, made of what is clean already: sentences are cut, and half of a secret would not be known as one."""
+    plans = [found[name]["plan"] for name in sorted(found) if name.startswith("state/")]
+    reports = [sentence(one) for plan in plans for one in plan]
     differences = "".join(f"  - {line}\n" for line in reports) or "  none found\n"
     return (
         "Support bundle of {}, {}\n\n".format(params["host"], params["stamp"])
-        + json.dumps(params["about"], indent=2, sort_keys=True)
-        + f"\n\nDifferences from what is wanted:\n{differences}\n"
+        + as_json(params["about"])
+        + f"\nDifferences from what is wanted:\n{differences}\n"
         + "".join(f"{name}\n" for name in sorted(found))
         + f"\nerrors.txt: {len(errors)} items that could not be got; redaction.txt: what was taken out.\n"
     )
+
+
+def as_json(data: Any) -> str:
+    """Data as a person reads it."""
+    return json.dumps(data, indent=2, default=str) + "\n"
 
 
 def pack(root: str, members: Mapping[str, str]) -> bytes:
@@ -204,18 +211,20 @@ def bundle(params: Mapping[str, Any]) -> Dict[str, Any]:
     limits = Limits(params["timeout"], params["size"], params["lines"])
     found, errors = collect(list(items(params, limits)), limits, time.monotonic() + params["total_timeout"])
     errors = [*params["errors"], *errors]
-    raw: Dict[str, Any] = {**found, "errors.txt": "".join(" ".join(one.split()) + "\n" for one in errors)}
-    raw["README.txt"] = readme(params, found, errors)
     redactor = Redactor(params["secrets"])
-    for content in raw.values():
+    for content in (*found.values(), params["about"], errors):
         redactor.learn(content)
-    members = {}
-    for name, content in raw.items():
-        text = redactor.clean(content)
-        members[name] = text if len(text) <= 2 * limits.size else text[: 2 * limits.size] + "\n[the rest is left out]\n"
+    # The one gate: nothing below it sees what is not clean
+    found = {name: redactor.clean(content) for name, content in found.items()}
+    about, errors = redactor.clean(params["about"]), redactor.clean(errors)
+    members = {name: content if isinstance(content, str) else as_json(content) for name, content in found.items()}
+    for name, text in members.items():
+        if len(text) > 2 * limits.size:
+            members[name] = text[: 2 * limits.size] + "\n[the rest is left out]\n"
+    members["README.txt"] = readme({**params, "about": about}, found, errors)
+    members["errors.txt"] = "".join(" ".join(one.split()) + "\n" for one in errors)
     members["redaction.txt"] = redaction(params["names"], redactor)
     root = "{}-{}".format(params["host"], params["stamp"])
-    errors = [redactor.clean(one) for one in errors]
     return {"archive": pack(root, members), "items": sorted(members), "errors": errors, "redacted": redactor.count}
 
 

@@ -60,6 +60,7 @@ def test_known_value_in_no_form_and_place_survives(encoding: str) -> None:
             planted = context.format(ENCODINGS[encoding](value))
             for content in (planted, {"log": [planted], planted: 1}):
                 cleaned = Redactor([value]).clean(content)
+                cleaned = cleaned if isinstance(cleaned, str) else json.dumps(cleaned, ensure_ascii=False)
                 left = [one for one in readable(value) if one in cleaned]
                 assert left == [], (value, planted, cleaned)
                 assert MARK in cleaned
@@ -135,8 +136,9 @@ DATA = [
 @pytest.mark.parametrize("data", DATA)
 def test_secrets_in_data(data: dict) -> None:
     cleaned = Redactor([]).clean(data)
-    assert json.loads(cleaned).keys() == data.keys()
-    assert "Xy7kQ-9z" not in cleaned and "12345678" not in cleaned and MARK in cleaned
+    assert cleaned.keys() == data.keys()
+    text = json.dumps(cleaned)
+    assert "Xy7kQ-9z" not in text and "12345678" not in text and MARK in text
 
 
 HARMLESS = [
@@ -167,7 +169,7 @@ def test_secret_of_one_place_is_searched_for_in_every_place() -> None:
     redactor = Redactor([])
     for content in contents:
         redactor.learn(content)
-    assert all("12345abcde" not in redactor.clean(content) for content in contents)
+    assert all("12345abcde" not in str(redactor.clean(content)) for content in contents)
 
 
 def test_ordinary_words_are_not_learned() -> None:

@@ -119,7 +119,15 @@ def test_secret_in_every_item_in_every_form_does_not_survive(monkeypatch: pytest
     for number, name in enumerate(real):
         text = f"line\nx={written[number % 4]}\nPASSWORD=an0ther-one\n"
         planted[name] = text if number % 2 else {"a": [text], SECRET: 1, "password": "an0ther-one"}
-    planted["state/engine.json"] = {"report": [f"engine: found {SECRET}, wanted an0ther-one"]}
+    # Sentences are cut in the middle of a secret
+    item = {
+        "concern": "engine",
+        "name": "x",
+        "current": "x" * 285 + " " + SECRET,
+        "desired": "PASSWORD=an0ther-one",
+        "action": "start",
+    }
+    planted["state/engine.json"] = {"plan": [item], "actual": {}}
     monkeypatch.setattr(support_bundle, "collect", lambda _items, _limits, _deadline: (planted, [f"x: https://u:{SECRET}@h"]))
     result = run_module(support_bundle, wanted)
     found = unpacked(tmp_path / "fetch/bundle.tar.gz")
@@ -155,7 +163,7 @@ def test_state_of_a_concern_is_its_plan(tmp_path: Path) -> None:
     items = {one.name: one for one in collect.items(arguments(tmp_path, desired=wanted, concerns=[]), LIMITS)}
     state = items["state/engine.json"].get()
     assert state["plan"][0]["name"] == "daemon.json"
-    assert state["report"][0].startswith("engine daemon.json: found ")
+    assert set(state) == {"plan", "actual"}
 
 
 # One item
@@ -210,6 +218,8 @@ def test_command() -> None:
     with pytest.raises(Partial, match="ended with 3: sorry") as partial:
         gather.command(LIMITS, "sh", "-c", "echo sorry; exit 3")
     assert partial.value.content == "sorry\n"
+    with pytest.raises(Partial, match=r"ended with 3: \(1000 characters\)"):
+        gather.command(LIMITS, "sh", "-c", "echo begin; head -c 1000 /dev/zero | tr '\\0' x; exit 3")
     assert gather.command(LIMITS, "sh", "-c", "exit 1", accept=(0, 1)) == ""
     long = gather.command(LIMITS, "sh", "-c", "yes 0123456789 | head -c 1000000; echo; echo last")
     assert long.endswith("\nlast\n") and len(long) < 2 * LIMITS.size
