@@ -103,16 +103,17 @@ def wait_until_ready(host) -> None:
         time.sleep(0.2)
 
 
-def traces(host) -> str:
-    """What a bundle could leave behind."""
-    return host.check_output(
-        "find /tmp /var/tmp /var/lib/npufleet /home /root -name '*.tar.gz' -o -name 'ansible-tmp-*' -o -name '*support*' | sort"
+def left_behind(host) -> list[str]:
+    """Files that are newer than the marker, but for what the system itself writes down."""
+    found = host.check_output(
+        "find / -xdev -newer /root/.marker -type f -not -path '/var/log/*' -not -path '/var/lib/docker/*' -not -path '/run/*'"
     )
+    return [path for path in found.split() if not path.startswith(("/proc/", "/sys/"))]
 
 
 def test_bundle_holds_what_a_ticket_needs_and_no_secret(planted: list[str], tmp_path: Path) -> None:
     host = connect(FIRST)
-    before = traces(host)
+    host.check_output("touch /root/.marker")
     found = collect(tmp_path / "out")
     assert set(found) == {*NPU_HOSTS, "ops1"}
     first = found[FIRST]
@@ -127,7 +128,8 @@ def test_bundle_holds_what_a_ticket_needs_and_no_secret(planted: list[str], tmp_
     assert {one["name"] for one in json.loads(first["server/index.json"])} == {"digits", "digits_guide"}
     assert {one["status"] for one in json.loads(first["driver/tool.json"])["devices"]} == {"normal"}
     assert "npufleet_artefact_password" in first["redaction.txt"]
-    assert traces(host) == before
+    assert left_behind(host) == []
+    host.check_output("rm /root/.marker")
 
 
 def test_bundle_of_a_host_whose_engine_is_down(tmp_path: Path) -> None:
