@@ -135,7 +135,7 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     query = ("dpkg-query", "--show", shown, *PACKAGES)
     yield Item("host/packages.txt", lambda: command(limits, *query, accept=(0, 1)))
     yield run("host/processes.txt", "ps", "-eo", "pid,ppid,user,stat,etime,pcpu,rss,comm")
-    yield run("host/clock.txt", "timedatectl", "--no-pager")
+    yield run("host/clock.txt", "date", "--utc", "--iso-8601=seconds")
     yield run("host/failed-units.txt", "systemctl", "--failed", "--no-pager")
     yield run("host/listening.txt", "ss", "-lnt")
     yield run("host/addresses.txt", "ip", "-brief", "address")
@@ -201,7 +201,10 @@ def _engine(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     engine = Engine(timeout=limits.seconds)
 
     def raw(resource: str) -> bytes:
-        return exchange(engine.connection(), "GET", resource, limits.size)
+        try:
+            return exchange(engine.connection(), "GET", resource, limits.size)
+        except OSError as error:
+            raise Unavailable(f"the engine does not answer: {error}") from error
 
     def ask(resource: str) -> Callable[[], Any]:
         return lambda: json.loads(raw(resource))

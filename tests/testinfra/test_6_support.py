@@ -141,7 +141,7 @@ def test_bundle_of_a_host_whose_engine_is_down(tmp_path: Path) -> None:
         host.check_output("systemctl start docker.service docker.socket")
         wait_until_ready(host)
     assert {"host/packages.txt", "driver/tool.json", "journal/docker.txt", "models/store.txt", "engine/daemon.json"} <= set(first)
-    assert "engine/info.json: " in first["errors.txt"] and "server/index.json: " in first["errors.txt"]
+    assert "engine/info.json: the engine does not answer: " in first["errors.txt"] and "server/index.json: " in first["errors.txt"]
     assert "engine service: found nothing, wanted an engine that answers" in first["README.txt"]
 
 
