@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Keeps documents true to the code: variables, modules, both READMEs, links.
+"""Keeps documents true to the code: variables, modules, both languages, links, and the names that documents mention.
 
-Writes the table of variables into each role's README; with --check it writes nothing. Lists what only hands can put
-right, one line each, and exits 1 if there is any.
+Writes the table of variables into each role's README and those of all roles into docs/variables; with --check it writes nothing.
+Lists what only hands can put right, one line each, and exits 1 if there is any.
 """
 
 from __future__ import annotations
@@ -21,13 +21,25 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN = "<!-- variables: written by tests/docs.py out of meta/argument_specs.yml -->"
 END = "<!-- end of variables -->"
-# Documents that must say the same in two languages
-TRANSLATED = ("README.md", "README.ko.md")
+# The tables of all roles, and the heads of their columns
+PAGES = {
+    "docs/variables.md": "| Variable | Type | Default | Required | What it is |",
+    "docs/variables.ko.md": "| 변수 | 형식 | 기본값 | 필수 | 설명 |",
+}
+# A document and the same in Korean
+KOREAN = ".ko.md"
 # Where the defaults of a role's variables may be missing: what a site has to say itself
 SHARED = "common"
 # What a module's documentation and its argument_spec both say of an option
 FACTS = ("type", "default", "required", "choices", "elements")
 LONG = 90
+# Where files that documents name are, but for the places of a site's own
+PLACES = "docs|files|inventories|lab|meta|model_repository|molecule|playbooks|plugins|roles|tests"
+SITES = ("inventories/prod", "model_repository/resnet50", "files/checks/resnet50", "files/golden/resnet50")
+# Names that look like variables of a role: parameters of a served model, a group
+NO_VARIABLES = {"npufleet_release", "npufleet_source", "monitoring_hosts"}
+# Documents whose names of things are looked up
+NAMING = ("README", "docs/support", "docs/troubleshooting")
 
 
 class Loader(yaml.SafeLoader):
@@ -65,25 +77,30 @@ def role_problems(role: Path) -> Iterator[str]:
             yield f"{where}: {name}: found default {found}, wanted {json.dumps(defaults[name])} of defaults/main.yml"
 
 
-def rows(options: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Table rows of options, those of the elements of a list of maps under their own names."""
+def rows(options: Mapping[str, Any], prefix: str = "", defaults: str = "") -> Iterator[str]:
+    """Table rows of options, those of the elements of a list of maps under their own names.
+
+    With a path to the `defaults`, the table is one of all roles, in which `Required` is a column of its own.
+    """
     for name, option in options.items():
         kind = "list of " + option["elements"] if "elements" in option else option["type"]
         text = option["description"] if isinstance(option["description"], str) else " ".join(option["description"])
         if "choices" in option:
             text += " One of {}.".format(", ".join(f"`{one}`" for one in option["choices"]))
-        cells = [f"`{prefix}{name}`", kind, shown(option), re.sub(r"\b[COVM]\(((?:[^()]|\([^()]*\))*)\)", r"`\1`", text)]
+        required = option.get("required") or ("default" not in option and not prefix)
+        default = [shown({**option, "required": False}, defaults), "yes" if required else "no"] if defaults else [shown(option)]
+        cells = [f"`{prefix}{name}`", kind, *default, re.sub(r"\b[COVM]\(((?:[^()]|\([^()]*\))*)\)", r"`\1`", text)]
         yield "| {} |".format(" | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells))
-        yield from rows(option.get("options", {}), f"{prefix}{name}[].")
+        yield from rows(option.get("options", {}), f"{prefix}{name}[].", defaults)
 
 
-def shown(option: Mapping[str, Any]) -> str:
-    """A default as the table shows it."""
+def shown(option: Mapping[str, Any], defaults: str = "defaults/main.yml") -> str:
+    """A default as the table shows it; a long one is where `defaults` leads."""
     if "default" not in option:
         return "required" if option.get("required") else "none"
     value = option["default"]
     text = value if isinstance(value, str) and value else json.dumps(value)
-    return f"`{text}`" if len(text) <= LONG else "[see there](defaults/main.yml)"
+    return f"`{text}`" if len(text) <= LONG else f"[see there]({defaults})"
 
 
 def tables(role: Path) -> str:
@@ -96,13 +113,39 @@ def tables(role: Path) -> str:
     return "\n".join([*lines, "", END])
 
 
+def all_tables(root: Path, head: str) -> str:
+    """All variables of all roles as Markdown, between the markers; those that all roles share first."""
+    lines = [BEGIN]
+    for role in sorted((root / "roles").iterdir(), key=lambda path: (path.name != SHARED, path.name)):
+        defaults = f"../roles/{role.name}/defaults/main.yml"
+        for name, entry in entry_points(role).items():
+            if entry.get("options"):
+                title = f"## {role.name}" if name == "main" else f"### {role.name}, {name}"
+                rule = "|" + "---|" * head.count(" | ") + "---|"
+                lines += [
+                    "",
+                    title,
+                    "",
+                    entry["short_description"] + ".",
+                    "",
+                    head,
+                    rule,
+                    *rows(entry["options"], defaults=defaults),
+                ]
+    return "\n".join([*lines, "", END])
+
+
 def readme_problems(role: Path, check: bool) -> Iterator[str]:
     """Bring the tables of a role's README up to date, or with `check` say that they are not."""
-    path = role / "README.md"
-    where = f"roles/{role.name}/README.md"
+    yield from written(role.parents[1], f"roles/{role.name}/README.md", tables(role), check)
+
+
+def written(root: Path, where: str, text: str, check: bool) -> Iterator[str]:
+    """Bring what stands between a document's markers up to date, or with `check` say that it is not."""
+    path = root / where
     before = path.read_text() if path.exists() else ""
     pattern = re.compile(re.escape(BEGIN) + ".*" + re.escape(END), re.DOTALL)
-    after = pattern.sub(lambda _found: tables(role), before)
+    after = pattern.sub(lambda _found: text, before)
     if not pattern.search(before):
         yield f"{where}: found no place for the variables, wanted the lines {BEGIN} and {END}"
     elif after != before and check:
@@ -148,24 +191,68 @@ def structure(text: str) -> tuple[list[str], list[str]]:
     return re.findall(r"^(#+) ", outside, re.MULTILINE), blocks
 
 
+def documents(root: Path) -> list[Path]:
+    """Every document that a person reads."""
+    return sorted([*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("roles/*/README.md")])
+
+
 def translation_problems(root: Path) -> Iterator[str]:
-    """Where the two READMEs are not built alike."""
-    first, second = TRANSLATED
-    levels, blocks = structure((root / first).read_text())
-    other_levels, other_blocks = structure((root / second).read_text())
-    if levels != other_levels:
-        yield f"{second}: found headings {' '.join(other_levels)}, wanted {' '.join(levels)} of {first}"
-    for number in range(max(len(blocks), len(other_blocks))):
-        if blocks[number : number + 1] != other_blocks[number : number + 1]:
-            yield f"{second}: code block {number + 1} is not that of {first}"
+    """Where a document and its Korean page are not built alike."""
+    for path in documents(root):
+        other = path.with_name(path.name.replace(".md", KOREAN))
+        if path.name.endswith(KOREAN) or not other.exists():
+            continue
+        first, second = path.relative_to(root).as_posix(), other.relative_to(root).as_posix()
+        levels, blocks = structure(path.read_text())
+        other_levels, other_blocks = structure(other.read_text())
+        if levels != other_levels:
+            yield f"{second}: found headings {' '.join(other_levels)}, wanted {' '.join(levels)} of {first}"
+        for number in range(max(len(blocks), len(other_blocks))):
+            if blocks[number : number + 1] != other_blocks[number : number + 1]:
+                yield f"{second}: code block {number + 1} is not that of {first}"
 
 
 def link_problems(root: Path) -> Iterator[str]:
     """Relative links that lead nowhere."""
-    for path in sorted([*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("roles/*/README.md")]):
+    for path in documents(root):
         for target in re.findall(r"\]\(([^)\s#]+)[^)]*\)", path.read_text()):
             if not re.match(r"[a-z]+:", target) and not (path.parent / target).exists():
                 yield f"{path.relative_to(root)}: found a link to {target}, which is not there"
+
+
+def code(text: str) -> str:
+    """What a document sets as code, in blocks and in lines; names are looked for there."""
+    return "\n".join([*structure(text)[1], *re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text)])
+
+
+def name_problems(root: Path) -> Iterator[str]:
+    """Playbooks, tags, variables, modules, roles and files that a document names and this checkout does not have."""
+    roles = [path for path in (root / "roles").iterdir() if path.is_dir()]
+    variables = {name for role in roles for entry in entry_points(role).values() for name in entry.get("options", {})}
+    prefixes = "|".join(["npufleet", *(role.name for role in roles)])
+    own = {role.name for role in roles} | {path.stem for path in root.glob("plugins/modules/*.py")}
+    tags = set(re.findall(r"[a-z]+", " ".join(re.findall(r"tags: \[([^]]*)\]", "".join(read(root / "playbooks/site.yml"))))))
+    for path in documents(root):
+        where, words = path.relative_to(root).as_posix(), code(path.read_text())
+        if not where.startswith(NAMING):
+            continue
+        for name in sorted(
+            set(re.findall(rf"(?<![\w./-])((?:{prefixes})_[a-z0-9_]*[a-z0-9])(?![\w./-])", words)) - variables - own - NO_VARIABLES
+        ):
+            yield f"{where}: names the variable {name}, no role has it"
+        for name in sorted(set(re.findall(r"npufleet\.triton\.(\w+)", words)) - own):
+            yield f"{where}: names npufleet.triton.{name}, which is no module and no role"
+        for name in sorted(set(re.findall(rf"(?<![\w./-])((?:{PLACES})/[\w./-]*[\w-])(?![\w<*])", words))):
+            if not name.startswith(SITES) and not (root / name).exists():
+                yield f"{where}: names {name}, which is not there"
+        for name in sorted(set(re.findall(r"--tags ([\w,]+)", words))):
+            if set(name.split(",")) - tags:
+                yield f"{where}: names the tags {name}, playbooks/site.yml has {', '.join(sorted(tags))}"
+
+
+def read(path: Path) -> str:
+    """A text file, empty where there is none."""
+    return path.read_text() if path.exists() else ""
 
 
 def problems(root: Path, check: bool) -> Iterator[str]:
@@ -173,10 +260,13 @@ def problems(root: Path, check: bool) -> Iterator[str]:
     for role in sorted(path for path in (root / "roles").iterdir() if path.is_dir()):
         yield from role_problems(role)
         yield from readme_problems(role, check)
+    for page, head in PAGES.items():
+        yield from written(root, page, all_tables(root, head), check)
     for module in sorted((root / "plugins/modules").glob("*.py")):
         yield from module_problems(module)
     yield from translation_problems(root)
     yield from link_problems(root)
+    yield from name_problems(root)
 
 
 def main() -> int:

@@ -1,0 +1,164 @@
+"""Controller side of support_bundle: knows the secrets and what is wanted, fetches the archive, and reads it back."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import io
+import os
+import tarfile
+from typing import Any, Dict, List, Optional, Tuple
+
+from ansible import __version__ as ansible_version
+from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible_collections.npufleet.triton.plugins.module_utils.controller import HOME, FleetAction
+from ansible_collections.npufleet.triton.plugins.module_utils.redact import (
+    SHORTEST,
+    base64_cores,
+    forms,
+    looks_secret,
+    secret_values,
+)
+from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated, concerns_of, desired
+
+# The module's options, and the variables that they follow
+FOLLOWS = {
+    "dest": "npufleet_support_dir",
+    "lines": "npufleet_support_lines",
+    "container": "triton_server_name",
+    "http_port": "npufleet_http_port",
+    "metrics_port": "npufleet_metrics_port",
+    "prometheus_port": "monitoring_prometheus_port",
+    "root": "npufleet_root",
+}
+OPTIONS = (*FOLLOWS, "concerns", "size", "timeout", "total_timeout", "address")
+# Not variables of the host
+MAGIC = ("hostvars", "groups", "vars", "ansible_facts", "ansible_play_hosts", "ansible_play_hosts_all", "ansible_play_batch")
+
+
+class ActionModule(FleetAction):
+    """One module call on the host, one transfer as the connecting user, one look at what arrived."""
+
+    _requires_connection = True
+
+    def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+        super().run(tmp, task_vars)
+        task_vars = task_vars or {}
+        host = task_vars["inventory_hostname"]
+        unknown = sorted(set(self._task.args) - set(OPTIONS))
+        if unknown:
+            raise AnsibleActionFail(f"support_bundle has no option {', '.join(unknown)}: name some of {', '.join(OPTIONS)}")
+        variables = self.variables(task_vars)
+        with self.refusing(host):
+            arguments = {option: variables[name] for option, name in FOLLOWS.items()}
+        arguments.update(self._task.args)
+        concerns = arguments.get("concerns") or concerns_of(list(task_vars.get("group_names", [])))
+        dest = self._loader.path_dwim(arguments.pop("dest"))
+        stamp = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+        secrets, names, errors = self._secrets(variables)
+        wanted, refusals = self._wanted(variables, list(concerns), host)
+        arguments.update(
+            concerns=concerns,
+            host=host,
+            stamp=stamp,
+            about=self._about(variables),
+            desired=wanted,
+            errors=errors + refusals,
+            names=names,
+            secrets=secrets,
+        )
+        if self._task.check_mode:
+            return self.ask("support_bundle", arguments, task_vars)
+        directory = self._make_tmp_path()
+        try:
+            arguments["archive"] = self._connection._shell.join_path(directory, "bundle.tar.gz")
+            result = self.ask("support_bundle", arguments, task_vars)
+            if result.get("failed"):
+                return {key: result[key] for key in ("failed", "msg", "exception") if key in result}
+            path = os.path.join(dest, f"{host}-{stamp}.tar.gz")
+            self._fetch(arguments["archive"], path, result, secrets, host)
+        finally:
+            # Also where Ansible is told to keep its files
+            self._remove_tmp_path(directory, force=True)
+        result["path"] = path
+        result["msg"] = "{} ({:.0f} KiB, {} files, {} items could not be got, {} secrets taken out)".format(
+            os.path.relpath(path), os.path.getsize(path) / 1024, len(result["items"]), len(result["errors"]), result["redacted"]
+        )
+        return result
+
+    def _secrets(self, variables: Templated) -> Tuple[List[str], List[str], List[str]]:
+        """(values, names of their variables, names whose value is not known) of all that is secret in the host's variables."""
+        values = {one for one in (self._play_context.password, self._play_context.become_pass) if one and len(one) >= SHORTEST}
+        names, errors = [], []
+        for name in variables:
+            if name in MAGIC or callable(name):
+                continue
+            try:
+                found = secret_values({name: variables[name]})
+            except Exception as error:  # a lookup may fail in any way: the bundle is made all the same, and says so
+                if looks_secret(name):
+                    errors.append(f"redaction.txt: {name} has no value that could be searched for: {type(error).__name__}")
+                continue
+            if found:
+                values |= found
+                names.append(name)
+        return sorted(values), sorted(names), errors
+
+    def _wanted(self, variables: Templated, concerns: List[str], host: str) -> Tuple[Dict[str, Any], List[str]]:
+        """(what is wanted, why not): an inventory that is refused costs the differences, not the bundle."""
+        try:
+            with self.refusing(host):
+                return desired(variables, concerns)[0], []
+        except AnsibleError as error:
+            return {}, [f"state: {error.message}"]
+
+    def _about(self, variables: Templated) -> Dict[str, Any]:
+        """What a reader has to know of the controller's side."""
+        galaxy = (
+            self._loader.load_from_file(os.path.join(HOME, "galaxy.yml"))
+            if os.path.exists(os.path.join(HOME, "galaxy.yml"))
+            else {}
+        )
+        about = {"npufleet": str(galaxy.get("version", "")), "ansible-core": ansible_version}
+        for name in ("rbln_release", "npufleet_row", "npufleet_npus", "npufleet_card"):
+            try:
+                about[name] = variables[name]
+            except (AnsibleError, KeyError):
+                about[name] = None
+        return about
+
+    def _fetch(self, source: str, path: str, result: Dict[str, Any], secrets: List[str], host: str) -> None:
+        """Fetch as the connecting user; what arrived counts when it is whole and no known secret can be read in it."""
+        draft = path + ".draft"
+        try:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+            self._connection.fetch_file(source, draft)
+            os.chmod(draft, 0o600)
+            with open(draft, "rb") as archive:
+                raw = archive.read()
+            found = hashlib.sha256(raw).hexdigest()
+            if found != result["sha256"]:
+                raise AnsibleActionFail(f"{host}: the bundle arrived with digest {found}, wanted {result['sha256']}: run it again")
+            leaks = leaking(raw, secrets)
+            if leaks:
+                raise AnsibleActionFail(f"{host}: a known secret could be read in {', '.join(leaks)}: the bundle is deleted")
+            os.replace(draft, path)
+        except OSError as error:
+            raise AnsibleActionFail(f"{host}: the bundle cannot be written to {path} on the controller: {error}") from None
+        finally:
+            if os.path.exists(draft):
+                os.remove(draft)
+
+
+def leaking(raw: bytes, secrets: List[str]) -> List[str]:
+    """Members of an archive in which one of these values can be read."""
+    words = [one.encode() for value in secrets for one in (*forms(value), *base64_cores(value))]
+    found = []
+    with tarfile.open(fileobj=io.BytesIO(raw), mode="r:gz") as archive:
+        for member in archive:
+            content = archive.extractfile(member)
+            text = content.read() if content else b""
+            if any(word in text for word in words):
+                found.append(member.name)
+    return found

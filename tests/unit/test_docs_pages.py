@@ -1,0 +1,111 @@
+"""The pages below docs/: all variables, both languages, and that what they name exists in the words in which they name it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+from test_docs import docs, role
+
+
+def page(root: Path) -> str:
+    """The page of all variables of a checkout with two roles."""
+    role(root)
+    role(root, "", "argument_specs: {main: {short_description: Shared, options: {a: {description: A., type: str}}}}", name="common")
+    text = docs.all_tables(root, docs.PAGES["docs/variables.md"])
+    return str(text)
+
+
+def test_page_has_every_variable_once_and_the_shared_ones_first(tmp_path: Path) -> None:
+    lines = page(tmp_path).splitlines()
+    assert [line for line in lines if line.startswith("#")] == ["## common", "## web"]
+    assert "| `a` | str | none | yes | A. |" in lines
+    assert "| `web_port` | int | `80` | no | Port of `web_root`. |" in lines
+    assert lines.count("|---|---|---|---|---|") == 2
+
+
+def test_page_that_is_out_of_date(tmp_path: Path) -> None:
+    text = page(tmp_path)
+    (tmp_path / "docs").mkdir()
+    path = tmp_path / "docs/variables.md"
+    path.write_text(f"# V\n{docs.BEGIN}\n{docs.END}\n")
+    assert ["out of date" in one for one in docs.written(tmp_path, "docs/variables.md", text, True)] == [True]
+    assert list(docs.written(tmp_path, "docs/variables.md", text, False)) == []
+    assert path.read_text() == f"# V\n{text}\n"
+    assert list(docs.written(tmp_path, "docs/variables.md", text, True)) == []
+
+
+def test_pages_of_this_checkout_have_every_default() -> None:
+    for name in docs.PAGES:
+        listed = {line.split("`")[1] for line in (ROOT / name).read_text().splitlines() if line.startswith("| `")}
+        defaults = {one for path in ROOT.glob("roles/*/defaults/main.yml") for one in docs.load(path)}
+        assert defaults <= listed, defaults - listed
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("`web_port` `npufleet.triton.web` `playbooks/site.yml` `--tags web`", None),
+        ("`web_prot`", "names the variable web_prot, no role has it"),
+        ("```sh\nansible-playbook playbooks/sight.yml\n```", "names playbooks/sight.yml, which is not there"),
+        ("`files/none.yml`", "names files/none.yml, which is not there"),
+        ("`npufleet.triton.none`", "names npufleet.triton.none, which is no module and no role"),
+        ("`--tags web,none`", "names the tags web,none"),
+        ("`inventories/prod/hosts.yml` `/srv/files/x` `/run/web_x.sock`, web_prot in words", None),
+    ],
+)
+def test_names_of_what_is_not_there(tmp_path: Path, text: str, words: str | None) -> None:
+    role(tmp_path)
+    for name, content in (
+        ("playbooks/site.yml", "tags: [web]\n"),
+        ("docs/troubleshooting.md", text),
+        ("docs/other.md", "`web_prot`"),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    found = list(docs.name_problems(tmp_path))
+    assert len(found) == (1 if words else 0), found
+    assert not words or words in found[0]
+
+
+def test_every_page_that_has_a_korean_one_is_compared(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/a.md").write_text("# A\n\n## B\n\n```sh\nx\n```\n")
+    (tmp_path / "docs/a.ko.md").write_text("# 가\n\n```sh\ny\n```\n")
+    (tmp_path / "docs/b.md").write_text("# B\n")
+    assert list(docs.translation_problems(tmp_path)) == [
+        "docs/a.ko.md: found headings #, wanted # ## of docs/a.md",
+        "docs/a.ko.md: code block 1 is not that of docs/a.md",
+    ]
+
+
+# Words of others in docs/troubleshooting.md: the SDK's, Triton's, the engine's, Ansible's
+FOREIGN = (
+    "Module rebellions not found", "normal", "No module named rebel", "401", "failed to read text proto",
+    "failed to load all models", "Connection refused", "/v2/health/ready", "Stub process 'digits_0_0' is not healthy.",
+    "Failed to preinitialize Python stub: Python model file not found", "Lack of device memory",
+    "output tensor shape does not match size of output", "Failed to increase the shared memory pool size",
+    "the output has been hidden due to the fact that 'no_log: true' was specified",
+)  # fmt: skip
+# What stands in a message at a place that varies
+VARYING = r"RBLN-\w+|CA\d\d/[\d.]+|[\d.]+\d|\bnpu\d|\d+|rebellions|\.deb"
+VARYING += r"|: found |, wanted |^(?:found|wanted) | \(|\)|nothing|^(?:driver|engine|monitoring) "
+
+
+def test_symptoms_are_in_the_words_of_the_code() -> None:
+    sources = [
+        *ROOT.glob("plugins/**/*.py"),
+        *ROOT.glob("roles/*/tasks/*.yml"),
+        *ROOT.glob("playbooks/*.yml"),
+        *ROOT.glob("files/backends/**/*.py"),
+    ]
+    code = " ".join(" ".join(path.read_text() for path in sources).split())
+    headings = [line for line in (ROOT / "docs/troubleshooting.md").read_text().splitlines() if line.startswith("### ")]
+    assert 25 <= len(headings) <= 60
+    said = [words for line in headings for words in re.findall("`([^`]+)`", line) if words not in FOREIGN]
+    assert len(said) > 25
+    for words in said:
+        pieces = [piece.strip(" ,;:") for piece in re.split(VARYING, words)]
+        assert [piece for piece in pieces if piece and piece not in code] == [], words

@@ -1,0 +1,324 @@
+"""The support bundle: every item goes through redaction, each is bounded, and one that cannot be got costs no other."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import struct
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import collect, gather
+from ansible_collections.npufleet.triton.plugins.module_utils.collect import Item
+from ansible_collections.npufleet.triton.plugins.module_utils.gather import Limits, Missing, Partial, Unavailable
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine
+from ansible_collections.npufleet.triton.plugins.modules import support_bundle
+from helpers import http_server, run_module, unix_server
+
+LIMITS = Limits(seconds=2, size=4096, lines=50)
+EVERY = ["driver", "engine", "image", "models", "server", "monitoring"]
+SECRET = "hunter2/hunter2+ä"
+
+
+def arguments(tmp_path: Path, **more: Any) -> dict[str, Any]:
+    (tmp_path / "fetch").mkdir(exist_ok=True)
+    given = {
+        "host": "npu1",
+        "stamp": "20260102T030405Z",
+        "archive": str(tmp_path / "fetch/bundle.tar.gz"),
+        "concerns": EVERY,
+        "root": str(tmp_path / "root"),
+        "http_port": 1,
+        "metrics_port": 1,
+        "prometheus_port": 1,
+        "address": "127.0.0.1",
+        "container": "triton",
+        "timeout": 2,
+        "secrets": [SECRET],
+        "names": ["npufleet_artefact_password"],
+    }
+    return {**given, **more}
+
+
+def unpacked(path: Path) -> dict[str, str]:
+    """Texts of an archive by their names below its one directory."""
+    with tarfile.open(path) as archive:
+        found = {}
+        for member in archive:
+            content = archive.extractfile(member)
+            assert content is not None and member.mode == 0o600
+            root, name = member.name.split("/", 1)
+            assert root == "npu1-20260102T030405Z"
+            found[name] = content.read().decode()
+        return found
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A host with no engine, no tool and not one command."""
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.setattr(collect, "TOOLS", ("/nowhere/rbln-stat",))
+    monkeypatch.setattr(collect, "Engine", lambda timeout: Engine(str(tmp_path / "no.sock"), timeout))
+
+
+# The bundle
+
+
+def test_bare_host_gives_a_bundle_and_says_what_is_missing(bare: None, tmp_path: Path) -> None:
+    result = run_module(support_bundle, arguments(tmp_path))
+    assert result["failed"] is False and result["changed"] is False
+    found = unpacked(tmp_path / "fetch/bundle.tar.gz")
+    assert {"README.txt", "errors.txt", "redaction.txt", "host/system.txt", "host/memory.txt"} <= set(found)
+    assert sorted(found) == result["items"]
+    errors = found["errors.txt"].splitlines()
+    assert "driver/tool.json: /nowhere/rbln-stat is not installed" in errors
+    assert "journal/docker.txt: journalctl is not installed" in errors
+    assert any(one.startswith("engine/info.json: the engine does not answer: ") for one in errors)
+    assert f"models/store.txt: there is no {tmp_path}/root" in errors
+    assert any(one.startswith("server/index.json: POST /v2/repository/index at 127.0.0.1:1: ") for one in errors)
+    assert result["errors"] == errors
+    names = {one.split(":")[0] for one in errors}
+    tried = {one.name for one in collect.items(arguments(tmp_path, desired={}), LIMITS)}
+    optional = {one for one in tried if "previous" in one or one == "engine/login.json"}
+    assert tried - optional == (set(found) | names) - {"README.txt", "errors.txt", "redaction.txt"} - optional
+
+
+def test_archive_is_for_its_owner_alone_and_nothing_else_is_left(bare: None, tmp_path: Path) -> None:
+    run_module(support_bundle, arguments(tmp_path))
+    path = tmp_path / "fetch/bundle.tar.gz"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path / "fetch") == ["bundle.tar.gz"]
+
+
+def test_archive_belongs_to_the_owner_of_its_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    owners = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", lambda _handle, *owner: owners.append(owner))
+    support_bundle.put(str(tmp_path / "a"), b"x")
+    assert owners == [(tmp_path.stat().st_uid, tmp_path.stat().st_gid)]
+    with pytest.raises(FileExistsError):
+        support_bundle.put(str(tmp_path / "a"), b"x")
+
+
+def test_place_that_cannot_be_written_is_a_clear_failure(bare: None, tmp_path: Path) -> None:
+    result = run_module(support_bundle, arguments(tmp_path, archive=str(tmp_path / "none/bundle.tar.gz")))
+    assert result["failed"] is True
+    assert result["msg"].startswith("npu1: the bundle cannot be put down on the host: ")
+
+
+def test_secret_in_every_item_in_every_form_does_not_survive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    written = [SECRET, json.dumps(SECRET), "hunter2%2Fhunter2%2B%C3%A4", base64.b64encode(f"u:{SECRET}".encode()).decode()]
+    wanted = arguments(tmp_path, desired={}, about={"row": SECRET}, errors=[f"lookup: {SECRET}"])
+    real = [one.name for one in collect.items(wanted, LIMITS)]
+    planted: dict[str, Any] = {}
+    for number, name in enumerate(real):
+        text = f"line\nx={written[number % 4]}\nPASSWORD=an0ther-one\n"
+        planted[name] = text if number % 2 else {"a": [text], SECRET: 1, "password": "an0ther-one"}
+    # Sentences are cut in the middle of a secret
+    item = {
+        "concern": "engine",
+        "name": "x",
+        "current": "x" * 285 + " " + SECRET,
+        "desired": "PASSWORD=an0ther-one",
+        "action": "start",
+    }
+    planted["state/engine.json"] = {"plan": [item], "actual": {}}
+    monkeypatch.setattr(support_bundle, "collect", lambda _items, _limits, _deadline: (planted, [f"x: https://u:{SECRET}@h"]))
+    result = run_module(support_bundle, wanted)
+    found = unpacked(tmp_path / "fetch/bundle.tar.gz")
+    assert set(planted) < set(found)
+    for name, text in found.items():
+        assert not [one for one in [*written, "an0ther-one", "hunter2"] if one in text], (name, text)
+    assert result["redacted"] >= 2 * len(real)
+    assert "hunter2" not in json.dumps(result)
+    assert "npufleet_artefact_password" in found["redaction.txt"]
+
+
+def test_check_mode_names_the_items_and_writes_nothing(bare: None, tmp_path: Path) -> None:
+    result = run_module(support_bundle, arguments(tmp_path), check=True)
+    assert (result["failed"], result["changed"]) == (False, False)
+    assert result["msg"] == f"npu1: would collect {len(result['items'])} items"
+    assert {"driver/tool.json", "server/index.json", "kernel/journal.txt"} <= set(result["items"])
+    assert os.listdir(tmp_path / "fetch") == []
+
+
+def test_without_the_controller_it_says_so(tmp_path: Path) -> None:
+    result = run_module(support_bundle, {"archive": str(tmp_path / "a")})
+    assert result["msg"] == "support_bundle begins on the controller: call it as npufleet.triton.support_bundle"
+
+
+def test_host_without_npus_is_not_asked_for_them(tmp_path: Path) -> None:
+    names = {one.name for one in collect.items(arguments(tmp_path, concerns=["monitoring"], desired={}), LIMITS)}
+    assert "monitoring/targets.json" in names
+    assert not [name for name in names if name.startswith(("driver/", "engine/", "server/", "models/"))]
+
+
+def test_state_of_a_concern_is_its_plan(tmp_path: Path) -> None:
+    wanted = {"engine": {"packages": [], "daemon": {"log-driver": "none"}, "drop_ins": {}}}
+    items = {one.name: one for one in collect.items(arguments(tmp_path, desired=wanted, concerns=[]), LIMITS)}
+    state = items["state/engine.json"].get()
+    assert state["plan"][0]["name"] == "daemon.json"
+    assert set(state) == {"plan", "actual"}
+
+
+# One item
+
+
+def collected(*items: Item, total: float = 60) -> tuple[dict[str, Any], list[str]]:
+    return collect.collect(list(items), Limits(0, 4096, 50), time.monotonic() + total)
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+def test_item_that_fails_costs_no_other() -> None:
+    found, errors = collected(
+        Item("a", lambda: _raise(Unavailable("there is no a"))),
+        Item("b", lambda: _raise(ValueError("b"))),
+        Item("c", lambda: _raise(Partial("half", "only half"))),
+        Item("d", lambda: "whole"),
+        Item("e", lambda: None),
+    )
+    assert found == {"c": "half", "d": "whole"}
+    assert errors == ["a: there is no a", "b: ValueError('b')", "c: only half"]
+
+
+def test_item_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "GRACE", 0.2)
+    begin = time.monotonic()
+    found, errors = collected(Item("a", lambda: time.sleep(30)), Item("b", lambda: "b"))
+    assert (found, errors) == ({"b": "b"}, ["a: no answer within 0 s"])
+    assert time.monotonic() - begin < 5
+
+
+def test_nothing_begins_after_the_end() -> None:
+    assert collected(Item("a", lambda: "a"), total=0) == ({}, ["a: not tried, the time for the whole bundle was over"])
+
+
+def test_long_text_is_cut_at_the_begin_of_a_line() -> None:
+    raw = b"".join(b"line %d\n" % number for number in range(1000))
+    text = gather.bounded(raw, 100)
+    first, *lines = text.splitlines()
+    assert first == f"[the first {len(raw) - sum(len(one) + 1 for one in lines)} bytes are left out]"
+    assert lines[-1] == "line 999" and all(one.startswith("line ") for one in lines) and len(text) < 160
+    assert gather.bounded(b"x" * 200 + SECRET.encode() * 20, 100).splitlines()[1:] == [], "a piece of a line is not kept"
+    assert gather.bounded(b"short\xff", 100) == "short\ufffd"
+
+
+def test_command() -> None:
+    assert gather.command(LIMITS, "sh", "-c", "echo out; echo err >&2") == "out\nerr\n"
+    with pytest.raises(Unavailable, match="no-such-command is not installed"):
+        gather.command(LIMITS, "no-such-command")
+    with pytest.raises(Partial, match="ended with 3: sorry") as partial:
+        gather.command(LIMITS, "sh", "-c", "echo sorry; exit 3")
+    assert partial.value.content == "sorry\n"
+    with pytest.raises(Partial, match=r"ended with 3: \(1000 characters\)"):
+        gather.command(LIMITS, "sh", "-c", "echo begin; head -c 1000 /dev/zero | tr '\\0' x; exit 3")
+    assert gather.command(LIMITS, "sh", "-c", "exit 1", accept=(0, 1)) == ""
+    long = gather.command(LIMITS, "sh", "-c", "yes 0123456789 | head -c 1000000; echo; echo last")
+    assert long.endswith("\nlast\n") and len(long) < 2 * LIMITS.size
+
+
+@pytest.mark.parametrize(
+    "script", ["echo begun; sleep 60", "echo begun; trap '' TERM; sleep 60 & sleep 60", "echo begun; exec >&- 2>&-; sleep 60"]
+)
+def test_command_that_does_not_end_is_killed(script: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(Partial, match=r"did not end within 0\.3 s") as partial:
+        gather.command(Limits(0.3, 4096, 50), "sh", "-c", script)
+    assert partial.value.content == "begun\n"
+    assert time.monotonic() - begin < 5
+
+
+def test_files(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"a": 1}')
+    (tmp_path / "b.json").write_text("{")
+    (tmp_path / "c.txt").write_text("c\n" * 10000)
+    found = gather.contents(LIMITS, f"{tmp_path}/*.json", f"{tmp_path}/*.txt", f"{tmp_path}/*.none")
+    assert found[f"{tmp_path}/a.json"] == {"a": 1}
+    assert found[f"{tmp_path}/b.json"] == "{"
+    assert len(found[f"{tmp_path}/c.txt"]) < LIMITS.size + 100
+    with pytest.raises(Unavailable, match="there is no /nowhere/a, /nowhere/b"):
+        gather.contents(LIMITS, "/nowhere/a", "/nowhere/b")
+    with pytest.raises(Missing):
+        gather.content("/nowhere/a", LIMITS)
+
+
+def test_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "releases").mkdir()
+    (tmp_path / "releases/a").write_text("abc")
+    (tmp_path / "served").symlink_to("releases/a")
+    lines = gather.listing(str(tmp_path)).splitlines()
+    assert len(lines) == 3
+    assert [line.split(" ", 1)[0] for line in lines] == ["drwxr-xr-x", "lrwxrwxrwx", "-rw-r--r--"]
+    assert lines[1].endswith(f"{tmp_path}/served -> releases/a")
+    monkeypatch.setattr(gather, "ENTRIES", 2)
+    with pytest.raises(Partial, match="only the first 2 entries"):
+        gather.listing(str(tmp_path))
+
+
+def test_log_of_a_container() -> None:
+    frames = b"".join(struct.pack(">BxxxI", stream, len(words)) + words for stream, words in ((1, b"out\n"), (2, b"err\n")))
+    assert gather.log_lines(frames) == b"out\nerr\n"
+    assert gather.log_lines(b"of a terminal\n") == b"of a terminal\n"
+    assert gather.log_lines(b"") == b""
+
+
+# What answers
+
+
+def test_engine_and_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log = "/containers/triton/logs?stdout=1&stderr=1&timestamps=1&tail=50"
+    answers: dict[str, tuple[int, Any]] = {
+        "GET /info": (200, {"ServerVersion": "20"}),
+        "GET /containers/triton/json": (200, {"Config": {"Env": ["A=1"]}}),
+        f"GET {log}": (200, struct.pack(">BxxxI", 1, 4) + b"out\n"),
+        "GET /images/json": (500, {"message": "no"}),
+    }
+    monkeypatch.setattr(collect, "Engine", lambda timeout: Engine(str(tmp_path / "s"), timeout))
+    with unix_server(tmp_path / "s", answers):
+        items = collect.items(arguments(tmp_path, concerns=["engine"], desired={}), LIMITS)
+        found, errors = collect.collect(
+            [one for one in items if one.name.startswith(("engine/i", "container/"))], LIMITS, time.monotonic() + 60
+        )
+    assert found["engine/info.json"] == {"ServerVersion": "20"}
+    assert found["container/triton-log.txt"] == "out\n"
+    assert "container/triton-previous.json" not in found
+    assert errors == [
+        'engine/images.json: GET /images/json was answered with 500: {"message": "no"}',
+        "container/triton-processes.json: there is nothing at /containers/triton/top",
+    ]
+
+
+def test_server(tmp_path: Path) -> None:
+    answers: dict[str, tuple[int, Any]] = {
+        "GET /v2/health/ready": (200, b""),
+        "GET /v2": (200, {"version": "2.42.0"}),
+        "POST /v2/repository/index": (200, [{"name": "digits", "version": "1", "state": "READY"}, {"name": "broken"}]),
+        "GET /v2/models/digits/versions/1/config": (200, {"name": "digits"}),
+        "GET /v2/models/stats": (403, {"error": "restricted"}),
+        "GET /metrics": (200, b"nv_inference_count 1\n"),
+    }
+    with http_server(answers) as server:
+        wanted = arguments(tmp_path, concerns=["server"], desired={}, http_port=server.port, metrics_port=server.port)
+        items = [one for one in collect.items(wanted, LIMITS) if one.name.startswith("server/")]
+        found, errors = collect.collect(items, LIMITS, time.monotonic() + 60)
+    assert found["server/ready.json"] == {"status": 200}
+    assert found["server/metrics.txt"] == "nv_inference_count 1\n"
+    assert found["server/configs.json"] == {
+        "/v2/models/digits/versions/1/config": {"name": "digits"},
+        "/v2/models/broken/versions/1/config": {"error": "there is nothing at /v2/models/broken/versions/1/config"},
+    }
+    assert errors == ['server/statistics.json: GET /v2/models/stats was answered with 403: {"error": "restricted"}']
+
+
+def test_archive_can_be_read_by_tar() -> None:
+    raw = support_bundle.pack("r", {"b": "ü\n", "a/c": ""})
+    with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
+        assert archive.getnames() == ["r/a/c", "r/b"]
