@@ -41,7 +41,7 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
     for path in _paths(directory):
         full = os.path.join(directory, path)
         if os.path.getsize(full) >= BLOB_BYTES:
-            digest = _file_digest(full)
+            digest = file_digest(full)
             files[path] = {"sha256": digest, "blob": True}
             origins[digest] = {"file": full}
         else:
@@ -115,7 +115,8 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _file_digest(path: str) -> str:
+def file_digest(path: str) -> str:
+    """SHA-256 of a file of any size."""
     digest = hashlib.sha256()
     with open(path, "rb") as source:
         for block in iter(lambda: source.read(BLOB_BYTES), b""):
@@ -146,14 +147,26 @@ def _schema() -> Any:
 _SCHEMA: List[Any] = []
 
 
+def _model_config() -> Any:
+    """An empty ModelConfig."""
+    if not _SCHEMA:
+        _SCHEMA.append(_schema())
+    return _SCHEMA[0].ModelConfig()
+
+
+def config_of(served: Mapping[str, Any]) -> bytes:
+    """The config.pbtxt of a config as Triton's HTTP service tells it."""
+    from google.protobuf import json_format
+
+    return print_config(json_format.ParseDict(dict(served), _model_config(), ignore_unknown_fields=True))
+
+
 def parse_config(text: str, path: str) -> Any:
     """config.pbtxt as Triton's ModelConfig; what Triton could not parse is refused with the parser's line."""
     from google.protobuf import text_format
 
-    if not _SCHEMA:
-        _SCHEMA.append(_schema())
     try:
-        return text_format.Parse(text, _SCHEMA[0].ModelConfig())
+        return text_format.Parse(text, _model_config())
     except text_format.ParseError as error:
         raise Refusal([f"{path}:{error}: Triton would refuse this file"]) from error
 
