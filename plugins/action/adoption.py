@@ -98,7 +98,7 @@ class ActionModule(FleetAction):
             obstacles=obstacles(found),
         )
         # The plan knows no secret: it is compared with the name of the variable in its place.
-        blank = {one: "(secret)" for one in translation.vault}
+        blank = dict.fromkeys(translation.vault, "(secret)")
         seen = self.variables({**task_vars, **blank, **trusted(overlay), "triton_server_name": name})
         with self.refusing(host):
             wanted, _manifests = desired(seen, [one for one in concerns_of(list(task_vars["group_names"])) if one in CONCERNS])
@@ -166,8 +166,8 @@ class ActionModule(FleetAction):
         notes = "".join(f"# Left out: {line}\n" for line in adoption.masked(translation.left_out, list(translation.vault.values())))
         notes += "".join(f"# For the vault: {one}\n" for one in sorted(translation.vault))
         head = HEAD.format(host=host, name=found["inspect"]["Name"].lstrip("/"))
-        with open(os.path.join(dest, "host_vars.yml"), "w", encoding="utf-8") as target:
-            target.write(head + notes + yaml.dump(variables, Dumper=_Dumper, sort_keys=False, width=130, allow_unicode=True))
+        with open(os.path.join(dest, "host_vars.yml"), "w", encoding="utf-8") as out:
+            out.write(head + notes + yaml.dump(variables, Dumper=_Dumper, sort_keys=False, width=130, allow_unicode=True))
         return variables
 
     def bring(self, file: Mapping[str, Any], content: Optional[str], target: str, task_vars: Mapping[str, Any]) -> None:

@@ -198,7 +198,7 @@ def _resources(
     for key in sorted(set(server.DEFAULTS) - {"cpuset", "memory", "entrypoint"}):
         # A server on the host's network becomes one with published ports: said where ports are.
         if facts[key] != server.DEFAULTS[key] and not (key == "network" and facts[key] == "host"):
-            left_out.append("{} {}: the managed container has {}".format(key, _said(facts[key]), _said(server.DEFAULTS[key])))
+            left_out.append(f"{key} {_said(facts[key])}: the managed container has {_said(server.DEFAULTS[key])}")
     for key, plain in PLAIN.items():
         if host.get(key) and host[key] not in (*plain, default_runtime if key == "Runtime" else None):
             left_out.append(f"{key} {_said(host[key])}: there is no variable for it")
@@ -207,7 +207,7 @@ def _resources(
     labels = inspect["Config"].get("Labels") or {}
     if "com.docker.compose.project" in labels:
         left_out.append(
-            "service {} of compose project {}: take it out of {}, or the next `docker compose up` starts it beside the managed one".format(
+            "service {} of compose project {}: take it out of {}, or the next `docker compose up` starts it beside".format(
                 labels.get("com.docker.compose.service"),
                 labels["com.docker.compose.project"],
                 labels.get("com.docker.compose.project.config_files", "its file"),
@@ -294,7 +294,7 @@ def _options(
     """tritonserver's options; those without a variable of their own go on as they are."""
     # Triton's own default, which is not the role's
     variables["triton_server_model_control_mode"] = "none"
-    extra = []
+    extra: List[str] = []
     for name, value in given:
         if name in VARIABLES:
             variable, kind = VARIABLES[name]
