@@ -112,5 +112,5 @@ def test_what_cannot_be_compared_is_judged_by_its_form(kind: str, shape: tuple[i
 
 def test_a_server_that_refuses_the_request() -> None:
     arrays, _body = first_check.request(RESNET)
-    with pytest.raises(first_check.NoRequest, match="answered 500: .*no such token"):
+    with pytest.raises(first_check.NoRequest, match=r"answered 500: .*no such token"):
         first_check.check("words", arrays, [answer([1.0] * 3), (500, {"error": "no such token"})], ["http"])
