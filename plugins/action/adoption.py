@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 import yaml
 from ansible.errors import AnsibleActionFail
 from ansible.template import trust_as_template
-from ansible_collections.npufleet.triton.plugins.module_utils import adoption, first_check, manifest
+from ansible_collections.npufleet.triton.plugins.module_utils import adoption, first_check, manifest, tritonserver
 from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
 from ansible_collections.npufleet.triton.plugins.module_utils.variables import concerns_of, desired, validate
 
@@ -36,7 +36,7 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _text)
-_Dumper.add_representer(adoption.Template, lambda dumper, value: dumper.represent_str(str(value)))
+_Dumper.add_representer(tritonserver.Template, lambda dumper, value: dumper.represent_str(str(value)))
 
 
 class ActionModule(FleetAction):
@@ -64,6 +64,9 @@ class ActionModule(FleetAction):
         name = found["inspect"]["Name"].lstrip("/")
         self.arguments["name"] = name
         process = found["process"]
+        translation = adoption.translate(found, host, fleet["triton_server_vendor_tool"], fleet["npufleet_root"])
+        translation.left_out[:0] = found["left_out"]
+        secrets = sorted(translation.vault.values(), key=len, reverse=True)
         result: Dict[str, Any] = {
             "changed": False,
             "managed": found["managed"],
@@ -72,7 +75,7 @@ class ActionModule(FleetAction):
                 "id": found["inspect"]["Id"],
                 "image": found["inspect"]["Config"]["Image"],
                 "triton": found["server"]["version"],
-                "command": process["argv"],
+                "command": adoption.masked(process["argv"], secrets),
                 "pid": process["pid"],
                 "started_by_hand_inside": not process["main"],
             },
@@ -82,9 +85,6 @@ class ActionModule(FleetAction):
         }
         if found["managed"]:
             return {**result, "plan": [], "report": [], "left_out": [], "vault": [], "obstacles": []}
-        translation = adoption.translate(found, host, fleet["triton_server_vendor_tool"], fleet["npufleet_root"])
-        translation.left_out[:0] = found["left_out"]
-        secrets = sorted((one for one in translation.vault.values() if one), key=len, reverse=True)
         overlay: Dict[str, Any] = {}
         dest = self._task.args.get("dest")
         if dest:
@@ -97,9 +97,9 @@ class ActionModule(FleetAction):
             again=self.again(found),
             obstacles=obstacles(found),
         )
-        # The plan knows no secret: it is compared with the name of the variable in its place.
-        blank = dict.fromkeys(translation.vault, "(secret)")
-        seen = self.variables({**task_vars, **blank, **trusted(overlay), "triton_server_name": name})
+        # A look does not wait for the vault; what the inventory asks for needs it.
+        vault = translation.vault if dest else {}
+        seen = self.variables({**task_vars, **vault, **trusted(overlay), "triton_server_name": name})
         with self.refusing(host):
             wanted, _manifests = desired(seen, [one for one in concerns_of(list(task_vars["group_names"])) if one in CONCERNS])
         if not dest:
@@ -114,8 +114,6 @@ class ActionModule(FleetAction):
         if state.get("failed"):
             return {"failed": True, "msg": f"{host}: {state.get('msg')}"}
         result.update(adoption.masked({key: state[key] for key in ("plan", "report")}, secrets))
-        result["command"] = adoption.masked(result["container"].pop("command"), secrets)
-        result["container"]["command"] = result.pop("command")
         if dest:
             with open(os.path.join(dest, MARK), "w", encoding="utf-8") as target:
                 json.dump(
@@ -139,6 +137,8 @@ class ActionModule(FleetAction):
                 raise AnsibleActionFail(f"{dest} is not empty and not of an earlier adoption: name another directory (adopt_dest)")
             shutil.rmtree(dest)
         os.makedirs(dest)
+        with open(os.path.join(dest, MARK), "w", encoding="utf-8") as mark:
+            mark.write("{}\n")
         host = task_vars["inventory_hostname"]
         key = "{}/{}".format(fleet["npufleet_card"].replace("RBLN-", ""), fleet["npufleet_row"]["sdk"]["shape"])
         entries = []
@@ -172,6 +172,8 @@ class ActionModule(FleetAction):
 
     def bring(self, file: Mapping[str, Any], content: Optional[str], target: str, task_vars: Mapping[str, Any]) -> None:
         """One file of a model; a large one comes in pieces, so that neither side holds it whole."""
+        if ".." in target.split(os.sep):
+            raise AnsibleActionFail(f"{target}: a model's file leads out of its directory: nothing of it is taken")
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with open(target + ".part", "wb") as out:
             if content is not None:
@@ -237,7 +239,7 @@ class ActionModule(FleetAction):
         if process["main"]:
             return {}
         exported = adoption.own_environment(found)[1]
-        if any(adoption.is_secret(name, value) for name, value in exported.items()):
+        if any(tritonserver.is_secret(name, value) for name, value in exported.items()):
             return {}
         options = ["--workdir", process["directory"], "--user", process["user"]]
         for name, value in sorted(exported.items()):
@@ -254,7 +256,7 @@ NEEDED = (
 
 def trusted(value: Any) -> Any:
     """Variables whose templates, and nothing that was found on a host, are evaluated."""
-    if isinstance(value, adoption.Template):
+    if isinstance(value, tritonserver.Template):
         return trust_as_template(str(value))
     if isinstance(value, dict):
         return {key: trusted(one) for key, one in value.items()}
@@ -270,7 +272,7 @@ def obstacles(found: Mapping[str, Any]) -> List[str]:
         )
     process = found["process"]
     exported = adoption.own_environment(found)[1]
-    hidden = sorted(name for name, value in exported.items() if adoption.is_secret(name, value))
+    hidden = sorted(name for name, value in exported.items() if tritonserver.is_secret(name, value))
     if not process["main"] and hidden:
         reasons.append(f"its server was given {', '.join(hidden)} by a shell, which could not be given again: start it with --env")
     return reasons

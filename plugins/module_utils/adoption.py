@@ -5,39 +5,21 @@ What cannot be said in variables is listed with its reason, and never dropped in
 
 from __future__ import annotations
 
-import posixpath
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server
-
-SERVER = "tritonserver"
-# Options of tritonserver that take no value
-BARE = ("disable-auto-complete-config", "help", "version")
-# Option -> variable, and the kind of its value
-VARIABLES = {
-    "model-control-mode": ("triton_server_model_control_mode", str),
-    "repository-poll-secs": ("triton_server_poll_seconds", int),
-    "exit-on-error": ("triton_server_exit_on_error", bool),
-    "exit-timeout-secs": ("triton_server_exit_timeout", int),
-    "allow-http": ("triton_server_allow_http", bool),
-    "allow-grpc": ("triton_server_allow_grpc", bool),
-    "allow-metrics": ("triton_server_allow_metrics", bool),
-    "log-verbose": ("triton_server_log_verbose", int),
-}
-SERVICES = {"http": 8000, "grpc": 8001, "metrics": 8002}
-# Options whose meaning is carried by something else than an option
-ELSEWHERE = (
-    "model-repository",
-    "model-store",
-    "load-model",
-    *(one + "-port" for one in SERVICES),
-    *(one + "-address" for one in SERVICES),
+from ansible_collections.npufleet.triton.plugins.module_utils.tritonserver import (
+    SERVICES,
+    Template,
+    carry,
+    is_secret,
+    last,
+    options,
+    repositories,
+    to_vault,
 )
-DROPPED = {
-    "allow-gpu-metrics": "a host with NPUs has no such metrics, the managed server never asks for them",
-    "log-file": "the managed server's log is that of its container (docker logs)",
-}
+
 # Keys of HostConfig that no variable stands for: what an engine records where nothing was asked for
 PLAIN: Dict[str, Tuple[Any, ...]] = {
     "Runtime": ("",),
@@ -66,16 +48,10 @@ PLAIN: Dict[str, Tuple[Any, ...]] = {
     "Init": (False,),
     "VolumeDriver": ("",),
 }
-SECRET_NAME = re.compile(r"PASS|TOKEN|SECRET|CREDENTIAL|(?<![A-Z])(KEY|AUTH|PAT)(?![A-Z])|APIKEY", re.IGNORECASE)
-SECRET_VALUE = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 # What a shell says of itself, and the engine of a container
 OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL", "_", "TERM", "HOME", "HOSTNAME", "LS_COLORS", "LINES", "COLUMNS", "LESSOPEN", "LESSCLOSE")
 # Names such as quirky_bell are the engine's own invention
 MADE_UP = re.compile(r"(?!.*triton)[a-z]+_[a-z]+\d?")
-
-
-class Template(str):
-    """A value that Ansible is to evaluate. Anything else came out of a container, and is a text whatever stands in it."""
 
 
 class Translation(NamedTuple):
@@ -84,34 +60,6 @@ class Translation(NamedTuple):
     variables: Dict[str, Any]
     left_out: List[str]
     vault: Dict[str, str]
-
-
-def options(arguments: Sequence[str]) -> Tuple[List[Tuple[str, str]], List[str]]:
-    """([(option, value)] of tritonserver's arguments, what is none): `--a=b` and `--a b` are the same."""
-    found: List[Tuple[str, str]] = []
-    strange: List[str] = []
-    rest = list(arguments)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("--"):
-            strange.append(word)
-            continue
-        name, equals, value = word[2:].partition("=")
-        if not equals and name not in BARE:
-            value = rest.pop(0) if rest else ""
-        found.append((name, value))
-    return found, strange
-
-
-def last(given: Sequence[Tuple[str, str]], name: str, default: str = "") -> str:
-    """The value of an option that was given, the last one where it was given twice."""
-    return next((value for one, value in reversed(given) if one == name), default)
-
-
-def repositories(argv: Sequence[str], directory: str) -> List[str]:
-    """The model repositories of a command line, as absolute paths inside the container where they are paths."""
-    found = [value for name, value in options(argv[1:])[0] if name in ("model-repository", "model-store")]
-    return [one if "://" in one else posixpath.normpath(posixpath.join(directory, one)) for one in found]
 
 
 def endpoint(inspect: Mapping[str, Any], argv: Sequence[str]) -> Tuple[str, int]:
@@ -123,20 +71,6 @@ def endpoint(inspect: Mapping[str, Any], argv: Sequence[str]) -> Tuple[str, int]
         return "127.0.0.1" if listen in ("", "0.0.0.0", "::") else listen, port
     networks = (inspect.get("NetworkSettings") or {}).get("Networks") or {}
     return next((one["IPAddress"] for one in networks.values() if one.get("IPAddress")), "127.0.0.1"), port
-
-
-def idles(config: Mapping[str, Any]) -> bool:
-    """Whether the container's own command only keeps it there, so that hands started the server in it: `bash`, `sleep infinity`."""
-    command = list(config.get("Cmd") or [])
-    if not command:
-        return True
-    program, rest = posixpath.basename(command[0]), command[1:]
-    if program in ("sleep", "tail", "cat"):
-        return True
-    script = next((one for one in rest if not one.startswith("-")), "")
-    return program in ("bash", "sh", "dash", "zsh") and (
-        not script or ("-c" in rest and SERVER not in script and ".sh" not in script)
-    )
 
 
 def translate(found: Mapping[str, Any], host: str, vendor_tool: str, root: str) -> Translation:
@@ -154,7 +88,7 @@ def translate(found: Mapping[str, Any], host: str, vendor_tool: str, root: str) 
     _resources(inspect, facts, found.get("default_runtime") or "runc", variables, left_out)
     _volumes(inspect, process, vendor_tool, root, variables, left_out)
     _environment(found, host, variables, left_out, vault)
-    _options(given, host, variables, left_out, vault)
+    carry(given, host, variables, left_out, vault)
     _ports(inspect, given, variables, left_out)
     left_out += [f"argument {one}: tritonserver has no such option" for one in strange]
     return Translation(variables, left_out, vault)
@@ -268,49 +202,11 @@ def _environment(
                 f"environment {name}: it was set for files inside this container, which the managed image does not have"
             )
         elif is_secret(name, value):
-            environment[name] = _to_vault(host, name, value, vault)
+            environment[name] = to_vault(host, name, value, vault)
         else:
             environment[name] = value
     if environment:
         variables["triton_server_environment"] = environment
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Whether this is nothing to write into an inventory in clear."""
-    return bool(SECRET_NAME.search(name) or SECRET_VALUE.search(value)) and not re.fullmatch(
-        r"|\d{1,4}|true|false|/[\w./-]+", value
-    )
-
-
-def _to_vault(host: str, name: str, value: str, vault: Dict[str, str]) -> Template:
-    variable = "vault_" + re.sub(r"\W+", "_", f"{host}_{name}").lower()
-    vault[variable] = value
-    return Template("{{ " + variable + " }}")
-
-
-def _options(
-    given: Sequence[Tuple[str, str]], host: str, variables: Dict[str, Any], left_out: List[str], vault: Dict[str, str]
-) -> None:
-    """tritonserver's options; those without a variable of their own go on as they are."""
-    # Triton's own default, which is not the role's
-    variables["triton_server_model_control_mode"] = "none"
-    extra: List[str] = []
-    for name, value in given:
-        if name in VARIABLES:
-            variable, kind = VARIABLES[name]
-            truth = value.lower() in ("true", "1")
-            variables[variable] = truth if kind is bool else int(value) if value.isdigit() else int(truth) if kind is int else value
-        elif name == "disable-auto-complete-config" or (name == "strict-model-config" and value.lower() in ("true", "1")):
-            variables["triton_server_auto_complete_config"] = False
-        elif name in DROPPED:
-            if value.lower() != "false":
-                left_out.append(f"--{name}={value}: {DROPPED[name]}")
-        elif "restricted" in name:
-            extra.append(Template(f"--{name}=" + _to_vault(host, name, value, vault)))
-        elif name not in ELSEWHERE and name != "strict-model-config":
-            extra.append(f"--{name}" if name in BARE else f"--{name}={value}")
-    if extra:
-        variables["triton_server_extra_args"] = extra
 
 
 def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variables: Dict[str, Any], left_out: List[str]) -> None:

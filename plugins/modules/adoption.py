@@ -95,8 +95,9 @@ import os
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils.adoption import SERVER, endpoint, idles, repositories
+from ansible_collections.npufleet.triton.plugins.module_utils.adoption import endpoint
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, http_json
+from ansible_collections.npufleet.triton.plugins.module_utils.tritonserver import SERVER, idles, repositories
 
 # Smaller files travel with the answer, larger ones in pieces
 SMALL = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import adoption
+from ansible_collections.npufleet.triton.plugins.module_utils import adoption, tritonserver
 from helpers import fixture
 
 CONTAINERS = fixture("hand_made_containers.json")
@@ -98,8 +98,8 @@ def test_a_server_behind_a_shell_and_its_secrets() -> None:
 
 def test_what_looks_like_a_template_on_a_host_is_none() -> None:
     environment = translate("shell", GUIDE).variables["triton_server_environment"]
-    assert isinstance(environment["HF_TOKEN"], adoption.Template)
-    assert not isinstance(environment["PROMPT"], adoption.Template)
+    assert isinstance(environment["HF_TOKEN"], tritonserver.Template)
+    assert not isinstance(environment["PROMPT"], tritonserver.Template)
 
 
 def test_a_container_of_compose() -> None:
@@ -172,7 +172,7 @@ def test_no_secret_is_written_in_clear(name: str) -> None:
     ],
 )
 def test_options(arguments: list[str], pairs: list[tuple[str, str]], strange: list[str]) -> None:
-    assert adoption.options(arguments) == (pairs, strange)
+    assert tritonserver.options(arguments) == (pairs, strange)
 
 
 def test_repositories_are_where_the_server_stands() -> None:
@@ -183,7 +183,7 @@ def test_repositories_are_where_the_server_stands() -> None:
         "/models/",
         "--model-repository=s3://bucket/models",
     ]
-    assert adoption.repositories(argv, "/opt/backend") == ["/opt/backend/examples/rbln", "/models", "s3://bucket/models"]
+    assert tritonserver.repositories(argv, "/opt/backend") == ["/opt/backend/examples/rbln", "/models", "s3://bucket/models"]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_repositories_are_where_the_server_stands() -> None:
     ],
 )
 def test_commands_that_only_keep_a_container(command: list[str] | None, idle: bool) -> None:
-    assert adoption.idles({"Cmd": command}) is idle
+    assert tritonserver.idles({"Cmd": command}) is idle
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_commands_that_only_keep_a_container(command: list[str] | None, idle: bo
     ],
 )
 def test_what_is_a_secret(name: str, value: str, secret: bool) -> None:
-    assert adoption.is_secret(name, value) is secret
+    assert tritonserver.is_secret(name, value) is secret
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.npufleet.triton.plugins.action import adoption as action
-from ansible_collections.npufleet.triton.plugins.module_utils.adoption import Template
+from ansible_collections.npufleet.triton.plugins.module_utils.tritonserver import Template
 from ansible_collections.npufleet.triton.plugins.modules import adoption as subject
 from helpers import FakeEngine, fixture, run_module
 
