@@ -23,15 +23,16 @@ GUIDE = (
     "-v /home/guide/python_backend:/opt/tritonserver/python_backend "
     "-p 8000:8000 -p 8001:8001 -p 8002:8002 --ulimit stack=67108864 -ti --env RBLN_LAB_NPU_NAME=RBLN-CA12 "
 )
+# In the guide's form for two devices: what a restart loads is then what the managed server loads
 CONFIG = """
 name: "resnet50"
 backend: "python"
 input [ { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 64 ] } ]
 output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 10 ] } ]
-instance_group [ { count: 1 kind: KIND_MODEL } ]
+instance_group [ { count: 2 kind: KIND_MODEL } ]
 max_batch_size: 1
 """
-# A server looks once a second whether its models have ended, so restarts differ by as much: the longest of some is what one may
+# The server looks once a second whether its models have ended, so restarts differ by as much: the longest of some is what one may
 # take. Between the old server and the new one lie two renames besides, and Ansible works on the same two cores meanwhile.
 RESTARTS = 3
 SLACK = 1.3
@@ -165,7 +166,7 @@ def test_a_look_changes_nothing_and_says_everything(host, place):
     assert not HOST_VARS.exists()
     for words in (name, "started_by_hand_inside: true", "1/resnet50.rbln", "container.command", "obstacles: []"):
         assert words in run.output, run.output
-    assert ask(host, "/v2/models/resnet50/config")["instance_group"][0]["count"] == 1
+    assert ask(host, "/v2/models/resnet50/config")["instance_group"][0]["count"] == 2
 
 
 def test_models_in_the_containers_own_layer_are_read_too(host, place):
