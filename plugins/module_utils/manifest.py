@@ -154,14 +154,26 @@ def _schema() -> Any:
 _SCHEMA: List[Any] = []
 
 
+def _model_config() -> Any:
+    """An empty ModelConfig."""
+    if not _SCHEMA:
+        _SCHEMA.append(_schema())
+    return _SCHEMA[0].ModelConfig()
+
+
+def config_of(served: Mapping[str, Any]) -> bytes:
+    """The config.pbtxt of a config as Triton's HTTP service tells it."""
+    from google.protobuf import json_format
+
+    return print_config(json_format.ParseDict(dict(served), _model_config(), ignore_unknown_fields=True))
+
+
 def parse_config(text: str, path: str) -> Any:
     """config.pbtxt as Triton's ModelConfig; what Triton could not parse is refused with the parser's line."""
     from google.protobuf import text_format
 
-    if not _SCHEMA:
-        _SCHEMA.append(_schema())
     try:
-        return text_format.Parse(text, _SCHEMA[0].ModelConfig())
+        return text_format.Parse(text, _model_config())
     except text_format.ParseError as error:
         raise Refusal([f"{path}:{error}: Triton would refuse this file"]) from error
 
