@@ -159,7 +159,7 @@ def test_host_without_npus_is_not_asked_for_them(tmp_path: Path) -> None:
 
 
 def test_state_of_a_concern_is_its_plan(tmp_path: Path) -> None:
-    wanted = {"engine": {"packages": [], "daemon": {"log-driver": "none"}, "drop_ins": {}}}
+    wanted = {"engine": {"packages": [], "daemon": {"log-driver": "none"}, "drop_ins": {}, "ca": None}}
     items = {one.name: one for one in collect.items(arguments(tmp_path, desired=wanted, concerns=[]), LIMITS)}
     state = items["state/engine.json"].get()
     assert state["plan"][0]["name"] == "daemon.json"
