@@ -52,8 +52,9 @@ lint: venv ## ruff, mypy, yamllint, ansible-lint (production), generated docs
 unit: venv ## unit tests
 	@$(PY) -m pytest
 
-molecule: venv ## scenario `default` on a lab of its own
-	@tests/molecule.sh default
+SCENARIOS ?= default production
+molecule: venv ## molecule scenarios on a lab of their own (SCENARIOS="default production")
+	@tests/molecule.sh $(SCENARIOS)
 
 test-quick: lint unit ## lint and unit tests
 

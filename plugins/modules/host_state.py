@@ -11,7 +11,7 @@ description:
     them with what inventory, release row and model manifests ask for. It changes nothing.
   - In check mode the result is C(changed) when the plan is not empty and the host is not in maintenance, and C(--diff) prints the
     plan. This is how the whole project answers C(--check).
-  - The controller fills in O(desired); a playbook gives at most O(concerns), O(prove) and O(timeout).
+  - The controller fills in O(desired); a playbook gives at most O(concerns), O(preflight), O(prove) and O(timeout).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -47,6 +47,20 @@ options:
     description: Seconds that O(prove) waits for the host to become as wanted, and O(free) for the cards.
     type: int
     default: 0
+  preflight:
+    description:
+      - Also say what stands in the way of the plan, as RV(refusals). In a playbook it is a switch; the controller makes the
+        conditions that the host is judged by out of it.
+    type: raw
+  suppliers:
+    description: Servers that the plan would download from, for O(preflight) to ask. Filled in on the controller.
+    type: list
+    elements: dict
+    default: []
+  passwords:
+    description: Passwords of O(suppliers), by name. Filled in on the controller.
+    type: dict
+    default: {}
 attributes:
   check_mode:
     support: full
@@ -59,6 +73,11 @@ attributes:
 EXAMPLES = r"""
 - name: Ask what differs
   npufleet.triton.host_state:
+  register: state
+
+- name: Ask what differs, and what stands in the way of changing it
+  npufleet.triton.host_state:
+    preflight: true
   register: state
 
 - name: Wait until the server serves what is wanted of it, and fail if it does not
@@ -106,6 +125,13 @@ desired:
   description: What is wanted, by concern.
   returned: success
   type: dict
+refusals:
+  description:
+    - Every reason why the plan cannot be applied, each with what was found, what is wanted and what to do. Nothing was changed.
+    - A host whose variables are wrong, or that could not be read as root, has its reasons here and an empty plan.
+  returned: with O(preflight)
+  type: list
+  elements: str
 origins:
   description: Where the controller finds each large file of the models, by its SHA-256.
   returned: success
@@ -120,6 +146,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import contexts
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.all import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, as_diff, sentence
+from ansible_collections.npufleet.triton.plugins.module_utils.preflight import refusals
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import text
 
 POLL_SECONDS = 0.5
@@ -178,6 +205,9 @@ def main() -> None:
             "host": {"type": "str"},
             "prove": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 0},
+            "preflight": {"type": "raw"},
+            "suppliers": {"type": "list", "elements": "dict", "default": []},
+            "passwords": {"type": "dict", "default": {}, "no_log": True},
         },
         supports_check_mode=True,
     )
@@ -203,8 +233,12 @@ def main() -> None:
     mark = maintenance(module.params["mark"]) if module.params["mark"] else None
     changed = bool(plan) and module.check_mode and not module.params["prove"] and mark is None
     report = [sentence(one) for one in plan]
-    diff = as_diff(plan) if plan else {}
-    module.exit_json(changed=changed, plan=plan, report=report, maintenance=mark, actual=actual, diff=diff)
+    answer: Dict[str, Any] = {"plan": plan, "report": report, "maintenance": mark, "actual": actual}
+    answer["diff"] = as_diff(plan) if plan else {}
+    conditions = module.params["preflight"]
+    if conditions and mark is None:
+        answer["refusals"] = refusals(conditions, actual, plan, module.params["suppliers"], module.params["passwords"])
+    module.exit_json(changed=changed, **answer)
 
 
 if __name__ == "__main__":
