@@ -15,7 +15,8 @@ from settings import BUILD, LABEL, ROOT, LabError, run, say
 HOME = BUILD / "engine"
 SOCKET = HOME / "docker.sock"
 PIDFILE = HOME / "docker.pid"
-BRIDGE = "nfl-engine"
+PREFIX = "nfl-"
+BRIDGE = f"{PREFIX}engine"
 BRIDGE_ADDRESS = "172.31.239.1/24"
 CAP_SYS_RESOURCE = 24
 NEEDED_BYTES = 12 * 2**30
@@ -104,6 +105,12 @@ def start() -> None:
                     "can start privileged containers here: stop that engine, the lab then starts one of its own"
                 )
         return
+    others = other_engines()
+    if others:
+        raise LabError(
+            f"found an engine of another checkout's lab, {' and '.join(others)}, whose networks would be in the way; wanted none: "
+            "take that lab down (make lab-down there), or end that process"
+        )
     _remove_leftovers()
     config = {
         "data-root": str(HOME / "data"),
@@ -162,14 +169,34 @@ def _state(pid: int) -> str:
         return "Z"
 
 
+def other_engines() -> list[str]:
+    """Engines that the lab of another checkout started and that still run, as `process <pid> (<configuration>)`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:  # ended since it was listed
+            continue
+        if line[0] == "dockerd" and "--config-file" in line:
+            config = line[line.index("--config-file") + 1]
+            if config.endswith("/build/lab/engine/daemon.json") and not config.startswith(f"{HOME}/"):
+                found.append(f"process {path.parts[2]} ({config})")
+    return sorted(found)
+
+
+def lab_bridges() -> list[str]:
+    """Bridges of labs, of whatever checkout, that the kernel has: they outlive an engine that was killed."""
+    return sorted(one["ifname"] for one in json.loads(run("ip", "-json", "link", "show")) if one["ifname"].startswith(PREFIX))
+
+
 def _remove_leftovers() -> None:
-    """Mounts, the bridge, firewall rules that name it, and runtime files of an engine that is gone."""
+    """Mounts, bridges, firewall rules that name them, and runtime files of an engine that is gone."""
     mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     for mount in sorted((path for path in mounts if path.startswith(f"{HOME}/")), reverse=True):
         run("umount", "--lazy", mount)
-    if Path(f"/sys/class/net/{BRIDGE}").exists():
-        run("ip", "link", "delete", BRIDGE)
-    remove_rules(BRIDGE)
+    for bridge in lab_bridges():
+        run("ip", "link", "delete", bridge)
+        remove_rules(bridge)
     for leftover in (SOCKET, PIDFILE):
         leftover.unlink(missing_ok=True)
     shutil.rmtree(HOME / "exec", ignore_errors=True)

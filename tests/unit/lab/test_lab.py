@@ -52,6 +52,20 @@ def test_a_machine_without_root_and_disk_is_refused_with_both_reasons(monkeypatc
     assert "found 3.0 GiB free" in str(refusal.value)
 
 
+def test_an_engine_of_another_checkout_is_named_and_left_alone(tmp_path: Path) -> None:
+    """Whatever is called dockerd and was started with a lab's configuration elsewhere; the answer has its process."""
+    config = tmp_path / "build/lab/engine/daemon.json"
+    other = subprocess.Popen(
+        ["dockerd", "-c", "import time; time.sleep(60)", "--config-file", str(config)], executable=sys.executable
+    )
+    try:
+        assert f"process {other.pid} ({config})" in engine.other_engines()
+    finally:
+        other.kill()
+        other.wait()
+    assert not any(str(config) in one for one in engine.other_engines())
+
+
 def test_missing_tools_are_installed_by_their_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls: list[list[str]] = []
     monkeypatch.setattr(engine, "HOME", tmp_path)
