@@ -1,0 +1,168 @@
+"""A site as sites are: a way out only through a proxy, a certificate authority of its own, a registry with a login."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import LAB, NPU_HOSTS, ROOT, Run, ask, connect, inspect, playbook
+
+FIRST, LAST = (NPU_HOSTS[0], NPU_HOSTS[-1]) if NPU_HOSTS else ("", "")
+OPS = LAB["_meta"]["hostvars"]["ops1"]["ansible_host"] if "_meta" in LAB and NPU_HOSTS else ""
+REGISTRY = f"{OPS}:5000"
+LOGIN = ("fleet", "r3gistry-secret")
+PROXY_LOG = "/var/log/tinyproxy/tinyproxy.log"
+SERVICES = r"""
+set -e
+export DEBIAN_FRONTEND=noninteractive
+apt-get install -y -qq --no-install-recommends tinyproxy docker-registry apache2-utils >/dev/null
+cat > /etc/tinyproxy/tinyproxy.conf <<END
+Port 8888
+Listen 0.0.0.0
+Timeout 600
+LogFile "/var/log/tinyproxy/tinyproxy.log"
+LogLevel Connect
+END
+htpasswd -nbB "$1" "$2" > /etc/docker/registry/htpasswd
+cat > /etc/docker/registry/config.yml <<END
+version: 0.1
+storage: {filesystem: {rootdirectory: /var/lib/docker-registry}}
+http: {addr: ":5000", tls: {certificate: /etc/docker/registry/site.crt, key: /etc/docker/registry/site.key}}
+auth: {htpasswd: {realm: site, path: /etc/docker/registry/htpasswd}}
+END
+chown docker-registry /etc/docker/registry/site.key
+systemctl restart tinyproxy docker-registry
+"""
+# What a person does at a registry: an image, with a login in a place that is removed again
+PUSH = r"""
+set -e
+mkdir -p "/etc/docker/certs.d/$1"
+cat > "/etc/docker/certs.d/$1/ca.crt"
+printf '%s' "$3" | docker --config /root/pushing login --username "$2" --password-stdin "$1" >/dev/null 2>&1
+tar --create --file - -C / etc/hostname | docker import - "$1/site/base:1" >/dev/null
+docker --config /root/pushing push --quiet "$1/site/base:1"
+docker image rm "$1/site/base:1" >/dev/null
+rm -r /root/pushing "/etc/docker/certs.d/$1"
+"""
+
+
+@dataclass
+class Site:
+    """The variables of the site, and where its authority lies on the controller."""
+
+    given: dict[str, Any]
+    authority: Path
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Proxy and registry on the operations host, an image in the registry; the first host as before afterwards."""
+    place = tmp_path_factory.mktemp("site")
+    make_authority(place)
+    ops, first = connect("ops1"), connect(FIRST)
+    for name in ("site.crt", "site.key"):
+        ops.check_output(
+            "mkdir -p /etc/docker/registry; printf %%s %s > %s", (place / name).read_text(), f"/etc/docker/registry/{name}"
+        )
+    ops.check_output("sh -c %s - %s %s", SERVICES, *LOGIN)
+    connect(LAST).check_output("printf %%s %s | sh -c %s - %s %s %s", (place / "ca.crt").read_text(), PUSH, REGISTRY, *LOGIN)
+    before = first.file("/etc/docker/daemon.json").content_string
+    yield Site(
+        {
+            "npufleet_http_proxy": f"http://{OPS}:8888",
+            "npufleet_https_proxy": f"http://{OPS}:8888",
+            "npufleet_no_proxy": ["localhost", "127.0.0.1"],
+            "npufleet_ca_file": str(place / "ca.crt"),
+            "docker_engine_registry_mirrors": [f"https://{REGISTRY}"],
+        },
+        place / "ca.crt",
+    )
+    # daemon.json keeps what is no longer asked for: a site may have put it there itself.
+    first.check_output("printf %%s %s > /etc/docker/daemon.json", before)
+    first.check_output("rm /usr/local/share/ca-certificates/npufleet.crt; update-ca-certificates")
+    assert playbook("site.yml").code == 0
+
+
+def make_authority(place: Path) -> None:
+    """An authority, and a certificate of the operations host's address by it."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=place, capture_output=True, check=True)
+
+    new = ["req", "-newkey", "rsa:2048", "-noenc", "-batch"]
+    openssl(*new, "-x509", "-days", "2", "-subj", "/CN=site authority", "-keyout", "ca.key", "-out", "ca.crt")
+    openssl(*new, "-subj", f"/CN={OPS}", "-keyout", "site.key", "-out", "site.csr")
+    (place / "names").write_text(f"subjectAltName=IP:{OPS}\n")
+    signed = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-days", "2"]
+    openssl("x509", "-req", "-in", "site.csr", *signed, "-out", "site.crt")
+
+
+def run(name: str, *options: str, **given: Any) -> Run:
+    return playbook(name, "--limit", f"{FIRST},localhost", "-e", json.dumps(given), *options)
+
+
+def test_proxy_authority_and_mirror_reach_apt_and_the_engine(site: Site) -> None:
+    first = connect(FIRST)
+    first.check_output("apt-get remove -y -qq rsync")
+    done = run("site.yml", **site.given)
+    assert done.code == 0, done.output
+    told = json.loads(first.check_output("docker info --format '{{json .}}'"))
+    assert told["HttpsProxy"] == site.given["npufleet_https_proxy"]
+    assert told["NoProxy"] == "localhost,127.0.0.1"
+    assert told["RegistryConfig"]["Mirrors"] == [f"https://{REGISTRY}/"]
+    assert first.package("rsync").is_installed
+    mirror = first.check_output("apt-get indextargets --format '$(SITE)' | head -n 1").split("//")[-1].split("/")[0].split(":")[0]
+    assert mirror in connect("ops1").file(PROXY_LOG).content_string, "apt did not go through the proxy"
+    script = f"import urllib.request as u; u.urlopen('https://{REGISTRY}/v2/')"
+    assert "401" in first.run("python3 -c %s", script).stderr, "the authority is not trusted, or nobody answers"
+    assert {one["state"] for one in ask(first, "/v2/repository/index", "POST")} == {"READY"}
+    assert inspect(first)["State"]["Running"] is True
+    assert set(run("site.yml", **site.given).changed().values()) == {0}
+
+
+def test_preflight_asks_the_registry_through_the_proxy(site: Site, tmp_path: Path) -> None:
+    given = {
+        **site.given,
+        "npufleet_lock_file": str(tmp_path / "lock.json"),
+        "triton_image_base_archive": "",
+        "triton_image_base_archive_sha256": "",
+        "triton_image_base": f"{REGISTRY}/site/none:1",
+        "triton_image_registry_user": LOGIN[0],
+        "triton_image_registry_password": LOGIN[1],
+    }
+    done = run("preflight.yml", **given)
+    assert done.code == 2, done.output
+    assert f"base image {REGISTRY}/site/none:1: found no site/none:1 in the registry" in " ".join(done.output.split())
+    done = run("preflight.yml", **{**given, "triton_image_registry_password": "wr0ng-secret"})
+    assert "refuses the login of fleet" in " ".join(done.output.split())
+    assert "wr0ng-secret" not in done.output
+    assert f"CONNECT {REGISTRY}" in connect("ops1").file(PROXY_LOG).content_string
+
+
+def test_a_base_image_behind_a_login_is_pulled_and_the_login_is_gone(site: Site, tmp_path: Path) -> None:
+    first = connect(FIRST)
+    book = ROOT / "build" / "pull.yml"
+    book.write_text(
+        "- hosts: npu_hosts\n  gather_facts: false\n  become: true\n  tasks:\n"
+        "    - ansible.builtin.include_role: {name: npufleet.triton.triton_image, tasks_from: base-pull}\n"
+    )
+    try:
+        given = {
+            "triton_image_base": f"{REGISTRY}/site/base:1",
+            "triton_image_registry_user": LOGIN[0],
+            "triton_image_registry_password": LOGIN[1],
+        }
+        done = run("../build/pull.yml", "-vvv", **given)
+    finally:
+        book.unlink()
+    assert done.code == 0, done.output
+    assert not [line for line in done.output.splitlines() if LOGIN[1] in line and "ansible-playbook" not in line]
+    assert first.run("docker image inspect %s", f"{REGISTRY}/site/base:1").rc == 0
+    assert not first.file("/run/npufleet-login").exists
+    assert LOGIN[1] not in first.run("cat /root/.docker/config.json").stdout
+    first.check_output("docker image rm %s", f"{REGISTRY}/site/base:1")
