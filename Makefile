@@ -52,12 +52,26 @@ lint: venv ## ruff, mypy, yamllint, ansible-lint (production), generated docs
 unit: venv ## unit tests
 	@$(PY) -m pytest
 
-molecule: venv ## scenario `default` on a lab of its own
-	@tests/molecule.sh default
+browser: ## Debian's Chromium and its driver, where they are missing
+	@if ! command -v chromium >/dev/null || ! command -v chromedriver >/dev/null; then \
+	  echo "make: installing Chromium for the tests of the report"; \
+	  apt-get update -qq; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver fonts-dejavu-core >/dev/null; \
+	fi
+
+report-test: venv browser ## the report in a browser
+	@$(PY) -m pytest tests/report
+
+report-image: venv browser ## docs/images/report.png, of a made-up fleet
+	@$(PY) tests/report/image.py docs/images/report.png
+
+SCENARIOS ?= default production
+molecule: venv ## molecule scenarios on a lab of their own (SCENARIOS="default production")
+	@tests/molecule.sh $(SCENARIOS)
 
 test-quick: lint unit ## lint and unit tests
 
-test: lint unit molecule ## everything
+test: lint unit report-test molecule ## everything
 
 test-mutants: venv ## seed defects one at a time; each must turn a test red
 	@$(PY) tests/mutants.py
@@ -65,4 +79,4 @@ test-mutants: venv ## seed defects one at a time; each must turn a test red
 clean: ## remove what was built; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-down converge status check lint unit molecule test-quick test test-mutants clean
+.PHONY: help venv demo lab lab-down converge status check lint unit browser report-test report-image molecule test-quick test test-mutants clean

@@ -108,14 +108,14 @@ def main() -> int:
     parser.add_argument("--hosts", required=True, help="the hosts that have to serve, such as npu1,npu2")
     hosts = [name for name in parser.parse_args().hosts.split(",") if name]
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    statuses = {one.get("host"): one for one in read(BUILD / "status.json") or []}
+    statuses = {one.get("host"): one for one in at(read(BUILD / "status.json"), "hosts") or []}
     serving, passed, total = 0, 0, 0
     for host in hosts:
         result = read(BUILD / "check" / f"{host}.json") or {}
         checks, status = result.get("checks") or [], statuses.get(host, {})
         good = [one for one in checks if one["ok"]]
         passed, total = passed + len(good), total + len(checks)
-        serving += bool(good) and status.get("plan") == []
+        serving += bool(good) and status.get("state") == "in sync"
         print(host)
         print("\n".join([*facts(status), *digits(checks, colour)]))
         for one in checks:

@@ -67,7 +67,7 @@ def build_driver(version: str, directory: Path) -> Path:
 
 
 def build_kernel(release: str, directory: Path) -> Path:
-    """Build an empty package of the kernel `release`, whose package a lab host lacks: there is one to hold then."""
+    """Build a stub of the kernel `release`, whose packages a lab host lacks: one to hold, with a place where headers would be."""
     if not re.fullmatch(r"[0-9][a-z0-9.+-]*", release):
         raise BuildError(
             f"kernel release: found {release!r}, wanted one that a package can be named after, such as 6.8.0-49-generic"
@@ -77,9 +77,12 @@ def build_kernel(release: str, directory: Path) -> Path:
         "Version": release,
         "Section": "kernel",
         "Description": "stub of the running kernel's package for the npufleet lab\n"
-        " It contains nothing: the hosts of the lab run the kernel of the machine that they are on.",
+        " It has neither a kernel nor headers: the hosts of the lab run the kernel of the machine that they are on.",
     }
-    return build(control, {}, {}, {}, directory / f"linux-image-{release}_{release}_amd64.deb")
+    headers = {
+        f"usr/lib/modules/{release}/build/README": ("The headers that DKMS would build with. The lab's driver needs none.\n", 0o644)
+    }
+    return build(control, headers, {}, {}, directory / f"linux-image-{release}_{release}_amd64.deb")
 
 
 def build(

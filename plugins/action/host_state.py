@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+import os
+import re
+from typing import Any, Dict, List, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
-from ansible_collections.npufleet.triton.plugins.module_utils.variables import concerns_of, desired
+from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleUndefinedVariable
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible_collections.npufleet.triton.plugins.module_utils import inventory, supplies
+from ansible_collections.npufleet.triton.plugins.module_utils.controller import HOME, FleetAction
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated, concerns_of, desired, survey
+
+# How become says that sudo took no password, or not this one
+NO_PASSWORD = re.compile(
+    r"(missing|incorrect) \S+ password|a password is required|sorry, try again|not in the sudoers", re.IGNORECASE
+)
 
 
 class ActionModule(FleetAction):
@@ -18,17 +29,95 @@ class ActionModule(FleetAction):
         task_vars = task_vars or {}
         host = task_vars["inventory_hostname"]
         variables = self.variables(task_vars)
-        concerns = self._task.args.get("concerns") or concerns_of(list(task_vars.get("group_names", [])))
-        arguments = {key: self._task.args[key] for key in ("prove", "timeout") if key in self._task.args}
+        concerns = self._task.args.get("concerns")
+        if concerns is None:
+            concerns = concerns_of(list(task_vars.get("group_names", [])))
+        if boolean(self._task.args.get("preflight", False)):
+            return self._preflight(variables, list(concerns), task_vars, host)
+        arguments = {key: self._task.args[key] for key in ("free", "prove", "timeout") if key in self._task.args}
+        free, proof = (boolean(arguments.get(key, False)) for key in ("free", "prove"))
         with self.refusing(host):
-            wanted, manifests = desired(variables, list(concerns), now=bool(arguments.get("prove")))
-        arguments["desired"] = wanted
-        arguments["host"] = host
+            # The mark, and who has the cards open, do not depend on what is wanted of the host
+            wanted, manifests = ({}, {}) if free or not concerns else desired(variables, list(concerns), now=proof)
+            if free:
+                wanted = {"server": {"name": variables["triton_server_name"]}}
+            arguments.update(desired=wanted, host=host, mark=self._mark(variables))
         result = self.ask("host_state", arguments, task_vars)
         if result.get("failed"):
             # The message says it all; the rest would bury it.
             return {key: result[key] for key in ("failed", "msg", "plan", "exception") if key in result}
-        # What the apply steps need beside the plan, and no host has to see.
+        return self._complete(result, wanted, manifests, arguments["mark"])
+
+    @staticmethod
+    def _mark(variables: Templated) -> str:
+        """Where a host says that it is in maintenance."""
+        return "{}/maintenance.json".format(variables["npufleet_root"])
+
+    @staticmethod
+    def _complete(result: Dict[str, Any], wanted: Dict[str, Any], manifests: Dict[str, Any], mark: str) -> Dict[str, Any]:
+        """Add what the apply steps need beside the plan, and no host has to see."""
         result["origins"] = {digest: origin for one in manifests.values() for digest, origin in one["origins"].items()}
         result["desired"] = wanted
+        result["mark"] = mark
         return result
+
+    def _preflight(self, variables: Templated, concerns: List[str], task_vars: Dict[str, Any], host: str) -> Dict[str, Any]:
+        """The plan, and every reason why it cannot be applied; a reason is a result here and no failure."""
+        known = inventory.specs(os.path.join(HOME, "roles"), self._specs)
+        reasons: List[str] = []
+        try:
+            reasons += inventory.findings(variables, known, task_vars)
+            wanted, manifests, more = survey(variables, concerns)
+            reasons += [one for one in more if one not in reasons]
+            arguments: Dict[str, Any] = {"desired": wanted, "host": host, "mark": self._mark(variables)}
+            if "driver" in concerns:
+                arguments["suppliers"], arguments["passwords"] = supplies.suppliers(variables)
+                arguments["preflight"] = supplies.conditions(variables)
+        except (Refusal, AnsibleUndefinedVariable, KeyError, TypeError, ValueError, OSError) as error:
+            reasons += [one for one in self.reasons(error) if one not in reasons]
+            return self._refused(reasons)
+        if not wanted:
+            return self._refused(reasons)
+        try:
+            result = self.ask("host_state", arguments, task_vars)
+        except AnsibleConnectionFailure:
+            raise
+        except AnsibleError as error:
+            result = {"failed": True, "msg": str(error.message)}
+        if result.get("failed"):
+            return self._refused([*reasons, self._become(result)])
+        if "driver" in concerns and not result.get("maintenance"):
+            checks = os.path.join(HOME, "files", "checks")
+            reasons += supplies.refusals(variables, manifests, result["plan"], result["actual"], checks)
+            result["warnings"] = [*result.get("warnings", []), *supplies.warnings(variables)]
+        result["refusals"] = reasons + result.get("refusals", [])
+        return self._complete(result, wanted, manifests, arguments["mark"])
+
+    def _specs(self, path: str) -> Any:
+        return self._loader.load_from_file(path, cache="all")
+
+    @staticmethod
+    def _refused(reasons: List[str]) -> Dict[str, Any]:
+        """The answer for a host that could not be asked, or not wholly."""
+        return {
+            "changed": False,
+            "plan": [],
+            "report": [],
+            "actual": {},
+            "desired": {},
+            "origins": {},
+            "maintenance": None,
+            "refusals": reasons,
+        }
+
+    @staticmethod
+    def _become(result: Dict[str, Any]) -> str:
+        """Why a module did not run at all, in the words of this project where the reason is known."""
+        words = " ".join(str(result.get(key) or "") for key in ("msg", "module_stderr", "module_stdout"))
+        if NO_PASSWORD.search(words):
+            found = " ".join(words.split())[:120]
+            return (
+                f"found that sudo refuses ({found}), wanted to become root: give the password with --ask-become-pass or as "
+                "ansible_become_password in the vault, and see that ansible_user may use sudo"
+            )
+        return "the host could not be read: {}".format(" ".join(words.split())[:500])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import datetime, timezone
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import yaml
-from ansible.errors import AnsibleActionFail, AnsibleUndefinedVariable
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleUndefinedVariable
+from ansible_collections.npufleet.triton.plugins.module_utils import inference, picture
 from ansible_collections.npufleet.triton.plugins.module_utils.controller import HOME, FleetAction
 from ansible_collections.npufleet.triton.plugins.module_utils.manifest import placed_here
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
@@ -233,12 +234,23 @@ class ActionModule(FleetAction):
         # Before anything can fail: an old result must not outlive a host that cannot be asked.
         if path:
             _forget(path)
-        result = self._prove(arguments, task_vars, host)
-        if path:
-            _write(path, {"host": host, "msg": result.get("msg", ""), "checks": result.get("checks", [])})
+        try:
+            result = self._prove(arguments, task_vars, host)
+        except (AnsibleActionFail, AnsibleConnectionFailure) as error:
+            if path:
+                _write(path, {"host": host, "when": _now(), "msg": error.message, "checks": []})
+            raise
         for one in result.get("checks", []):
-            # For reports; whoever reads a failure on the screen is not helped by it.
+            drawn = picture.data_uri(one.pop("picture", None))
+            if drawn:
+                one["picture"] = drawn
+        if path:
+            kept = {"host": host, "when": _now(), "msg": result.get("msg", ""), "checks": result.get("checks", [])}
+            _write(path, kept)
+        for one in result.get("checks", []):
+            # For reports; whoever reads a failure on the screen is not helped by them.
             one.pop("image", None)
+            one.pop("picture", None)
         return result
 
     def _prove(self, arguments: Dict[str, Any], task_vars: Dict[str, Any], host: str) -> Dict[str, Any]:
@@ -297,6 +309,11 @@ def documents(models: Sequence[str], checks_dirs: Sequence[str], golden_dirs: Se
     if findings:
         raise Refusal(findings)
     return {"host_index": host_index, "checks": checks, "unproven": unproven}
+
+
+def _now() -> str:
+    """This moment in UTC, as ISO 8601 has it."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _forget(path: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, Mapping
+from typing import Any, Dict, Iterator, List, Mapping
 
 from ansible.errors import AnsibleActionFail, AnsibleUndefinedVariable
 from ansible.plugins.action import ActionBase
@@ -47,13 +47,15 @@ class FleetAction(ActionBase):
         except (Refusal, AnsibleUndefinedVariable, KeyError, TypeError, ValueError) as error:
             raise self.refuse(host, error) from None
 
+    def reasons(self, error: Exception) -> List[str]:
+        """What bad input raised, as the reasons that it stands for."""
+        if isinstance(error, Refusal):
+            return error.reasons
+        if isinstance(error, AnsibleUndefinedVariable):
+            return [f"{error.message}: set it in the inventory"]
+        return [str(error)]
+
     def refuse(self, host: str, error: Exception) -> AnsibleActionFail:
         """One message with every reason."""
-        if isinstance(error, Refusal):
-            reasons = error.reasons
-        elif isinstance(error, AnsibleUndefinedVariable):
-            reasons = [f"{error.message}: set it in the inventory"]
-        else:
-            reasons = [str(error)]
-        lines = "".join("\n  - " + reason for reason in reasons)
+        lines = "".join("\n  - " + reason for reason in self.reasons(error))
         return AnsibleActionFail(f"{host} is refused, nothing was changed:{lines}")

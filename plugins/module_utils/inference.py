@@ -21,6 +21,8 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 PROTOCOLS = ("http", "grpc")
 # Rows up to this many values are returned with their result, so that a report can draw them.
 DRAWN_VALUES = 784
+# Longest side of the picture of an input; a larger one is thinned out.
+PICTURE_SIDE = 64
 # Seconds in which a server has to say that it lives, however long its models may take.
 SIGN_OF_LIFE = 5.0
 # Kinds of numpy's dtypes that can be compared as numbers
@@ -152,6 +154,39 @@ def drawable(inputs: Mapping[str, Any], request: Request) -> Optional[List[int]]
     if len(request.rows) != 1 or len(rows) != 1 or rows[0].size > DRAWN_VALUES or rows[0].dtype.kind not in "fiu":
         return None
     return [round(float(value)) for value in rows[0].flatten()] if np.isfinite(rows[0]).all() else None
+
+
+def picture(inputs: Mapping[str, Any], request: Request) -> Optional[Dict[str, Any]]:
+    """The one input row of a request where it is an image: {"width", "height", "channels", "pixels": bytes as base64}.
+
+    An image is a matrix, one of three channels that come first or last, or a square of drawable length.
+    """
+    import numpy as np
+
+    rows = list(inputs.values())
+    if len(request.rows) != 1 or len(rows) != 1 or rows[0].dtype.kind not in NUMBERS or not rows[0].size:
+        return None
+    row = np.squeeze(rows[0][0])
+    if row.ndim == 1 and 64 <= row.size <= DRAWN_VALUES and round(row.size**0.5) ** 2 == row.size:
+        row = row.reshape(round(row.size**0.5), -1)
+    if row.ndim == 3 and row.shape[0] == 3:
+        row = np.moveaxis(row, 0, 2)
+    if row.ndim == 2:
+        row = row[:, :, None]
+    if row.ndim != 3 or row.shape[2] not in (1, 3) or min(row.shape[:2]) < 4 or max(row.shape[:2]) > 4 * min(row.shape[:2]):
+        return None
+    step = -(-max(row.shape[:2]) // PICTURE_SIDE)
+    levels = row[::step, ::step]
+    if levels.dtype != np.uint8:
+        # What was normalised, or counts to sixteen, spans its own values.
+        levels = levels.astype(np.float64)
+        if not np.isfinite(levels).all():
+            return None
+        levels = levels - levels.min()
+        levels = (levels * (255 / (levels.max() or 1))).round().astype(np.uint8)
+    height, width, channels = (int(size) for size in levels.shape)
+    pixels = base64.b64encode(np.ascontiguousarray(levels).tobytes()).decode()
+    return {"width": width, "height": height, "channels": channels, "pixels": pixels}
 
 
 def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str, Any]) -> Dict[str, Any]:
@@ -287,6 +322,9 @@ def ask(
         image = drawable(inputs, request)
         if image is not None:
             result["image"] = image
+        seen = picture(inputs, request)
+        if seen is not None:
+            result["picture"] = seen
         answer, taken = service.infer(model, inputs)
         result["ms"] = round(taken, 2)
         result.update(describe(answer, request, expect))

@@ -41,7 +41,7 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
     for path in _paths(directory):
         full = os.path.join(directory, path)
         if os.path.getsize(full) >= BLOB_BYTES:
-            digest = _file_digest(full)
+            digest = file_digest(full)
             files[path] = {"sha256": digest, "blob": True}
             origins[digest] = {"file": full}
         else:
@@ -58,6 +58,13 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
     if config.name and config.name != name:
         raise Refusal([f"model {name}: config.pbtxt names it {config.name!r}: the two must be equal"])
     config.name = name
+    if config.backend == "rbln" and not any(path.endswith(".rbln") for path in files):
+        raise Refusal(
+            [
+                f"model {name}: found no compiled file (.rbln) in {directory} and none under `artefacts`, wanted one "
+                "for backend rbln: compile it for this card and SDK and list it under `artefacts`"
+            ]
+        )
     _place(config, int(variables["npufleet_npus"]) * int(entry.get("instances", 1)))
     config.parameters[SOURCE].string_value = source_digest
     files["config.pbtxt"] = {"sha256": _digest(print_config(config)), "blob": False}
@@ -115,7 +122,8 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _file_digest(path: str) -> str:
+def file_digest(path: str) -> str:
+    """SHA-256 of a file of any size."""
     digest = hashlib.sha256()
     with open(path, "rb") as source:
         for block in iter(lambda: source.read(BLOB_BYTES), b""):
@@ -146,14 +154,26 @@ def _schema() -> Any:
 _SCHEMA: List[Any] = []
 
 
+def _model_config() -> Any:
+    """An empty ModelConfig."""
+    if not _SCHEMA:
+        _SCHEMA.append(_schema())
+    return _SCHEMA[0].ModelConfig()
+
+
+def config_of(served: Mapping[str, Any]) -> bytes:
+    """The config.pbtxt of a config as Triton's HTTP service tells it."""
+    from google.protobuf import json_format
+
+    return print_config(json_format.ParseDict(dict(served), _model_config(), ignore_unknown_fields=True))
+
+
 def parse_config(text: str, path: str) -> Any:
     """config.pbtxt as Triton's ModelConfig; what Triton could not parse is refused with the parser's line."""
     from google.protobuf import text_format
 
-    if not _SCHEMA:
-        _SCHEMA.append(_schema())
     try:
-        return text_format.Parse(text, _SCHEMA[0].ModelConfig())
+        return text_format.Parse(text, _model_config())
     except text_format.ParseError as error:
         raise Refusal([f"{path}:{error}: Triton would refuse this file"]) from error
 

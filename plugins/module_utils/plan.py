@@ -6,6 +6,7 @@ Everything that looks at differences (status, check mode, the rollout, the proof
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Dict, List
 
 Item = Dict[str, Any]
@@ -33,6 +34,8 @@ def short(value: Any) -> str:
     if value is None:
         return "nothing"
     line = " ".join((value if isinstance(value, str) else json.dumps(value, sort_keys=True)).split())
+    # A login in an address, such as a proxy's, is nobody's business.
+    line = re.sub(r"//[^/@\s]+@", "//***@", line)
     return line if len(line) <= LINE else line[: LINE - 3] + "..."
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
 
+from ansible.errors import AnsibleUndefinedVariable
 from ansible_collections.npufleet.triton.plugins.module_utils import manifest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
     driver,
@@ -83,10 +84,13 @@ def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
         raise Refusal(reasons)
 
 
-def desired(
+def survey(
     variables: Mapping[str, Any], concerns: List[str], now: bool = False
-) -> Tuple[Dict[str, Any], Dict[str, Dict[str, Any]]]:
-    """(desired state by concern, manifests by model); `now` is for a proof. Raises Refusal with the reasons of all concerns."""
+) -> Tuple[Dict[str, Any], Dict[str, Dict[str, Any]], List[str]]:
+    """(desired state by concern, manifests by model, reasons); a concern that nothing can be wanted of is left out.
+
+    `now` is for a proof. Raises Refusal where the variables that all concerns build on are not there.
+    """
     validate(variables, concerns)
     wanted: Dict[str, Any] = {}
     found: Dict[str, Dict[str, Any]] = {}
@@ -108,8 +112,18 @@ def desired(
             wanted[concern] = makers[concern]()
         except Refusal as refusal:
             reasons += refusal.reasons
-        except (TypeError, ValueError, AttributeError) as error:
+        except AnsibleUndefinedVariable as error:
+            reasons.append(f"{error.message}: set it in the inventory")
+        except (OSError, TypeError, ValueError, AttributeError) as error:
             reasons.append(f"{concern}: a variable has a value of another kind than it should: {error}")
+    return wanted, found, list(dict.fromkeys(reasons))
+
+
+def desired(
+    variables: Mapping[str, Any], concerns: List[str], now: bool = False
+) -> Tuple[Dict[str, Any], Dict[str, Dict[str, Any]]]:
+    """(desired state by concern, manifests by model). Raises Refusal with the reasons of all concerns."""
+    wanted, found, reasons = survey(variables, concerns, now)
     if reasons:
         raise Refusal(reasons)
     return wanted, found

@@ -9,21 +9,32 @@ short_description: Read everything that matters of a host once, and say how it d
 description:
   - Reads kernel, vendor tool, Docker engine, model store, Triton server and Prometheus of a host in one call and compares
     them with what inventory, release row and model manifests ask for. It changes nothing.
-  - In check mode the result is C(changed) when the plan is not empty, and C(--diff) prints the plan. This is how the
-    whole project answers C(--check).
-  - The controller fills in O(desired); a playbook gives at most O(concerns), O(prove) and O(timeout).
+  - In check mode the result is C(changed) when the plan is not empty and the host is not in maintenance, and C(--diff) prints the
+    plan. This is how the whole project answers C(--check).
+  - The controller fills in O(desired); a playbook gives at most O(concerns), O(preflight), O(prove), O(free) and O(timeout).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   concerns:
     description:
       - What to look at, out of C(driver), C(engine), C(image), C(models), C(server), C(monitoring).
+      - V([]) reads no more than whether the host is in maintenance.
       - Default is every concern of the groups that the host is in.
     type: list
     elements: str
   desired:
     description: What is wanted, by concern. Computed on the controller.
     type: dict
+  free:
+    description:
+      - Look at nothing but who has the cards open, and fail while a process does, naming each. Those of the Triton container count
+        only when it does not run.
+      - While it does not run, wait up to O(timeout) for them to end. A process beside a running container is refused at once.
+    type: bool
+    default: false
+  mark:
+    description: File on the host that says that it is in maintenance. Filled in on the controller.
+    type: path
   host:
     description: Inventory name of the host, for messages. Filled in on the controller.
     type: str
@@ -33,9 +44,23 @@ options:
     type: bool
     default: false
   timeout:
-    description: Seconds that O(prove) waits for the host to become as wanted.
+    description: Seconds that O(prove) waits for the host to become as wanted, and O(free) for the cards.
     type: int
     default: 0
+  preflight:
+    description:
+      - Also say what stands in the way of the plan, as RV(refusals). In a playbook it is a switch; the controller makes the
+        conditions that the host is judged by out of it.
+    type: raw
+  suppliers:
+    description: Servers that the plan would download from, for O(preflight) to ask. Filled in on the controller.
+    type: list
+    elements: dict
+    default: []
+  passwords:
+    description: Passwords of O(suppliers), by name. Filled in on the controller.
+    type: dict
+    default: {}
 attributes:
   check_mode:
     support: full
@@ -50,11 +75,21 @@ EXAMPLES = r"""
   npufleet.triton.host_state:
   register: state
 
+- name: Ask what differs, and what stands in the way of changing it
+  npufleet.triton.host_state:
+    preflight: true
+  register: state
+
 - name: Wait until the server serves what is wanted of it, and fail if it does not
   npufleet.triton.host_state:
     concerns: [server]
     prove: true
     timeout: 120
+
+- name: Wait until the cards are free
+  npufleet.triton.host_state:
+    free: true
+    timeout: 60
 """
 
 RETURN = r"""
@@ -74,6 +109,14 @@ report:
   returned: success
   type: list
   elements: str
+maintenance:
+  description: The mark of a host in maintenance, C(reason), C(by) and C(since); null for a host that is not.
+  returned: success
+  type: dict
+mark:
+  description: The file that holds it.
+  returned: success
+  type: str
 actual:
   description: What was read, by concern.
   returned: success
@@ -82,18 +125,29 @@ desired:
   description: What is wanted, by concern.
   returned: success
   type: dict
+refusals:
+  description:
+    - Every reason why the plan cannot be applied, each with what was found, what is wanted and what to do. Nothing was changed.
+    - A host whose variables are wrong, or that could not be read as root, has its reasons here and an empty plan.
+  returned: with O(preflight)
+  type: list
+  elements: str
 origins:
   description: Where the controller finds each large file of the models, by its SHA-256.
   returned: success
   type: dict
 """
 
+import json
 import time
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.npufleet.triton.plugins.module_utils import contexts
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.all import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, as_diff, sentence
+from ansible_collections.npufleet.triton.plugins.module_utils.preflight import refusals
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import text
 
 POLL_SECONDS = 0.5
 
@@ -119,22 +173,56 @@ def hopeless(plan: List[Item]) -> bool:
     )
 
 
+def maintenance(path: str) -> Optional[Dict[str, Any]]:
+    """The mark of a host in maintenance. One that cannot be read counts: whoever wrote it meant the host to be left alone."""
+    raw = text(path)
+    if raw is None:
+        return None
+    try:
+        mark = json.loads(raw)
+    except ValueError:
+        mark = None
+    return mark if isinstance(mark, dict) else {"reason": f"not to be read from {path}", "by": "unknown", "since": "unknown"}
+
+
+def busy(container: str, deadline: float) -> List[str]:
+    """Why the cards are not free: at once beside a running container, else of those that are left at the deadline."""
+    found = contexts.look(container)
+    while found["reasons"] and not found["running"] and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        found = contexts.look(container)
+    return found["reasons"]
+
+
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(
         argument_spec={
             "concerns": {"type": "list", "elements": "str"},
             "desired": {"type": "dict"},
+            "free": {"type": "bool", "default": False},
+            "mark": {"type": "path"},
             "host": {"type": "str"},
             "prove": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 0},
+            "preflight": {"type": "raw"},
+            "suppliers": {"type": "list", "elements": "dict", "default": []},
+            "passwords": {"type": "dict", "default": {}, "no_log": True},
         },
         supports_check_mode=True,
     )
     desired = module.params["desired"]
-    if not desired:
+    if not desired and not module.params["mark"]:
         module.fail_json(msg="host_state computes what is wanted on the controller: call it as npufleet.triton.host_state")
     deadline = time.monotonic() + module.params["timeout"]
+    if module.params["free"]:
+        reasons = busy(desired["server"]["name"], deadline)
+        if reasons:
+            lines = "".join("\n  - " + one for one in reasons)
+            module.fail_json(
+                msg="{}: the cards are not free, end what holds them and run again:{}".format(module.params["host"], lines)
+            )
+        module.exit_json(changed=False)
     actual, plan = look(desired)
     while module.params["prove"] and plan and time.monotonic() < deadline and not hopeless(plan):
         time.sleep(POLL_SECONDS)
@@ -142,9 +230,16 @@ def main() -> None:
     if module.params["prove"] and plan and not module.check_mode:
         lines = "".join("\n  - " + sentence(one) for one in plan)
         module.fail_json(msg="{} is not as wanted:{}".format(module.params["host"], lines), plan=plan, actual=actual)
-    changed = bool(plan) and module.check_mode and not module.params["prove"]
+    mark = maintenance(module.params["mark"]) if module.params["mark"] else None
+    changed = bool(plan) and module.check_mode and not module.params["prove"] and mark is None
     report = [sentence(one) for one in plan]
-    module.exit_json(changed=changed, plan=plan, report=report, actual=actual, diff=as_diff(plan) if plan else {})
+    answer: Dict[str, Any] = {"plan": plan, "report": report, "maintenance": mark, "actual": actual}
+    conditions = module.params["preflight"]
+    if conditions:
+        # Who takes a host out knows why: it is not judged, and keeps no other host from its change.
+        suppliers, passwords = module.params["suppliers"], module.params["passwords"]
+        answer["refusals"] = refusals(conditions, actual, plan, suppliers, passwords) if mark is None else []
+    module.exit_json(changed=changed, diff=as_diff(plan) if plan else {}, **answer)
 
 
 if __name__ == "__main__":

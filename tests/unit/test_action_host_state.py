@@ -147,7 +147,7 @@ def test_all_reasons_of_the_concerns_come_at_once(site: Path, looked: dict[str, 
 
 
 def test_variable_that_refers_to_nothing_is_named(looked: dict[str, Any]) -> None:
-    (reason,) = refused(looked, "unset")
+    _driver, reason = refused(looked, "unset")
     assert "'not_set_anywhere' is undefined" in reason
     assert "set it in the inventory" in reason
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import dr
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from helpers import ROW, fleet
 
-WANTED = {"package": "rebellions", "version": "1.2.92", "npus": 2, "cards": ["RBLN-CA12"], "hold": True}
+UNIT = driver.unit(2, 120)
+WANTED = {"package": "rebellions", "version": "1.2.92", "npus": 2, "cards": ["RBLN-CA12"], "hold": True, "unit": UNIT}
 BUS = ["0000:ab:00.0", "0000:ac:00.0"]
 KERNEL = {"linux-image-6.8.0-45-generic": True, "linux-headers-6.8.0-45-generic": True}
 
@@ -55,7 +58,7 @@ def parsed(npu: int, **changes: Any) -> dict[str, Any]:
 
 
 def tool(*devices: dict[str, Any], version: str = "1.2.92") -> dict[str, Any]:
-    return {"path": "/usr/local/bin/rbln-stat", "version": version, "devices": list(devices), "contexts": 0}
+    return {"path": "/usr/local/bin/rbln-stat", "version": version, "devices": list(devices), "contexts": 0, "holders": []}
 
 
 def host(**changes: Any) -> dict[str, Any]:
@@ -69,6 +72,8 @@ def host(**changes: Any) -> dict[str, Any]:
         "bus": list(BUS),
         "nodes": ["rbln0", "rbln1"],
         "rsd0": True,
+        "unit": UNIT,
+        "unit_enabled": True,
         "tool": tool(parsed(0), parsed(1)),
         **changes,
     }
@@ -85,7 +90,8 @@ def found(name: str, current: Any, desired: Any, action: str) -> dict[str, Any]:
 def test_tool_is_read_in_both_shapes(npu: Any) -> None:
     contexts = [{"ctx_id": "1", "npu": npu, "process": "triton", "pid": "77", "memalloc": "1048576", "status": "run"}]
     answer = driver.parse_tool(json.dumps({"KMD_version": "1.2.92", "devices": [printed(npu)], "contexts": contexts}))
-    assert answer == {"version": "1.2.92", "devices": [parsed(0)], "contexts": 1}
+    holders = [{"npu": 0, "pid": 77, "process": "triton"}]
+    assert answer == {"version": "1.2.92", "devices": [parsed(0)], "contexts": 1, "holders": holders}
 
 
 def test_tool_without_firmware_or_contexts_is_read() -> None:
@@ -93,7 +99,7 @@ def test_tool_without_firmware_or_contexts_is_read() -> None:
     del device["fw_ver"]
     for rest in ({}, {"contexts": None}, {"contexts": []}):
         answer = driver.parse_tool(json.dumps({"KMD_version": "2.0.1", "devices": [device], **rest}))
-        assert answer == {"version": "2.0.1", "devices": [parsed(1, firmware=None)], "contexts": 0}
+        assert answer == {"version": "2.0.1", "devices": [parsed(1, firmware=None)], "contexts": 0, "holders": []}
 
 
 @pytest.mark.parametrize(
@@ -108,6 +114,7 @@ def test_tool_without_firmware_or_contexts_is_read() -> None:
         json.dumps({"KMD_version": "1.2.92", "devices": None}),
         json.dumps({"KMD_version": "1.2.92", "devices": [{"npu": 0}]}),
         json.dumps({"KMD_version": "1.2.92", "devices": [printed("N/A")]}),
+        json.dumps({"KMD_version": "1.2.92", "devices": [], "contexts": [{"npu": "0", "process": "triton"}]}),
         json.dumps({"KMD_version": "1.2.92", "devices": [printed(0, memory=None)]}),
         json.dumps({"KMD_version": "1.2.92", "devices": [printed(0, memory={"used": "N/A", "total": "N/A"})]}),
     ],
@@ -130,15 +137,15 @@ def test_first_tool_that_is_there_is_asked_for_json(tmp_path: Path, monkeypatch:
     wanted = script(tmp_path / "rbln-smi", f"[ \"$*\" = -j ] || exit 9\necho '{answer}'\n")
     later = script(tmp_path / "rbln-stat", "exit 8\n")
     monkeypatch.setattr(driver, "TOOLS", (str(tmp_path / "not-here"), wanted, later))
-    assert driver._ask_tool() == {"path": wanted, "version": "1.2.92", "devices": [parsed(0)], "contexts": 0}
+    assert driver.ask_tool() == {"path": wanted, "version": "1.2.92", "devices": [parsed(0)], "contexts": 0, "holders": []}
 
 
 def test_tool_that_fails_or_is_missing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = script(tmp_path / "rbln-stat", "echo 'no driver' >&2\nexit 3\n")
     monkeypatch.setattr(driver, "TOOLS", (failing,))
-    assert driver._ask_tool() == {"error": f"{failing} ended with 3: no driver"}
+    assert driver.ask_tool() == {"error": f"{failing} ended with 3: no driver"}
     monkeypatch.setattr(driver, "TOOLS", ("/nowhere/b/rbln-smi", "/nowhere/a/rbln-stat", "/nowhere/a/rbln-smi"))
-    assert driver._ask_tool() == {"error": "the vendor's tool is in none of /nowhere/a, /nowhere/b"}
+    assert driver.ask_tool() == {"error": "the vendor's tool is in none of /nowhere/a, /nowhere/b"}
 
 
 # What is wanted
@@ -172,8 +179,9 @@ def read(monkeypatch: pytest.MonkeyPatch, files: dict[str, str], installed: dict
     monkeypatch.setattr(driver, "packages", packages)
     monkeypatch.setattr(driver, "text", files.get)
     monkeypatch.setattr(driver.glob, "glob", lambda pattern: [path for path in files if path.startswith(listing[pattern])])
+    monkeypatch.setattr(driver.os.path, "islink", lambda path: path in files)
     monkeypatch.setattr(driver, "_is_device", lambda path: path == "/dev/rsd0" and rsd0)
-    monkeypatch.setattr(driver, "_ask_tool", lambda: {"error": "not asked here"})
+    monkeypatch.setattr(driver, "ask_tool", lambda: {"error": "not asked here"})
     actual = driver.read(WANTED)
     release = os.uname().release
     assert asked == [["rebellions", "linux-image-" + release, "linux-headers-" + release]]
@@ -185,6 +193,8 @@ def test_read_of_a_host_with_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         "/sys/module/rebellions/version": "1.2.92-6d00b56\n",
         "/etc/modules-load.d/npufleet.conf": "rebellions\n",
+        "/etc/systemd/system/npufleet-cards.service": "[Unit]\n",
+        "/etc/systemd/system/multi-user.target.wants/npufleet-cards.service": "",
         "/sys/bus/pci/devices/0000:ac:00.0/vendor": "0x1eff\n",
         "/sys/bus/pci/devices/0000:00:1f.0/vendor": "0x8086\n",
         "/sys/bus/pci/devices/0000:ab:00.0/vendor": "0x1eff\n",
@@ -202,6 +212,8 @@ def test_read_of_a_host_with_cards(monkeypatch: pytest.MonkeyPatch) -> None:
         "bus": BUS,
         "nodes": ["rbln0", "rbln1"],
         "rsd0": True,
+        "unit": "[Unit]\n",
+        "unit_enabled": True,
         "tool": {"error": "not asked here"},
     }
 
@@ -210,7 +222,7 @@ def test_read_of_a_bare_host(monkeypatch: pytest.MonkeyPatch) -> None:
     actual = read(monkeypatch, {"/etc/modules-load.d/npufleet.conf": "rebellions\nother\n"}, {}, rsd0=False)
     assert (actual["package"], actual["module"], actual["boot"], actual["bus"], actual["nodes"]) == (None, None, False, [], [])
     assert actual["kernel_packages"] == {}
-    assert actual["rsd0"] is False
+    assert (actual["rsd0"], actual["unit"], actual["unit_enabled"]) == (False, None, False)
 
 
 def test_a_file_is_no_device(tmp_path: Path) -> None:
@@ -228,15 +240,50 @@ def test_host_as_wanted_has_no_plan() -> None:
 
 
 def test_bare_host() -> None:
-    bare = host(
-        package=None, module=None, boot=False, nodes=[], rsd0=False, tool={"error": "no tool"}, kernel_packages=dict(KERNEL)
-    )
+    nothing = {"package": None, "module": None, "boot": False, "nodes": [], "rsd0": False, "unit": None, "unit_enabled": False}
+    bare = host(**nothing, tool={"error": "no tool"}, kernel_packages=dict(KERNEL))
     assert driver.diff(WANTED, bare) == [
         found("package", None, "1.2.92", "install"),
         found("hold", "free to change: rebellions", "held", "hold"),
         found("boot", "not loaded at boot", "loaded at boot", "configure"),
+        found("npufleet-cards.service", None, UNIT, "configure"),
         found("module", None, "1.2.92", "load"),
     ]
+
+
+def test_unit_that_is_changed_or_disabled() -> None:
+    name, other = "npufleet-cards.service", driver.unit(4, 120)
+    assert driver.diff(WANTED, host(unit=other)) == [found(name, other, UNIT, "configure")]
+    assert driver.diff(WANTED, host(unit_enabled=False)) == [found(name, "disabled", "enabled", "configure")]
+
+
+def waiting(tmp_path: Path, nodes: list[str], timeout: int = 0) -> subprocess.CompletedProcess[str]:
+    """One run of the unit's command by a shell, with links to /dev/null as device nodes below tmp_path."""
+    unit = driver.unit(2, timeout).replace("\\\n", "")
+    command = unit.split("/bin/sh -c '", 1)[1].split("'", 1)[0].replace("$$", "$").replace("/dev/r", f"{tmp_path}/r")
+    for name in nodes:
+        (tmp_path / name).symlink_to("/dev/null")
+    variables = {"PATH": os.environ["PATH"], "NPUS": "2", "TIMEOUT": str(timeout)}
+    return subprocess.run(["/bin/sh", "-c", command], env=variables, capture_output=True, text=True, timeout=20, check=False)
+
+
+def test_unit_ends_when_all_cards_are_there(tmp_path: Path) -> None:
+    done = waiting(tmp_path, ["rbln0", "rbln3", "rsd0"])
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_unit_says_which_cards_it_found(tmp_path: Path) -> None:
+    (tmp_path / "rbln1").write_text("a file is no device")
+    done = waiting(tmp_path, ["rbln0"])
+    assert done.returncode == 1
+    found = f"found 1 of 2 NPUs ({tmp_path}/rbln0), {tmp_path}/rsd0 missing"
+    assert done.stderr == f"after 0 s: {found}: see dmesg; the engine starts all the same\n"
+
+
+def test_unit_waits_no_longer_than_asked(tmp_path: Path) -> None:
+    started = time.monotonic()
+    assert waiting(tmp_path, ["rbln0", "rsd0"], timeout=1).returncode == 1
+    assert 1 <= time.monotonic() - started < 10
 
 
 def test_another_version_is_installed_and_reloaded() -> None:

@@ -13,7 +13,7 @@ from helpers import FakeEngine, fleet
 OPTIONS = {"log-driver": "json-file", "log-opts": {"max-size": "50m", "max-file": "5"}}
 DROP_IN = "/etc/systemd/system/docker.service.d/50-npufleet.conf"
 LIMITS = "# Written by npufleet\n[Service]\nLimitMEMLOCK=infinity\n"
-WANTED = {"packages": ["docker.io", "rsync"], "daemon": OPTIONS, "drop_ins": {DROP_IN: LIMITS}}
+WANTED = {"packages": ["docker.io", "rsync"], "daemon": OPTIONS, "drop_ins": {DROP_IN: LIMITS}, "ca": None}
 
 
 def host(**changes: Any) -> dict[str, Any]:
@@ -23,6 +23,7 @@ def host(**changes: Any) -> dict[str, Any]:
         "drop_ins": {DROP_IN: LIMITS},
         "daemon": {"default-runtime": "own", "runtimes": {"own": {"path": "/usr/local/bin/own"}}, **OPTIONS},
         "running": {"version": "20.10.24", "log-driver": "json-file"},
+        "ca": None,
         **changes,
     }
 
@@ -41,8 +42,46 @@ def test_desired_is_what_the_inventory_says() -> None:
     assert wanted == {
         "packages": ["docker.io", "rsync"],
         "daemon": OPTIONS,
-        "drop_ins": {DROP_IN: "# Written by npufleet\n[Service]\nLimitMEMLOCK=infinity\nLimitNOFILE=1048576\n"},
+        "drop_ins": {
+            DROP_IN: "# Written by npufleet\n[Service]\nLimitMEMLOCK=infinity\nLimitNOFILE=1048576\n",
+            engine.ORDER_FILE: ("# Written by npufleet\n[Unit]\nWants=npufleet-cards.service\nAfter=npufleet-cards.service\n"),
+        },
+        "ca": None,
     }
+
+
+def test_an_engine_of_another_repository_stays() -> None:
+    wanted = {**WANTED, "packages": ["docker.io|docker-ce|moby-engine", "rsync"]}
+    assert engine.diff(wanted, host(packages=["docker-ce", "rsync"])) == []
+    assert engine.diff(wanted, host(packages=["rsync"])) == [found("packages", "without docker.io", ["docker.io"], "install")]
+
+
+def test_proxies_reach_the_unit_and_mirrors_the_engine(tmp_path: Path) -> None:
+    authority = tmp_path / "site.pem"
+    authority.write_text("-----BEGIN CERTIFICATE-----\n")
+    wanted = engine.desired(
+        fleet(
+            npufleet_https_proxy="http://proxy.example.com:3128/%7e",
+            npufleet_no_proxy=["example.com", "10.0.0.0/8"],
+            npufleet_ca_file=str(authority),
+            docker_engine_registry_mirrors=["https://mirror.example.com"],
+        )
+    )
+    assert wanted["daemon"]["registry-mirrors"] == ["https://mirror.example.com"]
+    assert wanted["drop_ins"][DROP_IN] == (
+        "# Written by npufleet\n[Service]\nLimitMEMLOCK=infinity\n"
+        'Environment="HTTPS_PROXY=http://proxy.example.com:3128/%%7e"\nEnvironment="NO_PROXY=example.com,10.0.0.0/8"\n'
+    )
+    assert wanted["ca"] == "-----BEGIN CERTIFICATE-----\n"
+
+
+def test_authority_that_the_host_does_not_trust_yet() -> None:
+    wanted = {**WANTED, "ca": "ours"}
+    path = "/usr/local/share/ca-certificates/npufleet.crt"
+    authority = "the site's certificate authority"
+    assert engine.diff(wanted, host()) == [found(path, None, authority, "configure")]
+    assert engine.diff(wanted, host(ca="theirs")) == [found(path, "another certificate", authority, "configure")]
+    assert engine.diff(wanted, host(ca="ours")) == []
 
 
 def test_merge_keeps_what_is_not_ours() -> None:
@@ -78,7 +117,7 @@ def test_host_as_wanted_has_no_plan() -> None:
 def test_bare_host() -> None:
     bare = host(packages=[], daemon={}, drop_ins={DROP_IN: None}, running=None)
     assert engine.diff(WANTED, bare) == [
-        found("packages", "without docker.io, rsync", "installed", "install"),
+        found("packages", "without docker.io, rsync", ["docker.io", "rsync"], "install"),
         found("daemon.json", {"log-driver": None, "log-opts": None}, OPTIONS, "configure"),
         found(DROP_IN, None, LIMITS, "configure"),
         found("service", None, "an engine that answers", "start"),
@@ -104,6 +143,11 @@ def test_changed_drop_in() -> None:
     assert engine.diff(WANTED, host(drop_ins={DROP_IN: weaker})) == [found(DROP_IN, weaker, LIMITS, "configure")]
 
 
+def test_order_after_the_cards_needs_no_restart() -> None:
+    wanted = {**WANTED, "drop_ins": {engine.ORDER_FILE: engine.ORDER}}
+    assert engine.diff(wanted, host(drop_ins={engine.ORDER_FILE: None})) == [found(engine.ORDER_FILE, None, engine.ORDER, "order")]
+
+
 def test_engine_that_runs_with_another_log_driver_is_restarted() -> None:
     old = host(running={"version": "20.10.24", "log-driver": "journald"})
     assert engine.diff(WANTED, old) == [found("service", "journald", "json-file", "restart")]
@@ -114,6 +158,7 @@ def test_engine_that_runs_with_another_log_driver_is_restarted() -> None:
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """daemon.json below tmp_path, one installed package."""
     monkeypatch.setattr(engine, "DAEMON_JSON", str(tmp_path / "daemon.json"))
+    monkeypatch.setattr(engine, "CA_FILE", str(tmp_path / "ca.crt"))
     monkeypatch.setattr(engine, "packages", lambda names: {name: {} for name in names if name == "rsync"})
     monkeypatch.setattr(engine, "Engine", FakeEngine({"/info": {"ServerVersion": "20.10.24", "LoggingDriver": "journald"}}))
     return tmp_path
@@ -131,7 +176,10 @@ def test_read(files: Path) -> None:
         "drop_ins": {str(files / "drop-in.conf"): "[Service]\n"},
         "running": {"version": "20.10.24", "log-driver": "journald"},
         "daemon": {"log-driver": "journald", "debug": True},
+        "ca": None,
     }
+    (files / "ca.crt").write_text("ours")
+    assert read(files)["ca"] == "ours"
 
 
 @pytest.mark.parametrize("content", [None, "", " \n"], ids=["no file", "empty", "blank"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,6 +72,7 @@ def test_plans_come_in_the_order_of_the_concerns(monkeypatch: pytest.MonkeyPatch
         "changed": False,
         "plan": [PACKAGE, LOADING],
         "report": ["driver package: found nothing, wanted 1.2.92 (install)", WORDS],
+        "maintenance": None,
         "actual": {"driver": {"reading": 1}, "server": {"reading": 1}},
         "diff": {
             "before_header": "found",
@@ -174,3 +176,70 @@ def test_without_desired_state_it_says_how_to_call_it(monkeypatch: pytest.Monkey
         "failed": True,
         "msg": "host_state computes what is wanted on the controller: call it as npufleet.triton.host_state",
     }
+
+
+# Free cards
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> Any:
+    """What looks at the cards find, one after the other; the last one stays."""
+
+    def give(*looks: dict[str, Any], timeout: int = 0) -> dict[str, Any]:
+        found = list(looks)
+        monkeypatch.setattr(
+            host_state.contexts, "look", lambda name: (found.pop(0) if len(found) > 1 else found[0]) if name == "triton" else None
+        )
+        arguments = {"host": "npu1", "desired": {"server": {"name": "triton"}}, "free": True, "timeout": timeout}
+        return run_module(host_state, arguments)
+
+    return give
+
+
+HELD = "rbln0 held by sleep (pid 30): end it (`kill 30`)"
+
+
+def test_free_cards_are_no_news(cards: Any, clock: SimpleNamespace) -> None:
+    assert cards({"running": True, "reasons": []}, timeout=60) == {"failed": False, "changed": False}
+    assert clock.slept == []
+
+
+def test_cards_that_become_free_are_awaited(cards: Any, clock: SimpleNamespace) -> None:
+    held = {"running": False, "reasons": [HELD]}
+    assert cards(held, held, {"running": False, "reasons": []}, timeout=60) == {"failed": False, "changed": False}
+    assert clock.slept == [0.5, 0.5]
+
+
+def test_cards_that_stay_taken_fail_with_every_process(cards: Any, clock: SimpleNamespace) -> None:
+    assert cards({"running": False, "reasons": [HELD, "rbln1 too"]}, timeout=2) == {
+        "failed": True,
+        "msg": f"npu1: the cards are not free, end what holds them and run again:\n  - {HELD}\n  - rbln1 too",
+    }
+    assert len(clock.slept) == 4
+
+
+def test_beside_a_running_container_nothing_is_awaited(cards: Any, clock: SimpleNamespace) -> None:
+    assert cards({"running": True, "reasons": [HELD]}, timeout=60)["failed"] is True
+    assert clock.slept == []
+
+
+# Maintenance
+
+
+def test_mark_of_a_host_in_maintenance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "maintenance.json"
+    concerns = {"server": Concern([LOADING])}
+    assert run(monkeypatch, concerns, check=True, mark=str(path))["maintenance"] is None
+    path.write_text('{"reason": "swap card 2", "by": "kim", "since": "2026-01-02T03:04:05Z"}')
+    result = run(monkeypatch, concerns, check=True, mark=str(path))
+    assert result["maintenance"] == {"reason": "swap card 2", "by": "kim", "since": "2026-01-02T03:04:05Z"}
+    # It has a plan, but no run would apply it.
+    assert (result["plan"], result["changed"]) == ([LOADING], False)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null"])
+def test_mark_that_cannot_be_read_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "maintenance.json"
+    path.write_text(content)
+    mark = run(monkeypatch, {}, mark=str(path))["maintenance"]
+    assert mark == {"reason": f"not to be read from {path}", "by": "unknown", "since": "unknown"}

@@ -253,13 +253,13 @@ def call(
     """(what the module ends with, the commands that it ran), the engine answering (code, out, err)."""
     ran: list[Any] = []
 
-    def run_command(_self: Any, command: list[str], **options: Any) -> Any:
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         ran.append((command, options))
-        return answer
+        return subprocess.CompletedProcess(command, *answer)
 
     with (
         mock.patch.object(AnsibleModule, "get_bin_path", lambda _self, name, *_more: docker if name == "docker" else None),
-        mock.patch.object(AnsibleModule, "run_command", run_command),
+        mock.patch.object(inference_check.subprocess, "run", run),
     ):
         given = {"image": "sha256:abc", "library": LIBRARY, "document": DOCUMENT, **arguments}
         return run_module(inference_check, given, check=check), ran
@@ -275,8 +275,7 @@ def test_the_client_runs_in_a_container_that_leaves_nothing() -> None:
     assert command[:2] == ["/usr/bin/docker", "run"]
     assert command[2:-3] == ["--rm", "--interactive", "--pull", "never", "--network", "host", "--entrypoint", "python3"]
     assert command[-3:] == ["sha256:abc", "-c", inference_check.START]
-    assert set(options) == {"data"}
-    given = json.loads(options["data"])
+    given = json.loads(options["input"])
     assert given["source"] == LIBRARY
     assert given["document"]["server"] == {"address": "127.0.0.1", "http_port": 8000, "grpc_port": 8001}
     assert (given["document"]["timeout"], given["document"]["host"]) == (30, "npu1")
@@ -292,7 +291,7 @@ def test_the_client_runs_in_a_container_that_leaves_nothing() -> None:
 
 def test_the_server_may_listen_elsewhere() -> None:
     _found, ran = call(answers(result("a")), server={"address": "::1", "http_port": 9}, timeout=3)
-    document = json.loads(ran[0][1]["data"])["document"]
+    document = json.loads(ran[0][1]["input"])["document"]
     assert document["server"] == {"address": "::1", "http_port": 9, "grpc_port": 8001}
     assert document["timeout"] == 3
 
@@ -527,6 +526,8 @@ def play(fleet: Path, *options: str, limit: str = "all") -> subprocess.Completed
         "--limit",
         limit,
         str(ROOT / "playbooks/check.yml"),
+        "-e",
+        f"npufleet_report_file={fleet}/report.html",
         *options,
     ]
     return subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
@@ -543,7 +544,9 @@ def test_one_host_that_fails_leaves_the_others_their_proof(fleet: Path) -> None:
     # Ansible's own code for a host out of reach, which is more than one that failed.
     assert run.returncode == 4, run.stdout + run.stderr
     found = results(fleet)
-    # No file of an earlier run speaks for a host that nobody could ask.
+    # No file of an earlier run speaks for a host that nobody could ask: its own says why.
+    away = found.pop("away")
+    assert (away["checks"], "Failed to connect" in away["msg"]) == ([], True), away
     assert sorted(found) == ["down", "right", "wrong"]
     assert {host: [one["ok"] for one in result["checks"]].count(True) for host, result in found.items()} == {
         "right": 22,

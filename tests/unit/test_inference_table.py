@@ -51,8 +51,10 @@ class Demo:
     def host(self, name: str, checks: list[dict[str, Any]], **status: Any) -> None:
         whole = {"host": name, "msg": "nothing was asked", "checks": checks}
         (self.place / f"build/check/{name}.json").write_text(json.dumps(whole))
-        self.statuses.append({"host": name, "release": "row", "plan": [], "report": [], "actual": ACTUAL, **status})
-        (self.place / "build/status.json").write_text(json.dumps(self.statuses))
+        self.statuses.append(
+            {"host": name, "release": "row", "state": "in sync", "plan": [], "report": [], "actual": ACTUAL, **status}
+        )
+        (self.place / "build/status.json").write_text(json.dumps({"when": "2026-01-01T00:00:00Z", "hosts": self.statuses}))
 
     def table(self, hosts: str = "npu1,npu2") -> tuple[int, list[str]]:
         command = [sys.executable, str(self.place / "lab/demo_table.py"), "--hosts", hosts]
@@ -134,7 +136,7 @@ def test_a_host_that_could_not_be_asked(demo: Demo) -> None:
 
 
 def test_a_host_that_drifts_is_not_serving(demo: Demo) -> None:
-    demo.host("npu1", TEN, plan=[{"concern": "server"}], report=["server container: found exited"])
+    demo.host("npu1", TEN, state="drift", plan=[{"concern": "server"}], report=["server container: found exited"])
     code, lines = demo.table("npu1")
     assert (code, lines[-1]) == (1, "demo: 0 hosts serving, 10 of 10 checks passed")
     assert "  DRIFT   server container: found exited" in lines

@@ -266,11 +266,20 @@ def test_policy_that_selects_no_version_is_refused(repository: Path) -> None:
 
 
 def test_model_without_a_version_directory_is_refused(repository: Path) -> None:
+    config = repository / "digits/config.pbtxt"
+    config.write_text(config.read_text().replace('"rbln"', '"python"'))
     reasons = refused(repository, {"artefacts": {}})
     assert reasons == ["model digits: its version policy selects none of versions (no version directory)"]
 
 
 # Refusals
+
+
+def test_model_without_a_compiled_file_is_refused(repository: Path) -> None:
+    (reason,) = refused(repository, {"artefacts": {}})
+    assert reason.startswith(
+        f"model digits: found no compiled file (.rbln) in {repository}/digits and none under `artefacts`, wanted"
+    )
 
 
 def test_model_without_config_is_refused(repository: Path) -> None:

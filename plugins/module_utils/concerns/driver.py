@@ -15,6 +15,36 @@ CONCERN = "driver"
 MODULE = "rebellions"
 PCI_VENDOR = "0x1eff"
 BOOT_FILE = "/etc/modules-load.d/npufleet.conf"
+UNIT = "npufleet-cards.service"
+UNIT_FILE = "/etc/systemd/system/" + UNIT
+UNIT_ENABLED = "/etc/systemd/system/multi-user.target.wants/" + UNIT
+# `$$` and `%%` are systemd's for `$` and `%`. Nodes are counted, not named: a dead card may shift the numbers of the others.
+UNIT_TEXT = r"""# Written by npufleet
+[Unit]
+Description=Device nodes of the NPUs
+After=systemd-modules-load.service
+Before=docker.service
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+Environment=NPUS={npus} TIMEOUT={timeout}
+ExecStart=/bin/sh -c '\
+    waited=0; \
+    while :; do \
+        set --; \
+        for node in /dev/rbln[0-9]*; do if [ -c "$$node" ]; then set -- "$$@" "$$node"; fi; done; \
+        if [ -c /dev/rsd0 ]; then rsd0=there; else rsd0=missing; fi; \
+        if [ $$# -ge "$$NPUS" ] && [ $$rsd0 = there ]; then exit 0; fi; \
+        if [ $$waited -ge "$$TIMEOUT" ]; then break; fi; \
+        sleep 1; waited=$$((waited + 1)); \
+    done; \
+    echo "after $$TIMEOUT s: found $$# of $$NPUS NPUs ($$*), /dev/rsd0 $$rsd0: see dmesg; the engine starts all the same" >&2; \
+    exit 1'
+
+[Install]
+WantedBy=multi-user.target
+"""
 # The vendor's tool by age: rbln-smi replaces rbln-stat, /usr/bin replaces /usr/local/bin.
 TOOLS = ("/usr/local/bin/rbln-stat", "/usr/bin/rbln-smi", "/usr/local/bin/rbln-smi", "/usr/bin/rbln-stat")
 FORMS = ("deb",)
@@ -41,7 +71,13 @@ def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
         "npus": int(variables["npufleet_npus"]),
         "cards": list(row["cards"]),
         "hold": bool(variables["rbln_driver_hold"]),
+        "unit": unit(int(variables["npufleet_npus"]), int(variables["rbln_driver_boot_timeout"])),
     }
+
+
+def unit(npus: int, timeout: int) -> str:
+    """The systemd unit that ends once the device nodes of `npus` NPUs are there, or fails after `timeout` seconds."""
+    return UNIT_TEXT.replace("{npus}", str(npus)).replace("{timeout}", str(timeout))
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
@@ -62,7 +98,9 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         ),
         "nodes": sorted(os.path.basename(path) for path in glob.glob("/dev/rbln[0-9]*")),
         "rsd0": _is_device("/dev/rsd0"),
-        "tool": _ask_tool(),
+        "unit": text(UNIT_FILE),
+        "unit_enabled": os.path.islink(UNIT_ENABLED),
+        "tool": ask_tool(),
     }
 
 
@@ -73,8 +111,8 @@ def _is_device(path: str) -> bool:
         return False
 
 
-def _ask_tool() -> Dict[str, Any]:
-    """The vendor's tool as one shape over its versions: {"path", "version", "devices", "contexts"} or {"error"}."""
+def ask_tool() -> Dict[str, Any]:
+    """The vendor's tool as one shape over its versions: {"path", "version", "devices", "contexts", "holders"} or {"error"}."""
     path = next((path for path in TOOLS if os.access(path, os.X_OK)), None)
     if path is None:
         return {"error": "the vendor's tool is in none of " + ", ".join(sorted({os.path.dirname(name) for name in TOOLS}))}
@@ -101,7 +139,9 @@ def parse_tool(output: str) -> Dict[str, Any]:
             }
             for one in answer["devices"]
         ]
-        return {"version": answer["KMD_version"], "devices": devices, "contexts": len(answer.get("contexts") or [])}
+        contexts = answer.get("contexts") or []
+        holders = [{"npu": int(one["npu"]), "pid": int(one["pid"]), "process": str(one["process"])} for one in contexts]
+        return {"version": answer["KMD_version"], "devices": devices, "contexts": len(contexts), "holders": holders}
     except (ValueError, KeyError, TypeError) as error:
         return {"error": f"the vendor's tool answered in a shape that is not known ({error!r}): {output[:120]}"}
 
@@ -119,6 +159,10 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
             plan.append(item(CONCERN, "hold", "free to change: " + ", ".join(loose), "held", "hold"))
     if not actual["boot"]:
         plan.append(item(CONCERN, "boot", "not loaded at boot", "loaded at boot", "configure"))
+    if actual["unit"] != wanted["unit"]:
+        plan.append(item(CONCERN, UNIT, actual["unit"], wanted["unit"], "configure"))
+    elif not actual["unit_enabled"]:
+        plan.append(item(CONCERN, UNIT, "disabled", "enabled", "configure"))
     loaded = actual["module"]
     if loaded is None or not same_version(loaded, wanted["version"]):
         plan.append(item(CONCERN, "module", loaded, wanted["version"], "load" if loaded is None else "reload"))

@@ -1,0 +1,278 @@
+"""Controller side of adoption: translates what the host reads, and writes variables, models and first checks."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shutil
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+import yaml
+from ansible.errors import AnsibleActionFail
+from ansible.template import trust_as_template
+from ansible_collections.npufleet.triton.plugins.module_utils import adoption, first_check, manifest, tritonserver
+from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
+from ansible_collections.npufleet.triton.plugins.module_utils.variables import concerns_of, desired, validate
+
+MARK = "adoption.json"
+PIECE = 32 << 20
+CONCERNS = ("driver", "engine", "image", "models", "server")
+HEAD = """---
+# {host}: what its hand-made container {name} was, as variables. Yours to edit from here on.
+"""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes variables as yamllint likes them: a text from a host that looks like a template is marked as none."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("!unsafe" if re.search(r"{[{%#]", value) else "tag:yaml.org,2002:str", value)
+
+
+_Dumper.add_representer(str, _text)
+_Dumper.add_representer(tritonserver.Template, lambda dumper, value: dumper.represent_str(str(value)))
+
+
+class ActionModule(FleetAction):
+    """One look at the host, one round of requests, then everything else on the controller."""
+
+    _requires_connection = True
+
+    def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+        super().run(tmp, task_vars)
+        task_vars = task_vars or {}
+        host = task_vars["inventory_hostname"]
+        fleet = self.variables(task_vars)
+        with self.refusing(host):
+            # A host that does not say what it is cannot be translated for
+            validate({**{key: fleet[key] for key in fleet if key in NEEDED}, "triton_models": []}, ["server"])
+            self.arguments = {"name": self._task.args.get("name") or None, "store": fleet["triton_server_model_repositories"][0]}
+        look = self.ask("adoption", self.arguments, task_vars)
+        if look.get("failed"):
+            return {
+                "failed": True,
+                "msg": f"{host}: {look.get('msg')}",
+                **({"exception": look["exception"]} if "exception" in look else {}),
+            }
+        found = look["found"]
+        name = found["inspect"]["Name"].lstrip("/")
+        self.arguments["name"] = name
+        process = found["process"]
+        translation = adoption.translate(found, host, fleet["triton_server_vendor_tool"], fleet["npufleet_root"])
+        translation.left_out[:0] = found["left_out"]
+        secrets = sorted(translation.vault.values(), key=len, reverse=True)
+        result: Dict[str, Any] = {
+            "changed": False,
+            "managed": found["managed"],
+            "container": {
+                "name": name,
+                "id": found["inspect"]["Id"],
+                "image": found["inspect"]["Config"]["Image"],
+                "triton": found["server"]["version"],
+                "command": adoption.masked(process["argv"], secrets),
+                "pid": process["pid"],
+                "started_by_hand_inside": not process["main"],
+            },
+            "models": {
+                one: {"versions": model["versions"], "files": sorted(model["files"])} for one, model in found["models"].items()
+            },
+        }
+        if found["managed"]:
+            return {**result, "plan": [], "report": [], "left_out": [], "vault": [], "obstacles": []}
+        overlay: Dict[str, Any] = {}
+        dest = self._task.args.get("dest")
+        if dest:
+            dest = os.path.abspath(self._loader.path_dwim(dest))
+            overlay = self.write(dest, found, translation, fleet, task_vars)
+            result.update(variables=overlay, changed=True)
+        result.update(
+            left_out=adoption.masked(translation.left_out, secrets),
+            vault=sorted(translation.vault),
+            again=self.again(found),
+            obstacles=obstacles(found),
+        )
+        # A look does not wait for the vault; what the inventory asks for needs it.
+        vault = translation.vault if dest else {}
+        seen = self.variables({**task_vars, **vault, **trusted(overlay), "triton_server_name": name})
+        with self.refusing(host):
+            wanted, _manifests = desired(seen, [one for one in concerns_of(list(task_vars["group_names"])) if one in CONCERNS])
+        if not dest:
+            gone = sorted(set(found["models"]) - set(wanted["server"]["models"]))
+            if gone:
+                result["obstacles"].append(
+                    "{} would be gone: its server has {}, triton_models has not; write the model list first (adopt_write)".format(
+                        host, ", ".join(gone)
+                    )
+                )
+        state = self.ask("host_state", {"desired": wanted, "host": host}, task_vars)
+        if state.get("failed"):
+            return {"failed": True, "msg": f"{host}: {state.get('msg')}"}
+        result.update(adoption.masked({key: state[key] for key in ("plan", "report")}, secrets))
+        if dest:
+            with open(os.path.join(dest, MARK), "w", encoding="utf-8") as target:
+                json.dump(
+                    {key: result[key] for key in ("container", "models", "left_out", "vault", "obstacles", "report")},
+                    target,
+                    indent=2,
+                )
+        return result
+
+    def write(
+        self,
+        dest: str,
+        found: Mapping[str, Any],
+        translation: adoption.Translation,
+        fleet: Mapping[str, Any],
+        task_vars: Mapping[str, Any],
+    ) -> Dict[str, Any]:
+        """Models, checks and variables below `dest`, which is empty or of an earlier look. Returns the variables."""
+        if os.path.isdir(dest) and os.listdir(dest):
+            if not os.path.exists(os.path.join(dest, MARK)):
+                raise AnsibleActionFail(f"{dest} is not empty and not of an earlier adoption: name another directory (adopt_dest)")
+            shutil.rmtree(dest)
+        os.makedirs(dest)
+        with open(os.path.join(dest, MARK), "w", encoding="utf-8") as mark:
+            mark.write("{}\n")
+        host = task_vars["inventory_hostname"]
+        key = "{}/{}".format(fleet["npufleet_card"].replace("RBLN-", ""), fleet["npufleet_row"]["sdk"]["shape"])
+        entries = []
+        for name, model in found["models"].items():
+            one = adoption.entry(name, model, key, int(fleet["npufleet_npus"]), translation.left_out)
+            compiled = adoption.compiled_file(model)
+            for path, file in model["files"].items():
+                target = (
+                    os.path.join(dest, "compiled", file["sha256"]) if path == compiled else os.path.join(dest, "models", name, path)
+                )
+                if not os.path.exists(target):
+                    self.bring(file, model["contents"].get(path), target, task_vars)
+                if path == compiled:
+                    one["artefacts"][key]["file"] = target
+            self.config(os.path.join(dest, "models", name, "config.pbtxt"), name, model["config"])
+            entries.append(one)
+        self.checks(dest, found, translation, task_vars)
+        variables = {
+            **translation.variables,
+            "npufleet_model_repository": os.path.join(dest, "models"),
+            "inference_check_checks_dir": [os.path.join(dest, "checks")],
+            "inference_check_golden_dir": [os.path.join(dest, "golden")],
+            "triton_models": entries,
+        }
+        notes = "".join(f"# Left out: {line}\n" for line in adoption.masked(translation.left_out, list(translation.vault.values())))
+        notes += "".join(f"# For the vault: {one}\n" for one in sorted(translation.vault))
+        head = HEAD.format(host=host, name=found["inspect"]["Name"].lstrip("/"))
+        with open(os.path.join(dest, "host_vars.yml"), "w", encoding="utf-8") as out:
+            out.write(head + notes + yaml.dump(variables, Dumper=_Dumper, sort_keys=False, width=130, allow_unicode=True))
+        return variables
+
+    def bring(self, file: Mapping[str, Any], content: Optional[str], target: str, task_vars: Mapping[str, Any]) -> None:
+        """One file of a model; a large one comes in pieces, so that neither side holds it whole."""
+        if ".." in target.split(os.sep):
+            raise AnsibleActionFail(f"{target}: a model's file leads out of its directory: nothing of it is taken")
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target + ".part", "wb") as out:
+            if content is not None:
+                out.write(base64.b64decode(content))
+            while content is None and out.tell() < file["size"]:
+                piece = {"path": file["at"], "offset": out.tell(), "size": PIECE}
+                answer = self.ask("adoption", {**self.arguments, "piece": piece}, task_vars)
+                if answer.get("failed") or not answer["data"]:
+                    raise AnsibleActionFail(
+                        f"{file['at']} broke off at {out.tell()} of {file['size']} bytes: {answer.get('msg')}; try again"
+                    )
+                out.write(base64.b64decode(answer["data"]))
+        digest = manifest.file_digest(target + ".part")
+        if digest != file["sha256"]:
+            raise AnsibleActionFail(f"{file['at']} changed while it was read: found {digest}, wanted {file['sha256']}; try again")
+        os.replace(target + ".part", target)
+
+    def config(self, path: str, name: str, served: Optional[Mapping[str, Any]]) -> None:
+        """A model that its server configures by itself gets the config that the server tells."""
+        if os.path.exists(path) or not served:
+            return
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as target:
+            target.write(manifest.config_of(served))
+
+    def checks(self, dest: str, found: Mapping[str, Any], translation: adoption.Translation, task_vars: Mapping[str, Any]) -> None:
+        """A check for each model whose server answers a made-up request: that it answers the same afterwards."""
+        import numpy as np
+
+        protocols = [one for one in ("http", "grpc") if translation.variables.get(f"triton_server_allow_{one}", True)]
+        requests: Dict[str, Tuple[Dict[str, Any], str]] = {}
+        reasons: Dict[str, str] = {}
+        for name, model in found["models"].items():
+            try:
+                requests[name] = first_check.request(model["config"])
+            except first_check.NoRequest as reason:
+                reasons[name] = str(reason)
+        rounds: List[Dict[str, Any]] = []
+        for _time in range(2 if requests else 0):
+            bodies = {name: body for name, (_arrays, body) in requests.items()}
+            answer = self.ask("adoption", {**self.arguments, "requests": bodies}, task_vars)
+            if answer.get("failed"):
+                raise AnsibleActionFail(f"the server stopped answering: {answer.get('msg')}")
+            rounds.append(answer["answers"])
+        for name, (arrays, _body) in requests.items():
+            try:
+                document, files = first_check.check(name, arrays, [one[name] for one in rounds], protocols)
+            except first_check.NoRequest as reason:
+                reasons[name] = str(reason)
+                continue
+            os.makedirs(os.path.join(dest, "golden", name))
+            os.makedirs(os.path.join(dest, "checks"), exist_ok=True)
+            for path, array in files.items():
+                np.save(os.path.join(dest, "golden", name, path), array, allow_pickle=False)
+            with open(os.path.join(dest, "checks", f"{name}.yml"), "w", encoding="utf-8") as target:
+                target.write("---\n# Recorded from the hand-made server\n" + yaml.dump(document, Dumper=_Dumper, sort_keys=False))
+        for name, why in sorted(reasons.items()):
+            translation.left_out.append(f"model {name}: no check could be recorded, {why}; write checks/{name}.yml yourself")
+
+    def again(self, found: Mapping[str, Any]) -> Dict[str, Any]:
+        """How the server is started again in a container whose own command does not do it."""
+        process = found["process"]
+        if process["main"]:
+            return {}
+        exported = adoption.own_environment(found)[1]
+        if any(tritonserver.is_secret(name, value) for name, value in exported.items()):
+            return {}
+        options = ["--workdir", process["directory"], "--user", process["user"]]
+        for name, value in sorted(exported.items()):
+            options += ["--env", f"{name}={value}"]
+        return {"pid": process["pid"], "options": options, "command": process["argv"]}
+
+
+# What has to be set before anything of a host can be wanted
+NEEDED = (
+    "rbln_release", "npufleet_npus", "npufleet_card", "npufleet_release_rows", "triton_server_model_control_mode",
+    "triton_server_allow_http", "inventory_hostname", "group_names",
+)  # fmt: skip
+
+
+def trusted(value: Any) -> Any:
+    """Variables whose templates, and nothing that was found on a host, are evaluated."""
+    if isinstance(value, tritonserver.Template):
+        return trust_as_template(str(value))
+    if isinstance(value, dict):
+        return {key: trusted(one) for key, one in value.items()}
+    return [trusted(one) for one in value] if isinstance(value, list) else value
+
+
+def obstacles(found: Mapping[str, Any]) -> List[str]:
+    """Why this container is not to be stopped: nothing could bring it back."""
+    reasons = []
+    if found["inspect"]["HostConfig"].get("AutoRemove"):
+        reasons.append(
+            "it was started with --rm and would be gone when it stops: start it without --rm at a quiet hour, then adopt"
+        )
+    process = found["process"]
+    exported = adoption.own_environment(found)[1]
+    hidden = sorted(name for name, value in exported.items() if tritonserver.is_secret(name, value))
+    if not process["main"] and hidden:
+        reasons.append(f"its server was given {', '.join(hidden)} by a shell, which could not be given again: start it with --env")
+    return reasons

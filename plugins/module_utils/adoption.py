@@ -1,0 +1,290 @@
+"""A Triton container that somebody started by hand, translated into the project's variables. Pure: reading is the module's.
+
+What cannot be said in variables is listed with its reason, and never dropped in silence.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server
+from ansible_collections.npufleet.triton.plugins.module_utils.tritonserver import (
+    SERVICES,
+    Template,
+    carry,
+    is_secret,
+    last,
+    options,
+    repositories,
+    to_vault,
+)
+
+# Keys of HostConfig that no variable stands for: what an engine records where nothing was asked for
+PLAIN: Dict[str, Tuple[Any, ...]] = {
+    "Runtime": ("",),
+    "GroupAdd": (),
+    "Dns": (),
+    "DnsOptions": (),
+    "DnsSearch": (),
+    "Links": (),
+    "VolumesFrom": (),
+    "DeviceRequests": (),
+    "DeviceCgroupRules": (),
+    "Sysctls": (),
+    "CgroupParent": ("",),
+    "CpuShares": (0,),
+    "CpuQuota": (0,),
+    "CpuPeriod": (0,),
+    "CpusetMems": ("",),
+    "BlkioWeight": (0,),
+    "MemoryReservation": (0,),
+    "OomScoreAdj": (0,),
+    "OomKillDisable": (False,),
+    "UTSMode": ("",),
+    "UsernsMode": ("",),
+    "CgroupnsMode": ("", "private", "host"),
+    "StorageOpt": (),
+    "Init": (False,),
+    "VolumeDriver": ("",),
+}
+# What a shell says of itself, and the engine of a container
+OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL", "_", "TERM", "HOME", "HOSTNAME", "LS_COLORS", "LINES", "COLUMNS", "LESSOPEN", "LESSCLOSE")
+# Names such as quirky_bell are the engine's own invention
+MADE_UP = re.compile(r"(?!.*triton)[a-z]+_[a-z]+\d?")
+
+
+class Translation(NamedTuple):
+    """What became of a container: variables, what they leave out and why, and the names of what belongs in the vault."""
+
+    variables: Dict[str, Any]
+    left_out: List[str]
+    vault: Dict[str, str]
+
+
+def endpoint(inspect: Mapping[str, Any], argv: Sequence[str]) -> Tuple[str, int]:
+    """Address and port at which the host itself reaches the server's HTTP service, published or not."""
+    given = options(argv[1:])[0]
+    port = int(last(given, "http-port", "8000"))
+    if inspect["HostConfig"].get("NetworkMode") == "host":
+        listen = last(given, "http-address")
+        return "127.0.0.1" if listen in ("", "0.0.0.0", "::") else listen, port
+    networks = (inspect.get("NetworkSettings") or {}).get("Networks") or {}
+    return next((one["IPAddress"] for one in networks.values() if one.get("IPAddress")), "127.0.0.1"), port
+
+
+def translate(found: Mapping[str, Any], host: str, vendor_tool: str, root: str) -> Translation:
+    """The variables of the host for this container.
+
+    `found`: {"inspect", "image": inspect of its image, "default_runtime", "process": {"argv", "directory", "environment", "main"}}.
+    """
+    inspect, process = found["inspect"], found["process"]
+    facts = server.container_facts(inspect, found["image"])
+    given, strange = options(process["argv"][1:])
+    variables: Dict[str, Any] = {}
+    left_out: List[str] = []
+    vault: Dict[str, str] = {}
+    _name(inspect, variables, left_out)
+    _resources(inspect, facts, found.get("default_runtime") or "runc", variables, left_out)
+    _volumes(inspect, process, vendor_tool, root, variables, left_out)
+    _environment(found, host, variables, left_out, vault)
+    carry(given, host, variables, left_out, vault)
+    _ports(inspect, given, variables, left_out)
+    left_out += [f"argument {one}: tritonserver has no such option" for one in strange]
+    return Translation(variables, left_out, vault)
+
+
+def _name(inspect: Mapping[str, Any], variables: Dict[str, Any], left_out: List[str]) -> None:
+    name = inspect["Name"].lstrip("/")
+    if MADE_UP.fullmatch(name):
+        left_out.append(f"name {name}: made up by the engine, so the fleet's own name is used")
+    else:
+        variables["triton_server_name"] = name
+
+
+def _resources(
+    inspect: Mapping[str, Any], facts: Mapping[str, Any], default_runtime: str, variables: Dict[str, Any], left_out: List[str]
+) -> None:
+    """Everything of HostConfig that has a variable, and everything that has none."""
+    host = inspect["HostConfig"]
+    variables["triton_server_privileged"] = facts["privileged"]
+    variables["triton_server_shm_size"] = size(facts["shm_size"])
+    variables["triton_server_ulimits"] = [f"{name}:{both}" for name, both in sorted(facts["ulimits"].items())]
+    if facts["cpuset"]:
+        variables["triton_server_cpuset"] = facts["cpuset"]
+    if facts["memory"]:
+        variables["triton_server_memory"] = size(facts["memory"])
+    if facts["restart"] in ("", "no"):
+        left_out.append(
+            'restart policy no: the managed server comes back after a reboot; to keep it, set triton_server_restart_policy: "no"'
+        )
+    else:
+        variables["triton_server_restart_policy"] = facts["restart"]
+    if host["RestartPolicy"].get("MaximumRetryCount"):
+        left_out.append(
+            "restart policy's limit of {} tries: there is no variable for it".format(host["RestartPolicy"]["MaximumRetryCount"])
+        )
+    if facts["log"]["driver"] != "json-file" or facts["log"]["options"]:
+        variables["triton_server_log_driver"] = facts["log"]["driver"]
+        variables["triton_server_log_options"] = facts["log"]["options"]
+    if inspect["Config"].get("StopTimeout"):
+        variables["triton_server_stop_timeout"] = inspect["Config"]["StopTimeout"]
+    for key in sorted(set(server.DEFAULTS) - {"cpuset", "memory", "entrypoint"}):
+        # A server on the host's network becomes one with published ports: said where ports are.
+        if facts[key] != server.DEFAULTS[key] and not (key == "network" and facts[key] == "host"):
+            left_out.append(f"{key} {_said(facts[key])}: the managed container has {_said(server.DEFAULTS[key])}")
+    for key, plain in PLAIN.items():
+        if host.get(key) and host[key] not in (*plain, default_runtime if key == "Runtime" else None):
+            left_out.append(f"{key} {_said(host[key])}: there is no variable for it")
+    if host.get("MemorySwap") not in (None, 0, -1, 2 * facts["memory"]):
+        left_out.append("MemorySwap {}: there is no variable for it".format(host["MemorySwap"]))
+    labels = inspect["Config"].get("Labels") or {}
+    if "com.docker.compose.project" in labels:
+        left_out.append(
+            "service {} of compose project {}: take it out of {}, or the next `docker compose up` starts it beside".format(
+                labels.get("com.docker.compose.service"),
+                labels["com.docker.compose.project"],
+                labels.get("com.docker.compose.project.config_files", "its file"),
+            )
+        )
+
+
+def _volumes(
+    inspect: Mapping[str, Any],
+    process: Mapping[str, Any],
+    vendor_tool: str,
+    root: str,
+    variables: Dict[str, Any],
+    left_out: List[str],
+) -> None:
+    """Mounts that stay beside the store and the vendor's tool; the one that holds the models gives way to the store."""
+    held = repositories(process["argv"], process.get("directory") or "/")
+    kept = []
+    for mount in sorted(inspect.get("Mounts") or [], key=lambda one: str(one["Destination"])):
+        inside = mount["Destination"].rstrip("/") or "/"
+        source = mount.get("Name") if mount["Type"] == "volume" else mount.get("Source")
+        if any(one == inside or one.startswith(inside.rstrip("/") + "/") for one in held):
+            left_out.append(f"volume {source}:{inside}: its models were taken into the model list, what else lies in it was not")
+        elif inside in (vendor_tool, root):
+            continue
+        elif mount["Type"] == "bind" or (mount["Type"] == "volume" and not re.fullmatch("[0-9a-f]{64}", str(source))):
+            kept.append("{}:{}:{}".format(source, inside, "rw" if mount.get("RW", True) else "ro"))
+        elif mount["Type"] != "tmpfs":
+            left_out.append("{} volume at {}: it has no name to be mounted by again".format(mount["Type"], inside))
+    if kept:
+        # The first two are the role's own
+        own = [Template(f"{{{{ {one} }}}}:{{{{ {one} }}}}:ro") for one in ("npufleet_root", "triton_server_vendor_tool")]
+        variables["triton_server_volumes"] = own + kept
+
+
+def own_environment(found: Mapping[str, Any]) -> Tuple[Dict[str, str], Dict[str, str]]:
+    """(environment that the container was given, what a shell inside it added for the server)."""
+    base = server.environment(found["image"].get("Config") or {})
+    whole = server.environment(found["inspect"]["Config"])
+    given = {name: value for name, value in whole.items() if base.get(name) != value}
+    process = found["process"]
+    exported = {
+        name: value
+        for name, value in (process.get("environment") or {}).items()
+        if whole.get(name) != value and name not in OF_THE_SHELL
+    }
+    return given, {} if process["main"] else exported
+
+
+def _environment(
+    found: Mapping[str, Any], host: str, variables: Dict[str, Any], left_out: List[str], vault: Dict[str, str]
+) -> None:
+    given, exported = own_environment(found)
+    environment: Dict[str, str] = {}
+    for name, value in sorted({**given, **exported}.items()):
+        if name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH") and name in exported:
+            left_out.append(
+                f"environment {name}: it was set for files inside this container, which the managed image does not have"
+            )
+        elif is_secret(name, value):
+            environment[name] = to_vault(host, name, value, vault)
+        else:
+            environment[name] = value
+    if environment:
+        variables["triton_server_environment"] = environment
+
+
+def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variables: Dict[str, Any], left_out: List[str]) -> None:
+    """Where clients reach the services; a service that is on without being published is published by the managed server."""
+    on_host = inspect["HostConfig"].get("NetworkMode") == "host"
+    published = {**((inspect.get("NetworkSettings") or {}).get("Ports") or {}), **(inspect["HostConfig"].get("PortBindings") or {})}
+    addresses: List[str] = []
+    for service, usual in SERVICES.items():
+        if not variables.get(f"triton_server_allow_{service}", True):
+            continue
+        inside = last(given, service + "-port", str(usual))
+        bindings = [one for one in published.get(f"{inside}/tcp") or [] if one.get("HostPort")]
+        # An engine with IPv6 lists a port twice
+        bindings = [one for one in bindings if one.get("HostIp") != "::"] or bindings
+        if on_host:
+            variables[f"npufleet_{service}_port"] = int(inside)
+            addresses.append(last(given, service + "-address") or "0.0.0.0")
+        elif bindings:
+            variables[f"npufleet_{service}_port"] = int(bindings[0]["HostPort"])
+            addresses.append(bindings[0].get("HostIp") or "0.0.0.0")
+            left_out += [f"{service} at {one['HostIp']}:{one['HostPort']} as well: a service has one port" for one in bindings[1:]]
+        else:
+            left_out.append(
+                f"{service} was not published: the managed server publishes it, unless triton_server_allow_{service} is off"
+            )
+    if addresses:
+        variables["triton_server_listen_address"] = addresses[0]
+        if len(set(addresses)) > 1:
+            left_out.append("listen addresses {}: all services have the first".format(", ".join(addresses)))
+    if on_host:
+        left_out.append("network host: the managed container has a network of its own and publishes its ports")
+    used = {last(given, service + "-port", str(usual)) + "/tcp" for service, usual in SERVICES.items()}
+    for port, bindings in sorted((inspect["HostConfig"].get("PortBindings") or {}).items()):
+        if port not in used and bindings:
+            left_out.append(f"port {port}: it belongs to no service of Triton")
+
+
+def size(number: int) -> str:
+    """Bytes as a person writes them."""
+    for letter, unit in (("g", 2**30), ("m", 2**20), ("k", 2**10)):
+        if number and number % unit == 0:
+            return f"{number // unit}{letter}"
+    return str(number)
+
+
+def _said(value: Any) -> str:
+    return ", ".join(map(str, value)) or "none" if isinstance(value, (list, tuple)) else str(value or "none")
+
+
+def entry(name: str, model: Mapping[str, Any], key: str, npus: int, left_out: List[str]) -> Dict[str, Any]:
+    """The model's entry of `triton_models`, without the place of its compiled file, which is the controller's affair."""
+    one: Dict[str, Any] = {"name": name}
+    counts = {
+        group.get("count", 1) for group in (model["config"] or {}).get("instance_group") or [] if group.get("kind") == "KIND_MODEL"
+    }
+    for count in sorted(counts):
+        if count % npus:
+            left_out.append(f"model {name}: {count} instances, the managed one has a whole number for each of {npus} NPUs: {npus}")
+        elif count > npus:
+            one["instances"] = count // npus
+    compiled = compiled_file(model)
+    if compiled:
+        one["artefacts"] = {key: {"sha256": model["files"][compiled]["sha256"], "path": compiled}}
+    return one
+
+
+def compiled_file(model: Mapping[str, Any]) -> Optional[str]:
+    """The one compiled file of a model; several stay in its directory, where any number may be."""
+    found = [path for path in model["files"] if path.endswith(".rbln")]
+    return found[0] if len(found) == 1 else None
+
+
+def masked(value: Any, secrets: Sequence[str]) -> Any:
+    """`value` without any of these secrets."""
+    if isinstance(value, str):
+        for secret in secrets:
+            value = value.replace(secret, "(secret)")
+        return value
+    if isinstance(value, Mapping):
+        return {key: masked(one, secrets) for key, one in value.items()}
+    return [masked(one, secrets) for one in value] if isinstance(value, list) else value

@@ -1,0 +1,275 @@
+"""What on a host stands in the way of its plan, judged against the conditions that supplies.py makes: all reasons at once.
+
+Only what the plan needs is asked for: a host that is as wanted has nothing in its way.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import time
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils import reach
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, short
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, packages, text
+
+GIB = 2**30
+ENGINES = ("docker.io", "docker-ce", "moby-engine")
+# PCI device ids of the cards (operator and exporter of the vendor; the second id of a pair is its virtual function).
+CARDS = {
+    "0x1020": "RBLN-CA02",
+    "0x1021": "RBLN-CA02",
+    "0x1120": "RBLN-CA12",
+    "0x1121": "RBLN-CA12",
+    "0x1150": "RBLN-CA15",
+    "0x1220": "RBLN-CA22",
+    "0x1221": "RBLN-CA22",
+    "0x1250": "RBLN-CA25",
+    "0x1251": "RBLN-CA25",
+    "0x2030": "RBLN-CR03",
+    "0x2031": "RBLN-CR03",
+}
+# What to do about a difference of the driver that no run can repair, by its name in the plan
+BY_HAND = {
+    "bus": "look with `lspci -d 1eff:`: seat and power of the card, or correct npufleet_npus",
+    "/dev/rsd0": "without it the SDK sees no device: `modprobe -r rebellions && modprobe rebellions`, then `dmesg | tail`",
+    "/dev/rbln*": "see `dmesg | tail` for the card that the driver gave up on",
+    "cards": "see the vendor's tool and `dmesg | tail`; a power cycle clears most faults, else call the vendor",
+    "tool": "another driver's tool comes first in its path: remove it",
+    "card type": "choose a release that supports the card, or correct npufleet_card",
+}
+# Packages that cannot live beside the engine, and why
+CONFLICTS = {
+    "podman-docker": "it puts podman's client in the place of Docker's",
+    "containerd.io": "it is of another repository than the engine that would be installed",
+}
+
+
+def refusals(
+    wanted: Mapping[str, Any],
+    actual: Mapping[str, Any],
+    plan: List[Item],
+    suppliers: List[Mapping[str, Any]],
+    passwords: Mapping[str, str],
+) -> List[str]:
+    """Every reason why this plan cannot be applied to this host. Reads more of the host where the plan needs it."""
+    reasons: List[str] = []
+    doing = {(one["concern"], one["action"]) for one in plan}
+    if plan and "driver" in actual:
+        reasons += system(wanted, text("/etc/os-release") or "", os.uname().release)
+        reasons += clock(wanted, time.time())
+        reasons += list(cards(wanted, actual["driver"], plan, _bus_types()))
+        reasons += list(memory(wanted, actual["driver"]))
+        if wanted["headers"] and ("driver", "install") in doing:
+            reasons += headers(os.uname().release)
+    if any(concern == "engine" for concern, _action in doing):
+        reasons += list(engine(actual["engine"], packages([*CONFLICTS, *ENGINES]), _engine_name()))
+    if ("server", "create") in doing or ("server", "replace") in doing:
+        reasons += list(ports(wanted, listeners(), _publishers()))
+    reasons += list(disk(_needs(wanted, doing), _free))
+    reasons += [why for why in (reach.supplier(one, passwords) for one in suppliers if tuple(one["needed"]) in doing) if why]
+    return reasons
+
+
+def system(wanted: Mapping[str, Any], os_release: str, kernel: str) -> List[str]:
+    """The operating system and the running kernel against the release row."""
+    facts = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', os_release, re.MULTILINE))
+    found = "{}-{}".format(facts.get("ID", "unknown"), facts.get("VERSION_ID", ""))
+    reasons = []
+    if found not in wanted["systems"]:
+        fitting = [name for name, row in wanted["rows"].items() if found in row["systems"]]
+        other = f", or choose release {' or '.join(fitting)}" if fitting else ""
+        reasons.append(
+            "found {}, wanted {} for release {}: install one of them{}".format(
+                found, " or ".join(wanted["systems"]), wanted["release"], other
+            )
+        )
+    if not kernel_fits(kernel, wanted["kernels"]):
+        reasons.append(
+            "found kernel {}, wanted {} for release {}: install and boot such a kernel, and hold it".format(
+                kernel, wanted["kernels"], wanted["release"]
+            )
+        )
+    return reasons
+
+
+def kernel_fits(kernel: str, rule: str) -> bool:
+    """Whether `6.8.0-49-generic` fits a rule such as `==6.8.0` or `>=5.10`."""
+    sign, numbers = rule[:2], [int(one) for one in rule[2:].split(".")]
+    found = [int(one) for one in re.findall(r"\d+", kernel.split("-")[0])]
+    found = (found + [0] * len(numbers))[: len(numbers)]
+    return found == numbers if sign == "==" else found >= numbers
+
+
+def clock(wanted: Mapping[str, Any], now: float) -> List[str]:
+    """The host's clock against the controller's, read when it asked."""
+    off = now - wanted["now"]
+    if abs(off) <= wanted["clock_skew"]:
+        return []
+    way = "ahead of" if off > 0 else "behind"
+    return [
+        f"found the clock {abs(off):.0f} s {way} the controller's, wanted at most {wanted['clock_skew']} s: run chrony or "
+        "systemd-timesyncd on both; certificates and scrapes fail with a wrong clock"
+    ]
+
+
+def _bus_types() -> List[str]:
+    """The type of each NPU on the bus by its PCI id, the id itself where it is not known."""
+    found = []
+    for path in sorted(glob.glob("/sys/bus/pci/devices/*/vendor")):
+        if (text(path) or "").strip() == "0x1eff":
+            device = (text(os.path.join(os.path.dirname(path), "device")) or "").strip()
+            found.append(CARDS.get(device, device))
+    return found
+
+
+def cards(wanted: Mapping[str, Any], driver: Mapping[str, Any], plan: List[Item], types: List[str]) -> Iterator[str]:
+    """What of the cards no run can repair; under a driver that is about to change only the bus can be judged."""
+    mine = [one for one in plan if one["concern"] == "driver"]
+    changing = any(one["action"] in ("install", "load", "reload") for one in mine)
+    foreign = sorted(set(types) - set(wanted["cards"]))
+    if foreign:
+        fitting = [name for name, row in wanted["rows"].items() if set(foreign) <= set(row["cards"])]
+        other = f"choose release {' or '.join(fitting)}" if fitting else "no release of this version supports it"
+        yield "found {} on the bus, wanted {} for release {}: {}".format(
+            ", ".join(foreign), " or ".join(wanted["cards"]), wanted["release"], other
+        )
+    for one in mine:
+        if one["action"] != INSPECT or (changing and one["name"] != "bus") or (foreign and one["name"] == "card type"):
+            continue
+        found = "no card" if one["name"] == "bus" and not driver["bus"] else short(one["current"])
+        name = "" if one["name"] == "cards" else one["name"] + ": "
+        yield "{}found {}, wanted {}: {}".format(
+            name, found, short(one["desired"]), BY_HAND.get(one["name"], "see docs/troubleshooting.md")
+        )
+
+
+def memory(wanted: Mapping[str, Any], driver: Mapping[str, Any]) -> Iterator[str]:
+    """Device memory of the models placed here against what an NPU of this host has."""
+    devices = driver["tool"].get("devices") or []
+    needed = sum(wanted["models"].values())
+    least = min((one["memory_total"] for one in devices), default=None)
+    if least is not None and needed > least:
+        most = sorted(wanted["models"], key=lambda name: -wanted["models"][name])
+        shares = ", ".join(f"{name} {wanted['models'][name] / GIB:.1f}" for name in most)
+        yield (
+            f"found {least / GIB:.1f} GiB of device memory on an NPU, wanted {needed / GIB:.1f} for the models "
+            f"placed here ({shares}): place fewer models or instances on this host"
+        )
+
+
+def headers(kernel: str) -> List[str]:
+    """What DKMS builds the driver with."""
+    if os.path.isdir(f"/lib/modules/{kernel}/build"):
+        return []
+    return [
+        f"found no headers of the running kernel {kernel}, wanted them for the driver's build: "
+        f"`apt-get install linux-headers-{kernel}`; where that is gone from the repository, boot the newest kernel first"
+    ]
+
+
+def _engine_name() -> Optional[str]:
+    """What answers at the engine's socket says that it is; None when nothing does."""
+    try:
+        version = Engine().get("/version") or {}
+    except OSError:
+        return None
+    return ", ".join(one.get("Name", "") for one in version.get("Components") or []) or "Engine"
+
+
+def engine(actual: Mapping[str, Any], installed: Mapping[str, Any], name: Optional[str]) -> Iterator[str]:
+    """What would keep a Docker engine from being installed or run."""
+    others = set(installed) & set(ENGINES)
+    for package in sorted(set(installed) & set(CONFLICTS)):
+        if package == "containerd.io" and "docker-ce" in others:
+            continue
+        yield f"found package {package}, wanted a host without it ({CONFLICTS[package]}): `apt-get remove {package}`"
+    if name and "podman" in name.lower():
+        yield "found podman behind /var/run/docker.sock, wanted Docker's engine there: `systemctl disable --now podman.socket`"
+    if os.path.isdir("/var/snap/docker"):
+        yield "found Docker from a snap, which sees neither /dev/rbln* nor files outside of homes: `snap remove docker`"
+    if actual["daemon"] is None:
+        yield "found /etc/docker/daemon.json as {}, wanted JSON to merge with: repair it by hand".format(actual["daemon_error"])
+
+
+def listeners() -> Dict[str, str]:
+    """{port: who listens on it} of this host, `pid (command)` where that can be seen."""
+    inodes: Dict[str, str] = {}
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in (text(path) or "").splitlines()[1:]:
+            columns = line.split()
+            if len(columns) > 9 and columns[3] == "0A":
+                inodes[columns[9]] = str(int(columns[1].rsplit(":", 1)[1], 16))
+    found = dict.fromkeys(inodes.values(), "a process")
+    for path in glob.glob("/proc/[0-9]*/fd/*"):
+        try:
+            inode = os.readlink(path)[8:-1] if inodes else ""
+        except OSError:
+            continue
+        if inode in inodes:
+            pid = path.split("/")[2]
+            found[inodes[inode]] = "process {} ({})".format(pid, (text(f"/proc/{pid}/comm") or "").strip())
+    return found
+
+
+def _publishers() -> Dict[str, str]:
+    """{port: container that publishes it}."""
+    try:
+        running = Engine().get("/containers/json") or []
+    except OSError:
+        return {}
+    return {
+        str(port["PublicPort"]): one["Names"][0].lstrip("/")
+        for one in running
+        for port in one.get("Ports") or []
+        if port.get("PublicPort")
+    }
+
+
+def ports(wanted: Mapping[str, Any], taken: Mapping[str, str], published: Mapping[str, str]) -> Iterator[str]:
+    """Ports of the server that something else has."""
+    for port, variable in wanted["ports"].items():
+        by = published.get(port)
+        if by in (wanted["container"], wanted["container"] + "-previous"):
+            continue
+        if by:
+            yield (
+                f"found port {port} published by container {by}, wanted it free: stop that container, set another {variable}, "
+                "or take a Triton that was started by hand over with playbooks/adopt.yml"
+            )
+        elif port in taken:
+            yield f"found port {port} taken by {taken[port]}, wanted it free: stop it, or set another {variable}"
+
+
+def _needs(wanted: Mapping[str, Any], doing: Set[Tuple[str, str]]) -> Dict[str, int]:
+    """{directory: bytes that the plan will write there}."""
+    concerns = {concern for concern, action in doing if action in ("build", "deliver", "release")}
+    needs = {path: sum(size for concern, size in parts.items() if concern in concerns) for path, parts in wanted["disk"].items()}
+    return {path: size for path, size in needs.items() if size}
+
+
+def _free(path: str) -> Tuple[int, int]:
+    """(file system, free bytes) of a directory that may not be there yet."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return os.stat(path).st_dev, shutil.disk_usage(path).free
+
+
+def disk(needs: Mapping[str, int], free: Any) -> Iterator[str]:
+    """Free space by file system: directories that share one need their sum."""
+    shared: Dict[int, List[str]] = {}
+    room: Dict[int, int] = {}
+    for path in needs:
+        device, room_here = free(path)
+        shared.setdefault(device, []).append(path)
+        room[device] = room_here
+    for device, paths in shared.items():
+        needed = sum(needs[path] for path in paths)
+        if room[device] < needed:
+            yield (
+                f"found {room[device] / GIB:.1f} GiB free for {' and '.join(sorted(paths))}, wanted {needed / GIB:.0f}: "
+                "make room, or correct preflight_disk_*"
+            )

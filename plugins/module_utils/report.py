@@ -1,0 +1,340 @@
+"""What is known of a fleet, as the report shows it: what `status` read and what `check` proved, host by host. Controller only."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+from datetime import datetime, timedelta, timezone
+from statistics import median
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
+
+Row = Dict[str, Any]
+
+# What was seen longer ago than this is shown as old.
+STALE = timedelta(hours=24)
+# States of a host in the order of concern, and what they mean for it
+LEVELS = {
+    "unreachable": "wrong",
+    "failed": "wrong",
+    "wrong answers": "wrong",
+    "not proven": "wrong",
+    "drift": "wrong",
+    "not read": "unknown",
+    "not checked": "unknown",
+    "in sync": "good",
+    "proven": "good",
+}
+# What a picture of a result looks like; anything else is not shown.
+PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]{1,40000}={0,2}")
+
+
+def read(hosts: Sequence[str], status_file: str, results_dir: str) -> Tuple[Dict[str, Row], Dict[str, Row]]:
+    """({host: its part of the status}, {host: its check results}) of these hosts, without what is not there."""
+    status = _json(status_file).get("hosts")
+    found = [one for one in status if isinstance(one, dict)] if isinstance(status, list) else []
+    statuses = {one["host"]: one for one in found if one.get("host") in hosts}
+    results = {host: _json(os.path.join(results_dir, f"{host}.json")) for host in hosts}
+    return statuses, {host: result for host, result in results.items() if result}
+
+
+def _json(path: str) -> Dict[str, Any]:
+    """A JSON object, empty where there is none: a report shows what is there."""
+    try:
+        with open(path, encoding="utf-8") as source:
+            found = json.load(source)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def view(
+    hosts: Sequence[str],
+    checked_hosts: Sequence[str],
+    statuses: Mapping[str, Row],
+    results: Mapping[str, Row],
+    now: datetime,
+) -> Dict[str, Any]:
+    """The whole report. A half that no host has counts for none; one that some hosts have is missed in the others."""
+    rows = [
+        _row(
+            host,
+            statuses.get(host, {} if statuses else None),
+            results.get(host, {} if results and host in checked_hosts else None),
+            now,
+        )
+        for host in dict.fromkeys(hosts)
+    ]
+    rows.sort(key=lambda row: (row["rank"], natural(row["host"])))
+    for place, row in enumerate(rows):
+        row["place"] = place
+    _place_pictures(rows)
+    models = sorted({model for row in rows for model in row["models"]})
+    levels = [row["level"] for row in rows]
+    missing = [name for name, half in (("status", statuses), ("check", results)) if not half]
+    return {
+        "made": iso(now),
+        "stale_hours": int(STALE.total_seconds() // 3600),
+        "missing": missing,
+        "models": models,
+        "hosts": rows,
+        "counts": {
+            "all": len(rows),
+            **{level: levels.count(level) for level in ("wrong", "unknown", "good")},
+            "right": sum(row["right"] for row in rows),
+            "asked": sum(row["asked"] for row in rows),
+            "stale": sum(row["stale"] for row in rows),
+        },
+        "releases": sorted({row["release"] for row in rows if row["release"]}),
+    }
+
+
+def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime) -> Row:
+    """One host. None for a half means that nobody asked for it, an empty one that it is missing."""
+    actual = _at(status, "actual")
+    plan = [one for one in _list(_at(status, "plan")) if isinstance(one, dict)]
+    checks = [one for one in _list(_at(result, "checks")) if isinstance(one, dict)]
+    wrong = [one for one in checks if one.get("ok") is not True]
+    states = _states(status, result, plan, checks, wrong)
+    reasons = []
+    if _at(status, "state") in ("unreachable", "failed"):
+        reasons += [str(line) for line in _list(_at(status, "report"))]
+    if result and not checks:
+        reasons.append(str(result.get("msg") or "no model was asked"))
+    reasons += ["{}: {}".format(one.get("name"), one.get("why") or "the answer was wrong") for one in wrong]
+    steps = [
+        {
+            "what": "{} {}".format(one.get("concern"), one.get("name")),
+            "found": short(one.get("current")),
+            "wanted": short(one.get("desired")),
+            "action": str(one.get("action")),
+        }
+        for one in plan
+    ]
+    times = {"read": _at(status, "when"), "checked": _at(result, "when")}
+    cards = _cards(actual)
+    row: Row = {
+        "host": host,
+        "rank": min(list(LEVELS).index(state["word"]) for state in states) if states else len(LEVELS),
+        "level": LEVELS[states[0]["word"]] if states else "unknown",
+        "states": states,
+        "reasons": list(dict.fromkeys(reasons)),
+        "plan": steps,
+        "release": _word(_at(status, "release")),
+        "versions": _versions(actual),
+        "cards": cards,
+        "sick": sum(one["status"] != "normal" for one in cards),
+        "image": _word(_at(actual, "image", "id")),
+        "models": _models(actual, _mapping(_at(status, "models")), plan, checks),
+        "answers": _answers(checks),
+        "asked": len(checks),
+        "right": len(checks) - len(wrong),
+        "times": [{"what": what, "when": iso(at), "stale": _old(at, now)} for what, at in _moments(times)],
+    }
+    row["stale"] = any(one["stale"] for one in row["times"])
+    # The line under the state: the first thing to know
+    told = row["reasons"] + ["{what}: found {found}, wanted {wanted}".format(**one) for one in steps]
+    row["first"], row["more"] = (told[0] if told else ""), max(len(told) - 1, 0)
+    row["seen"] = min((one["when"] for one in row["times"]), default="")
+    return row
+
+
+def _states(
+    status: Optional[Row], result: Optional[Row], plan: Sequence[Row], checks: Sequence[Row], wrong: Sequence[Row]
+) -> List[Dict[str, str]]:
+    """Words for both halves, the one of most concern first."""
+    said: Dict[str, str] = {}
+    if status is not None:
+        word = status.get("state") or "not read"
+        said[word if word in LEVELS else "failed"] = f"{len(plan)}" if word == "drift" else ""
+    if result is not None:
+        if not result:
+            said["not checked"] = ""
+        elif not checks:
+            said["not proven"] = ""
+        elif wrong:
+            said["wrong answers"] = f"{len(wrong)} of {len(checks)}"
+        else:
+            said["proven"] = f"{len(checks)} of {len(checks)}"
+    if {"unreachable", "not proven"} <= set(said):
+        # One reason, told once
+        del said["not proven"]
+    return [{"word": word, "level": LEVELS[word], "count": said[word]} for word in LEVELS if word in said]
+
+
+def _versions(actual: Any) -> List[Dict[str, str]]:
+    """What runs there, without what was not read."""
+    contents = _list(_at(actual, "image", "contents"))
+    package = _word(_at(actual, "driver", "package", "version"))
+    module = _word(_at(actual, "driver", "module"))
+    firmware = sorted({one["firmware"] for one in _cards(actual) if one["firmware"]})
+    found = {
+        "driver": module,
+        "driver package": package if package != module else "",
+        "firmware": ", ".join(firmware),
+        "kernel": _word(_at(actual, "driver", "kernel")),
+        "engine": _word(_at(actual, "engine", "running", "version")),
+        "Triton": _word(_at(actual, "server", "version")),
+        "SDK": next((str(one).split("==", 1)[1] for one in contents if str(one).startswith("rebel-compiler==")), ""),
+        "server": _word(_at(actual, "server", "state")),
+    }
+    return [{"what": what, "is": version} for what, version in found.items() if version]
+
+
+def _cards(actual: Any) -> List[Dict[str, str]]:
+    cards = []
+    for one in _list(_at(actual, "driver", "tool", "devices")):
+        used, total = _at(one, "memory_used"), _at(one, "memory_total")
+        memory = f"{used / 2**30:.1f} of {total / 2**30:.1f} GiB" if _number(used) and _number(total) else ""
+        words = {key: _word(_at(one, key)) for key in ("device", "name", "status", "firmware", "bus_id")}
+        cards.append({**words, "memory": memory})
+    return cards
+
+
+def _models(actual: Any, wanted: Mapping[str, Any], plan: Sequence[Row], checks: Sequence[Row]) -> Dict[str, Row]:
+    """Cells of the matrix: {model: {"level", "word", "ms", "versions": [...]}}, only of models that the host knows of."""
+    served = _mapping(_at(actual, "server", "served"))
+    linked = _mapping(_at(actual, "models", "served"))
+    planned = {str(one.get("name")) for one in plan if one.get("concern") == "models"}
+    asked = {str(one.get("model")) for one in checks if one.get("model")}
+    cells = {}
+    for model in sorted({*served, *linked, *asked, *wanted}):
+        mine = [one for one in checks if one.get("model") == model]
+        right = [one for one in mine if one.get("ok") is True]
+        versions = [
+            {
+                "version": str(version),
+                "state": _word(_at(one, "state")),
+                "reason": _word(_at(one, "reason")),
+                "release": _word(_at(one, "release")),
+                # The release follows from the source: where the one is as wanted, so is the other.
+                "source": _word(_at(wanted.get(model), "source")) if _is_wanted(one, wanted.get(model)) else "",
+            }
+            for version, one in sorted(_mapping(served.get(model)).items(), key=lambda entry: natural(entry[0]))
+        ]
+        ready = any(one["state"] == "READY" for one in versions)
+        times = [float(one["ms"]) for one in right if _number(one.get("ms"))]
+        if mine:
+            level, word = ("good" if len(right) == len(mine) else "wrong"), f"{len(right)} of {len(mine)}"
+        else:
+            level, word = ("unknown", "not asked") if ready else ("wrong", "not served")
+        if mine and actual and not ready:
+            level = "wrong"
+        if model in planned and level == "good":
+            level = "drift"
+        cells[model] = {
+            "level": level,
+            "word": word,
+            "ms": f"{median(times):.1f}" if times else "",
+            "versions": versions,
+            "link": _word(_at(linked.get(model), "release")),
+        }
+    return cells
+
+
+def _is_wanted(served: Any, wanted: Any) -> bool:
+    release = _at(served, "release")
+    return release is not None and release == _at(wanted, "release")
+
+
+def _answers(checks: Sequence[Row]) -> List[Row]:
+    """Answers by model and protocol, in the order in which they were asked."""
+    groups: Dict[Tuple[str, str], List[Row]] = {}
+    for one in checks:
+        model, protocol = _word(one.get("model")), _word(one.get("protocol"))
+        name, start = _word(one.get("name")), f"{model}/{protocol}/"
+        shown = {
+            "name": name[len(start) :] if name.startswith(start) else name,
+            "ok": one.get("ok") is True,
+            "why": _word(one.get("why")),
+            "ms": f"{one['ms']:.1f}" if _number(one.get("ms")) else "",
+            "expected": short(one["expected"]) if "expected" in one else "",
+            "got": short(one["got"]) if "got" in one else "",
+            "picture": one["picture"] if PICTURE.fullmatch(str(one.get("picture"))) else "",
+        }
+        groups.setdefault((model, protocol), []).append(shown)
+    return [
+        {
+            "model": model,
+            "protocol": protocol,
+            "right": sum(one["ok"] for one in found),
+            "answers": found,
+        }
+        for (model, protocol), found in groups.items()
+    ]
+
+
+def _place_pictures(rows: Sequence[Row]) -> None:
+    """Each picture stands in the page once, where it comes first; the others name it by its number."""
+    numbers: Dict[str, int] = {}
+    for row in rows:
+        for group in row["answers"]:
+            for one in group["answers"]:
+                if one["picture"]:
+                    first = one["picture"] not in numbers
+                    one["number"] = numbers.setdefault(one["picture"], len(numbers))
+                    one["picture"] = one["picture"] if first else ""
+
+
+def _moments(times: Mapping[str, Any]) -> List[Tuple[str, datetime]]:
+    found = [(what, moment(when)) for what, when in times.items()]
+    return [(what, when) for what, when in found if when is not None]
+
+
+def moment(text: Any) -> Optional[datetime]:
+    """A time as the results have it, None for anything else."""
+    try:
+        return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+    except ValueError:
+        return None
+
+
+def iso(when: datetime) -> str:
+    """A moment in UTC, to the second."""
+    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _old(when: datetime, now: datetime) -> bool:
+    return now - when > STALE
+
+
+def natural(name: str) -> List[Tuple[int, str]]:
+    """Sorts npu2 before npu10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name) if part]
+
+
+def escaped(found: Any) -> Any:
+    """The same with every text escaped for HTML, keys included."""
+    if isinstance(found, str):
+        return html.escape(found)
+    if isinstance(found, Mapping):
+        return {escaped(key): escaped(value) for key, value in found.items()}
+    if isinstance(found, (list, tuple)):
+        return [escaped(one) for one in found]
+    return found
+
+
+def _at(found: Any, *keys: str) -> Any:
+    """What is below these keys, None where one is missing."""
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
+def _list(found: Any) -> List[Any]:
+    return list(found) if isinstance(found, (list, tuple)) else []
+
+
+def _mapping(found: Any) -> Mapping[str, Any]:
+    return found if isinstance(found, Mapping) else {}
+
+
+def _word(found: Any) -> str:
+    return "" if found is None else short(found)
+
+
+def _number(found: Any) -> bool:
+    return isinstance(found, (int, float)) and not isinstance(found, bool)

@@ -1,0 +1,222 @@
+"""The controller's half of preflight: conditions for the host, suppliers for it to ask, and the files that lie here."""
+
+from __future__ import annotations
+
+import os
+import time
+import urllib.request
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils import reach
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import size
+from ansible_collections.npufleet.triton.plugins.module_utils.manifest import file_digest, placed_here
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item
+from ansible_collections.npufleet.triton.plugins.module_utils.preflight import GIB
+
+
+def conditions(variables: Mapping[str, Any]) -> Dict[str, Any]:
+    """What the host has to fulfil, from its variables and its release row."""
+    row = variables["npufleet_row"]
+    rows = variables["npufleet_release_rows"]
+    names = {name: f"npufleet_{name}_port" for name in ("http", "grpc", "metrics")}
+    return {
+        "release": variables["rbln_release"],
+        "rows": {name: {"systems": one["systems"], "cards": one["cards"], "kernels": one["kernels"]} for name, one in rows.items()},
+        "systems": row["systems"],
+        "kernels": row["kernels"],
+        "cards": row["cards"],
+        "ports": {str(variables[name]): name for kind, name in names.items() if variables["triton_server_allow_" + kind]},
+        "container": variables["triton_server_name"],
+        "now": time.time(),
+        "clock_skew": int(variables["preflight_clock_skew"]),
+        "headers": bool(variables["preflight_kernel_headers"]),
+        "disk": {
+            "/var/lib/docker": {"image": int(variables["preflight_disk_engine"]) * GIB},
+            variables["npufleet_root"]: {
+                "image": int(variables["preflight_disk_transfer"]) * GIB,
+                "models": int(variables["preflight_disk_models"]) * GIB,
+            },
+        },
+        "models": memory_of(variables),
+    }
+
+
+def memory_of(variables: Mapping[str, Any]) -> Dict[str, int]:
+    """{model: bytes of device memory on each NPU} of the models placed here that say what they need."""
+    here = placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"])
+    return {
+        str(one.get("name")): size(one["device_memory"]) * int(one.get("instances", 1)) for one in here if one.get("device_memory")
+    }
+
+
+def warnings(variables: Mapping[str, Any]) -> List[str]:
+    """Known vulnerabilities of the row, and the row that clears them."""
+    known = variables["npufleet_row"].get("vulnerabilities") or {}
+    if not known.get("bulletins"):
+        return []
+    cleared = known.get("cleared_by")
+    what = f"release {cleared} clears them" if cleared else "no release clears them yet"
+    return [
+        "release {} runs a Triton with {} known vulnerabilities (NVIDIA security bulletins {}): {}; until then keep its ports "
+        "away from untrusted networks".format(
+            variables["rbln_release"], len(known["bulletins"]), ", ".join(known["bulletins"]), what
+        )
+    ]
+
+
+def proxies(variables: Mapping[str, Any]) -> Dict[str, str]:
+    """The site's proxies by scheme, and what goes past them."""
+    return {
+        "http": variables["npufleet_http_proxy"],
+        "https": variables["npufleet_https_proxy"],
+        "no_proxy": ",".join(variables["npufleet_no_proxy"]),
+    }
+
+
+def authority(variables: Mapping[str, Any]) -> Optional[str]:
+    """The site's own certificate authority, as PEM text."""
+    path = variables["npufleet_ca_file"]
+    if not path:
+        return None
+    with open(path, encoding="ascii") as source:
+        return source.read()
+
+
+def suppliers(variables: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], Dict[str, str]]:
+    """(suppliers that the host would download from, each with the step of a plan that needs it; passwords by supplier)."""
+    found: List[Dict[str, Any]] = []
+    if variables["rbln_driver_package_url"] and not variables["rbln_driver_package_file"]:
+        found.append(
+            {
+                "what": "driver package",
+                "kind": "web",
+                "address": variables["rbln_driver_package_url"],
+                "login": "rbln_driver_package",
+                "needed": ["driver", "install"],
+                "todo": "correct rbln_driver_package_url or its login",
+            }
+        )
+    if variables["npufleet_build_host"] == variables["inventory_hostname"]:
+        found += list(_of_image(variables))
+    passwords = {}
+    for one in found:
+        login = one.pop("login")
+        one["user"] = variables[login + "_user"]
+        passwords[one["what"]] = variables[login + "_password"]
+        one["proxies"] = proxies(variables)
+        one["ca"] = authority(variables)
+    return found, passwords
+
+
+def _of_image(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+    """What the host that builds the image downloads."""
+    needed = ["image", "build"]
+    if not variables["triton_image_wheelhouse"]:
+        package = variables["npufleet_row"]["sdk"]["package"]
+        yield {
+            "what": "package index",
+            "kind": "web",
+            "address": "{}/{}/".format(variables["triton_image_index_url"].rstrip("/"), package),
+            "login": "triton_image_index",
+            "needed": needed,
+            "todo": "correct triton_image_index_url, _user and _password, or give wheels with triton_image_wheelhouse",
+        }
+    archive = variables["triton_image_base_archive"]
+    if "://" in archive:
+        yield {
+            "what": "archive of the base image",
+            "kind": "web",
+            "address": archive,
+            "login": "npufleet_artefact",
+            "needed": needed,
+            "todo": "correct triton_image_base_archive or the login npufleet_artefact_user and _password",
+        }
+    elif not archive:
+        mirrors = variables["docker_engine_registry_mirrors"]
+        base = variables["triton_image_base"]
+        yield {
+            "what": "base image",
+            "kind": "image",
+            "address": base,
+            "registry": mirrors[0] if mirrors and reach.split(base)[0] == reach.DOCKER_HUB else None,
+            "login": "triton_image_registry",
+            "needed": needed,
+            "todo": "correct triton_image_base, triton_image_registry_user and _password, or give triton_image_base_archive",
+        }
+
+
+def refusals(
+    variables: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]], plan: List[Item], actual: Mapping[str, Any], checks: str
+) -> List[str]:
+    """What lies, or should lie, on the controller and stands in the way of this plan.
+
+    `found` are the manifests by model; `checks` is the collection's own directory of check files.
+    """
+    doing = {(one["concern"], one["action"]) for one in plan}
+    reasons: List[str] = []
+    if ("driver", "install") in doing:
+        reasons += list(_driver(variables))
+    if ("image", "build") in doing and variables["npufleet_build_host"] == variables["inventory_hostname"]:
+        reasons += list(_image(variables))
+    if "models" in actual:
+        reasons += list(_models(variables, found, actual["models"]["missing"]))
+    if variables["inference_check_require_checks"] and {"models", "server"} & {concern for concern, _action in doing}:
+        places = [*variables["inference_check_checks_dir"], checks]
+        reasons += [
+            f"model {name}: found no check file {name}.yml, wanted one that says which answers prove it: write it below "
+            "inference_check_checks_dir, or set inference_check_require_checks to false"
+            for name in sorted(found)
+            if not any(os.path.isfile(os.path.join(place, name + ".yml")) for place in places)
+        ]
+    return reasons
+
+
+def _driver(variables: Mapping[str, Any]) -> Iterator[str]:
+    row = variables["npufleet_row"]["driver"]
+    path, digest = variables["rbln_driver_package_file"], variables["rbln_driver_package_sha256"]
+    if not path and not variables["rbln_driver_package_url"]:
+        yield (
+            f"found no driver package, wanted {row['package']} {row['version']} (.{row['form']}): get it from the vendor's portal "
+            "and set rbln_driver_package_file or rbln_driver_package_url, and rbln_driver_package_sha256"
+        )
+    elif path:
+        yield from _file("driver package", path, digest, "rbln_driver_package_file", "rbln_driver_package_sha256")
+
+
+def _image(variables: Mapping[str, Any]) -> Iterator[str]:
+    wheels = variables["triton_image_wheelhouse"]
+    if wheels and not os.path.isdir(wheels):
+        yield f"found no directory {wheels} on the controller, wanted the wheels of the SDK there: correct triton_image_wheelhouse"
+    archive = variables["triton_image_base_archive"]
+    if archive and "://" not in archive:
+        digest = variables["triton_image_base_archive_sha256"]
+        yield from _file(
+            "archive of the base image", archive, digest, "triton_image_base_archive", "triton_image_base_archive_sha256"
+        )
+
+
+def _file(what: str, path: str, digest: str, place: str, sum_of: str) -> Iterator[str]:
+    """A file of the controller that is not there, or not the one that was asked for."""
+    if not os.path.isfile(path):
+        yield f"found no {path} on the controller, wanted the {what} there: correct {place}"
+    elif digest:
+        found = file_digest(path)
+        if found != digest:
+            yield f"{what} found with SHA-256 {found}, wanted {digest}: compare with its source before you change {sum_of}"
+
+
+def _models(variables: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]], missing: List[str]) -> Iterator[str]:
+    """Large files that the host lacks: on the controller, in its cache, or at an address that it can reach."""
+    login = (variables["npufleet_artefact_user"], variables["npufleet_artefact_password"])
+    mine = urllib.request.getproxies()
+    mine["no_proxy"] = mine.get("no", "")
+    for name, one in sorted(found.items()):
+        for digest in sorted(set(one["origins"]) & set(missing)):
+            origin = one["origins"][digest]
+            if "file" in origin:
+                if not os.path.isfile(origin["file"]):
+                    yield f"model {name}: found no {origin['file']} here, wanted its compiled file: correct `file`"
+            elif not os.path.isfile(os.path.join(variables["npufleet_cache"], "blobs", digest)):
+                why = reach.web(origin["url"], login, mine, authority(variables))
+                if why:
+                    yield f"model {name}: compiled file {reach.bare(origin['url'])}: {why}: correct `url` or npufleet_artefact_user"

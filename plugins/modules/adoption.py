@@ -1,0 +1,327 @@
+#!/usr/bin/python
+"""Module adoption: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: adoption
+short_description: Translate a Triton container that was started by hand into variables and a model list
+description:
+  - Finds the container in which C(tritonserver) runs, as its main process, below a shell or started by C(docker exec), and reads
+    C(docker inspect), the command line, the model repository as the server sees it, and what the server answers.
+  - It changes nothing on the host. The controller writes variables, models and a first check for each model, whose expected
+    answers are the ones that the server gives now, into O(dest).
+  - Environment values and options that look like secrets are written as variables for the vault, never in clear.
+version_added: 0.2.0
+author: The npufleet developers (@npufleet)
+options:
+  name:
+    description: Name or ID of the container. Needed where C(tritonserver) runs in more than one.
+    type: str
+  dest:
+    description:
+      - Directory on the controller to write to. Without it nothing is written or translated, and the plan is that of the
+        inventory as it is.
+    type: path
+  store:
+    description: Model repository of a managed server, to tell one from a hand-made one. Filled in on the controller.
+    type: str
+  requests:
+    description: Bodies of inference requests to send, by model. Filled in on the controller.
+    type: dict
+  piece:
+    description: Read a piece of one of the files of the models (C(path), C(offset), C(size)). Filled in on the controller.
+    type: dict
+attributes:
+  check_mode:
+    support: full
+    description: The host is only read. O(dest) is written in check mode as well.
+"""
+
+EXAMPLES = r"""
+- name: Translate the only Triton container of the host
+  npufleet.triton.adoption:
+    dest: /srv/fleet/adopted/npu-01
+  register: adoption
+"""
+
+RETURN = r"""
+container:
+  description: Name, ID, image and state of the container, and how its server was started.
+  returned: success
+  type: dict
+managed:
+  description: Whether it is one of this project's containers already.
+  returned: success
+  type: bool
+models:
+  description: Versions and files of the models that are served.
+  returned: success
+  type: dict
+variables:
+  description: The variables for the host's C(host_vars).
+  returned: when O(dest) is given
+  type: dict
+left_out:
+  description: What the variables do not say, each with the reason.
+  returned: success
+  type: list
+  elements: str
+vault:
+  description: Names of the variables that belong in the vault.
+  returned: success
+  type: list
+  elements: str
+plan:
+  description: How container, image and models differ from what is wanted, as M(npufleet.triton.host_state) says it.
+  returned: success
+  type: list
+  elements: dict
+report:
+  description: The plan as sentences.
+  returned: success
+  type: list
+  elements: str
+obstacles:
+  description: Why this container cannot be replaced as things are, each with what to do.
+  returned: success
+  type: list
+  elements: str
+"""
+
+import base64
+import hashlib
+import os
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.npufleet.triton.plugins.module_utils.adoption import endpoint
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, http_json
+from ansible_collections.npufleet.triton.plugins.module_utils.tritonserver import SERVER, idles, repositories
+
+# Smaller files travel with the answer, larger ones in pieces
+SMALL = 1 << 20
+LEFT_OUT = ("__pycache__", ".git")
+ANSWER_SECONDS = 60.0
+
+
+class Failure(Exception):
+    """What was found, what was wanted, what to do."""
+
+
+def process_of(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
+    """The tritonserver that runs in a container, however it was started there, as the kernel shows it."""
+    top = engine.get(f"/containers/{container}/top") or {}
+    column = top["Titles"].index("PID") if "PID" in top.get("Titles", []) else 1
+    for line in top.get("Processes") or []:
+        pid = line[column]
+        argv = [one.decode("utf-8", "replace") for one in raw(f"/proc/{pid}/cmdline").split(b"\0")[:-1]]
+        if argv and os.path.basename(argv[0]) == SERVER:
+            pairs = [one.decode("utf-8", "replace").partition("=") for one in raw(f"/proc/{pid}/environ").split(b"\0") if one]
+            status = raw(f"/proc/{pid}/status").decode()
+            return {
+                "pid": int(pid),
+                "argv": argv,
+                "environment": {name: value for name, _equals, value in pairs},
+                "directory": os.readlink(f"/proc/{pid}/cwd"),
+                "user": next((line.split()[1] for line in status.splitlines() if line.startswith("Uid:")), "0"),
+            }
+    return None
+
+
+def raw(path: str) -> bytes:
+    """Content of a file of /proc, nothing where the process has ended."""
+    try:
+        with open(path, "rb") as source:
+            return source.read()
+    except OSError:
+        return b""
+
+
+def find(engine: Engine, name: Optional[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    """(docker inspect, process) of the one container that is meant."""
+    if name:
+        inspect = engine.get(f"/containers/{name}/json")
+        if not inspect:
+            raise Failure(f"found no container {name}: `docker ps` lists those that there are")
+        if not inspect["State"]["Running"]:
+            raise Failure(f"container {name} is {inspect['State']['Status']}, wanted it serving: start it and its server first")
+        process = process_of(engine, name)
+        if not process:
+            raise Failure(f"found no {SERVER} running in container {name}: start the server first, adoption reads what it serves")
+        return inspect, process
+    found = {}
+    for one in engine.get("/containers/json") or []:
+        process = process_of(engine, one["Id"])
+        if process:
+            found[one["Names"][0].lstrip("/")] = (one["Id"], process)
+    if not found:
+        raise Failure(
+            f"found no running container with {SERVER} in it: start the one to adopt, or run playbooks/site.yml for a new one"
+        )
+    if len(found) > 1:
+        raise Failure(
+            f"{SERVER} runs in more than one container: {', '.join(sorted(found))}; name the one to adopt (adopt_container)"
+        )
+    ((container, process),) = found.values()
+    return engine.get(f"/containers/{container}/json") or {}, process
+
+
+def place(root: str, path: str) -> str:
+    """A path inside a container as one of the host's, by way of /proc/<pid>/root; absolute links stay inside."""
+    done = root
+    parts = [one for one in path.split("/") if one]
+    for _step in range(200):
+        if not parts:
+            return done
+        done = os.path.join(done, parts.pop(0))
+        if os.path.islink(done):
+            target = os.readlink(done)
+            if target.startswith("/"):
+                done, parts = root, [one for one in target.split("/") if one] + parts
+            else:
+                done, parts = os.path.dirname(done), [one for one in target.split("/") if one] + parts
+    raise Failure(f"{path} goes round in links: repair the repository")
+
+
+def files_of(root: str, directory: str) -> Iterator[Tuple[str, str]]:
+    """(path below the directory, where the host finds it) of every file that belongs to a model."""
+    queue = [""]
+    while queue:
+        below = queue.pop()
+        here = place(root, os.path.join(directory, below))
+        for name in sorted(os.listdir(here)):
+            path = os.path.join(below, name)
+            full = place(root, os.path.join(directory, path))
+            if os.path.isdir(full):
+                queue += [path] if name not in LEFT_OUT else []
+            elif os.path.isfile(full) and not name.endswith(".pyc"):
+                yield path, full
+
+
+def model(root: str, directory: str) -> Tuple[Dict[str, Any], Dict[str, str]]:
+    """({path: {"size", "sha256", "at"}}, {path: base64 of a small file}) of a model's directory."""
+    files: Dict[str, Any] = {}
+    contents: Dict[str, str] = {}
+    for path, full in files_of(root, directory):
+        digest = hashlib.sha256()
+        with open(full, "rb") as source:
+            for block in iter(lambda: source.read(SMALL), b""):
+                digest.update(block)
+        files[path] = {"size": os.path.getsize(full), "sha256": digest.hexdigest(), "at": full}
+        if files[path]["size"] < SMALL:
+            contents[path] = base64.b64encode(raw(full)).decode()
+    return files, contents
+
+
+def served(address: str, port: int) -> Tuple[Dict[str, Any], List[Any]]:
+    """(what the server says of itself, its index)."""
+    status, about = http_json(address, port, "GET", "/v2", ANSWER_SECONDS)
+    code, index = http_json(address, port, "POST", "/v2/repository/index", ANSWER_SECONDS)
+    if status != 200 or code != 200 or not isinstance(index, list):
+        raise Failure(
+            f"the server does not answer at {address}:{port} ({about if status != 200 else index}), wanted its model index: "
+            "adoption needs its HTTP service, with health and model-repository open"
+        )
+    return about, index
+
+
+def look(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
+    """Everything that matters of the container and its server."""
+    inspect, process = find(engine, arguments["name"])
+    image = engine.get("/images/{}/json".format(inspect["Image"])) or {}
+    init = inspect["State"]["Pid"]
+    process["main"] = process["pid"] == init or (below(process["pid"], init) and not idles(inspect["Config"]))
+    address, port = endpoint(inspect, process["argv"])
+    about, index = served(address, port)
+    places = repositories(process["argv"], process["directory"])
+    remote = [one for one in places if "://" in one]
+    if remote:
+        raise Failure(f"model repository {', '.join(remote)} is not on this host: list its models in triton_models yourself")
+    root = f"/proc/{process['pid']}/root"
+    models: Dict[str, Any] = {}
+    left_out = []
+    for one in index:
+        name, version = one["name"], one.get("version")
+        if one.get("state") != "READY":
+            left_out.append(
+                "model {} {}: {} ({})".format(name, version or "", one.get("state", "not loaded"), one.get("reason", ""))
+            )
+            continue
+        if name in models:
+            models[name]["versions"].append(version)
+            continue
+        home = next((path for path in (os.path.join(base, name) for base in places) if os.path.isdir(place(root, path))), None)
+        if home is None:
+            raise Failure(f"model {name} is served, and found in none of {', '.join(places)}: reload it from there first")
+        files, contents = model(root, home)
+        status, config = http_json(address, port, "GET", f"/v2/models/{name}/versions/{version}/config", ANSWER_SECONDS)
+        models[name] = {
+            "home": home,
+            "versions": [version],
+            "files": files,
+            "contents": contents,
+            "config": config if status == 200 and isinstance(config, dict) else None,
+        }
+    return {
+        "inspect": inspect,
+        "image": image,
+        "default_runtime": (engine.get("/info") or {}).get("DefaultRuntime"),
+        "process": process,
+        "managed": arguments["store"] in places,
+        "server": {"version": about.get("version"), "address": address, "port": port},
+        "models": models,
+        "left_out": left_out,
+    }
+
+
+def below(pid: int, ancestor: int) -> bool:
+    """Whether a process is this one, or descends from it: what `docker exec` started does not."""
+    while pid > 1 and pid != ancestor:
+        status = raw(f"/proc/{pid}/status").decode()
+        pid = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:")), 0)
+    return pid == ancestor
+
+
+def ask(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
+    """What the server answers to each request: {model: [status, answer]}."""
+    inspect, process = find(engine, arguments["name"])
+    address, port = endpoint(inspect, process["argv"])
+    return {
+        name: http_json(address, port, "POST", f"/v2/models/{name}/infer", ANSWER_SECONDS, body)
+        for name, body in arguments["requests"].items()
+    }
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "str"},
+            "dest": {"type": "path"},
+            "store": {"type": "str"},
+            "requests": {"type": "dict"},
+            "piece": {"type": "dict"},
+        },
+        supports_check_mode=True,
+    )
+    arguments = module.params
+    if not arguments["store"]:
+        module.fail_json(msg="adoption translates on the controller: call it as npufleet.triton.adoption")
+    engine = Engine()
+    try:
+        if arguments["piece"]:
+            with open(arguments["piece"]["path"], "rb") as source:
+                source.seek(int(arguments["piece"]["offset"]))
+                module.exit_json(data=base64.b64encode(source.read(int(arguments["piece"]["size"]))).decode())
+        if arguments["requests"]:
+            module.exit_json(answers=ask(engine, arguments))
+        module.exit_json(found=look(engine, arguments))
+    except Failure as failure:
+        module.fail_json(msg=str(failure))
+    except OSError as error:
+        module.fail_json(msg=f"cannot be read: {error}: the engine has to run, and the server to go on while it is read")
+
+
+if __name__ == "__main__":
+    main()

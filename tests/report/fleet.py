@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""A made-up fleet as `status` and `check` would leave it, and the page drawn from it by the project's own playbook."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import random
+import subprocess
+import sys
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "collections"))
+
+from ansible_collections.npufleet.triton.plugins.module_utils import picture  # noqa: E402
+
+DIGITS = numpy.load(ROOT / "files/golden/digits/images.npy")
+MODELS = ("digits", "digits_guide", "resnet50")
+# Every state that a host can have, as often as an operator fears; the rest is in sync.
+TROUBLE = ("drift", "wrong answer", "unreachable", "failed", "sick card", "model down", "unasked", "old")
+HOSTILE = "</script><img src=x onerror=document.title='taken'>"
+
+
+def digest(words: str) -> str:
+    return random.Random(words).randbytes(32).hex()
+
+
+def stamp(when: datetime) -> str:
+    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def drawn(number: int, model: str) -> str:
+    """A digit as the controller keeps it, or a photograph's worth of colours for the model that takes such."""
+    if model == "resnet50":
+        side = numpy.linspace(0, 255, 32)
+        red, green = numpy.meshgrid(side, side)
+        pixels = numpy.stack([red, green, numpy.full((32, 32), 25 * number)], axis=2).astype("uint8")
+        found = {"width": 32, "height": 32, "channels": 3}
+    else:
+        pixels = (DIGITS[number] * 255 / 16).astype("uint8")
+        found = {"width": 8, "height": 8, "channels": 1}
+    uri = picture.data_uri({**found, "pixels": base64.b64encode(pixels.tobytes()).decode()})
+    assert uri is not None
+    return uri
+
+
+def checks(chance: random.Random, wrong: bool) -> list[dict[str, Any]]:
+    found = []
+    for model in MODELS:
+        for protocol, slow in (("http", 0.9), ("grpc", 0.6)):
+            shared = {"model": model, "protocol": protocol, "ok": True, "why": ""}
+            first = chance.randrange(0, 4) * 10
+            for digit in range(10):
+                answer = {"expected": digit, "got": digit, "label": digit, "picture": drawn(first + digit, model)}
+                name = f"{model}/{protocol}/digit {digit}"
+                found.append({**shared, "name": name, "ms": round(slow + chance.random() * 0.4, 2), **answer})
+            found.append({**shared, "name": f"{model}/{protocol}/largest batch", "ms": 2.1, "expected": [1, 7], "got": [1, 7]})
+    if wrong:
+        found[7].update(ok=False, got=1, label=1, why="OUTPUT__0: label is 1, wanted 7")
+    return found
+
+
+def actual(models: tuple[str, ...], sick: bool, down: bool) -> dict[str, Any]:
+    cards = [
+        {
+            "npu": number,
+            "device": f"rbln{number}",
+            "name": "RBLN-CA22",
+            "status": "fault" if sick and number == 1 else "normal",
+            "firmware": "2.0.1",
+            "bus_id": f"0000:{0x81 + number:x}:00.0",
+            "memory_total": 16877879296,
+            "memory_used": 134217728 * (number + 1),
+        }
+        for number in range(4)
+    ]
+    served = {
+        model: {"1": {"state": "READY", "reason": "", "release": digest(model)}}
+        if not (down and model == "resnet50")
+        else {"1": {"state": "UNAVAILABLE", "reason": "Internal: failed to load: no memory on rbln1", "release": None}}
+        for model in models
+    }
+    return {
+        "driver": {
+            "module": "2.0.1",
+            "package": {"version": "2.0.1", "held": True},
+            "kernel": "5.15.0-119-generic",
+            "tool": {"version": "2.0.1", "devices": cards},
+        },
+        "engine": {"running": {"version": "27.3.1"}},
+        "image": {"id": "sha256:" + digest("image"), "contents": ["rebel-compiler==0.9.4", "tritonclient==2.51.0"]},
+        "models": {"served": {model: {"release": "0003-" + digest(model)[:12]} for model in models}},
+        "server": {"version": "2.51.0", "state": "running", "served": served},
+    }
+
+
+DRIFT = [
+    {
+        "concern": "server",
+        "name": "container.ulimits",
+        "current": {"memlock": "-1:-1", "stack": "33554432:33554432"},
+        "desired": {"memlock": "-1:-1", "stack": "67108864:67108864"},
+        "action": "replace",
+    },
+    {
+        "concern": "models",
+        "name": "digits",
+        "current": "config.pbtxt was changed",
+        "desired": "0004-04b87ec34adc",
+        "action": "release",
+    },
+]
+
+
+def host(name: str, trouble: str, now: datetime, place: Path) -> dict[str, Any]:
+    """The status of one host; its check results are written to `place`."""
+    chance = random.Random(name)
+    when = now - timedelta(days=3) if trouble == "old" else now - timedelta(minutes=4)
+    status = {"host": name, "when": stamp(when), "release": "24.10", "state": "in sync", "plan": [], "report": [], "actual": {}}
+    if trouble == "unreachable":
+        why = f"Failed to connect to the host via ssh: connect to host {name} port 22: No route to host"
+        status.update(state="unreachable", report=[why])
+    elif trouble == "failed":
+        status.update(
+            state="failed",
+            report=[f"{name} is refused, nothing was changed:\n  - npufleet_npus is 0, wanted a number of 1 or more"],
+        )
+    else:
+        status["actual"] = actual(MODELS, trouble == "sick card", trouble == "model down")
+        status["models"] = {model: {"source": digest("source" + model), "release": digest(model)} for model in MODELS}
+    plan = {
+        "drift": DRIFT,
+        "sick card": [{"concern": "driver", "name": "cards", "current": "rbln1 fault", "desired": "normal", "action": "inspect"}],
+        "model down": [
+            {"concern": "server", "name": "resnet50", "current": "UNAVAILABLE", "desired": "READY", "action": "load"},
+        ],
+    }.get(trouble)
+    if plan:
+        status.update(state="drift", plan=plan, report=["one line for each"] * len(plan))
+    result = {
+        "host": name,
+        "when": stamp(when + timedelta(minutes=1)),
+        "msg": "",
+        "checks": checks(chance, trouble == "wrong answer"),
+    }
+    if trouble == "unreachable":
+        result.update(msg=status["report"][0], checks=[])
+    if trouble == "model down":
+        for one in result["checks"]:
+            if one["model"] == "resnet50":
+                one.update(ok=False, ms=None, why="Request for unknown model: 'resnet50' has no available versions")
+                for key in ("got", "label", "picture"):
+                    one.pop(key, None)
+    if trouble != "unasked":
+        (place / "check" / f"{name}.json").write_text(json.dumps(result))
+    return status
+
+
+def hostile(name: str, now: datetime, place: Path) -> dict[str, Any]:
+    """A host of which every text tries to be markup."""
+    status = host(name, "drift", now, place)
+    status["release"] = HOSTILE
+    status["plan"] = [dict.fromkeys(("concern", "name", "current", "desired", "action"), HOSTILE)]
+    status["actual"]["driver"]["module"] = '"><script>document.title="taken"</script>'
+    status["actual"]["driver"]["tool"]["devices"][0].update(
+        device=HOSTILE, status="' onmouseover=alert(1) x='", firmware="{{ 7 * 7 }}"
+    )
+    status["actual"]["server"]["served"] = {HOSTILE: {HOSTILE: {"state": HOSTILE, "reason": HOSTILE, "release": HOSTILE}}}
+    path = place / "check" / f"{name}.json"
+    result = json.loads(path.read_text())
+    for key in ("name", "model", "protocol", "why", "expected", "got"):
+        result["checks"][0][key] = HOSTILE
+    result["checks"][0].update(ok=False, picture="data:image/png;base64,AAAA\"><script>document.title='taken'</script>")
+    result["checks"][1]["picture"] = "https://example.com/picture.png"
+    path.write_text(json.dumps(result))
+    return status
+
+
+def make(place: Path, troubles: list[str], extra: str = "") -> Path:
+    """A fleet with one host for each trouble (empty for none) in `place`, and its page."""
+    now = datetime.now(timezone.utc)
+    (place / "check").mkdir(parents=True)
+    names = [f"npu{number}" for number in range(1, len(troubles) + 1)]
+    hosts = [host(name, trouble, now, place) for name, trouble in zip(names, troubles)]
+    if extra:
+        hosts.append(hostile(extra, now, place))
+        names.append(extra)
+    (place / "status.json").write_text(json.dumps({"when": stamp(now), "hosts": hosts}))
+    # Of a host that the inventory has no more
+    (place / "check" / "gone.json").write_text(json.dumps({"host": "gone", "checks": checks(random.Random(1), True)}))
+    inventory = {"npu_hosts": {"hosts": dict.fromkeys(names)}}
+    (place / "hosts.json").write_text(json.dumps(inventory))
+    return draw(place)
+
+
+def draw(place: Path) -> Path:
+    """The page of what is in `place`, as playbooks/report.yml draws it."""
+    page = place / "index.html"
+    files = {
+        "npufleet_status_file": f"{place}/status.json",
+        "inference_check_results_dir": f"{place}/check",
+        "npufleet_report_file": str(page),
+    }
+    command = ["ansible-playbook", "-i", f"{place}/hosts.json", str(ROOT / "playbooks/report.yml"), "-e", json.dumps(files)]
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return page
+
+
+def troubles(count: int) -> list[str]:
+    """Mostly well, with each trouble at least once where there is room."""
+    chance = random.Random(count)
+    found = [*TROUBLE, *(chance.choice(TROUBLE) if chance.random() < 0.05 else "" for _ in range(count))][:count]
+    chance.shuffle(found)
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("place", type=Path, help="a directory that is not there yet")
+    parser.add_argument("--hosts", type=int, default=3)
+    asked = parser.parse_args()
+    print(make(asked.place, troubles(asked.hosts)))
+    sys.exit(0)

@@ -1,0 +1,154 @@
+"""A host that starts again: cards before engine before container, serving by itself; and a start on cards that are taken."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import datetime
+
+import pytest
+import testinfra
+from conftest import LAB, NPU_HOSTS, ROOT, ask, connect, inspect, playbook
+
+FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
+CARDS = "/etc/npufleet-lab/cards.json"
+# Two seconds instead of two minutes for cards that do not come
+IMPATIENT = "/etc/systemd/system/npufleet-cards.service.d/test.conf"
+
+
+@pytest.fixture(scope="module")
+def first():
+    return connect(FIRST)
+
+
+def power(action: str, *options: str) -> None:
+    """Restart, or kill and start, the container that is the host."""
+    container = LAB["_meta"]["hostvars"][FIRST]["lab_container"]
+    subprocess.run([*LAB["all"]["vars"]["lab_docker"], action, *options, container], check=True, capture_output=True)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {condition}"
+        time.sleep(0.2)
+
+
+def wait_until_booted(host: testinfra.host.Host) -> None:
+    wait_for(lambda: host.run("test -S /run/systemd/private").rc == 0)
+    host.run("systemctl is-system-running --wait")
+
+
+def ready(host: testinfra.host.Host) -> bool:
+    """Whether the server answers, with every model READY."""
+    try:
+        index = ask(host, "/v2/repository/index", "POST")
+    except AssertionError:
+        return False
+    return len(index) == 2 and {one.get("state") for one in index} == {"READY"}
+
+
+def shown(host: testinfra.host.Host, unit: str, name: str) -> str:
+    return host.check_output("systemctl show %s --property %s --value", unit, name)
+
+
+def up(ops: testinfra.host.Host) -> str:
+    """Prometheus' last word on the first host's server."""
+    script = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9090/api/v1/query?query=up').read().decode())"
+    answer = json.loads(ops.check_output("python3 -c %s", script))["data"]["result"]
+    return next(one["value"][1] for one in answer if one["metric"].get("host") == FIRST)
+
+
+@pytest.fixture
+def missing_card(first):
+    """The second NPU gone at the next boot, and a unit that does not wait long for it; undone by the boot after that."""
+    before = first.file(CARDS).content_string
+    faulty = {**json.loads(before), "faults": [{"kind": "missing", "npu": 1}]}
+    first.check_output("printf %%s %s > %s", json.dumps(faulty), CARDS)
+    first.check_output("mkdir -p $(dirname %s) && printf '[Service]\\nEnvironment=TIMEOUT=2\\n' > %s", IMPATIENT, IMPATIENT)
+    yield
+    first.check_output("printf %%s %s > %s", before, CARDS)
+    first.check_output("rm -r $(dirname %s)", IMPATIENT)
+
+
+def test_the_unit_waits_for_a_card_that_comes_late(first):
+    first.check_output("mv /dev/rbln1 /dev/late")
+    try:
+        first.check_output("systemctl restart --no-block npufleet-cards")
+        wait_for(lambda: shown(first, "npufleet-cards", "ActiveState") == "activating", 5)
+    finally:
+        first.check_output("mv /dev/late /dev/rbln1")
+    wait_for(lambda: shown(first, "npufleet-cards", "ActiveState") == "active", 5)
+
+
+def test_a_boot_without_a_card_is_named_and_the_engine_comes_up_all_the_same(first, missing_card):
+    power("restart")
+    wait_until_booted(first)
+    assert shown(first, "npufleet-cards", "ActiveState") == "failed"
+    journal = first.check_output("journalctl --boot --unit npufleet-cards --output cat")
+    assert "after 2 s: found 1 of 2 NPUs (/dev/rbln0), /dev/rsd0 there: see dmesg" in journal
+    assert shown(first, "docker", "ActiveState") == "active"
+    # On the card that is left
+    wait_for(lambda: ready(first))
+    status = playbook("status.yml")
+    assert status.code == 2, status.output
+    report = {one["host"]: one["report"] for one in json.loads((ROOT / "build/status.json").read_text())}
+    assert any("driver /dev/rbln*" in line for line in report[FIRST]), report
+
+
+def test_a_host_that_lost_its_power_comes_back_serving(first, ops):
+    before = inspect(first)["Id"]
+    power("kill")
+    power("start")
+    wait_until_booted(first)
+    wait_for(lambda: ready(first))
+    assert inspect(first)["Id"] == before
+    cards, engine = (int(shown(first, unit, "ActiveEnterTimestampMonotonic")) for unit in ("npufleet-cards", "docker"))
+    started = int(shown(first, "docker", "ExecMainStartTimestampMonotonic"))
+    assert 0 < cards <= started <= engine
+    # The container: by the wall clock, as the engine tells it, like the timestamp of the unit
+    awaited = int(first.check_output('date --date="$(systemctl show npufleet-cards -p ActiveEnterTimestamp --value)" +%s'))
+    container = inspect(first)["State"]["StartedAt"][:19] + "+00:00"
+    assert datetime.fromisoformat(container).timestamp() >= awaited
+    wait_for(lambda: up(ops) == "1", 15)
+    status = playbook("status.yml")
+    assert status.code == 0, status.output
+
+
+@pytest.fixture
+def holder(first):
+    """A process of somebody else that has the first card open; its number."""
+    pid = first.check_output("sh -c 'exec sleep 300 < /dev/rbln0 > /dev/null 2>&1 & echo $!'")
+    wait_for(lambda: "/dev/rbln0" in first.run("readlink /proc/%s/fd/0", pid).stdout, 5)
+    yield pid
+    first.run("kill %s", pid)
+
+
+def test_a_start_on_a_card_that_is_taken_is_refused_before_anything_changes(first, holder):
+    before = inspect(first)["State"]["StartedAt"]
+    run = playbook("site.yml", "--limit", FIRST, "-e", "triton_server_log_verbose=1")
+    assert run.code == 2, run.output
+    assert f"{FIRST}: the cards are not free" in run.output
+    assert f"rbln0 held by sleep (pid {holder}): end it (`kill {holder}`)" in run.output
+    assert inspect(first)["State"]["StartedAt"] == before
+    assert ready(first)
+
+
+def test_a_driver_is_not_changed_below_somebody_elses_process(first, holder):
+    run = playbook("site.yml", "--limit", FIRST, "-e", "lab_driver=1.2.92")
+    assert run.code == 2, run.output
+    assert f"rbln0 held by sleep (pid {holder}): end it (`kill {holder}`)" in run.output
+    assert run.changed() == {FIRST: 0}
+    assert first.package("rebellions").version == "1.1.67"
+    assert ready(first)
+
+
+def test_a_start_waits_until_the_cards_are_free(first, holder):
+    first.check_output("docker kill triton")
+    first.check_output("sh -c '(sleep 6; kill %s) > /dev/null 2>&1 &'", holder)
+    run = playbook("site.yml", "--limit", FIRST)
+    assert run.code == 0, run.output
+    assert first.run("kill -0 %s", holder).rc != 0, "the server was started while the card was taken"
+    assert ready(first)

@@ -1,0 +1,294 @@
+"""A container that hands started, as the vendor's guide says, becomes a managed one: answers go on, and are the same."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import INVENTORY, NPU_HOSTS, ask, connect, inspect, playbook
+
+FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
+HOST_VARS = INVENTORY / "host_vars" / f"{FIRST}.yml"
+ONLY = ["--limit", FIRST]
+REPOSITORY = "/opt/tritonserver/python_backend/examples/rbln"
+PLACE = "/home/guide/python_backend/examples/rbln/resnet50"
+SERVER = f"tritonserver --model-repository {REPOSITORY}"
+# The guide's command, but for the terminal that is watched, and the card that the stand-in SDK has to be told of
+GUIDE = (
+    "docker run --detach --privileged --shm-size=1g --ulimit memlock=-1 "
+    "-v /home/guide/python_backend:/opt/tritonserver/python_backend "
+    "-p 8000:8000 -p 8001:8001 -p 8002:8002 --ulimit stack=67108864 -ti --env RBLN_LAB_NPU_NAME=RBLN-CA12 "
+)
+# In the guide's form for two devices: what a restart loads is then what the managed server loads
+CONFIG = """
+name: "resnet50"
+backend: "python"
+input [ { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 64 ] } ]
+output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 10 ] } ]
+instance_group [ { count: 2 kind: KIND_MODEL } ]
+max_batch_size: 1
+"""
+# The server looks once a second whether its models have ended, so restarts differ by as much: the longest of some is what one may
+# take. Between the old server and the new one lie two renames besides, and Ansible works on the same two cores meanwhile.
+RESTARTS = 3
+SLACK = 1.3
+# One request every 50 ms, each on a connection of its own: a line of time and answer for each that was answered
+CLIENT = """
+import hashlib, json, os, time, urllib.request
+body = json.dumps({"inputs": [{"name": "INPUT__0", "shape": [1, 64], "datatype": "FP32", "data": [n % 17 for n in range(64)]}]})
+url = "http://127.0.0.1:8000/v2/models/resnet50/infer"
+with open("/run/client.log", "w") as log:
+    while not os.path.exists("/run/client.stop"):
+        began = time.monotonic()
+        try:
+            answer = json.loads(urllib.request.urlopen(url, body.encode(), timeout=2).read())["outputs"][0]["data"]
+            print(time.monotonic(), hashlib.sha256(json.dumps(answer).encode()).hexdigest(), file=log, flush=True)
+        except (OSError, ValueError):
+            pass
+        time.sleep(max(0.0, 0.05 - (time.monotonic() - began)))
+"""
+
+
+class Client:
+    """The client beside the server: starts with the block, and knows afterwards what it was answered."""
+
+    def __init__(self, host) -> None:
+        self.host = host
+        self.answers: set[str] = set()
+        self.pause = 0.0
+
+    def __enter__(self) -> Client:
+        self.host.check_output("rm -f /run/client.stop /run/client.log")
+        self.host.check_output("printf %%s %s > /run/client.py", CLIENT)
+        self.host.check_output("setsid --fork python3 /run/client.py > /run/client.err 2>&1 < /dev/null")
+        self.wait(5)
+        return self
+
+    def lines(self) -> list[str]:
+        return self.host.run("cat /run/client.log").stdout.splitlines()
+
+    def wait(self, more: int) -> None:
+        """Until it has been answered this many times more."""
+        wanted, deadline = len(self.lines()) + more, time.monotonic() + 60
+        while len(self.lines()) < wanted:
+            assert time.monotonic() < deadline, "the server does not answer"
+            time.sleep(0.1)
+
+    def __exit__(self, *_reason: object) -> None:
+        self.wait(5)
+        self.host.check_output("touch /run/client.stop")
+        lines = [line.split() for line in self.lines()]
+        times = [float(when) for when, _digest in lines]
+        self.answers = {digest for _when, digest in lines}
+        self.pause = max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+
+
+READY = "python3 -c \"import urllib.request as u; u.urlopen('http://127.0.0.1:8000/v2/models/resnet50/ready')\""
+
+
+def wait_until_ready(host) -> None:
+    deadline = time.monotonic() + 60
+    while host.run(READY).rc:
+        assert time.monotonic() < deadline, "the hand-made server does not serve"
+        time.sleep(0.2)
+
+
+def serve(host, name: str) -> None:
+    """The guide's last step: the server is started inside the container that runs a shell."""
+    host.check_output(f"docker exec --detach {name} {SERVER}")
+    wait_until_ready(host)
+
+
+def clear(host) -> None:
+    """No container is left on the host."""
+    host.run("docker rm --force $(docker ps --all --quiet)")
+
+
+def by_hand(host, options: str = "", command: str = "bash") -> str:
+    """Start a container as the guide does, in the place of the managed one. Returns its name."""
+    clear(host)
+    container = host.check_output(f"{GUIDE} {options} {host.check_output('docker images -q npufleet/triton')} {command}")
+    if command == "bash":
+        serve(host, container)
+    wait_until_ready(host)
+    return inspect(host, container)["Name"].lstrip("/")
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator:
+    """The first host with the guide's directory on it; afterwards it is as the inventory has it."""
+    host = connect(FIRST)
+    guide = "/var/lib/npufleet/served/digits_guide/1"
+    host.check_output(f"mkdir -p {PLACE}/1")
+    host.check_output(f"cp --dereference {guide}/model.rbln {PLACE}/1/resnet50.rbln")
+    host.check_output(f'sed \'s/"model.rbln"/args["model_name"] + ".rbln"/\' {guide}/model.py > {PLACE}/1/model.py')
+    host.check_output("printf %%s %s > %s", CONFIG, f"{PLACE}/config.pbtxt")
+    # Large enough to travel in pieces
+    host.check_output(f"head --bytes 3000000 /dev/urandom > {PLACE}/1/weights.bin")
+    yield host
+    HOST_VARS.unlink(missing_ok=True)
+    clear(host)
+    host.check_output("rm -rf /home/guide /run/client.*")
+    run = playbook("site.yml")
+    assert run.code == 0, run.output
+    assert playbook("status.yml").code == 0
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """Where models and checks are kept; the inventory has no variables of the host before and after."""
+    HOST_VARS.unlink(missing_ok=True)
+    yield tmp_path / "adopted"
+    HOST_VARS.unlink(missing_ok=True)
+    if HOST_VARS.parent.is_dir() and not list(HOST_VARS.parent.iterdir()):
+        HOST_VARS.parent.rmdir()
+
+
+def adopt(*options: str):
+    return playbook("adopt.yml", *ONLY, *options)
+
+
+def written(place: Path) -> list[str]:
+    return ["-e", "adopt_write=true", "-e", f"adopt_dest={place}"]
+
+
+def test_a_look_changes_nothing_and_says_everything(host, place):
+    name = by_hand(host)
+    before = inspect(host, name)
+    run = adopt()
+    assert run.code == 0, run.output
+    assert run.changed() == {FIRST: 0}
+    assert inspect(host, name)["State"]["StartedAt"] == before["State"]["StartedAt"]
+    assert not HOST_VARS.exists()
+    for words in (name, "started_by_hand_inside: true", "1/resnet50.rbln", "container.command", "obstacles: []"):
+        assert words in run.output, run.output
+    assert ask(host, "/v2/models/resnet50/config")["instance_group"][0]["count"] == 2
+
+
+def test_models_in_the_containers_own_layer_are_read_too(host, place):
+    name = by_hand(host)
+    host.check_output(f"docker exec {name} cp --recursive {REPOSITORY} /models")
+    host.check_output("pkill --signal INT --exact tritonserver")
+    host.check_output("timeout 60 sh -c 'while pgrep --exact tritonserver; do sleep 0.05; done'")
+    host.check_output(f"docker exec --detach --workdir / {name} tritonserver --model-repository models")
+    wait_until_ready(host)
+    run = adopt(*written(place))
+    assert run.code == 0, run.output
+    model = place / FIRST / "models/resnet50"
+    assert sorted(str(path.relative_to(model)) for path in model.rglob("*.*")) == ["1/model.py", "1/weights.bin", "config.pbtxt"]
+    digest = hashlib.sha256((model / "1/weights.bin").read_bytes()).hexdigest()
+    assert host.check_output(f"sha256sum {PLACE}/1/weights.bin").split()[0] == digest
+
+
+def test_the_guides_container_is_adopted_within_one_restart(host, place):
+    name = by_hand(host)
+    with Client(host) as restart:
+        for _time in range(RESTARTS):
+            # As hands do it: Ctrl-C, and the same command again. The engine's restart would not tell the server, but kill it.
+            host.check_output("pkill --signal INT --exact tritonserver")
+            host.check_output("timeout 60 sh -c 'while pgrep --exact tritonserver; do sleep 0.05; done'")
+            serve(host, name)
+            restart.wait(5)
+    with Client(host) as adoption:
+        run = adopt(*written(place), "-e", "adopt_replace=true")
+    assert run.code == 0, run.output
+    print(f"restart by hand {restart.pause:.1f} s, adoption {adoption.pause:.1f} s")
+    assert adoption.pause <= SLACK * restart.pause
+    assert adoption.answers == restart.answers
+    assert len(adoption.answers) == 1
+    assert host.check_output("docker ps --all --format '{{.Names}}'") == "triton"
+    assert inspect(host)["Config"]["Cmd"][0] == "tritonserver"
+    assert yaml.safe_load(HOST_VARS.read_text())["triton_models"][0]["name"] == "resnet50"
+    second = playbook("site.yml")
+    assert second.code == 0, second.output
+    assert set(second.changed().values()) == {0}, second.output
+    assert "is managed already" in adopt().output
+
+
+def test_a_server_that_is_its_containers_command_is_adopted_within_one_restart(host, place):
+    assert by_hand(host, "--name serving", SERVER) == "serving"
+    with Client(host) as restart:
+        for _time in range(RESTARTS):
+            host.check_output("docker restart serving")
+            wait_until_ready(host)
+            restart.wait(5)
+    with Client(host) as adoption:
+        run = adopt(*written(place), "-e", "adopt_replace=true")
+    assert run.code == 0, run.output
+    print(f"docker restart {restart.pause:.1f} s, adoption {adoption.pause:.1f} s")
+    assert adoption.pause <= SLACK * restart.pause
+    assert adoption.answers == restart.answers
+    assert host.check_output("docker ps --all --format '{{.Names}}'") == "serving"
+
+
+@pytest.mark.parametrize("command", ["bash", SERVER], ids=["inside", "command"])
+def test_a_container_that_does_not_serve_gives_way_to_the_hand_made_one(host, place, command):
+    name = by_hand(host, command=command)
+    before = inspect(host, name)["Id"]
+    with Client(host) as client:
+        run = adopt(*written(place), "-e", "adopt_replace=true", "-e", '{"triton_server_extra_args": ["--no-such-option"]}')
+        wait_until_ready(host)
+    assert run.code == 2, run.output
+    assert "the one before it serves again" in run.output
+    assert "was not adopted" in run.output
+    assert host.check_output("docker ps --all --format '{{.Names}}'") == name
+    assert inspect(host, name)["Id"] == before
+    assert len(client.answers) == 1
+
+
+def test_other_answers_bring_the_hand_made_container_back(host, place):
+    name = by_hand(host, "--name byhand")
+    run = adopt(*written(place))
+    assert run.code == 0, run.output
+    model = place / FIRST / "models/resnet50/1/model.py"
+    model.write_text(model.read_text().replace("self.runtime.run(image)", "self.runtime.run(image) * 2"))
+    with Client(host) as client:
+        run = adopt("-e", "adopt_replace=true")
+        wait_until_ready(host)
+    assert run.code == 2, run.output
+    assert "resnet50/http/as before adoption" in run.output
+    assert "values are off" in run.output
+    assert host.check_output("docker ps --all --format '{{.Names}}'") == name
+    # What was served for a moment was the new one; what is served again is the old.
+    assert len(client.answers) == 2
+    second = adopt()
+    assert second.code == 0, second.output
+    assert "started_by_hand_inside: true" in second.output
+
+
+def test_what_could_not_be_undone_is_refused(host, place):
+    name = by_hand(host, "--rm")
+    started = inspect(host, name)["State"]["StartedAt"]
+    run = adopt(*written(place), "-e", "adopt_replace=true")
+    assert run.code == 2, run.output
+    assert "--rm" in run.output
+    assert inspect(host, name)["State"]["StartedAt"] == started
+    again = adopt(*written(place))
+    assert again.code == 2, again.output
+    assert "is there already" in again.output
+
+
+def test_models_that_the_inventory_does_not_have_are_not_dropped(host, place):
+    name = by_hand(host)
+    run = adopt("-e", "adopt_replace=true")
+    assert run.code == 2, run.output
+    assert "would be gone" in run.output
+    assert "resnet50" in run.output
+    assert host.check_output("docker ps --all --format '{{.Names}}'") == name
+
+
+def test_of_two_containers_one_has_to_be_named(host, place):
+    by_hand(host, "--name one")
+    host.check_output("docker run --detach -ti --name two " + host.check_output("docker images -q npufleet/triton") + " bash")
+    host.check_output("docker exec --detach two tritonserver --model-repository /tmp")
+    deadline = time.monotonic() + 30
+    while host.run("docker top two | grep tritonserver").rc:
+        assert time.monotonic() < deadline
+    run = adopt()
+    assert run.code == 2, run.output
+    assert "more than one container: one, two" in run.output
+    assert adopt("-e", "adopt_container=one").code == 0

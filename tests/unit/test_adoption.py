@@ -1,0 +1,261 @@
+"""Hand-made containers, as engines recorded them, become variables; nothing of them is dropped in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import adoption, tritonserver
+from helpers import fixture
+
+CONTAINERS = fixture("hand_made_containers.json")
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+IMAGE = {"Config": {"Env": ["PATH=" + PATH], "Cmd": ["bash"]}}
+GUIDE = ["tritonserver", "--model-repository", "/opt/tritonserver/python_backend/examples/rbln"]
+
+
+def found(name: str, argv: list[str] | None = None, main: bool = True, **environment: str) -> dict[str, Any]:
+    """What the module reads of a recorded container; its server is the container's command unless `argv` says otherwise."""
+    inspect = CONTAINERS[name]
+    return {
+        "inspect": inspect,
+        "image": IMAGE,
+        "default_runtime": "runc",
+        "process": {
+            "argv": argv or inspect["Config"]["Cmd"],
+            "directory": "/opt/tritonserver",
+            "environment": environment,
+            "main": main,
+        },
+    }
+
+
+def translate(*arguments: Any, **more: Any) -> adoption.Translation:
+    return adoption.translate(found(*arguments, **more), "npu-1", "/usr/local/bin/rbln-stat", "/var/lib/npufleet")
+
+
+def test_the_guides_container_is_the_roles_own_but_for_the_mode() -> None:
+    variables, left_out, vault = translate("guide", GUIDE, False, PATH="/opt/sdk:" + PATH, RBLN_DEVICES="0", PWD="/", SHLVL="1")
+    assert variables == {
+        "triton_server_privileged": True,
+        "triton_server_shm_size": "1g",
+        "triton_server_ulimits": ["memlock:-1:-1", "stack:67108864:67108864"],
+        "triton_server_environment": {"RBLN_DEVICES": "0"},
+        "triton_server_model_control_mode": "none",
+        "npufleet_http_port": 8000,
+        "npufleet_grpc_port": 8001,
+        "npufleet_metrics_port": 8002,
+        "triton_server_listen_address": "0.0.0.0",
+        **{name: variables[name] for name in ("triton_server_log_driver", "triton_server_log_options") if name in variables},
+    }
+    assert [line.split(":")[0] for line in left_out] == [
+        "name nifty_sinoussi",
+        "restart policy no",
+        "volume /srv/python_backend",
+        "environment PATH",
+    ]
+    assert vault == {}
+
+
+def test_a_server_behind_a_shell_and_its_secrets() -> None:
+    argv = ["tritonserver", *CONTAINERS["shell"]["Config"]["Cmd"][-1].split("exec tritonserver ")[1].split()]
+    variables, left_out, vault = translate("shell", argv)
+    assert variables["triton_server_name"] == "triton-resnet"
+    assert variables["triton_server_shm_size"] == "512m"
+    assert variables["triton_server_memory"] == "8g"
+    assert variables["triton_server_cpuset"] == "0-1"
+    assert variables["triton_server_restart_policy"] == "on-failure"
+    assert variables["triton_server_stop_timeout"] == 60
+    assert variables["triton_server_log_options"] == {"max-size": "10m"}
+    assert variables["triton_server_log_verbose"] == 1
+    assert variables["triton_server_auto_complete_config"] is False
+    assert (variables["triton_server_listen_address"], variables["npufleet_http_port"]) == ("10.0.0.5", 9000)
+    assert "npufleet_grpc_port" not in variables
+    assert variables["triton_server_volumes"] == [
+        "{{ npufleet_root }}:{{ npufleet_root }}:ro",
+        "{{ triton_server_vendor_tool }}:{{ triton_server_vendor_tool }}:ro",
+        "/srv/tokenizers:/tokenizers:rw",
+    ]
+    assert variables["triton_server_extra_args"] == [
+        "--http-restricted-api={{ vault_npu_1_http_restricted_api }}",
+        "--backend-config=python,shm-default-byte-size=1048576",
+    ]
+    assert variables["triton_server_environment"] == {
+        "HF_TOKEN": "{{ vault_npu_1_hf_token }}",
+        "MODEL_KEY_FILE": "/keys/a.pem",
+        "PROMPT": "{{ lookup('pipe', 'id') }}",
+    }
+    assert vault == {
+        "vault_npu_1_hf_token": "hf_abcdefgh12345678",
+        "vault_npu_1_http_restricted_api": "model-repository:admin-key=s3cr3t-value",
+    }
+    text = " ".join(left_out)
+    assert "limit of 3 tries" in text
+    assert "grpc was not published" in text
+    assert "metrics was not published" in text
+    assert "s3cr3t" not in text
+
+
+def test_what_looks_like_a_template_on_a_host_is_none() -> None:
+    environment = translate("shell", GUIDE).variables["triton_server_environment"]
+    assert isinstance(environment["HF_TOKEN"], tritonserver.Template)
+    assert not isinstance(environment["PROMPT"], tritonserver.Template)
+
+
+def test_a_container_of_compose() -> None:
+    variables, left_out, _vault = translate("compose")
+    assert variables["triton_server_name"] == "serving_triton_1"
+    assert variables["triton_server_restart_policy"] == "always"
+    assert variables["triton_server_model_control_mode"] == "poll"
+    assert variables["triton_server_poll_seconds"] == 30
+    assert variables["triton_server_exit_on_error"] is False
+    assert variables["triton_server_volumes"][2:] == ["adorec_cache:/cache:rw"]
+    for word in (
+        "cap_add CAP_IPC_LOCK",
+        "devices /dev/null:/dev/rbln0",
+        "extra_hosts store:10.0.0.9",
+        "network adorec",
+        "Dns 10.0.0.2",
+        "GroupAdd 44",
+        "service triton of compose project serving: take it out of /srv/serving/docker-compose.yml",
+        "volume /srv:/models",
+    ):
+        assert any(line.startswith(word) for line in left_out), (word, left_out)
+
+
+def test_a_server_on_the_hosts_network() -> None:
+    variables, left_out, _vault = translate("host_network")
+    assert variables["npufleet_http_port"] == 9000
+    assert variables["npufleet_grpc_port"] == 9001
+    assert "npufleet_metrics_port" not in variables
+    assert variables["triton_server_allow_metrics"] is False
+    assert variables["triton_server_listen_address"] == "10.0.0.5"
+    assert variables["triton_server_auto_complete_config"] is False
+    assert variables["triton_server_model_control_mode"] == "explicit"
+    assert "triton_server_extra_args" not in variables
+    assert any(line.startswith("network host: ") for line in left_out)
+    assert any(line.startswith("ipc host: ") for line in left_out)
+    assert any(line.startswith("listen addresses 10.0.0.5, 0.0.0.0") for line in left_out)
+
+
+def test_leftovers_of_another_kind_of_card() -> None:
+    _variables, left_out, _vault = translate("gpus")
+    for word in (
+        "DeviceRequests",
+        "user 1000",
+        "working_dir /workspace",
+        "tmpfs /run",
+        "port 6006/tcp",
+        "--allow-gpu-metrics",
+        "--log-file",
+    ):
+        assert any(line.startswith(word) for line in left_out), (word, left_out)
+
+
+@pytest.mark.parametrize("name", sorted(CONTAINERS))
+def test_no_secret_is_written_in_clear(name: str) -> None:
+    variables, left_out, _vault = translate(name, GUIDE)
+    assert "hf_abc" not in str(variables) + str(left_out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pairs", "strange"),
+    [
+        (["--model-repository", "/a", "--log-verbose=1"], [("model-repository", "/a"), ("log-verbose", "1")], []),
+        (
+            ["--disable-auto-complete-config", "--exit-on-error", "false"],
+            [("disable-auto-complete-config", ""), ("exit-on-error", "false")],
+            [],
+        ),
+        (["--backend-config=python,a=b"], [("backend-config", "python,a=b")], []),
+        (["serve", "--log-verbose"], [("log-verbose", "")], ["serve"]),
+    ],
+)
+def test_options(arguments: list[str], pairs: list[tuple[str, str]], strange: list[str]) -> None:
+    assert tritonserver.options(arguments) == (pairs, strange)
+
+
+def test_repositories_are_where_the_server_stands() -> None:
+    argv = [
+        "tritonserver",
+        "--model-repository=examples/rbln",
+        "--model-store",
+        "/models/",
+        "--model-repository=s3://bucket/models",
+    ]
+    assert tritonserver.repositories(argv, "/opt/backend") == ["/opt/backend/examples/rbln", "/models", "s3://bucket/models"]
+
+
+@pytest.mark.parametrize(
+    ("command", "idle"),
+    [
+        (None, True),
+        (["bash"], True),
+        (["/bin/bash", "-l"], True),
+        (["sleep", "infinity"], True),
+        (["sh", "-c", "while true; do sleep 60; done"], True),
+        (["tail", "-f", "/dev/null"], True),
+        (["bash", "-c", "tritonserver --model-store /m"], False),
+        (["bash", "/start.sh"], False),
+        (["sh", "-c", "/start.sh"], False),
+        (["/start"], False),
+        (["tritonserver"], False),
+    ],
+)
+def test_commands_that_only_keep_a_container(command: list[str] | None, idle: bool) -> None:
+    assert tritonserver.idles({"Cmd": command}) is idle
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("HF_TOKEN", "hf_x", True),
+        ("AWS_SECRET_ACCESS_KEY", "abc", True),
+        ("DB_PASSWORD", "x", True),
+        ("API_KEY", "x", True),
+        ("STORE", "https://me:pw@host/x", True),
+        ("STORE", "https://host/x", False),
+        ("KEYBOARD", "us", False),
+        ("SSL_KEY_FILE", "/etc/key.pem", False),
+        ("MAX_TOKENS", "512", False),
+        ("TOKENIZERS_PARALLELISM", "false", False),
+        ("HF_TOKEN", "", False),
+    ],
+)
+def test_what_is_a_secret(name: str, value: str, secret: bool) -> None:
+    assert tritonserver.is_secret(name, value) is secret
+
+
+@pytest.mark.parametrize(
+    ("count", "entry", "said"),
+    [
+        (1, {}, "1 instances, the managed one has a whole number for each of 2 NPUs: 2"),
+        (2, {}, ""),
+        (4, {"instances": 2}, ""),
+        (3, {}, "3 instances"),
+    ],
+)
+def test_instances_of_a_model(count: int, entry: dict[str, Any], said: str) -> None:
+    left_out: list[str] = []
+    config = {"instance_group": [{"kind": "KIND_MODEL", "count": count}]}
+    assert adoption.entry("words", {"files": {}, "config": config}, "CA12/0.6", 2, left_out) == {"name": "words", **entry}
+    assert said in " ".join(left_out)
+    assert bool(left_out) is bool(said)
+
+
+def test_one_compiled_file_is_an_artefact_and_several_are_not() -> None:
+    one = {"1/words.rbln": {"sha256": "a"}, "1/model.py": {"sha256": "b"}}
+    entry = adoption.entry("words", {"files": one, "config": None}, "CA12/0.6", 2, [])
+    assert entry["artefacts"] == {"CA12/0.6": {"sha256": "a", "path": "1/words.rbln"}}
+    assert "artefacts" not in adoption.entry("words", {"files": {**one, "1/b.rbln": {"sha256": "c"}}, "config": None}, "k", 2, [])
+
+
+def test_where_the_host_reaches_the_server() -> None:
+    assert adoption.endpoint(CONTAINERS["guide"], GUIDE) == ("172.17.0.2", 8000)
+    assert adoption.endpoint(CONTAINERS["guide"], [*GUIDE, "--http-port=9000"]) == ("172.17.0.2", 9000)
+    assert adoption.endpoint(CONTAINERS["host_network"], CONTAINERS["host_network"]["Config"]["Cmd"]) == ("10.0.0.5", 9000)
+
+
+def test_secrets_are_masked_wherever_they_stand() -> None:
+    value = {"a": ["x s3cr3t y", 1], "b": {"c": "s3cr3t"}}
+    assert adoption.masked(value, ["s3cr3t"]) == {"a": ["x (secret) y", 1], "b": {"c": "(secret)"}}

@@ -1,0 +1,140 @@
+"""The module on a host: which container is meant, what it reads, and how it says that it cannot."""
+
+from __future__ import annotations
+
+import base64
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.npufleet.triton.plugins.action import adoption as action
+from ansible_collections.npufleet.triton.plugins.module_utils.tritonserver import Template
+from ansible_collections.npufleet.triton.plugins.modules import adoption as subject
+from helpers import FakeEngine, fixture, run_module
+
+CONTAINERS = fixture("hand_made_containers.json")
+GUIDE = CONTAINERS["guide"]
+STORE = "/var/lib/npufleet/served"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A model repository as the server sees it, with what does not belong to a model, and links of a container's own."""
+    model = tmp_path / "models/words/1"
+    model.mkdir(parents=True)
+    (model / "model.py").write_text("pass\n")
+    (model / "words.rbln").write_bytes(b"x" * (subject.SMALL + 1))
+    (model / "__pycache__").mkdir()
+    (model / "__pycache__/model.pyc").write_text("")
+    (tmp_path / "models/words/config.pbtxt").write_text('name: "words"\n')
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/labels.txt").write_text("a\n")
+    (tmp_path / "models/words/labels.txt").symlink_to("/data/labels.txt")
+    return tmp_path
+
+
+def test_a_model_is_read_as_its_server_sees_it(root: Path) -> None:
+    files, contents = subject.model(str(root), "/models/words")
+    assert sorted(files) == ["1/model.py", "1/words.rbln", "config.pbtxt", "labels.txt"]
+    assert files["labels.txt"]["at"] == str(root / "data/labels.txt")
+    assert files["1/words.rbln"]["size"] == subject.SMALL + 1
+    assert sorted(contents) == ["1/model.py", "config.pbtxt", "labels.txt"]
+    assert base64.b64decode(contents["labels.txt"]) == b"a\n"
+
+
+def test_links_in_a_circle_are_a_message(root: Path) -> None:
+    (root / "models/round").symlink_to("/models/round")
+    with pytest.raises(subject.Failure, match="/models/round goes round in links"):
+        subject.place(str(root), "/models/round")
+
+
+def test_a_link_does_not_lead_out_of_the_container(root: Path) -> None:
+    (root / "models/out").symlink_to("/etc/passwd")
+    assert subject.place(str(root), "/models/out") == str(root / "etc/passwd")
+
+
+def engine(monkeypatch: pytest.MonkeyPatch, processes: dict[str, int | None]) -> FakeEngine:
+    """An engine with these containers; a number is the process of a server in it."""
+    answers: dict[str, Any] = {"/containers/json": [{"Id": name, "Names": ["/" + name]} for name in processes]}
+    for name in processes:
+        answers[f"/containers/{name}/json"] = {**GUIDE, "Name": "/" + name}
+    found = {name: {"pid": pid, "argv": ["tritonserver"]} if pid else None for name, pid in processes.items()}
+    monkeypatch.setattr(subject, "process_of", lambda _engine, name: found[name])
+    fake = FakeEngine(answers)
+    monkeypatch.setattr(subject, "Engine", fake)
+    return fake
+
+
+def test_the_only_server_is_the_one_that_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    inspect, process = subject.find(engine(monkeypatch, {"db": None, "hand": 7}), None)
+    assert (inspect["Name"], process["pid"]) == ("/hand", 7)
+
+
+@pytest.mark.parametrize(
+    ("processes", "name", "said"),
+    [
+        ({"db": None}, None, "found no running container with tritonserver in it: start the one to adopt"),
+        ({"a": 1, "b": 2, "c": None}, None, "more than one container: a, b; name the one to adopt"),
+        ({"a": 1}, "b", "found no container b: `docker ps`"),
+        ({"db": None}, "db", "found no tritonserver running in container db"),
+    ],
+)
+def test_which_container_is_meant(
+    monkeypatch: pytest.MonkeyPatch, processes: dict[str, int | None], name: str | None, said: str
+) -> None:
+    engine(monkeypatch, processes)
+    result = run_module(subject, {"name": name, "store": STORE} if name else {"store": STORE})
+    assert result["failed"]
+    assert said in result["msg"]
+
+
+def test_a_container_that_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeEngine({"/containers/hand/json": {**GUIDE, "State": {"Running": False, "Status": "exited"}}})
+    monkeypatch.setattr(subject, "Engine", fake)
+    assert "container hand is exited" in run_module(subject, {"name": "hand", "store": STORE})["msg"]
+
+
+def test_no_engine_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "Engine", FakeEngine(None))
+    result = run_module(subject, {"store": STORE})
+    assert result["failed"]
+    assert "no engine: the engine has to run" in result["msg"]
+
+
+def test_it_is_called_by_its_action() -> None:
+    assert "call it as npufleet.triton.adoption" in run_module(subject, {})["msg"]
+
+
+def test_a_process_is_below_its_ancestors_only() -> None:
+    assert subject.below(os.getpid(), os.getpid())
+    assert subject.below(os.getpid(), os.getppid())
+    assert not subject.below(os.getppid(), os.getpid())
+
+
+def test_pieces_make_the_whole(tmp_path: Path) -> None:
+    path = tmp_path / "words.rbln"
+    path.write_bytes(b"0123456789")
+    piece = {"path": str(path), "offset": 4, "size": 4}
+    assert base64.b64decode(run_module(subject, {"store": STORE, "piece": piece})["data"]) == b"4567"
+
+
+def test_host_vars_evaluate_what_the_project_wrote_and_nothing_else() -> None:
+    text = yaml.dump({"ours": Template("{{ vault_x }}"), "theirs": "{{ lookup('pipe', 'id') }}"}, Dumper=action._Dumper)
+    assert "ours: '{{ vault_x }}'" in text
+    assert "theirs: !unsafe" in text
+
+
+@pytest.mark.parametrize(("name", "reason"), [("guide", ""), ("guide_rm", "--rm")])
+def test_what_could_not_be_undone(name: str, reason: str) -> None:
+    found = {"inspect": CONTAINERS[name], "image": {}, "process": {"argv": ["tritonserver"], "environment": {}, "main": False}}
+    assert reason in " ".join(action.obstacles(found))
+    assert bool(action.obstacles(found)) is bool(reason)
+
+
+def test_a_secret_of_a_shell_could_not_be_given_again() -> None:
+    process = {"argv": ["tritonserver"], "environment": {"HF_TOKEN": "hf_1234567"}, "main": False}
+    (reason,) = action.obstacles({"inspect": GUIDE, "image": {}, "process": process})
+    assert "HF_TOKEN" in reason
+    assert "hf_1234567" not in reason

@@ -1,0 +1,138 @@
+"""What is wrong with an inventory before any host is asked: names, kinds, contradictions, groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import trust_as_template
+from ansible_collections.npufleet.triton.plugins.module_utils import inventory as subject
+from helpers import ROOT, fleet
+
+KNOWN = subject.specs(str(ROOT / "roles"), lambda path: DataLoader().load_from_file(path))
+GROUPS = {"all": ["npu1", "npu2", "ops1"], "ungrouped": [], "npu_hosts": ["npu1", "npu2"], "monitoring_hosts": ["ops1"]}
+
+
+def findings(**given: Any) -> list[str]:
+    """Reasons against an inventory that sets these variables."""
+    given = {"groups": GROUPS, **given}
+    return subject.findings(fleet(**given), KNOWN, given)
+
+
+def test_every_variable_is_known() -> None:
+    assert {"rbln_release", "triton_models", "npufleet_root", "triton_server_ulimits", "npufleet_row"} <= set(KNOWN)
+
+
+def test_a_good_inventory_has_no_findings() -> None:
+    assert findings(triton_server_shm_size="2g", npufleet_npus="4", ansible_user="ops", vault_password="x", npu_rack="b7") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("npufleet_http_prot", "npufleet_http_port"),
+        ("rbln_relase", "rbln_release"),
+        ("triton_model", "triton_models"),
+        ("triton_server_shmsize", "triton_server_shm_size"),
+        ("npu_fleet_npus", "npufleet_npus"),
+        ("docker_engine_deamon_options", "docker_engine_daemon_options"),
+    ],
+)
+def test_misspelt_variable_is_named_with_the_right_one(name: str, hint: str) -> None:
+    (reason,) = findings(**{name: 1})
+    assert reason.startswith(f"{name} is set, ")
+    assert reason.endswith(f"did you mean {hint}?")
+
+
+def test_name_that_resembles_nothing() -> None:
+    assert findings(monitoring_zzqy=1) == ["monitoring_zzqy is set, and there is no such variable: docs/variables.md lists them"]
+
+
+def test_names_that_playbooks_register_are_their_own() -> None:
+    assert findings(npufleet_state={}, triton_image_state={}, inference_check_result={}, npufleet_failed="x") == []
+
+
+def test_removed_variable_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(subject.REMOVED, "npufleet_images", "name the archive with triton_image_base_archive")
+    assert findings(npufleet_images=[]) == [
+        "npufleet_images is no longer a variable: name the archive with triton_image_base_archive"
+    ]
+
+
+def test_values_of_a_wrong_kind_are_named() -> None:
+    port, hosts = findings(npufleet_http_port="http", npufleet_no_proxy={"secret": "hunter2"})
+    assert port.startswith("npufleet_http_port: ")
+    assert "convert to int" in port
+    assert hosts.startswith("npufleet_no_proxy: ")
+    assert "hunter2" not in hosts
+
+
+def test_model_entry_with_a_misspelt_key() -> None:
+    (reason,) = findings(triton_models=[{"name": "digits", "artifacts": {}}])
+    assert reason.startswith("triton_models: ")
+    assert "artifacts" in reason
+    assert "artefacts" in reason
+
+
+def test_every_template_that_lacks_something_is_named() -> None:
+    reasons = findings(
+        triton_image_index_password=trust_as_template("{{ vault_index_pasword }}"),
+        triton_image_index_user="fleet",
+        rbln_driver_package_sha256=trust_as_template("{{ driver_sum }}"),
+    )
+    assert [one.split(":")[0] for one in reasons] == [
+        "rbln_driver_package_sha256 cannot be made",
+        "triton_image_index_password cannot be made",
+        "triton_image_index_user is set without triton_image_index_password",
+    ]
+    assert "'driver_sum' is undefined" in reasons[0]
+    assert "'vault_index_pasword' is undefined" in reasons[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"rbln_driver_package_file": "/a.deb", "rbln_driver_package_url": "http://a", "rbln_driver_package_sha256": "0" * 64},
+            "are both set",
+        ),
+        ({"rbln_driver_package_url": "http://a/b.deb"}, "rbln_driver_package_url is set without rbln_driver_package_sha256"),
+        ({"triton_image_base_archive": "/base.tar"}, "triton_image_base_archive is set without triton_image_base_archive_sha256"),
+        ({"triton_image_index_user": "fleet"}, "triton_image_index_user is set without triton_image_index_password"),
+        ({"triton_image_registry_password": "x"}, "triton_image_registry_password is set without triton_image_registry_user"),
+        ({"npufleet_grpc_port": 8000}, "npufleet_http_port and npufleet_grpc_port are all 8000"),
+        ({"triton_server_stop_timeout": 30}, "triton_server_stop_timeout is 30 and triton_server_exit_timeout 30"),
+        ({"triton_server_allow_metrics": False}, "triton_server_allow_metrics is off and there are monitoring_hosts"),
+        ({"npufleet_https_proxy": "proxy:3128"}, "npufleet_https_proxy has no scheme"),
+        ({"npufleet_ca_file": "/no/such.pem"}, "npufleet_ca_file is /no/such.pem, and there is no such file"),
+    ],
+)
+def test_contradiction(given: dict[str, Any], words: str) -> None:
+    (reason,) = findings(**given)
+    assert words in reason
+    assert ":" in reason, "says what to do"
+
+
+def test_hosts_in_no_group() -> None:
+    assert findings(groups={**GROUPS, "ungrouped": ["npu7", "localhost"]}) == [
+        "npu7 is in no group: put it into npu_hosts or monitoring_hosts"
+    ]
+    assert findings(groups={**GROUPS, "ungrouped": ["npu7", "npu8"]}) == [
+        "npu7, npu8 are in no group: put them into npu_hosts or monitoring_hosts"
+    ]
+
+
+def test_group_with_a_slip_in_its_name() -> None:
+    groups = {"all": ["npu1"], "ungrouped": [], "npu_host": ["npu1"]}
+    assert findings(groups=groups) == ["there is a group npu_host and no host in npu_hosts: rename it"]
+    assert findings(groups={**GROUPS, "npu_host": ["npu1"]}) == [], "a group of the site's own beside the right one"
+
+
+def test_models_placed_nowhere() -> None:
+    unknown, nowhere = findings(
+        triton_models=[{"name": "words", "hosts": ["npu9"]}, {"name": "faces", "hosts": ["monitoring_hosts"]}]
+    )
+    assert unknown == "model words: `hosts` names npu9, which is no host and no group of this inventory: correct it"
+    assert nowhere.startswith("model faces: is placed nowhere, none of monitoring_hosts is in npu_hosts: ")
+    assert findings(triton_models=[{"name": "faces", "hosts": ["npu2"]}]) == []

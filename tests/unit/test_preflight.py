@@ -1,0 +1,191 @@
+"""What stands in the way of a plan: each condition against what a host may be, and the one table of all hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.filter.refusal_table import refusal_table
+from ansible_collections.npufleet.triton.plugins.module_utils import preflight as subject
+
+GIB = 2**30
+ROW = {"systems": ["ubuntu-22.04", "ubuntu-24.04"], "cards": ["RBLN-CA22", "RBLN-CA25"], "kernels": "==6.8.0"}
+OLD = {"systems": ["ubuntu-20.04"], "cards": ["RBLN-CA02", "RBLN-CA12"], "kernels": ">=5.10"}
+WANTED: dict[str, Any] = {
+    "release": "25.08",
+    "rows": {"25.08": ROW, "24.01": OLD},
+    **ROW,
+    "ports": {"8000": "npufleet_http_port", "8001": "npufleet_grpc_port"},
+    "container": "triton",
+    "now": 1000.0,
+    "clock_skew": 30,
+    "headers": True,
+    "disk": {"/var/lib/docker": {"image": 60 * GIB}, "/var/lib/npufleet": {"image": 30 * GIB, "models": 5 * GIB}},
+    "models": {},
+}
+NOBLE = 'NAME="Ubuntu"\nID=ubuntu\nVERSION_ID="24.04"\n'
+TOOL = {"path": "/usr/bin/rbln-smi", "devices": [{"memory_total": 16 * GIB}, {"memory_total": 15 * GIB}]}
+DRIVER: dict[str, Any] = {"bus": ["a", "b"], "tool": TOOL}
+
+
+def item(concern: str, name: str, action: str, current: Any = None, desired: Any = None) -> dict[str, Any]:
+    return {"concern": concern, "name": name, "current": current, "desired": desired, "action": action}
+
+
+def test_system_of_the_row_is_accepted() -> None:
+    assert subject.system(WANTED, NOBLE, "6.8.0-49-generic") == []
+
+
+def test_other_system_and_kernel_are_refused_at_once() -> None:
+    system, kernel = subject.system(WANTED, NOBLE.replace("24.04", "20.04"), "5.4.0-1-generic")
+    assert system == (
+        "found ubuntu-20.04, wanted ubuntu-22.04 or ubuntu-24.04 for release 25.08: install one of them, or choose release 24.01"
+    )
+    assert kernel == "found kernel 5.4.0-1-generic, wanted ==6.8.0 for release 25.08: install and boot such a kernel, and hold it"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rule", "fits"),
+    [
+        ("6.8.0-49-generic", "==6.8.0", True),
+        ("6.8.1-49-generic", "==6.8.0", False),
+        ("6.11.0-9-generic", "==6.8.0", False),
+        ("5.15.0-1", ">=5.10", True),
+        ("5.9.16", ">=5.10", False),
+        ("6.1.0-18-amd64", ">=5.10", True),
+        ("5.10", ">=5.10.3", False),
+    ],
+)
+def test_kernels(kernel: str, rule: str, fits: bool) -> None:
+    assert subject.kernel_fits(kernel, rule) is fits
+
+
+@pytest.mark.parametrize(("now", "words"), [(1100.0, "100 s ahead of"), (900.0, "100 s behind")])
+def test_clock_that_is_wrong(now: float, words: str) -> None:
+    (reason,) = subject.clock(WANTED, now)
+    assert f"found the clock {words} the controller's, wanted at most 30 s: " in reason
+
+
+def test_clock_that_is_right() -> None:
+    assert subject.clock(WANTED, 1029.0) == subject.clock(WANTED, 971.0) == []
+
+
+def test_card_that_the_row_does_not_support_is_seen_on_the_bus() -> None:
+    (reason,) = subject.cards(WANTED, DRIVER, [item("driver", "card type", "inspect", "RBLN-CA12", "RBLN-CA22")], ["RBLN-CA12"])
+    assert reason == "found RBLN-CA12 on the bus, wanted RBLN-CA22 or RBLN-CA25 for release 25.08: choose release 24.01"
+    (reason,) = subject.cards(WANTED, DRIVER, [], ["0x9999"])
+    assert reason.endswith("no release of this version supports it")
+
+
+def test_no_card_on_the_bus() -> None:
+    bare = {"bus": [], "tool": {"error": "not there"}}
+    (reason,) = subject.cards(
+        WANTED, bare, [item("driver", "package", "install"), item("driver", "bus", "inspect", "0 NPUs", "2 NPUs")], []
+    )
+    assert reason.startswith("bus: found no card, wanted 2 NPUs: look with `lspci -d 1eff:`")
+
+
+@pytest.mark.parametrize("name", sorted(subject.BY_HAND))
+def test_what_only_hands_repair_is_refused_with_what_to_do(name: str) -> None:
+    (reason,) = subject.cards(WANTED, DRIVER, [item("driver", name, "inspect", "that", "this")], [])
+    assert "found that, wanted this: " in reason
+    assert reason.endswith(subject.BY_HAND[name])
+
+
+def test_cards_are_not_judged_under_a_driver_that_is_about_to_change() -> None:
+    plan = [item("driver", "module", "reload"), item("driver", "cards", "inspect", "1 listed", "2 listed")]
+    assert list(subject.cards(WANTED, DRIVER, plan, ["RBLN-CA22"])) == []
+
+
+def test_device_memory_of_the_smallest_npu_decides() -> None:
+    assert list(subject.memory({**WANTED, "models": {"a": 8 * GIB, "b": 7 * GIB}}, DRIVER)) == []
+    (reason,) = subject.memory({**WANTED, "models": {"a": 7 * GIB, "b": 9 * GIB}}, DRIVER)
+    assert reason.startswith("found 15.0 GiB of device memory on an NPU, wanted 16.0 for the models placed here (b 9.0, a 7.0): ")
+    assert list(subject.memory({**WANTED, "models": {"a": 99 * GIB}}, {"tool": {"error": "no tool yet"}})) == []
+
+
+def test_headers_of_another_kernel_do_not_count() -> None:
+    (reason,) = subject.headers("0.0.0-nobody")
+    assert "found no headers of the running kernel 0.0.0-nobody" in reason
+    assert "apt-get install linux-headers-0.0.0-nobody" in reason
+
+
+def test_engines_in_the_way() -> None:
+    fine = {"daemon": {}}
+    assert list(subject.engine(fine, {"docker-ce": {}, "containerd.io": {}}, "Engine, containerd")) == []
+    reasons = list(subject.engine(fine, {"podman-docker": {}, "containerd.io": {}}, "Podman Engine, Conmon"))
+    assert [one.split(",")[0] for one in reasons] == [
+        "found package containerd.io",
+        "found package podman-docker",
+        "found podman behind /var/run/docker.sock",
+    ]
+    (reason,) = subject.engine({"daemon": None, "daemon_error": "Expecting value"}, {}, None)
+    assert reason == "found /etc/docker/daemon.json as Expecting value, wanted JSON to merge with: repair it by hand"
+
+
+def test_ports() -> None:
+    taken = {"8000": "process 12 (nginx)", "8001": "process 13 (docker-proxy)"}
+    process, container = subject.ports(WANTED, taken, {"8001": "tis"})
+    assert process == "found port 8000 taken by process 12 (nginx), wanted it free: stop it, or set another npufleet_http_port"
+    assert "found port 8001 published by container tis, wanted it free: " in container
+    assert "playbooks/adopt.yml" in container
+    assert list(subject.ports(WANTED, {"8000": "process 1 (docker-proxy)"}, {"8000": "triton"})) == [], "its own port"
+
+
+def test_listeners_name_the_process() -> None:
+    import os
+    import socket
+
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        found = subject.listeners()[str(server.getsockname()[1])]
+    assert found.startswith(f"process {os.getpid()} (")
+
+
+def test_disk_is_asked_for_what_the_plan_writes() -> None:
+    build = {("image", "build"), ("models", "release")}
+    assert subject._needs(WANTED, build) == {"/var/lib/docker": 60 * GIB, "/var/lib/npufleet": 35 * GIB}
+    assert subject._needs(WANTED, {("models", "release")}) == {"/var/lib/npufleet": 5 * GIB}
+    assert subject._needs(WANTED, {("models", "withdraw"), ("server", "load")}) == {}
+
+
+def test_directories_of_one_file_system_need_their_sum() -> None:
+    needs = {"/var/lib/docker": 60 * GIB, "/var/lib/npufleet": 35 * GIB}
+    (reason,) = subject.disk(needs, lambda path: (1, 90 * GIB))
+    assert reason.startswith("found 90.0 GiB free for /var/lib/docker and /var/lib/npufleet, wanted 95: ")
+    assert list(subject.disk(needs, lambda path: (len(path), 61 * GIB))) == []
+
+
+def test_free_space_of_a_directory_that_is_not_there_yet() -> None:
+    assert subject._free("/no/such/directory") == subject._free("/")
+
+
+def test_a_host_without_a_plan_has_nothing_in_its_way() -> None:
+    assert subject.refusals({**WANTED, "systems": []}, {"driver": DRIVER}, [], [{"needed": ["image", "build"]}], {}) == []
+
+
+def test_only_suppliers_that_the_plan_needs_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(subject.reach, "supplier", lambda one, _passwords: asked.append(one["what"]) or "no answer")
+    suppliers = [{"what": "index", "needed": ["image", "build"]}, {"what": "driver", "needed": ["driver", "install"]}]
+    plan = [item("image", "npufleet/triton", "build")]
+    wanted = {**WANTED, "disk": {}}
+    assert subject.refusals(wanted, {"image": {}}, plan, suppliers, {}) == ["no answer"]
+    assert asked == ["index"]
+
+
+# One table of all hosts
+
+
+def test_table_says_a_shared_reason_once() -> None:
+    reasons = {"npu1": ["found A", "found B"], "npu2": ["found B"], "npu3": []}
+    assert refusal_table(reasons) == (
+        "2 of 3 hosts refused, 2 reasons, nothing was changed:\n  - npu1: found A\n  - npu1, npu2: found B"
+    )
+
+
+def test_table_of_every_host_and_of_none() -> None:
+    assert refusal_table({"npu1": ["found A"], "npu2": ["found A"]}).endswith("\n  - every host: found A")
+    assert refusal_table({"npu1": ["found A"]}).endswith("1 reason, nothing was changed:\n  - npu1: found A")
+    assert refusal_table({"npu1": [], "npu2": []}) == refusal_table({}) == ""

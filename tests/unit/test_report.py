@@ -1,0 +1,147 @@
+"""What the report says of a fleet, before it is drawn."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import report
+
+NOW = datetime(2026, 3, 2, 12, tzinfo=timezone.utc)
+RELEASE = "a" * 64
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    served = {"digits": {"1": {"state": "READY", "reason": "", "release": RELEASE}}}
+    actual = {"server": {"served": served, "version": "2.42.0", "state": "running"}}
+    good = {"host": "npu1", "when": "2026-03-02T11:00:00Z", "state": "in sync", "plan": [], "report": [], "actual": actual}
+    return {**good, "models": {"digits": {"source": "b" * 64, "release": RELEASE}}, **changes}
+
+
+def check(**changes: Any) -> dict[str, Any]:
+    good = {"name": "digits/http/digit 1", "model": "digits", "protocol": "http", "ok": True, "why": "", "ms": 1.0}
+    return {**good, "expected": 1, "got": 1, **changes}
+
+
+def result(*checks: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {"host": "npu1", "when": "2026-03-02T11:30:00Z", "msg": "", "checks": list(checks), **changes}
+
+
+def row(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any]:
+    """The row of npu1 in a fleet of two, of which the other is well."""
+    statuses = {"npu2": status(), **({"npu1": one} if one else {})}
+    results = {"npu2": result(check()), **({"npu1": other} if other else {})}
+    whole = report.view(["npu1", "npu2"], ["npu1", "npu2"], statuses, results, NOW)
+    return next(found for found in whole["hosts"] if found["host"] == "npu1")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words", "level"),
+    [
+        (status(), result(check()), ["in sync", "proven"], "good"),
+        (status(state="drift", plan=[{"concern": "server"}]), result(check()), ["drift", "proven"], "wrong"),
+        (status(), result(check(ok=False)), ["wrong answers", "in sync"], "wrong"),
+        (status(), result(msg="no image"), ["not proven", "in sync"], "wrong"),
+        (status(state="failed", report=["why"]), result(check()), ["failed", "proven"], "wrong"),
+        (status(state="unreachable", report=["why"]), result(msg="why"), ["unreachable"], "wrong"),
+        (status(state="who knows"), result(check()), ["failed", "proven"], "wrong"),
+        (None, result(check()), ["not read", "proven"], "unknown"),
+        (status(), None, ["not checked", "in sync"], "unknown"),
+    ],
+)
+def test_states(one: Any, other: Any, words: list[str], level: str) -> None:
+    found = row(one, other)
+    assert [state["word"] for state in found["states"]] == words
+    assert found["level"] == level
+
+
+def test_a_half_that_no_host_has_counts_for_none() -> None:
+    whole = report.view(["npu1"], ["npu1"], {"npu1": status()}, {}, NOW)
+    assert (whole["missing"], whole["counts"]["good"]) == (["check"], 1)
+    whole = report.view(["npu1"], ["npu1"], {}, {"npu1": result(check())}, NOW)
+    assert (whole["missing"], whole["counts"]["good"]) == (["status"], 1)
+    whole = report.view(["npu1"], ["npu1"], {}, {}, NOW)
+    assert (whole["missing"], whole["counts"]["unknown"]) == (["status", "check"], 1)
+
+
+def test_a_host_that_answers_no_checks_misses_none() -> None:
+    whole = report.view(["npu1", "ops1"], ["npu1"], {"npu1": status(), "ops1": status()}, {"npu1": result(check())}, NOW)
+    assert whole["counts"] == {"all": 2, "wrong": 0, "unknown": 0, "good": 2, "right": 1, "asked": 1, "stale": 0}
+
+
+def test_what_is_wrong_comes_first_then_names_by_their_numbers() -> None:
+    names = ["npu10", "npu2", "npu1", "npu3"]
+    statuses = {name: status() for name in names}
+    statuses["npu3"] = status(state="unreachable", report=["why"])
+    statuses["npu10"] = status(state="drift", plan=[{"concern": "server", "name": "x", "action": "start"}])
+    whole = report.view(names, names, statuses, {}, NOW)
+    assert [one["host"] for one in whole["hosts"]] == ["npu3", "npu10", "npu1", "npu2"]
+
+
+def test_the_first_reason_and_how_many_more() -> None:
+    plan = [{"concern": "server", "name": "container", "current": None, "desired": "running", "action": "start"}]
+    found = row(status(state="drift", plan=plan), result(check(ok=False, why="label is 7, wanted 1")))
+    assert (found["first"], found["more"]) == ("digits/http/digit 1: label is 7, wanted 1", 1)
+    assert found["plan"] == [{"what": "server container", "found": "nothing", "wanted": "running", "action": "start"}]
+
+
+def test_models_that_are_not_served_are_wrong_whatever_they_answered() -> None:
+    down = {"digits": {"1": {"state": "UNAVAILABLE", "reason": "no memory", "release": None}}}
+    found = row(status(actual={"server": {"served": down}}), result(check()))["models"]["digits"]
+    assert (found["level"], found["word"], found["versions"][0]["reason"]) == ("wrong", "1 of 1", "no memory")
+    assert row(status(), None)["models"]["digits"]["word"] == "not asked"
+    assert row(status(actual={"server": {"served": None}}), None)["models"]["digits"]["word"] == "not served"
+
+
+def test_a_source_is_told_only_of_the_release_that_was_made_of_it() -> None:
+    assert row(status(), None)["models"]["digits"]["versions"][0]["source"] == "b" * 64
+    other = {"digits": {"source": "b" * 64, "release": "c" * 64}}
+    assert row(status(models=other), None)["models"]["digits"]["versions"][0]["source"] == ""
+
+
+def test_what_is_old_is_marked() -> None:
+    found = row(status(when="2026-03-01T11:59:59Z"), result(check()))
+    assert [(one["what"], one["stale"]) for one in found["times"]] == [("read", True), ("checked", False)]
+    assert found["stale"]
+    assert not row(status(when="2026-03-01T12:00:00Z"), None)["stale"]
+    assert row(status(when="yesterday"), None)["times"] == []
+
+
+def test_a_picture_stands_there_once_and_only_as_a_picture() -> None:
+    uri = "data:image/png;base64,iVBORw0KGgo="
+    pictures = [uri, uri, "https://example.com/x.png", uri + '"><b>', None, "data:image/png;base64," + "A" * 40001]
+    found = row(status(), result(*(check(picture=one) for one in pictures)))["answers"][0]["answers"]
+    assert [one["picture"] for one in found] == [uri, "", "", "", "", ""]
+    assert [one.get("number") for one in found] == [0, 0, None, None, None, None]
+
+
+@pytest.mark.parametrize(
+    "odd", [None, [], "text", 7, {"driver": {"tool": {"devices": ["x", None]}}}, {"server": {"served": ["x"]}}]
+)
+def test_a_reading_of_any_shape_is_no_failure(odd: Any) -> None:
+    row(status(actual=odd, plan=odd, report=odd, models=odd, release=odd), result(check(ms=odd, got=odd, model=odd, name=odd)))
+
+
+def test_every_text_is_escaped() -> None:
+    assert report.escaped({"<a>": ["<b>", ("\"'&", 1, None, True)]}) == {
+        "&lt;a&gt;": ["&lt;b&gt;", ["&quot;&#x27;&amp;", 1, None, True]]
+    }
+
+
+def test_only_hosts_of_the_fleet_are_read(tmp_path: Path) -> None:
+    (tmp_path / "check").mkdir()
+    for name in ("npu1", "gone"):
+        (tmp_path / f"check/{name}.json").write_text(json.dumps(result(check(), host=name)))
+    (tmp_path / "check/npu2.json").write_text("{")
+    (tmp_path / "status.json").write_text(json.dumps({"hosts": [status(), status(host="gone"), "odd", {}]}))
+    statuses, results = report.read(["npu1", "npu2"], f"{tmp_path}/status.json", f"{tmp_path}/check")
+    assert (list(statuses), list(results)) == (["npu1"], ["npu1"])
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"hosts": 7}', "{"])
+def test_a_status_of_another_form_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "status.json").write_text(text)
+    assert report.read(["npu1"], f"{tmp_path}/status.json", f"{tmp_path}/check") == ({}, {})

@@ -1,0 +1,166 @@
+"""The controller's half of preflight: conditions, suppliers, and files that have to lie here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import supplies as subject
+from helpers import ROW, fleet, http_server
+
+FULL_ROW = {**ROW, "systems": ["ubuntu-22.04"], "kernels": ">=5.10"}
+INSTALL = {"concern": "driver", "name": "package", "action": "install"}
+BUILD = {"concern": "image", "name": "npufleet/triton", "action": "build"}
+LOAD = {"concern": "models", "name": "digits", "action": "release"}
+
+
+def variables(**given: Any) -> Any:
+    row = {**FULL_ROW, **given.pop("row", {})}
+    base = {
+        "npufleet_row": row,
+        "npufleet_release_rows": {"24.01": row},
+        "npufleet_build_host": "npu1",
+        "npufleet_cache": "/no/cache",
+    }
+    return fleet(**{**base, **given})
+
+
+def refused(tmp_path: Path, plan: list[dict[str, Any]], found: Any = None, missing: Any = (), **given: Any) -> list[str]:
+    return subject.refusals(variables(**given), found or {}, plan, {"models": {"missing": list(missing)}}, str(tmp_path))
+
+
+def test_conditions_are_plain_data() -> None:
+    made = subject.conditions(
+        variables(triton_server_allow_grpc=False, triton_models=[{"name": "a", "device_memory": "2g", "instances": 2}])
+    )
+    assert json.loads(json.dumps(made)) == made
+    assert made["ports"] == {"8000": "npufleet_http_port", "8002": "npufleet_metrics_port"}
+    assert made["models"] == {"a": 4 * 2**30}
+    assert made["systems"] == ["ubuntu-22.04"]
+
+
+def test_known_vulnerabilities_are_a_warning_with_the_row_that_clears_them() -> None:
+    (warning,) = subject.warnings(variables(row={"vulnerabilities": {"bulletins": ["5816", "5828"], "cleared_by": "26.07"}}))
+    assert (
+        "release 24.01 runs a Triton with 2 known vulnerabilities (NVIDIA security bulletins 5816, 5828): release 26.07 clears"
+        in warning
+    )
+    assert subject.warnings(variables(row={"vulnerabilities": {"bulletins": [], "cleared_by": None}})) == []
+    assert subject.warnings(variables()) == []
+
+
+def test_suppliers_of_a_build_host_and_of_another() -> None:
+    given: dict[str, Any] = {
+        "rbln_driver_package_url": "https://a.example.com/d.deb",
+        "npufleet_artefact_user": "fleet",
+        "npufleet_artefact_password": "one",
+        "triton_image_index_url": "https://index.example.com/simple/",
+        "triton_image_index_user": "portal",
+        "triton_image_index_password": "two",
+        "npufleet_https_proxy": "http://proxy.example.com:3128",
+        "npufleet_no_proxy": ["a", "b"],
+    }
+    found, passwords = subject.suppliers(variables(**given))
+    assert [(one["what"], one["address"], one["user"], one["needed"]) for one in found] == [
+        ("driver package", "https://a.example.com/d.deb", "fleet", ["driver", "install"]),
+        ("package index", "https://index.example.com/simple/rebel-compiler/", "portal", ["image", "build"]),
+        ("base image", "triton:base", "", ["image", "build"]),
+    ]
+    assert passwords == {"driver package": "one", "package index": "two", "base image": ""}
+    assert found[0]["proxies"] == {"http": "", "https": "http://proxy.example.com:3128", "no_proxy": "a,b"}
+    assert not any(secret in json.dumps(found) for secret in ('"one"', '"two"'))
+    found, _passwords = subject.suppliers(variables(**given, npufleet_build_host="npu9"))
+    assert [one["what"] for one in found] == ["driver package"]
+
+
+def test_archive_and_wheels_take_the_place_of_registry_and_index() -> None:
+    found, _passwords = subject.suppliers(variables(triton_image_wheelhouse="/wheels", triton_image_base_archive="/base.tar"))
+    assert found == []
+    found, _passwords = subject.suppliers(
+        variables(triton_image_wheelhouse="/wheels", triton_image_base_archive="http://a/base.tar")
+    )
+    assert [one["what"] for one in found] == ["archive of the base image"]
+
+
+def test_mirror_is_asked_in_the_place_of_docker_hub_alone() -> None:
+    def registry_of(base: str) -> Any:
+        found, _passwords = subject.suppliers(
+            variables(triton_image_base=base, docker_engine_registry_mirrors=["https://m"], triton_image_wheelhouse="/w")
+        )
+        return found[0]["registry"]
+
+    assert registry_of("rebellions/tritonserver:25.08") == "https://m"
+    assert registry_of("nvcr.io/nvidia/tritonserver:24.01-py3") is None
+
+
+def test_authority_travels_as_text(tmp_path: Path) -> None:
+    (tmp_path / "site.pem").write_text("PEM")
+    found, _passwords = subject.suppliers(variables(npufleet_ca_file=str(tmp_path / "site.pem")))
+    assert {one["ca"] for one in found} == {"PEM"}
+
+
+def test_missing_driver_package(tmp_path: Path) -> None:
+    (reason,) = refused(tmp_path, [INSTALL])
+    assert reason.startswith("found no driver package, wanted rebellions 1.2.92 (.deb): ")
+    (reason,) = refused(tmp_path, [INSTALL], rbln_driver_package_file="/no/d.deb", rbln_driver_package_sha256="0" * 64)
+    assert reason == "found no /no/d.deb on the controller, wanted the driver package there: correct rbln_driver_package_file"
+    assert refused(tmp_path, []) == [], "a host that has its driver needs no package"
+
+
+def test_wrong_sha256_of_the_driver(tmp_path: Path) -> None:
+    package = tmp_path / "d.deb"
+    package.write_bytes(b"another")
+    digest = hashlib.sha256(b"another").hexdigest()
+    (reason,) = refused(tmp_path, [INSTALL], rbln_driver_package_file=str(package), rbln_driver_package_sha256="0" * 64)
+    assert reason.startswith(f"driver package found with SHA-256 {digest}, wanted {'0' * 64}: compare with its source")
+    assert refused(tmp_path, [INSTALL], rbln_driver_package_file=str(package), rbln_driver_package_sha256=digest) == []
+
+
+def test_no_base_image_and_no_wheels(tmp_path: Path) -> None:
+    base, wheels = "/no/base.tar", "/no/wheels"
+    given: dict[str, Any] = {
+        "triton_image_base_archive": base,
+        "triton_image_base_archive_sha256": "0" * 64,
+        "triton_image_wheelhouse": wheels,
+    }
+    reasons = refused(tmp_path, [BUILD], **given)
+    assert [one.split(",")[0] for one in reasons] == [
+        f"found no directory {wheels} on the controller",
+        f"found no {base} on the controller",
+    ]
+    assert refused(tmp_path, [BUILD], npufleet_build_host="npu2", **given) == []
+
+
+def test_model_without_a_check_file(tmp_path: Path) -> None:
+    found = {"digits": {"origins": {}}, "words": {"origins": {}}}
+    (tmp_path / "digits.yml").write_text("checks: []\n")
+    (reason,) = refused(tmp_path, [LOAD], found)
+    assert reason.startswith("model words: found no check file words.yml, wanted one that says which answers prove it: ")
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "words.yml").write_text("checks: []\n")
+    assert refused(tmp_path, [LOAD], found, inference_check_checks_dir=[str(own)]) == []
+    assert refused(tmp_path, [LOAD], found, inference_check_require_checks=False) == []
+    assert refused(tmp_path, [], found) == []
+
+
+def test_compiled_files_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject.urllib.request, "getproxies", dict)
+    with http_server({"HEAD /there": (200, b"")}) as served:
+        address = f"http://127.0.0.1:{served.port}"
+        origins = {"1" * 64: {"file": "/no/model.rbln"}, "2" * 64: {"url": address + "/gone"}, "3" * 64: {"url": address + "/kept"}}
+        (tmp_path / "blobs").mkdir()
+        (tmp_path / "blobs" / ("3" * 64)).write_bytes(b"in the cache")
+        reasons = refused(
+            tmp_path,
+            [],
+            {"digits": {"origins": origins}},
+            missing=origins,
+            npufleet_cache=str(tmp_path),
+        )
+    assert reasons[0] == "model digits: found no /no/model.rbln here, wanted its compiled file: correct `file`"
+    assert reasons[1].startswith(f"model digits: compiled file {address}/gone: found ")
+    assert len(reasons) == 2
