@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import collect
 from ansible_collections.npufleet.triton.plugins.module_utils.collect import Item
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import engine
 from ansible_collections.npufleet.triton.plugins.module_utils.gather import Limits, Partial, Unavailable
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine
 from ansible_collections.npufleet.triton.plugins.modules import support_bundle
-from helpers import http_server, run_module, unix_server
+from helpers import fleet, http_server, run_module, unix_server
 
 LIMITS = Limits(seconds=2, size=4096, lines=50)
 EVERY = ["driver", "engine", "image", "models", "server", "monitoring"]
@@ -159,10 +160,10 @@ def test_host_without_npus_is_not_asked_for_them(tmp_path: Path) -> None:
 
 
 def test_state_of_a_concern_is_its_plan(tmp_path: Path) -> None:
-    wanted = {"engine": {"packages": [], "daemon": {"log-driver": "none"}, "drop_ins": {}}}
+    wanted = {"engine": engine.desired(fleet(docker_engine_packages=["npufleet-no-such-package"]))}
     items = {one.name: one for one in collect.items(arguments(tmp_path, desired=wanted, concerns=[]), LIMITS)}
     state = items["state/engine.json"].get()
-    assert state["plan"][0]["name"] == "daemon.json"
+    assert {"concern": "engine", "name": "packages"}.items() <= state["plan"][0].items()
     assert set(state) == {"plan", "actual"}
 
 
