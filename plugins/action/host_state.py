@@ -38,7 +38,7 @@ class ActionModule(FleetAction):
         free, proof = (boolean(arguments.get(key, False)) for key in ("free", "prove"))
         with self.refusing(host):
             # The mark, and who has the cards open, do not depend on what is wanted of the host
-            wanted, manifests = ({}, {}) if free or not concerns else desired(variables, list(concerns), now=proof)
+            wanted, manifests = ({}, {}) if free or not concerns else desired(variables, concerns, now=proof)
             if free:
                 wanted = {"server": {"name": variables["triton_server_name"]}}
             arguments.update(desired=wanted, host=host, mark=self._mark(variables))

@@ -23,6 +23,7 @@ LEVELS = {
     "wrong answers": "wrong",
     "not proven": "wrong",
     "drift": "wrong",
+    "maintenance": "unknown",
     "not read": "unknown",
     "not checked": "unknown",
     "in sync": "good",
@@ -100,7 +101,7 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
     wrong = [one for one in checks if one.get("ok") is not True]
     states = _states(status, result, plan, checks, wrong)
     reasons = []
-    if _at(status, "state") in ("unreachable", "failed"):
+    if _at(status, "state") in ("unreachable", "failed", "maintenance"):
         reasons += [str(line) for line in _list(_at(status, "report"))]
     if result and not checks:
         reasons.append(str(result.get("msg") or "no model was asked"))

@@ -191,3 +191,27 @@ def test_the_check_is_green_with_the_true_labels():
     results = [json.loads(one.read_text()) for one in (ROOT / "build/check").glob("*.json")]
     assert len(results) == len(NPU_HOSTS)
     assert sum(len(one["checks"]) for one in results) >= 40
+
+
+def test_an_unreachable_host_is_told_and_drawn(tmp_path: Path):
+    """Also when no other host is asked: the report is for that moment."""
+    page = ROOT / "build/report/index.html"
+    page.unlink(missing_ok=True)
+    away = tmp_path / "away.yml"
+    away.write_text(f"npu_hosts: {{hosts: {{{FIRST}: {{ansible_host: 127.0.0.1, ansible_port: 1}}}}}}\n")
+    for name in ("status.yml", "check.yml"):
+        run = playbook(name, "--inventory", str(away), "--limit", FIRST)
+        assert run.code == 4, run.output
+        assert "build/report/index.html" in run.output
+    found = {one["host"]: one for one in json.loads((ROOT / "build/status.json").read_text())["hosts"]}
+    # Those that were not asked are as they were.
+    assert set(NPU_HOSTS) <= set(found)
+    assert (found[FIRST]["state"], found[FIRST]["plan"]) == ("unreachable", [])
+    assert "Connection refused" in found[FIRST]["report"][0]
+    assert "Connection refused" in json.loads((ROOT / f"build/check/{FIRST}.json").read_text())["msg"]
+    assert "Connection refused" in page.read_text()
+    for name in ("status.yml", "check.yml"):
+        run = playbook(name)
+        assert run.code == 0, run.output
+    assert "Connection refused" not in page.read_text()
+    assert page.read_text().count("data:image/png;base64,") >= 10
