@@ -10,6 +10,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import contexts
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.all import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import MODULE, PCI_VENDOR, TOOLS
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import DAEMON_JSON
@@ -123,6 +124,7 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         return run(name, "journalctl", "--no-pager", "--output=short-iso", f"--lines={limits.lines}", f"--unit={unit}")
 
     yield from (Item(f"state/{name}.json", _state(name, one)) for name, one in wanted["desired"].items())
+    yield Item("host/maintenance.json", _optional(lambda: content(wanted["root"] + "/maintenance.json", limits)))
     yield Item("host/system.txt", lambda: content("/etc/os-release", limits))
     yield run("host/uname.txt", "uname", "-a")
     yield Item("host/kernel.json", lambda: contents(limits, "/proc/cmdline", "/proc/uptime", "/proc/loadavg", "/proc/modules"))
@@ -148,6 +150,7 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         yield run("driver/module.txt", "modinfo", MODULE)
         yield run("driver/dkms.txt", "dkms", "status")
         yield Item("driver/nodes.txt", _nodes)
+        yield Item("driver/holders.json", lambda: contexts.look(wanted["container"]))
         yield Item("driver/cards.json", _cards)
         yield run("driver/pci.txt", "lspci", "-nnk")
         yield run("driver/pci-cards.txt", "lspci", "-vv", "-d", PCI_VENDOR[2:] + ":")

@@ -23,6 +23,7 @@ EXPECTED = {
     "driver/tool.json",
     "driver/tool.txt",
     "driver/nodes.txt",
+    "driver/holders.json",
     "driver/cards.json",
     "driver/pci.txt",
     "engine/daemon.json",
