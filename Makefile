@@ -65,13 +65,15 @@ report-test: venv browser ## the report in a browser
 report-image: venv browser ## docs/images/report.png, of a made-up fleet
 	@$(PY) tests/report/image.py docs/images/report.png
 
-SCENARIOS ?= default production
-molecule: venv ## molecule scenarios on a lab of their own (SCENARIOS="default production")
-	@tests/molecule.sh $(SCENARIOS)
+molecule: molecule-default molecule-production ## scenarios on labs of their own: the whole way, and docs/production.md
+molecule-default molecule-production: molecule-%: venv
+	@tests/molecule.sh $*
 
 test-quick: lint unit ## lint and unit tests
 
-test: lint unit report-test molecule ## everything
+# Two at a time: the scenario `default` waits much, and its tests that measure a pause come last, when the others are over.
+test: venv browser ## everything
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line molecule-default lint unit report-test molecule-production
 
 test-mutants: venv ## seed defects one at a time; each must turn a test red
 	@$(PY) tests/mutants.py
@@ -79,4 +81,4 @@ test-mutants: venv ## seed defects one at a time; each must turn a test red
 clean: ## remove what was built; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-down converge status check lint unit browser report-test report-image molecule test-quick test test-mutants clean
+.PHONY: help venv demo lab lab-down converge status check lint unit browser report-test report-image molecule molecule-default molecule-production test-quick test test-mutants clean

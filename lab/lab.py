@@ -8,8 +8,11 @@ LAB_FAULTS (JSON, faults by host: {"npu2": [{"kind": "no_rsd0"}]}).
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import engine
 import hosts
@@ -24,9 +27,19 @@ def main() -> None:
     command = parser.parse_args().command
     try:
         lab = current_lab()
-        {"up": up, "down": down, "inventory": inventory}[command](lab)
+        with one_at_a_time() if command != "inventory" else nullcontext():
+            {"up": up, "down": down, "inventory": inventory}[command](lab)
     except LabError as error:
         die(error)
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Labs of one checkout share its engine and its images: the second waits until the first is up, or down."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def up(lab: Lab) -> None:
@@ -37,7 +50,6 @@ def up(lab: Lab) -> None:
         raise LabError(f"LAB_RELEASE: found {row}, wanted one of {', '.join(standins.ROWS)}")
     if not 1 <= count <= 200:
         raise LabError(f"HOSTS: found {count}, wanted 1 to 200")
-    BUILD.mkdir(parents=True, exist_ok=True)
     engine.start()
     hosts.refuse_conflicts(lab, hosts.host_names(count))
     drivers = standins.ensure_drivers()
