@@ -136,7 +136,7 @@ class Sampler(threading.Thread):
                 if any(secret in line for secret in self.secrets):
                     self.seen.add(line.replace(b"\0", b" ").decode(errors="replace")[:200])
             self.samples += 1
-            self.ended.wait(0.1)
+            self.ended.wait(0.2)
 
 
 def prepare(lab: dict) -> None:
@@ -235,7 +235,7 @@ def run(shell: subprocess.Popen, command: str) -> tuple[int, str]:
     """Exit code and output of one command of the shell, whose variables and directory stay."""
     assert shell.stdin and shell.stdout
     mark = f"--- {time.monotonic_ns()} "
-    shell.stdin.write(f"{command} </dev/null\nprintf '\\n%s%s\\n' '{mark}' \"$?\"\n")
+    shell.stdin.write(f"{{ {command}; }} </dev/null\nprintf '\\n%s%s\\n' '{mark}' \"$?\"\n")
     shell.stdin.flush()
     lines = []
     deadline = time.monotonic() + SECONDS
