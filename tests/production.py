@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/production.md"
 SITE = ROOT / "build/production"
@@ -83,21 +85,8 @@ def lab_only(lab: dict) -> str:
     facts = lab["all"]["vars"]
     url = facts["lab_artefact_url"]
     host = url.split("//")[1].split(":")[0]
-    row = {
-        "sdk": {"package": "rebel-compiler", "version": "0.6.2+lab", "shape": "0.6"},
-        "driver": {"package": "rebellions", "version": "1.1.67", "form": "deb"},
-        "triton": {
-            "version": "2.42.0",
-            "image": "npufleet-lab/tritonserver:24.01-py3",
-            "python": "3.11",
-            "tritonclient": "2.41.1",
-            "numpy": "<2",
-        },
-        "cards": ["RBLN-CA12"],
-        "systems": ["debian-12"],
-        "kernels": ">=5.10",
-        "vulnerabilities": {"bulletins": [], "cleared_by": None},
-    }
+    rows = yaml.safe_load((ROOT / "inventories/lab/group_vars/all.yml").read_text())["npufleet_extra_releases"]
+    row = {**rows[facts["lab_release"]], "driver": {"package": "rebellions", "version": "1.1.67", "form": "deb"}}
     return json.dumps(
         {
             "npufleet_extra_releases": {facts["lab_release"]: row},

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from conftest import LAB, NPU_HOSTS, ROOT, Run, ask, connect, inspect, playbook
 
 FIRST, LAST = (NPU_HOSTS[0], NPU_HOSTS[-1]) if NPU_HOSTS else ("", "")
@@ -49,21 +50,9 @@ def still_serving() -> Iterator[None]:
 
 def row(**changes: Any) -> dict[str, Any]:
     """The lab's release rows with the row in use changed."""
-    base = {
-        "sdk": {"package": "rebel-compiler", "version": "0.6.2+lab", "shape": "0.6"},
-        "driver": {"package": "rebellions", "version": "1.1.67", "form": "deb"},
-        "triton": {
-            "version": "2.42.0",
-            "image": "npufleet-lab/tritonserver:24.01-py3",
-            "python": "3.11",
-            "tritonclient": "2.41.1",
-            "numpy": "<2",
-        },
-        "cards": ["RBLN-CA12"],
-        "systems": ["debian-12"],
-        "kernels": ">=5.10",
-        "vulnerabilities": {"bulletins": ["5816"], "cleared_by": "26.07"},
-    }
+    rows = yaml.safe_load((ROOT / "inventories/lab/group_vars/all.yml").read_text())["npufleet_extra_releases"]
+    base = {**rows[FACTS["lab_release"]], "driver": {"package": "rebellions", "version": "1.1.67", "form": "deb"}}
+    base["vulnerabilities"] = {"bulletins": ["5816"], "cleared_by": "26.07"}
     return {FACTS["lab_release"]: {**base, **changes}}
 
 
