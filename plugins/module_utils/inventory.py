@@ -13,6 +13,8 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 GROUPS = ("npu_hosts", "monitoring_hosts")
 # Prefixes that belong to this project: a name below them that nobody reads is a mistake.
 FAMILIES = ("npufleet_", "rbln_", "triton_", "docker_engine_", "model_repository_", "inference_check_", "monitoring_", "preflight_")
+# Of these a site may have variables of its own: only a slip of the finger is refused.
+COMMON_WORDS = ("monitoring_", "preflight_")
 # Names that playbooks and roles register or set themselves, by how they end
 OWN = ("_state", "_result", "_failed", "_item")
 # Variables that are gone, and what stands in their place
@@ -47,9 +49,9 @@ def _names(given: List[str], known: Mapping[str, Any]) -> Iterator[str]:
         elif name in known or name.startswith(("ansible_", "_")):
             continue
         elif name.startswith(FAMILIES):
-            if not name.endswith(OWN):
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-                hint = f"did you mean {near[0]}?" if near else "docs/variables.md lists them"
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+            hint = f"did you mean {near[0]}?" if near else "docs/variables.md lists them"
+            if not name.endswith(OWN) and (near or not name.startswith(COMMON_WORDS)):
                 yield f"{name} is set, and there is no such variable: {hint}"
         else:
             near = difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)

@@ -12,7 +12,6 @@ import shutil
 import time
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import reach
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, short
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, packages, text
 
@@ -70,8 +69,16 @@ def refusals(
     if ("server", "create") in doing or ("server", "replace") in doing:
         reasons += list(ports(wanted, listeners(), _publishers()))
     reasons += list(disk(_needs(wanted, doing), _free))
-    reasons += [why for why in (reach.supplier(one, passwords) for one in suppliers if tuple(one["needed"]) in doing) if why]
-    return reasons
+    needed = [one for one in suppliers if tuple(one["needed"]) in doing]
+    return reasons + (unreached(needed, passwords) if needed else [])
+
+
+def unreached(suppliers: List[Mapping[str, Any]], passwords: Mapping[str, str]) -> List[str]:
+    """What keeps this host from its suppliers."""
+    # Here, because most runs have nobody to ask, and TLS takes its time to be imported.
+    from ansible_collections.npufleet.triton.plugins.module_utils import reach
+
+    return [why for why in (reach.supplier(one, passwords) for one in suppliers) if why]
 
 
 def system(wanted: Mapping[str, Any], os_release: str, kernel: str) -> List[str]:

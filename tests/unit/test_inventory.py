@@ -46,7 +46,10 @@ def test_misspelt_variable_is_named_with_the_right_one(name: str, hint: str) -> 
 
 
 def test_name_that_resembles_nothing() -> None:
-    assert findings(monitoring_zzqy=1) == ["monitoring_zzqy is set, and there is no such variable: docs/variables.md lists them"]
+    assert findings(npufleet_zzqy=1) == ["npufleet_zzqy is set, and there is no such variable: docs/variables.md lists them"]
+    assert findings(monitoring_team="night shift") == [], "a site's own variable, which resembles none of ours"
+    (slip,) = findings(monitoring_scrape_intervall="5s")
+    assert slip.endswith("did you mean monitoring_scrape_interval?")
 
 
 def test_names_that_playbooks_register_are_their_own() -> None:

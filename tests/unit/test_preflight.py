@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from ansible_collections.npufleet.triton.plugins.filter.refusal_table import refusal_table
 from ansible_collections.npufleet.triton.plugins.module_utils import preflight as subject
+from ansible_collections.npufleet.triton.plugins.module_utils import reach
 
 GIB = 2**30
 ROW = {"systems": ["ubuntu-22.04", "ubuntu-24.04"], "cards": ["RBLN-CA22", "RBLN-CA25"], "kernels": "==6.8.0"}
@@ -167,7 +168,7 @@ def test_a_host_without_a_plan_has_nothing_in_its_way() -> None:
 
 def test_only_suppliers_that_the_plan_needs_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(subject.reach, "supplier", lambda one, _passwords: asked.append(one["what"]) or "no answer")
+    monkeypatch.setattr(reach, "supplier", lambda one, _passwords: asked.append(one["what"]) or "no answer")
     suppliers = [{"what": "index", "needed": ["image", "build"]}, {"what": "driver", "needed": ["driver", "install"]}]
     plan = [item("image", "npufleet/triton", "build")]
     wanted = {**WANTED, "disk": {}}
