@@ -42,12 +42,7 @@ _Dumper.add_representer(tritonserver.Template, lambda dumper, value: dumper.repr
 class ActionModule(FleetAction):
     """One look at the host, one round of requests, then everything else on the controller."""
 
-    _requires_connection = True
-
-    def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
-        super().run(tmp, task_vars)
-        task_vars = task_vars or {}
-        host = task_vars["inventory_hostname"]
+    def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         fleet = self.variables(task_vars)
         with self.refusing(host):
             # A host that does not say what it is cannot be translated for

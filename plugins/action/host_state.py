@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleUndefinedVariable
 from ansible.module_utils.parsing.convert_bool import boolean
@@ -22,12 +22,7 @@ NO_PASSWORD = re.compile(
 class ActionModule(FleetAction):
     """Fills in `desired` from the inventory, the release row and the model manifests."""
 
-    _requires_connection = True
-
-    def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
-        super().run(tmp, task_vars)
-        task_vars = task_vars or {}
-        host = task_vars["inventory_hostname"]
+    def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
         concerns = self._task.args.get("concerns")
         if concerns is None:

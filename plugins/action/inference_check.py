@@ -223,12 +223,7 @@ def _is_whole(value: Any) -> bool:
 class ActionModule(FleetAction):
     """Turns names of models into documents, then runs them through the module on the host."""
 
-    _requires_connection = True
-
-    def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
-        super().run(tmp, task_vars)
-        task_vars = task_vars or {}
-        host = task_vars["inventory_hostname"]
+    def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         _validation, arguments = self.validate_argument_spec(argument_spec=new_module.keywords["argument_spec"])
         path = self._results_path(arguments.pop("results_dir"), host)
         # Before anything can fail: an old result must not outlive a host that cannot be asked.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Any, Dict, Optional
+from typing import Any, Dict
 
 from ansible_collections.npufleet.triton.plugins.module_utils import manifest
 from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
@@ -13,14 +13,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 class ActionModule(FleetAction):
     """Renders the models that are asked for and hands their small files over with the module's arguments."""
 
-    _requires_connection = True
-
-    def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
-        super().run(tmp, task_vars)
-        task_vars = task_vars or {}
+    def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         arguments = dict(self._task.args)
         variables = self.variables(task_vars)
-        with self.refusing(task_vars["inventory_hostname"]):
+        with self.refusing(host):
             found, reasons = manifest.manifests(variables)
             if reasons:
                 raise Refusal(reasons)

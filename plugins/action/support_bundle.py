@@ -7,7 +7,7 @@ import hashlib
 import io
 import os
 import tarfile
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Tuple
 
 from ansible import __version__ as ansible_version
 from ansible.errors import AnsibleActionFail, AnsibleError
@@ -39,12 +39,7 @@ MAGIC = ("hostvars", "groups", "vars", "ansible_facts", "ansible_play_hosts", "a
 class ActionModule(FleetAction):
     """One module call on the host, one transfer as the connecting user, one look at what arrived."""
 
-    _requires_connection = True
-
-    def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
-        super().run(tmp, task_vars)
-        task_vars = task_vars or {}
-        host = task_vars["inventory_hostname"]
+    def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         unknown = sorted(set(self._task.args) - set(OPTIONS))
         if unknown:
             raise AnsibleActionFail(f"support_bundle has no option {', '.join(unknown)}: name some of {', '.join(OPTIONS)}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Mapping
+from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from ansible.errors import AnsibleActionFail, AnsibleUndefinedVariable
 from ansible.plugins.action import ActionBase
@@ -18,6 +19,16 @@ class FleetAction(ActionBase):
     """An action that computes on the controller what is wanted, then asks the host through one module call."""
 
     supports_raw_params = False
+    _requires_connection = True
+
+    def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+        super().run(tmp, task_vars)
+        task_vars = task_vars or {}
+        return self.act(task_vars["inventory_hostname"], task_vars)
+
+    @abstractmethod
+    def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
+        """The action's result for this host."""
 
     def variables(self, task_vars: Mapping[str, Any]) -> Templated:
         """The host's variables; what the inventory leaves open comes from the roles' defaults."""

@@ -12,7 +12,7 @@ class Action(FleetAction):
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
 
-    def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:
+    def act(self, host: str, task_vars: Any) -> dict[str, Any]:
         raise NotImplementedError
 
     def _execute_module(self, module: str, module_args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -59,6 +60,10 @@ def test_an_engine_of_another_checkout_is_named_and_left_alone(tmp_path: Path) -
         ["dockerd", "-c", "import time; time.sleep(60)", "--config-file", str(config)], executable=sys.executable
     )
     try:
+        # The kernel shows a command line a moment after the program was started.
+        deadline = time.monotonic() + 10
+        while not Path(f"/proc/{other.pid}/cmdline").read_bytes() and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert f"process {other.pid} ({config})" in engine.other_engines()
     finally:
         other.kill()
