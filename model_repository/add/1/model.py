@@ -1,0 +1,69 @@
+"""OUTPUT0 = (INPUT0 + INPUT1 + bias) * scale: a pattern for models of the python backend that need no compiled file."""
+
+import json
+import math
+import os
+from typing import Any, Dict, List
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """One instance. What it needs to know comes from `parameters` of config.pbtxt."""
+
+    def initialize(self, args: Dict[str, str]) -> None:
+        """Read the parameters, all of whose mistakes are told at once: a model that loads can answer."""
+        self.name = args["model_name"]
+        config = json.loads(args["model_config"])
+        given = {key: one.get("string_value", "") for key, one in (config.get("parameters") or {}).items()}
+        reasons: List[str] = []
+        self.scale = self._number("scale", given.get("scale", "1"), reasons)
+        self.bias = 0.0
+        path = given.get("model_path", "")
+        if path:
+            self.bias = self._bias(os.path.join(args["model_repository"], args["model_version"]), path, reasons)
+        if reasons:
+            raise pb_utils.TritonModelException(f"model {self.name}: " + "; ".join(reasons))
+        kind = next(one["data_type"] for one in config["output"] if one["name"] == "OUTPUT0")
+        self.dtype = pb_utils.triton_string_to_numpy(kind)
+        pb_utils.Logger.log_info(f"model {self.name}: bias {self.bias}, scale {self.scale}")
+
+    @staticmethod
+    def _number(what: str, value: Any, reasons: List[str]) -> float:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            reasons.append(f"{what} is {value!r}, wanted a number")
+        return number
+
+    def _bias(self, directory: str, path: str, reasons: List[str]) -> float:
+        """The bias in a file of the version directory; a path that leads out of it is refused."""
+        full = os.path.normpath(os.path.join(directory, path))
+        if not full.startswith(os.path.normpath(directory) + os.sep):
+            reasons.append(f"model_path is {path!r}, wanted a file of the version directory")
+            return math.nan
+        try:
+            with open(full, encoding="utf-8") as source:
+                found = json.load(source)["bias"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reasons.append(f"model_path {path!r} cannot be read ({type(error).__name__}), wanted JSON with a `bias`")
+            return math.nan
+        return self._number("bias", found, reasons)
+
+    def execute(self, requests: List[Any]) -> List[Any]:
+        """A response for each request in its order. One that cannot be answered is its sender's error alone."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        first, second = (pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("INPUT0", "INPUT1"))
+        if first.shape != second.shape:
+            words = f"{self.name}: INPUT0 has shape {list(first.shape)} and INPUT1 {list(second.shape)}, wanted equal ones"
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(words, pb_utils.TritonError.INVALID_ARG))
+        result = ((first + second + self.bias) * self.scale).astype(self.dtype)
+        return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("OUTPUT0", result)])
+
+    def finalize(self) -> None:
+        """Say so: an unload that is not in the log did not happen."""
+        pb_utils.Logger.log_info(f"model {self.name}: unloaded")
