@@ -12,6 +12,7 @@ import shutil
 import time
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import PCI_VENDOR
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, short
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, packages, text
 
@@ -127,7 +128,7 @@ def _bus_types() -> List[str]:
     """The type of each NPU on the bus by its PCI id, the id itself where it is not known."""
     found = []
     for path in sorted(glob.glob("/sys/bus/pci/devices/*/vendor")):
-        if (text(path) or "").strip() == "0x1eff":
+        if (text(path) or "").strip() == PCI_VENDOR:
             device = (text(os.path.join(os.path.dirname(path), "device")) or "").strip()
             found.append(CARDS.get(device, device))
     return found

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 import urllib.request
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import reach
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import authority
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import size
 from ansible_collections.npufleet.triton.plugins.module_utils.manifest import file_digest, placed_here
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item
@@ -71,15 +72,6 @@ def proxies(variables: Mapping[str, Any]) -> Dict[str, str]:
         "https": variables["npufleet_https_proxy"],
         "no_proxy": ",".join(variables["npufleet_no_proxy"]),
     }
-
-
-def authority(variables: Mapping[str, Any]) -> Optional[str]:
-    """The site's own certificate authority, as PEM text."""
-    path = variables["npufleet_ca_file"]
-    if not path:
-        return None
-    with open(path, encoding="ascii") as source:
-        return source.read()
 
 
 def suppliers(variables: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], Dict[str, str]]:

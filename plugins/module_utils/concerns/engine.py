@@ -32,12 +32,13 @@ def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
         "packages": sorted(variables["docker_engine_packages"]),
         "daemon": daemon,
         "drop_ins": {**{DROP_IN.format(unit): units[unit] for unit in sorted(units)}, ORDER_FILE: ORDER},
-        "ca": _content(variables["npufleet_ca_file"]),
+        "ca": authority(variables),
     }
 
 
-def _content(path: str) -> Optional[str]:
-    """A file of the controller, None where none is named."""
+def authority(variables: Mapping[str, Any]) -> Optional[str]:
+    """The site's own certificate authority, a file of the controller, as PEM text; None where none is named."""
+    path = variables["npufleet_ca_file"]
     if not path:
         return None
     with open(path, encoding="ascii") as source:
