@@ -3,12 +3,13 @@
 
 SPEC is a JSON file, paths in it are relative to it:
 
-  {"name", "npu": such as "RBLN-CA22", "devices": NPUs that one instance spans, "batches": [1, 4] or [] for none,
-   "source": {"kind": "onnx", "path"} or {"kind": "torch", "path": directory, "module", "function"}, "inputs": [{"name",
-   "shape": without the batch, "dtype"}], "outputs": null or as inputs, "digests": {"sha256", "spec"}, "output": file}
+  {"name", "npu": such as "RBLN-CA22", "sdk": version that is wanted, "devices": NPUs that one instance spans,
+   "source": {"kind": "onnx", "path"} or {"kind": "torch", "path": directory, "module", "function"},
+   "batches": [1, 4] or [] for none, "inputs": [{"name", "shape": without the batch, "dtype"}],
+   "outputs": null or as inputs, "digests": {"sha256", "spec"}, "output": file}
 
 Writes the compiled file and beside it, at its name with .json, the record of it: what it was compiled from, for and into.
-Prints the record; a failure is one line on standard error and exit code 1, and leaves no file.
+Prints the record; a failure is one line on standard error and exit code 1, and leaves neither of both.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def main(path: str) -> Dict[str, Any]:
         import rebel
     except ImportError as error:
         raise CompileError(f"found no usable SDK in {sys.executable}: {error}; wanted the one of the release") from error
+    if line(rebel.__version__) != line(spec["sdk"]):
+        raise CompileError(f"found SDK {rebel.__version__} in {sys.executable}, wanted {spec['sdk']} of the release row")
     batches = spec["batches"] or [None]
     info = [[(one["name"], shaped(one, batch), one["dtype"]) for one in spec["inputs"]] for batch in batches]
     options = {"npu": spec["npu"]}
@@ -90,8 +93,12 @@ def shaped(one: Mapping[str, Any], batch: Optional[int]) -> List[int]:
 
 def name_of_devices(version: str) -> str:
     """Since 0.11 the argument has another name."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return "num_devices" if found and (int(found[1]), int(found[2])) >= (0, 11) else "tensor_parallel_size"
+    return "num_devices" if line(version) >= [0, 11] else "tensor_parallel_size"
+
+
+def line(version: str) -> List[int]:
+    """The minor line of an SDK, within which compiled files run: [0, 9] of 0.9.4."""
+    return [int(part) for part in re.findall(r"\d+", version)[:2]]
 
 
 def module_of(source: Mapping[str, str]) -> Any:

@@ -28,6 +28,7 @@ def compile_onnx(
     spec = {
         "name": name,
         "npu": card,
+        "sdk": version,
         "devices": 1,
         "batches": list(batches),
         "source": {"kind": "onnx", "path": "model.onnx"},
