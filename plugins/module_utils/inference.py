@@ -913,11 +913,12 @@ def cancelled(service: Service, question: Question, check: Check) -> Answer:
     """
     assert check.cancel is not None
     after, times = check.cancel["after"], check.cancel.get("times", 2)
+    timeout = check.timeout or service.timeout
     began = time.monotonic()
     responses: List[Dict[str, Output]] = []
     failure: Optional[Exception] = None
     for number in range(times):
-        stream = service.answers(question, check.timeout or service.timeout)
+        stream = service.answers(question, timeout)
         responses = []
         try:
             responses.extend(itertools.islice(stream, after))
@@ -929,7 +930,8 @@ def cancelled(service: Service, question: Question, check: Check) -> Answer:
             failure = ValueError(f"it ended after {len(responses)} responses, wanted to cancel it after {after}")
         if failure is not None:
             if number:
-                failure = ValueError(f"stream {number + 1}, after {number} were cancelled: {reason(failure)}")
+                said = f"no answer within {timeout:g} s" if timed_out(failure) else reason(failure)
+                failure = ValueError(f"stream {number + 1}, after {number} were cancelled: {said}")
             break
     return Answer(joined(responses), len(responses), (time.monotonic() - began) * 1000, failure)
 
