@@ -115,7 +115,7 @@ class TritonPythonModel:
         )
         sizes = f"batches {list(plan.sizes)}" if plan.batched else "no batch"
         pb_utils.Logger.log_info(
-            f"model {self._name}: {args['model_instance_name']} on NPU {self._device.npu}, {sizes} by {self._device.ready().source}, "
+            f"model {self._name}: {labels['instance']} on NPU {labels['npu']}, {sizes} by {self._device.ready().source}, "
             f"isolation {isolation}, answers {'later' if later else 'on return'}"
         )
 

@@ -1,4 +1,4 @@
-"""The stub's side of an NPU: lanes that carry one batch each, and the process behind them, killed and started again when it hangs."""
+"""The stub's side of an NPU: lanes that carry a batch each, and the process behind them, started again when it hangs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 

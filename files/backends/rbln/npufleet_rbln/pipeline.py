@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Callable, Deque, List, Optional
+from typing import Callable, Deque, List, Optional
 
 from .batching import Batcher, Item
 from .device import Backing, Device, Lane

@@ -56,31 +56,16 @@ class SDK:
         because nothing says that one of the vendor's may be called twice at a time.
         """
         device: Any = npus[0] if len(npus) == 1 else list(npus)
-        if parallel > 1:
-            compiled = self._rebel.RBLNCompiledModel(path)
-            if hasattr(compiled, "create_async_runtime"):
-                made = [
-                    _make(
-                        compiled.create_async_runtime,
-                        timeout_s,
-                        input_info_index=index,
-                        tensor_type="np",
-                        device=device,
-                        parallel=parallel,
-                    )
-                    for index in range(buckets)
-                ]
-                return [[_asynchronous(one) for one in made]] * parallel
-        lanes = []
-        for _number in range(parallel):
-            # One compiled model for each: the vendor keeps its runtimes apart by it.
-            compiled = self._rebel.RBLNCompiledModel(path)
-            made = [
-                _make(compiled.create_runtime, timeout_s, input_info_index=index, tensor_type="np", device=device)
-                for index in range(buckets)
-            ]
-            lanes.append([_synchronous(one) for one in made])
-        return lanes
+        common = {"tensor_type": "np", "device": device}
+
+        def runs(create: Callable[..., Any], wrap: Callable[[Any], Run], **more: Any) -> List[Run]:
+            return [wrap(_make(create, timeout_s, input_info_index=index, **common, **more)) for index in range(buckets)]
+
+        model = self._rebel.RBLNCompiledModel
+        if parallel > 1 and hasattr(model, "create_async_runtime"):
+            return [runs(model(path).create_async_runtime, _asynchronous, parallel=parallel)] * parallel
+        # A compiled model for each: the vendor keeps its runtimes apart by it.
+        return [runs(model(path).create_runtime, _synchronous) for _number in range(parallel)]
 
 
 def _make(create: Callable[..., Any], timeout_s: int, **options: Any) -> Any:
@@ -125,7 +110,7 @@ def _synchronous(runtime: Any) -> Run:
 
 def _asynchronous(runtime: Any) -> Run:
     """Submit and wait: other threads submit meanwhile, so the NPU has the next batch before this one ends."""
-    start = getattr(runtime, "async_run", None) or getattr(runtime, "run", None) or runtime
+    start = getattr(runtime, "run", None) or runtime.async_run
 
     def run(inputs: Sequence[np.ndarray]) -> List[np.ndarray]:
         task = start(*inputs)

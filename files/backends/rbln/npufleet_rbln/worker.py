@@ -92,7 +92,8 @@ class Worker:
             (bucket,) = START.unpack(message)
             began = time.monotonic()
             try:
-                self._run(bucket, self.given.pop(lane, None) or views.inputs[bucket], views.outputs[bucket])
+                given = self.given.pop(lane) if lane in self.given else views.inputs[bucket]
+                self._run(bucket, given, views.outputs[bucket])
                 answer = ENDED.pack(0, began, time.monotonic())
             except Exception as error:  # whatever escaped here would end the lane
                 fault = vendor(error, self.npu)
