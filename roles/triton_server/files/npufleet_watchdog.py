@@ -597,7 +597,7 @@ class Watchdog:
             return "the server does not tell its models"
         if self._ledger.relapsed(finding.model):
             return "it was reloaded a short while ago"
-        if finding.rule != "stub" and self._host.version() <= LAST_TO_RESTART_STUBS:
+        if finding.rule == "stall" and self._host.version() <= LAST_TO_RESTART_STUBS:
             return "a Triton of this age cannot end a process that hangs"
         return None
 
