@@ -111,10 +111,9 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         for name, words in (("unit", "unit file"), ("config", "configuration"), ("program", "program"))
         if actual[name] != files[name]
     ]
-    if not found and not actual["enabled"]:
-        found.append("disabled")
-    if not found and actual["active"] != "active":
-        found.append(actual["active"])
+    if not found:
+        found = [] if actual["enabled"] else ["disabled"]
+        found += [] if actual["active"] == "active" else [actual["active"]]
     if not found:
         # It reads its files once.
         running = actual["state"].get("running") or {}
