@@ -42,7 +42,7 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
     directory = os.path.join(entry.get("repository") or variables["npufleet_model_repository"], name)
     if not os.path.isfile(os.path.join(directory, "config.pbtxt")):
         raise Refusal([f"model {name}: found no {directory}/config.pbtxt: every model is a directory with one"])
-    artefacts = entry.get("artefacts") or {}
+    artefacts = {key: compiled.digested(one) for key, one in (entry.get("artefacts") or {}).items()}
     artefact = _artefact(name, artefacts, variables)
     files: Dict[str, Dict[str, Any]] = {}
     contents: Dict[str, bytes] = {}
@@ -123,7 +123,7 @@ def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, A
             ]
         )
     reasons = [
-        f"model {name}: artefact {place} needs `sha256` (64 hex digits) and `url` or `file`"
+        f"model {name}: artefact {place} needs `url` or `file`, and `sha256` (64 hex digits) where no record of it tells"
         for place, found in sorted(artefacts.items())
         if not re.fullmatch("[0-9a-f]{64}", str(found.get("sha256"))) or not ("url" in found or "file" in found)
     ]
