@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""Writes the scores and probabilities of files/golden/resnet50: what onnxruntime says of its photographs, without any server.
+
+The photographs stay as they are; README.md beside them says where they come from.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import onnxruntime
+from resnet50 import as_onnx
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "files/golden/resnet50"
+PHOTOGRAPHS = ("chelsea.jpg", "coffee.png")
+
+
+def preprocess() -> ModuleType:
+    """The module by which `image_decode` makes pictures."""
+    path = ROOT / "model_repository/image_decode/1/preprocess.py"
+    spec = importlib.util.spec_from_file_location("preprocess", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def pictures() -> np.ndarray:
+    """float32 [photographs, 3, 224, 224]."""
+    pixels = preprocess().pixels
+    return np.stack([pixels((GOLDEN / name).read_bytes()) for name in PHOTOGRAPHS])
+
+
+def scores(images: np.ndarray) -> np.ndarray:
+    """float32 [n, 1000] of images [n, 3, 224, 224], by onnxruntime alone."""
+    session = onnxruntime.InferenceSession(as_onnx(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"INPUT__0": images})[0]
+
+
+def probabilities(found: np.ndarray) -> np.ndarray:
+    """Softmax of scores [n, 1000], in float64 on the way."""
+    powers = np.exp(found.astype(np.float64) - found.max(axis=1, keepdims=True))
+    return (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def main() -> None:
+    """Ask and write."""
+    found = scores(pictures())
+    np.save(GOLDEN / "scores.npy", found)
+    np.save(GOLDEN / "probabilities.npy", probabilities(found))
+    print(f"classes {found.argmax(axis=1).tolist()}")
+
+
+if __name__ == "__main__":
+    main()
