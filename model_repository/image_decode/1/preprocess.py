@@ -53,7 +53,7 @@ def decode(encoded: bytes, settings: Settings) -> Image.Image:
     except ImageError:
         raise
     except Image.UnidentifiedImageError:
-        raise ImageError(f"is no JPEG or PNG image: its first bytes are {encoded[:8].hex(' ')}") from None
+        raise ImageError(f"is no JPEG or PNG image that can be read: its first bytes are {encoded[:8].hex(' ')}") from None
     except Exception as error:  # Pillow's parsers raise whatever the broken bytes led them to
         words = str(error).splitlines() or [""]
         raise ImageError(f"is broken and cannot be decoded: {words[0] or type(error).__name__}") from None

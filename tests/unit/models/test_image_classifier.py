@@ -1,0 +1,83 @@
+"""The ensemble `image_classifier`: its steps fit together, can be placed together, and in no other way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import manifest
+from helpers import ROOT, fleet
+from played import REPOSITORY, config_of
+
+ARTEFACTS = {"CA12/0.6": {"url": "https://models.example.com/resnet50.rbln", "sha256": "a" * 64}}
+STEPS = ("image_decode", "resnet50", "image_labels")
+
+
+def placed(*names: str, **hosts: list[str]) -> tuple[dict[str, Any], list[str]]:
+    entries = [{"name": name, "hosts": hosts.get(name, [])} for name in names]
+    return manifest.manifests(
+        fleet(triton_models=[{**one, "artefacts": ARTEFACTS if one["name"] == "resnet50" else {}} for one in entries])
+    )
+
+
+def ensembles() -> list[tuple[str, Any, dict[str, Any]]]:
+    """(where, ensemble, its steps by name) of the repository, and of the one for DALI with the steps that it replaces."""
+    usual = {name: config_of(name) for name in STEPS}
+    return [("model_repository", config_of("image_classifier"), usual)]
+
+
+@pytest.mark.parametrize(("_where", "ensemble", "steps"), ensembles(), ids=lambda one: one if isinstance(one, str) else "")
+def test_what_a_step_gives_is_what_the_next_one_takes(_where: str, ensemble: Any, steps: dict[str, Any]) -> None:
+    known = {one.name: (one.data_type, list(one.dims)) for one in ensemble.input}
+    for step in ensemble.ensemble_scheduling.step:
+        config = steps[step.model_name]
+        assert config.max_batch_size >= ensemble.max_batch_size
+        assert set(step.input_map) == {one.name for one in config.input}
+        for one in config.input:
+            assert known[step.input_map[one.name]] == (one.data_type, list(one.dims)), one.name
+        known.update({step.output_map[one.name]: (one.data_type, list(one.dims)) for one in config.output})
+    assert {one.name: known[one.name] for one in ensemble.output} == {
+        one.name: (one.data_type, list(one.dims)) for one in ensemble.output
+    }
+    assert [step.model_name for step in ensemble.ensemble_scheduling.step] == list(STEPS)
+
+
+def test_labels_are_the_same_wherever_a_client_asks_for_them() -> None:
+    assert (REPOSITORY / "resnet50/labels.txt").read_bytes() == (REPOSITORY / "image_labels/labels.txt").read_bytes()
+    labels = (REPOSITORY / "resnet50/labels.txt").read_text().splitlines()
+    assert len(labels) == len(set(labels)) == 1000
+    assert (labels[0], labels[281], labels[967], labels[999]) == ("tench", "tabby", "espresso", "toilet tissue")
+
+
+def test_it_is_placed_with_its_steps() -> None:
+    found, reasons = placed("image_classifier", *STEPS)
+    assert reasons == []
+    assert {name: one["versions"] for name, one in found.items()} == dict.fromkeys(("image_classifier", *STEPS), ["1"])
+    rendered = {name: manifest.parse_config(one["contents"]["config.pbtxt"].decode(), name) for name, one in found.items()}
+    # Two NPUs: two instances of what uses one. What runs on the CPU stays as it is, and an ensemble may have none.
+    assert {name: sum(group.count for group in one.instance_group) for name, one in rendered.items()} == {
+        "image_classifier": 0,
+        "image_decode": 2,
+        "image_labels": 1,
+        "resnet50": 2,
+    }
+    assert rendered["image_classifier"].parameters["npufleet_release"].string_value == found["image_classifier"]["release"]
+    assert [path for path in found["image_classifier"]["files"] if path.startswith("1/")], "Triton wants a version directory"
+
+
+def test_without_a_step_it_is_refused() -> None:
+    words = "model image_classifier: its step {} is not placed on this host: list it in `triton_models`, for the same hosts"
+    assert placed("image_classifier", "image_decode")[1] == [words.format("image_labels"), words.format("resnet50")]
+    assert placed("image_classifier", *STEPS, image_labels=["npu2"])[1] == [words.format("image_labels")]
+
+
+def test_a_step_that_is_refused_itself_is_told_once() -> None:
+    entries = [{"name": name} for name in ("image_classifier", *STEPS)]
+    (reason,) = manifest.manifests(fleet(triton_models=entries))[1]
+    assert reason.startswith("model resnet50: found no compiled file (.rbln)")
+
+
+def test_no_build_product_lies_in_the_repository() -> None:
+    found = [path for path in REPOSITORY.rglob("*") if path.suffix in (".rbln", ".dali", ".onnx")]
+    assert found == []
+    assert str(ROOT / "model_repository") == str(REPOSITORY)
