@@ -26,7 +26,10 @@ class Settings(NamedTuple):
     max_pixels: int = 50_000_000
 
 
-def pixels(encoded: bytes, settings: Settings = Settings()) -> np.ndarray:
+DEFAULTS = Settings()
+
+
+def pixels(encoded: bytes, settings: Settings = DEFAULTS) -> np.ndarray:
     """float32 [3, *crop] of a JPEG or PNG: upright, in RGB, its shorter side `resize`, the centre, normalised.
 
     Raises ImageError.

@@ -124,6 +124,7 @@ def test_every_kind_of_image_becomes_rgb(preprocess: ModuleType, image: Image.Im
 
 # What is refused
 
+UNREADABLE = "is no JPEG or PNG image that can be read: its first bytes are "
 CAT = (GOLDEN / "chelsea.jpg").read_bytes()
 CUP = (GOLDEN / "coffee.png").read_bytes()
 
@@ -140,12 +141,12 @@ def header_only(width: int, height: int) -> bytes:
     ("sent", "words"),
     [
         (b"", "is empty, wanted a JPEG or PNG image"),
-        (b"hello", "is no JPEG or PNG image that can be read: its first bytes are 68 65 6c 6c 6f"),
+        (b"hello", f"{UNREADABLE}68 65 6c 6c 6f"),
         (
             encoded(Image.new("L", (9, 9)), "GIF"),
-            "is no JPEG or PNG image that can be read: its first bytes are 47 49 46 38 37 61 09 00",
+            f"{UNREADABLE}47 49 46 38 37 61 09 00",
         ),
-        (encoded(Image.new("L", (9, 9)), "TIFF"), "is no JPEG or PNG image that can be read: its first bytes are 49 49 2a 00"),
+        (encoded(Image.new("L", (9, 9)), "TIFF"), f"{UNREADABLE}49 49 2a 00"),
         (CAT[:20000], "is broken and cannot be decoded: image file is truncated"),
         (CUP[:20000], "is broken and cannot be decoded: "),
         (CUP[:5000] + bytes(100) + CUP[5100:], "is broken and cannot be decoded: "),
@@ -201,7 +202,7 @@ def test_a_corrupt_image_is_its_senders_error_alone(module: ModuleType) -> None:
     assert [one.error is None for one in responses] == [True, False, True, False, True]
     np.testing.assert_array_equal(answers(responses[4])["PIXELS"][0], module.pixels(CUP))
     assert {one.error.code for one in responses if one.error} == {TritonError.INVALID_ARG}
-    assert responses[1].error.message == "image_decode: the image is no JPEG or PNG image that can be read: its first bytes are 78"
+    assert responses[1].error.message == f"image_decode: the image {UNREADABLE}78"
     assert responses[3].error.message.startswith("image_decode: image 2 of 2 is broken and cannot be decoded: image file is trunc")
 
 
