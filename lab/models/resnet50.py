@@ -20,7 +20,8 @@ from onnx import TensorProto, helper, numpy_helper
 SDK = Path(__file__).resolve().parents[1] / "sdk"
 BATCHES = (1, 2, 3, 4)
 CLASSES = 1000
-SEED = 20240101
+# One by which the photographs of the golden data have five clear classes each
+SEED = 20240176
 # How far scores lie apart: the likeliest class of a picture has about half of the probability.
 SPREAD = 4
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the scores and probabilities of files/golden/resnet50: what onnxruntime says of its photographs, without any server.
+"""Writes the arrays of files/golden/resnet50: what onnxruntime says of its photographs, without any server.
 
 The photographs stay as they are; README.md beside them says where they come from.
 """
@@ -17,6 +17,8 @@ from resnet50 import as_onnx
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "files/golden/resnet50"
 PHOTOGRAPHS = ("chelsea.jpg", "coffee.png")
+# The made-up pictures of the check `largest batch`, which says the same of them
+NOISE = {"shape": (4, 3, 224, 224), "seed": 1, "low": -2, "high": 2}
 
 
 def preprocess() -> ModuleType:
@@ -35,6 +37,12 @@ def pictures() -> np.ndarray:
     return np.stack([pixels((GOLDEN / name).read_bytes()) for name in PHOTOGRAPHS])
 
 
+def noise() -> np.ndarray:
+    """float32 [4, 3, 224, 224], as a check makes up its inputs."""
+    low, high = NOISE["low"], NOISE["high"]
+    return (low + (high - low) * np.random.RandomState(NOISE["seed"]).random_sample(NOISE["shape"])).astype(np.float32)
+
+
 def scores(images: np.ndarray) -> np.ndarray:
     """float32 [n, 1000] of images [n, 3, 224, 224], by onnxruntime alone."""
     session = onnxruntime.InferenceSession(as_onnx(), providers=["CPUExecutionProvider"])
@@ -49,9 +57,12 @@ def probabilities(found: np.ndarray) -> np.ndarray:
 
 def main() -> None:
     """Ask and write."""
-    found = scores(pictures())
+    images = pictures()
+    found = scores(images)
+    np.save(GOLDEN / "pixels.npy", images[:1])
     np.save(GOLDEN / "scores.npy", found)
     np.save(GOLDEN / "probabilities.npy", probabilities(found))
+    np.save(GOLDEN / "noise_scores.npy", scores(noise()))
     print(f"classes {found.argmax(axis=1).tolist()}")
 
 
