@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the arrays of files/golden/resnet50: what onnxruntime says of its photographs, without any server.
+"""Writes the arrays that the image models are checked by: what onnxruntime says of the photographs, without any server.
 
-The photographs stay as they are; README.md beside them says where they come from.
+What belongs to the photographs goes to files/golden, what only the lab's network says of them to lab/golden. The photographs
+stay as they are; README.md beside them says where they come from.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import onnxruntime
 from resnet50 import as_onnx
 
 ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = ROOT / "files/golden/resnet50"
-PHOTOGRAPHS = ("chelsea.jpg", "coffee.png")
+GOLDEN = ROOT / "files/golden"
+LAB = ROOT / "lab/golden"
+PHOTOGRAPHS = ("coffee.png", "chelsea.jpg")
 # The made-up pictures of the check `largest batch`, which says the same of them
 NOISE = {"shape": (4, 3, 224, 224), "seed": 1, "low": -2, "high": 2}
 
@@ -34,7 +36,7 @@ def preprocess() -> ModuleType:
 def pictures() -> np.ndarray:
     """float32 [photographs, 3, 224, 224]."""
     pixels = preprocess().pixels
-    return np.stack([pixels((GOLDEN / name).read_bytes()) for name in PHOTOGRAPHS])
+    return np.stack([pixels((GOLDEN / "resnet50" / name).read_bytes()) for name in PHOTOGRAPHS])
 
 
 def noise() -> np.ndarray:
@@ -59,10 +61,18 @@ def main() -> None:
     """Ask and write."""
     images = pictures()
     found = scores(images)
-    np.save(GOLDEN / "pixels.npy", images[:1])
-    np.save(GOLDEN / "scores.npy", found)
-    np.save(GOLDEN / "probabilities.npy", probabilities(found))
-    np.save(GOLDEN / "noise_scores.npy", scores(noise()))
+    likely = probabilities(found)
+    made = {
+        GOLDEN / "resnet50/pixels.npy": images[:1],
+        GOLDEN / "image_labels/scores.npy": found,
+        GOLDEN / "image_labels/probabilities.npy": likely,
+        LAB / "resnet50/scores.npy": found,
+        LAB / "resnet50/probabilities.npy": likely,
+        LAB / "resnet50/noise_scores.npy": scores(noise()),
+    }
+    for path, array in made.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, array)
     print(f"classes {found.argmax(axis=1).tolist()}")
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the DALI pipeline of `image_decode`: pipeline.py [1/model.dali]. Run it with the nvidia-dali of the image, or an older one.
+"""Writes the DALI pipeline of `image_decode`: pipeline.py [1/model.dali]. Run it with the nvidia-dali of the image or an older one.
 
 It makes the pictures of the Pillow step, within a level of 255, but for what is transparent, which shows the colour below. It has
 no limit of pixels, and a broken image fails the whole batch that it is in: where strangers send images, take the Pillow step.

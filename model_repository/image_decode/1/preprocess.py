@@ -1,6 +1,12 @@
-"""An encoded image as the input of a network of ImageNet, by Pillow and numpy: what torchvision's transforms do."""
+#!/usr/bin/env python3
+"""An encoded image as the input of a network of ImageNet, by Pillow and numpy: what torchvision's transforms do.
+
+For the data of a check: preprocess.py IMAGE.jpg PIXELS.npy writes the picture as a batch of one.
+"""
 
 import io
+import sys
+from pathlib import Path
 from typing import NamedTuple, Tuple
 
 import numpy as np
@@ -90,3 +96,10 @@ def _in_rgb(image: Image.Image) -> Image.Image:
         paper = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(paper, image).convert("RGB")
     return image.convert("RGB")
+
+
+if __name__ == "__main__":
+    try:
+        np.save(sys.argv[2], pixels(Path(sys.argv[1]).read_bytes())[None])
+    except ImageError as error:
+        sys.exit(f"{sys.argv[1]} {error}")

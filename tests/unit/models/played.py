@@ -33,9 +33,9 @@ def tensor(name: str, array: np.ndarray) -> Any:
     return SimpleNamespace(name=lambda: name, as_numpy=lambda: array)
 
 
-def config_of(name: str) -> Any:
-    """The config.pbtxt of a model of the repository, parsed."""
-    path = REPOSITORY / name / "config.pbtxt"
+def config_of(name: str, repository: Path = REPOSITORY) -> Any:
+    """The config.pbtxt of a model of a repository, parsed."""
+    path = repository / name / "config.pbtxt"
     return manifest.parse_config(path.read_text(), str(path))
 
 

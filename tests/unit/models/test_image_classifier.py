@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import yaml
+from ansible_collections.npufleet.triton.plugins.action import inference_check
 from ansible_collections.npufleet.triton.plugins.module_utils import manifest
 from helpers import ROOT, fleet
 from played import REPOSITORY, config_of
@@ -23,7 +28,11 @@ def placed(*names: str, **hosts: list[str]) -> tuple[dict[str, Any], list[str]]:
 def ensembles() -> list[tuple[str, Any, dict[str, Any]]]:
     """(where, ensemble, its steps by name) of the repository, and of the one for DALI with the steps that it replaces."""
     usual = {name: config_of(name) for name in STEPS}
-    return [("model_repository", config_of("image_classifier"), usual)]
+    dali = {name: config_of(name, ROOT / "files/dali") for name in ("image_decode", "image_classifier")}
+    return [
+        ("model_repository", config_of("image_classifier"), usual),
+        ("files/dali", dali["image_classifier"], {**usual, "image_decode": dali["image_decode"]}),
+    ]
 
 
 @pytest.mark.parametrize(("_where", "ensemble", "steps"), ensembles(), ids=lambda one: one if isinstance(one, str) else "")
@@ -81,3 +90,58 @@ def test_no_build_product_lies_in_the_repository() -> None:
     found = [path for path in REPOSITORY.rglob("*") if path.suffix in (".rbln", ".dali", ".onnx")]
     assert found == []
     assert str(ROOT / "model_repository") == str(REPOSITORY)
+
+
+def test_the_dali_step_differs_in_its_input_alone() -> None:
+    for name in ("image_decode", "image_classifier"):
+        usual, dali = config_of(name), config_of(name, ROOT / "files/dali")
+        assert (usual.max_batch_size, usual.output) == (dali.max_batch_size, dali.output)
+        assert (dali.input[0].name, list(dali.input[0].dims)) == ("IMAGE", [-1])
+    assert (
+        config_of("image_classifier").ensemble_scheduling == config_of("image_classifier", ROOT / "files/dali").ensemble_scheduling
+    )
+
+
+# The check files
+
+
+def checks(*models: str, before: Path | None = None, golden: Path | None = None) -> dict[str, Any]:
+    """The checks of these models; in `before` and `golden` files are looked for first."""
+    checks_dirs = [str(before)] if before else []
+    golden_dirs = [str(golden)] if golden else []
+    return inference_check.documents(models, [*checks_dirs, inference_check.CHECKS], [*golden_dirs, inference_check.GOLDEN], 0)
+
+
+def test_every_model_has_a_check_file_without_a_finding() -> None:
+    models = ("image_classifier", *STEPS, "resnet50_guide")
+    found = checks(*models)
+    assert found["unproven"] == []
+    assert [one["model"] for one in found["checks"]] == list(models)
+    lab = checks(*models, before=ROOT / "lab/checks", golden=ROOT / "lab/golden")
+    assert [one["model"] for one in lab["checks"]] == list(models)
+    assert "values" in lab["checks"][0]["checks"][0]["expect"]["PROBABILITIES"]
+
+
+def test_the_guides_photograph_can_be_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "resnet50").mkdir()
+    shutil.copy(ROOT / "files/golden/resnet50/chelsea.jpg", tmp_path / "resnet50/tabby.jpg")
+    shutil.copy(ROOT / "files/golden/resnet50/pixels.npy", tmp_path / "resnet50/tabby.npy")
+    found = checks("resnet50", "image_classifier", before=ROOT / "files/checks/tabby", golden=tmp_path)
+    assert [one["checks"][0]["name"] for one in found["checks"]] == ["tabby", "tabby"]
+
+
+def test_labels_of_the_checks_are_their_places() -> None:
+    """What a check wants by number and what it wants by name is one class, and for the lab that of the golden scores."""
+    labels = (REPOSITORY / "resnet50/labels.txt").read_text().splitlines()
+    for path in [*ROOT.glob("files/checks/**/*.yml"), *ROOT.glob("lab/checks/*.yml")]:
+        found = {"argmax": set(), "label": set()}
+        for check in yaml.safe_load(path.read_text())["checks"]:
+            for wanted in check.get("expect", {}).values():
+                for key, named in found.items():
+                    named.update(wanted.get(key, []))
+        if found["label"]:
+            assert {labels[place] for place in found["argmax"]} <= found["label"] or path.parent.name == "tabby", path
+    document = yaml.safe_load((ROOT / "lab/checks/image_classifier.yml").read_text())
+    scores = np.load(ROOT / "lab/golden/resnet50/scores.npy")
+    best = [[labels[place] for place in np.argsort(-row)[:5]] for row in scores]
+    assert document["checks"][0]["expect"]["LABELS"]["text"] == best

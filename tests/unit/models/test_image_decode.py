@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -120,6 +121,15 @@ GREY16 = Image.fromarray(np.full((9, 9), 0x80FF, np.uint16))
 )
 def test_every_kind_of_image_becomes_rgb(preprocess: ModuleType, image: Image.Image, form: str, colour: list[int]) -> None:
     assert of_colour(preprocess.pixels(encoded(image, form))) == pytest.approx(colour, abs=1)
+
+
+def test_the_command_writes_the_data_of_a_check(tmp_path: Path) -> None:
+    command = [sys.executable, str(REPOSITORY / "image_decode/1/preprocess.py")]
+    subprocess.run([*command, str(GOLDEN / "coffee.png"), str(tmp_path / "cup.npy")], check=True)
+    np.testing.assert_allclose(np.load(tmp_path / "cup.npy"), np.load(GOLDEN / "pixels.npy"), atol=1e-5)
+    failed = subprocess.run([*command, __file__, str(tmp_path / "x.npy")], capture_output=True, text=True, check=False)
+    assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)
+    assert "test_image_decode.py is no JPEG or PNG image that can be read" in failed.stderr
 
 
 # What is refused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 from helpers import ROOT
 from played import REPOSITORY, TritonModelException, answers, config_of, module_of, start
 
-GOLDEN = ROOT / "files/golden/resnet50"
+GOLDEN, LAB = ROOT / "files/golden", ROOT / "lab/golden/resnet50"
 sys.path[:0] = [str(ROOT / "lab/models"), str(ROOT / "lab/sdk")]
 
 import rebel  # noqa: E402
@@ -31,17 +32,22 @@ def images() -> np.ndarray:
 
 def test_golden_scores_are_onnxruntimes(images: np.ndarray) -> None:
     found = golden.scores(images[:2])
-    np.testing.assert_allclose(np.load(GOLDEN / "scores.npy"), found, atol=1e-3)
-    np.testing.assert_allclose(np.load(GOLDEN / "probabilities.npy"), golden.probabilities(found), atol=1e-3)
+    np.testing.assert_allclose(np.load(LAB / "scores.npy"), found, atol=1e-3)
+    np.testing.assert_allclose(np.load(LAB / "probabilities.npy"), golden.probabilities(found), atol=1e-3)
+    np.testing.assert_allclose(np.load(LAB / "noise_scores.npy"), golden.scores(golden.noise()), atol=1e-3)
 
 
 def test_the_script_makes_what_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in golden.PHOTOGRAPHS:
-        (tmp_path / name).write_bytes((GOLDEN / name).read_bytes())
-    monkeypatch.setattr(golden, "GOLDEN", tmp_path)
+    committed = {"GOLDEN": golden.GOLDEN, "LAB": golden.LAB}
+    shutil.copytree(golden.GOLDEN / "resnet50", tmp_path / "GOLDEN/resnet50")
+    for name in committed:
+        monkeypatch.setattr(golden, name, tmp_path / name)
     golden.main()
-    for name in ("scores.npy", "probabilities.npy"):
-        np.testing.assert_allclose(np.load(tmp_path / name), np.load(GOLDEN / name), atol=1e-3)
+    made = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.npy"))
+    assert len(made) == 6
+    for path in made:
+        there = committed[path.parts[0]].joinpath(*path.parts[1:])
+        np.testing.assert_allclose(np.load(tmp_path / path), np.load(there), atol=1e-3)
 
 
 def test_pictures_are_told_apart(images: np.ndarray) -> None:
@@ -49,6 +55,8 @@ def test_pictures_are_told_apart(images: np.ndarray) -> None:
     found = golden.scores(images)
     for first, second in ((0, 1), (0, 2), (1, 2)):
         assert np.abs(found[first] - found[second]).mean() > 1
+    made_up = golden.scores(golden.noise())
+    assert min(np.abs(made_up[one] - made_up[two]).mean() for one in range(4) for two in range(one)) > 1
     best = np.sort(golden.probabilities(found[:2]))
     assert (best[:, -1] - best[:, -2] > 0.2).all(), "a label of a check has to have a clear lead"
 
@@ -71,7 +79,7 @@ def test_the_same_file_for_every_batch(tmp_path: Path, monkeypatch: pytest.Monke
         assert path.name == "resnet50-CA12-0.6.rbln"
     assert path.read_bytes() == content
     compiled = rebel.RBLNCompiledModel(path)
-    wanted = np.load(GOLDEN / "scores.npy")
+    wanted = np.load(LAB / "scores.npy")
     for index, batch in enumerate(resnet50.BATCHES):
         rows = [number % 2 for number in range(batch)]
         found = compiled.create_runtime(input_info_index=index).run(images[rows])
