@@ -278,9 +278,22 @@ def manifests(variables: Mapping[str, Any]) -> Tuple[Dict[str, Dict[str, Any]], 
     """Manifests of all models placed on this host, and the reasons why some cannot be."""
     found: Dict[str, Dict[str, Any]] = {}
     reasons: List[str] = []
-    for entry in placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"]):
+    placed = placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"])
+    for entry in placed:
         try:
             found[entry["name"]] = manifest(entry, variables)
         except Refusal as refusal:
             reasons += refusal.reasons
-    return found, reasons
+    return found, reasons + _missing_steps(found, [entry["name"] for entry in placed])
+
+
+def _missing_steps(found: Mapping[str, Mapping[str, Any]], placed: List[str]) -> List[str]:
+    """Why ensembles could not be loaded: Triton wants every step of one beside it."""
+    reasons = []
+    for name, one in found.items():
+        config = parse_config(one["contents"]["config.pbtxt"].decode(), f"{name}/config.pbtxt")
+        for step in sorted({step.model_name for step in config.ensemble_scheduling.step} - set(placed)):
+            reasons.append(
+                f"model {name}: its step {step} is not placed on this host: list it in `triton_models`, for the same hosts"
+            )
+    return reasons
