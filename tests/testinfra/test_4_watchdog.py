@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NPU_HOSTS, connect, inspect, playbook
+from conftest import NPU_HOSTS, ROOT, connect, inspect, playbook
 from test_3_reboot import ready, shown, wait_for
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
 UNIT = "npufleet-watchdog"
 STATE = "/var/lib/npufleet/watchdog.json"
 HOLD = "/run/npufleet-deployment"
+# Below the store, which the container sees
+HANG = "/var/lib/npufleet/hang"
 # Seconds instead of those that a site wants
 QUICK = {"interval": 1, "stub_limit": 2, "stall_limit": 4, "backoff": 1}
 ASK = """
@@ -30,16 +34,38 @@ print(len(u.urlopen(url + "/infer", json.dumps(body).encode(), timeout=float(sys
 """
 
 
+def repository(path: Path) -> Path:
+    """The model repository with a digits_guide whose `execute` does not come back while there is a file on the host."""
+    shutil.copytree(ROOT / "model_repository", path)
+    code = path / "digits_guide/1/model.py"
+    before = "    def execute(self, requests):\n"
+    assert before in code.read_text()
+    code.write_text(
+        code.read_text().replace(before, before + f"        while __import__('os').path.exists('{HANG}'):\n            pass\n")
+    )
+    return path
+
+
+def changed(**variables: Any) -> list[str]:
+    """Options of site.yml for the first host with a watchdog in a hurry."""
+    quick = {f"triton_server_watchdog_{name}": value for name, value in QUICK.items()}
+    return ["--limit", f"{FIRST},localhost", "-e", json.dumps({**quick, **variables})]
+
+
 @pytest.fixture(scope="module")
-def first() -> Iterator[Any]:
-    """The first host with a watchdog in a hurry; afterwards as the inventory has it."""
+def models(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(repository(tmp_path_factory.mktemp("watchdog") / "models"))
+
+
+@pytest.fixture(scope="module")
+def first(models: str) -> Iterator[Any]:
+    """The first host so; afterwards as the inventory has it."""
     host = connect(FIRST)
-    variables = json.dumps({f"triton_server_watchdog_{name}": value for name, value in QUICK.items()})
-    run = playbook("site.yml", "--limit", f"{FIRST},localhost", "-e", variables)
+    run = playbook("site.yml", *changed(npufleet_model_repository=models))
     assert run.code == 0, run.output
     host.check_output("printf %%s %s > /run/ask.py", ASK)
     yield host
-    host.check_output("rm -f /run/ask.py %s", HOLD)
+    host.check_output("rm -f /run/ask.py %s %s", HOLD, HANG)
     run = playbook("site.yml")
     assert run.code == 0, run.output
     assert playbook("status.yml").code == 0
@@ -113,15 +139,17 @@ def test_a_dead_process_is_replaced_by_a_reload_of_its_model_alone(first):
 
 
 def test_a_model_that_hangs_is_brought_back_although_every_probe_is_well(first):
-    signal(first, "STOP", "digits_0_0", "digits_0_1")
-    for _request in range(4):
-        first.check_output("sh -c 'setsid --fork python3 /run/ask.py digits 90 > /dev/null 2>&1 < /dev/null'")
-    assert ready(first)
+    first.check_output("touch %s", HANG)
+    for _request in range(8):
+        first.check_output("sh -c 'setsid --fork python3 /run/ask.py digits_guide 90 > /dev/null 2>&1 < /dev/null'")
     wait_for(lambda: len(actions(first)) == 1, 120)
     (action,) = actions(first)
-    assert (action["rule"], action["model"], action["worked"]) == ("stall", "digits", True)
-    assert said(first, "requests waiting and none answered for")
-    wait_for(lambda: answers(first, "digits"), 60)
+    assert (action["rule"], action["model"], action["worked"]) == ("stall", "digits_guide", True)
+    (line,) = said(first, "did:")
+    assert "requests waiting and none answered for" in line
+    first.check_output("rm %s", HANG)
+    wait_for(lambda: answers(first, "digits_guide") and answers(first, "digits"), 60)
+    assert len(actions(first)) == 1
 
 
 def test_nothing_is_done_while_a_run_changes_the_host(first):
@@ -138,31 +166,30 @@ def test_nothing_is_done_while_a_run_changes_the_host(first):
     assert answers(first, "digits_guide")
 
 
-def test_a_container_stopped_on_purpose_stays_stopped_and_a_run_starts_it(first):
+def test_a_container_stopped_on_purpose_stays_stopped_and_a_run_starts_it(first, models):
     first.check_output("docker stop triton")
     looks = time.monotonic() + 5 * QUICK["interval"]
     while time.monotonic() < looks:
         assert not inspect(first)["State"]["Running"]
     assert actions(first) == []
-    run = playbook("site.yml", "--limit", f"{FIRST},localhost", "--tags", "server")
+    run = playbook("site.yml", *changed(npufleet_model_repository=models), "--tags", "server")
     assert run.code == 0, run.output
     assert not first.file(HOLD).exists
     assert ready(first)
 
 
-def test_a_run_that_fails_lets_it_go_on(first):
-    variables = json.dumps({"triton_server_extra_args": ["--no-such-option"]})
-    run = playbook("site.yml", "--limit", f"{FIRST},localhost", "-e", variables)
+def test_a_run_that_fails_lets_it_go_on(first, models):
+    run = playbook("site.yml", *changed(npufleet_model_repository=models, triton_server_extra_args=["--no-such-option"]))
     assert run.code == 2, run.output
     assert not first.file(HOLD).exists
     wait_for(lambda: json.loads(first.check_output("cat %s", STATE))["paused"] is None, 10)
 
 
-def test_it_can_be_switched_off(first):
-    run = playbook("site.yml", "--limit", f"{FIRST},localhost", "-e", "triton_server_watchdog=false")
+def test_it_can_be_switched_off(first, models):
+    run = playbook("site.yml", *changed(npufleet_model_repository=models, triton_server_watchdog=False))
     assert run.code == 0, run.output
     assert shown(first, UNIT, "LoadState") == "not-found"
     assert not first.file(f"/etc/systemd/system/{UNIT}.service").exists
-    run = playbook("site.yml", "--limit", f"{FIRST},localhost")
+    run = playbook("site.yml", *changed(npufleet_model_repository=models))
     assert run.code == 0, run.output
     assert shown(first, UNIT, "ActiveState") == "active"
