@@ -46,8 +46,11 @@ def _one(model: Mapping[str, Any], card: str, sdk: Mapping[str, str], directory:
     source = model["source"]
     npu = model.get("npu") or card
     key = "{}/{}".format(npu.replace("RBLN-", ""), sdk["shape"])
-    where = os.path.join(os.path.expanduser(model.get("output") or directory), model["name"], key.replace("/", "-"), FILE)
-    push = os.path.expanduser(source["onnx"] if "onnx" in source else source["path"])
+    where = os.path.join(
+        os.path.abspath(os.path.expanduser(model.get("output") or directory)), model["name"], key.replace("/", "-"), FILE
+    )
+    # Relative to where the playbook was called, not to the role that copies it
+    push = os.path.abspath(os.path.expanduser(source["onnx"] if "onnx" in source else source["path"]))
     spec: Dict[str, Any] = {
         "name": model["name"],
         "npu": npu,
