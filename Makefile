@@ -75,7 +75,7 @@ test-quick: lint unit ## lint and unit tests
 test: venv browser ## everything
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line molecule-default lint unit report-test molecule-production
 
-test-heavy: ## tests that need large downloads (DALI), in .venv-heavy
+test-heavy: ## tests that need large downloads (DALI, PyTorch), in .venv-heavy
 	@if ! cmp --silent requirements-heavy.txt .venv-heavy/.done; then \
 	  echo "make: installing the tools and large packages of the heavy tests into .venv-heavy"; \
 	  python3 -m venv .venv-heavy; \

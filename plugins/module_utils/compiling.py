@@ -46,11 +46,8 @@ def _one(model: Mapping[str, Any], card: str, sdk: Mapping[str, str], directory:
     source = model["source"]
     npu = model.get("npu") or card
     key = "{}/{}".format(npu.replace("RBLN-", ""), sdk["shape"])
-    where = os.path.join(
-        os.path.abspath(os.path.expanduser(model.get("output") or directory)), model["name"], key.replace("/", "-"), FILE
-    )
-    # Relative to where the playbook was called, not to the role that copies it
-    push = os.path.abspath(os.path.expanduser(source["onnx"] if "onnx" in source else source["path"]))
+    where = os.path.join(placed(model.get("output") or directory), model["name"], key.replace("/", "-"), FILE)
+    push = placed(source["onnx"] if "onnx" in source else source["path"])
     spec: Dict[str, Any] = {
         "name": model["name"],
         "npu": npu,
@@ -92,6 +89,11 @@ def _why(path: str, spec: Mapping[str, Any]) -> Tuple[str, Optional[str]]:
     if file_digest(path) != known[3]:
         return f"{path} is not the file of its record", None
     return "", known[3]
+
+
+def placed(path: str) -> str:
+    """A path of the controller in full: tasks would look for one that is not elsewhere than the shell does."""
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def tree_digest(path: str) -> str:
@@ -150,12 +152,12 @@ def _flaws_of_source(source: Any, where: str) -> Iterator[str]:
     if len(kinds) != 1 or set(source) != ({"onnx"} if kinds == ["onnx"] else {"torch", "path"}):
         yield f"{where}: source: found {_shown(source)}, wanted {{onnx: file}} or {{torch: 'module:function', path: directory}}"
     elif kinds == ["onnx"]:
-        if not os.path.isfile(os.path.expanduser(source["onnx"])):
+        if not os.path.isfile(placed(source["onnx"])):
             yield f"{where}: source: found no {source['onnx']} on the controller, wanted the ONNX file there"
     else:
         if not re.fullmatch(r"[\w.]+:\w+", source["torch"]):
             yield f"{where}: source: torch: found {source['torch']}, wanted module:function, which gives the module to compile"
-        if not os.path.isdir(os.path.expanduser(str(source["path"]))):
+        if not os.path.isdir(placed(str(source["path"]))):
             yield f"{where}: source: found no directory {source['path']} on the controller, wanted the one with the Python module"
 
 

@@ -121,6 +121,13 @@ def test_a_place_of_its_own(model: dict[str, Any], tmp_path: Path) -> None:
     assert plan({**model, "output": str(tmp_path / "mine")}, tmp_path)["file"] == str(tmp_path / "mine/net/CA22-0.9/model.rbln")
 
 
+def test_paths_are_of_the_shells_directory(model: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (found,) = compiling.plan([{**model, "source": {"onnx": "net.onnx"}}], "RBLN-CA22", SDK, "compiled")
+    assert found["push"] == str(tmp_path / "net.onnx")
+    assert found["file"] == str(tmp_path / "compiled/net/CA22-0.9/model.rbln")
+
+
 def test_a_torch_source_is_its_directory(model: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "torch/parts").mkdir(parents=True)
     (tmp_path / "torch/net.py").write_text("one")

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SDK, SHAPES
 from onnx import TensorProto, helper
 
-PROGRAM = Path(__file__).resolve().parents[3] / "files/compile/rbln_compile.py"
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = ROOT / "files/compile/rbln_compile.py"
+SDK = ROOT / "lab/sdk"
+SHAPES = ("0.6.2+lab", "0.9.4+lab", "0.11.2+lab")
 INPUTS = [{"name": "A", "shape": [3], "dtype": "float32"}, {"name": "B", "shape": [2], "dtype": "int64"}]
 
 

