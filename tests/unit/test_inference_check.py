@@ -464,7 +464,7 @@ def test_the_client_runs_in_a_container_that_leaves_nothing() -> None:
     assert command[-3:] == ["sha256:abc", "-c", inference_check.START]
     given = json.loads(options["input"])
     assert given["source"] == LIBRARY
-    assert given["document"]["server"] == {"address": "127.0.0.1", "http_port": 8000, "grpc_port": 8001}
+    assert given["document"]["server"] == {"address": "127.0.0.1", "http_port": 8000, "grpc_port": 8001, "metrics_port": 8002}
     assert (given["document"]["timeout"], given["document"]["host"]) == (30, "npu1")
     assert found == {
         "failed": False,
@@ -479,7 +479,7 @@ def test_the_client_runs_in_a_container_that_leaves_nothing() -> None:
 def test_the_server_may_listen_elsewhere() -> None:
     _found, ran = call(answers(result("a")), server={"address": "::1", "http_port": 9}, timeout=3)
     document = json.loads(ran[0][1]["input"])["document"]
-    assert document["server"] == {"address": "::1", "http_port": 9, "grpc_port": 8001}
+    assert document["server"] == {"address": "::1", "http_port": 9, "grpc_port": 8001, "metrics_port": 8002}
     assert document["timeout"] == 3
 
 
