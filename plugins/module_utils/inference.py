@@ -367,7 +367,7 @@ def _decoded(array: Any) -> Any:
 
 
 def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str, Any]) -> Dict[str, Any]:
-    """What was expected and found as labels or texts, one where one row was sent: {"expected", "got", "label"}, or less."""
+    """What was expected and found, {"expected", "got", "label"} or less: labels, one where one row was sent, or texts in a line."""
     for name, wanted in expect.items():
         kind = next((key for key in ("argmax", "label", "text") if key in wanted), None)
         if not kind:
@@ -375,9 +375,9 @@ def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str
         array = answer[name].array if name in answer else None
         if kind == "text":
             golden = wanted["values"]["rows"].take(request.rows)
-            found = {"expected": _one([shown(one) for one in golden.flat])}
+            found = {"expected": shown(" | ".join(shown(one) for one in golden.flat))}
             if array is not None and array.dtype.kind in BYTES:
-                found["got"] = _one([shown(one) for one in array.flat])
+                found["got"] = shown(" | ".join(shown(one) for one in array.flat))
             return found
         labels = _of_places(wanted[kind], request)
         found = {"expected": _one(labels)}

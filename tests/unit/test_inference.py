@@ -628,8 +628,8 @@ def test_texts_are_shown_as_they_are_read(server: Server) -> None:
     (result,) = ask({"OUT": {"text": ["a", "다"]}}, protocols=("raw",))
     assert (result["why"], result["expected"], result["got"]) == (
         "OUT: 1 of 2 texts are off, the first, at 1, is '나', wanted '다'",
-        ["a", "다"],
-        ["a", "나"],
+        "a | 다",
+        "a | 나",
     )
     server.answer = lambda *_asked: {"OUT": f32([1, 2])}
     (result,) = ask({"OUT": {"text": ["a", "다"]}}, protocols=("raw",))
