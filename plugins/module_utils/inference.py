@@ -580,6 +580,7 @@ class Stream(Grpc):
         inputs, outputs = self._asked(question)
         arrived: queue.Queue[Tuple[Any, Any]] = queue.Queue()
         until = time.monotonic() + timeout
+        ended = False
         client = self.new_client()
         try:
             # With the header newer servers tell an error's status; older ones pass it over.
@@ -598,12 +599,13 @@ class Stream(Grpc):
                 if error is not None:
                     raise error
                 response = result.get_response()
+                ended = response.parameters["triton_final_response"].bool_param
                 if response.outputs:
                     yield outputs_of(result)
-                if response.parameters["triton_final_response"].bool_param:
+                if ended:
                     return
         finally:
-            client.stop_stream(cancel_requests=True)
+            client.stop_stream(cancel_requests=not ended)
             client.close()
 
 
