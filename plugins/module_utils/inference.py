@@ -635,7 +635,7 @@ class Raw(Service):
         try:
             return getattr(self.stub, method)(request, timeout=timeout)
         except self.grpc.RpcError as error:
-            raise InferenceServerException(error.details(), str(error.code())) from None
+            raise InferenceServerException(error.details() or "", str(error.code())) from None
 
     def live(self, timeout: float) -> Any:
         return self.call("ServerLive", timeout)
@@ -810,30 +810,28 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
     services: Dict[str, Service] = {}
     given_up: Dict[Tuple[str, str], str] = {}
     results: List[Dict[str, Any]] = []
-    for one in document["checks"]:
-        model = one["model"]
-        for raw in one["checks"]:
+    for of_model in document["checks"]:
+        model = of_model["model"]
+        for raw in of_model["checks"]:
             check = prepared(model, raw)
             asked = list(requests(model, raw, document["host_index"]))
+            groups = [(request.name, [request]) for request in asked]
             if raw.get("instances"):
                 # One result for each protocol: its requests are repeated until every instance has answered.
-                asked = list({request.protocol: request for request in reversed(asked)}.values())[::-1]
-            for request in asked:
-                protocol = request.protocol
-                result = {"name": request.name, "model": model, "protocol": protocol, "ok": False, "why": "", "ms": None}
+                by_protocol = {one: [request for request in asked if request.protocol == one] for one in raw["protocols"]}
+                groups = [("{}/{}/{}".format(model, one, raw["name"]), group) for one, group in by_protocol.items()]
+            for name, group in groups:
+                protocol = group[0].protocol
+                result = {"name": name, "model": model, "protocol": protocol, "ok": False, "why": "", "ms": None}
                 results.append(result)
                 if protocol not in services:
                     services[protocol] = service_of(protocol, document)
                     given_up[protocol, ""] = services[protocol].silent()
                 result["why"] = given_up[protocol, ""] or given_up.get((protocol, model), "")
-                if result["why"]:
-                    continue
-                if raw.get("instances"):
-                    mine = [each for each in requests(model, raw, document["host_index"]) if each.protocol == protocol]
-                    result["name"] = "{}/{}/{}".format(model, protocol, raw["name"])
-                    ask_instances(document, check, mine, result)
-                else:
-                    whole, one_model = ask(services[protocol], check, request, result)
+                if not result["why"] and raw.get("instances"):
+                    ask_instances(document, check, group, result)
+                elif not result["why"]:
+                    whole, one_model = ask(services[protocol], check, group[0], result)
                     given_up[protocol, ""], given_up[protocol, model] = whole, one_model
     return {"host": document["host"], "checks": results}
 

@@ -862,6 +862,16 @@ def test_requests_go_on_until_every_instance_has_answered(server: Server, instan
     assert all(one["ms"] is not None for one in results)
 
 
+def test_instances_of_a_server_that_is_down_are_not_asked(server: Server, instances: dict[str, int]) -> None:
+    server.live = fails(REFUSED)
+    (result,) = run({**check(protocols=("grpc",)), "instances": True})
+    assert (result["name"], result["why"], server.asked) == (
+        "m/grpc/row",
+        "no Triton answers grpc at 10.0.0.7:81: Connection refused",
+        [],
+    )
+
+
 def test_an_instance_that_does_not_answer_is_named(server: Server, instances: dict[str, int]) -> None:
     instances["m_0_7"] = 1
     (result,) = run({**check(protocols=("grpc",)), "instances": True}, timeout=0)
