@@ -281,8 +281,6 @@ class CheckFile:
         if source == "text":
             return tensors.of_text(value)
         if source == "numbers":
-            if dtype == "BYTES":
-                raise tensors.Unfit("BYTES", "a dtype of numbers, or text")
             return tensors.of_numbers(value, dtype)
         if source == "generated":
             given = self._mapping(value, GENERATED, where)
