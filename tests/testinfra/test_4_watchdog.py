@@ -38,11 +38,10 @@ def repository(path: Path) -> Path:
     """The model repository with a digits_guide whose `execute` does not come back while there is a file on the host."""
     shutil.copytree(ROOT / "model_repository", path)
     code = path / "digits_guide/1/model.py"
-    before = "    def execute(self, requests):\n"
-    assert before in code.read_text()
-    code.write_text(
-        code.read_text().replace(before, before + f"        while __import__('os').path.exists('{HANG}'):\n            pass\n")
-    )
+    begin = "        responses = []\n"
+    assert code.read_text().count(begin) == 1
+    hang = f"        while __import__('os').path.exists('{HANG}'):\n            pass\n"
+    code.write_text(code.read_text().replace(begin, begin + hang))
     return path
 
 
