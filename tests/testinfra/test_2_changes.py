@@ -100,6 +100,7 @@ def test_a_container_that_does_not_serve_gives_way_to_the_one_before_and_stops_t
     assert inspect(first)["State"]["Running"] is True
     assert first.run("docker inspect triton-previous").rc != 0
     assert "no further batch starts" in run.output
+    assert not first.file("/run/npufleet-deployment").exists, "the watchdog is still held off"
     others = {host: counts["changed"] for host, counts in run.recap.items() if host != FIRST}
     assert set(others.values()) == {0}, run.output
     assert playbook("status.yml").code == 0

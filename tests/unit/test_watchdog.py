@@ -413,11 +413,25 @@ def test_actions_are_bounded_with_growing_pauses_and_then_left_to_hands(scene: S
     assert words in scene.state()["gave_up"]
     scene.run(10000)
     times = [one["at"] for one in scene.state()["actions"]]
-    assert len(times) > 8
+    assert len(times) > 7
     assert all(later - earlier >= 3600 for earlier, later in zip(times, times[4:]))
+    assert all(later - earlier >= 30 * 2**number for number, (earlier, later) in enumerate(zip(times, times[1:])))
+    assert "8 actions in a row did not help" in capsys.readouterr().out
     scene.host.sick = {}
     scene.run(10)
     assert scene.state()["gave_up"] is None
+
+
+def test_pauses_are_short_again_after_an_hour_that_was_well(scene: Scene) -> None:
+    scene.run(200)
+    assert scene.state()["streak"] == 3
+    scene.host.sick = {}
+    scene.run(3500)
+    assert scene.state()["streak"] == 3
+    scene.run(200)
+    assert scene.state()["streak"] == 0
+    scene.host.sick = {"dead": {"ok": ["ok_0_0"]}}
+    assert scene.run(20) == ["reload ok"]
 
 
 def test_bounds_outlive_the_process(scene: Scene) -> None:

@@ -35,6 +35,8 @@ LAST_TO_RESTART_STUBS = (2, 46)
 NEVER_RUN = ("REJECTED", "CANCELED")
 WORK = ("nv_inference_request_success", "nv_inference_count", "nv_inference_exec_count")
 HOUR = 3600.0
+# The longest pause, and one that is long enough to call for hands
+LONGEST, LONG = 24 * HOUR, 600.0
 # Seconds within which a model that has to be reloaded again was not helped by it
 RELAPSE = 900.0
 # Seconds: for one answer; for the processes of an unloaded model to end
@@ -234,12 +236,13 @@ class Ledger:
         self._config = config
         self._clock = clock
         self.path = config.root + "/watchdog.json"
-        self.state: Dict[str, Any] = {"actions": [], "counts": {"reload": 0, "restart": 0, "failed": 0}, "restarting": None}
+        counts = {"reload": 0, "restart": 0, "failed": 0}
+        self.state: Dict[str, Any] = {"actions": [], "counts": counts, "restarting": None, "streak": 0}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             with open(self.path, encoding="utf-8") as source:
                 found = json.load(source)
             if isinstance(found["actions"], list) and isinstance(found["counts"], dict):
-                self.state.update({key: found[key] for key in ("actions", "counts", "restarting")})
+                self.state.update({key: found[key] for key in ("actions", "counts", "restarting", "streak")})
         self.state.update(format=1, running=None, paused=None, gave_up=None)
 
     def note(self, **changes: Any) -> None:
@@ -253,7 +256,7 @@ class Ledger:
         counts = dict(self.state["counts"])
         counts[action["action"]] = counts.get(action["action"], 0) + 1
         counts["failed"] = counts.get("failed", 0) + (not action["worked"])
-        self.state.update(counts=counts, actions=[*self.state["actions"], action][-KEPT:])
+        self.state.update(counts=counts, actions=[*self.state["actions"], action][-KEPT:], streak=self.state["streak"] + 1)
         self._write()
 
     def lately(self) -> List[Dict[str, Any]]:
@@ -262,13 +265,23 @@ class Ledger:
 
     def waits(self) -> Tuple[float, Optional[str]]:
         """(seconds until something may be done, why nothing will be done although that is far)."""
-        lately = self.lately()
-        if not lately:
+        now, streak = self._clock(), self.state["streak"]
+        if not self.state["actions"] or not streak:
             return 0.0, None
+        pause = min(self._config.backoff * 2 ** (streak - 1), LONGEST)
+        waits = [
+            (self.state["actions"][-1]["at"] + pause - now, f"{streak} actions in a row did not help" if pause > LONG else None)
+        ]
+        lately = self.lately()
         if len(lately) >= self._config.actions:
-            why = f"{len(lately)} actions within an hour, which is the limit"
-            return lately[-self._config.actions]["at"] + HOUR - self._clock(), why
-        return lately[-1]["at"] + self._config.backoff * 2 ** (len(lately) - 1) - self._clock(), None
+            over = lately[-self._config.actions]["at"] + HOUR
+            waits.append((over - now, f"{len(lately)} actions within an hour, which is the limit"))
+        return max(waits, key=lambda one: one[0])
+
+    def well(self) -> None:
+        """Nothing is found: what was done has helped once that is so for an hour."""
+        if self.state["streak"] and not self.lately():
+            self.note(streak=0)
 
     def relapsed(self, model: str) -> bool:
         """Whether this model was reloaded a short while ago, and that did not help."""
@@ -554,6 +567,7 @@ class Watchdog:
             self._acted = None
         self._said = None
         self._ledger.note(gave_up=None)
+        self._ledger.well()
 
     def _once(self, words: str, level: int) -> None:
         """Say it, unless it was the last thing said; figures do not make it another."""
