@@ -1,0 +1,59 @@
+"""The model repositories that are measured: `rbln` models as a host would get them, and the two models to compare with."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, Dict, Iterable, Mapping
+
+import yaml
+from server import BUILD, RELEASES, ROOT, ensure_network
+from standins import ROWS, sha256_of
+
+sys.path.insert(0, str(ROOT / "collections"))
+
+from ansible_collections.npufleet.triton.plugins.module_utils import manifest  # noqa: E402
+
+SOURCES = ROOT / "tests/bench/models"
+LAB = ROOT / "inventories/lab/group_vars/all.yml"
+
+
+def variables(release: str, npus: int) -> Dict[str, Any]:
+    """What a manifest asks of a host: the lab's release row of this Triton, and a number of NPUs."""
+    row = RELEASES[release]
+    rows = yaml.safe_load(LAB.read_text())["npufleet_extra_releases"]
+    return {"npufleet_npus": npus, "npufleet_card": ROWS[row]["card"], "npufleet_row": rows[row], "rbln_release": row}
+
+
+def served(name: str, profile: str, release: str, npus: int) -> Mapping[str, bytes]:
+    """Small files of model `name` of backend `rbln`, with the profile that a host's manifest renders."""
+    source = BUILD / "source" / release
+    shutil.copytree(SOURCES / "rbln", source / name, dirs_exist_ok=True)
+    compiled = ensure_network(release) / "model.rbln"
+    row = ROWS[RELEASES[release]]
+    entry = {
+        "name": name,
+        "repository": str(source),
+        "profile": profile,
+        "artefacts": {
+            f"{row['card'].removeprefix('RBLN-')}/{row['shape']}": {"file": str(compiled), "sha256": sha256_of(compiled)}
+        },
+    }
+    return manifest.manifest(entry, variables(release, npus))["contents"]
+
+
+def make(place: str, release: str, rbln: Mapping[str, Any], others: Iterable[str] = ()) -> Path:
+    """A repository below build/bench: {model: (profile, NPUs)} of backend `rbln`, and models of tests/bench/models by name."""
+    repository = BUILD / "repository" / place
+    shutil.rmtree(repository, ignore_errors=True)
+    compiled = ensure_network(release) / "model.rbln"
+    for name, (profile, npus) in rbln.items():
+        (repository / name / "1").mkdir(parents=True)
+        shutil.copy2(compiled, repository / name / "1")
+        for path, content in served(name, profile, release, npus).items():
+            (repository / name / path).write_bytes(content)
+    for name in others:
+        shutil.copytree(SOURCES / name, repository / name)
+        shutil.copy2(compiled, repository / name / "1")
+    return repository
