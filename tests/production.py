@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Follows docs/production.md line by line against the running lab: production.py [--keep].
+"""Follows docs/production.md line by line against the running lab: production.py.
 
 Writes every file that the page shows and runs every command, as they stand but for the example's values, in a checkout of
 its own below build/production. Meanwhile it samples the command lines of this machine, whose containers the hosts are, and
@@ -9,47 +9,17 @@ reads all output at the highest verbosity that people use (-vvv): no secret may 
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from page import ROOT, Reader, checkout, environment
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/production.md"
 SITE = ROOT / "build/production"
-BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
-NAMED = re.compile(r"`([\w./-]+)`:\s*$")
-SECONDS = 900
-
-
-@dataclass
-class Step:
-    """A file to write (`path`) or commands to run, with the line of the page."""
-
-    line: int
-    text: str
-    path: str = ""
-
-
-def steps(page: str) -> Iterator[Step]:
-    """Files and commands of a page in their order; blocks of `text` are for reading only."""
-    for block in BLOCK.finditer(page):
-        line = page[: block.start()].count("\n") + 2
-        if block[1] == "yaml":
-            named = NAMED.search(page[: block.start()].rstrip())
-            if not named:
-                raise SystemExit(f"{PAGE.name}:{line}: found a file without a name, wanted `path`: before it")
-            yield Step(line, block[2], named[1])
-        elif block[1] == "sh":
-            yield from (Step(line + number, command) for number, command in enumerate(block[2].splitlines()) if command)
 
 
 def values(lab: dict, secrets: dict[str, str]) -> dict[str, str]:
@@ -128,113 +98,36 @@ class Sampler(threading.Thread):
             self.ended.wait(0.2)
 
 
-def prepare(lab: dict) -> None:
-    """A checkout of what is committed or about to be, as a site would have it: without the lab's inventory."""
-    shutil.rmtree(SITE, ignore_errors=True)
-    checkout = SITE / "checkout"
-    checkout.mkdir(parents=True)
-    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    files = subprocess.run(listing, cwd=ROOT, capture_output=True, check=True).stdout
-    copy = ["rsync", "--archive", "--from0", "--files-from=-", f"{ROOT}/", str(checkout)]
-    subprocess.run(copy, input=files, check=True)
-    (SITE / "lab.yml").write_text(lab_only(lab))
-
-
-def environment(lab: dict) -> dict[str, str]:
-    """A shell of a person at the controller: no virtual environment, a home of its own, the lab's ssh key and known hosts."""
-    facts = lab["all"]["vars"]
-    home = SITE / "home"
-    home.mkdir()
-    kept = {name: os.environ[name] for name in ("LANG", "PIP_CONFIG_FILE", "PIP_INDEX_URL", "SSL_CERT_FILE") if name in os.environ}
-    return {
-        **kept,
-        "HOME": str(home),
-        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        "USER": "root",
-        "ANSIBLE_PRIVATE_KEY_FILE": facts["ansible_ssh_private_key_file"],
-        "ANSIBLE_SSH_COMMON_ARGS": facts["ansible_ssh_common_args"],
-        "ANSIBLE_VERBOSITY": "3",
-        "ANSIBLE_NOCOLOR": "1",
-    }
-
-
 def main() -> None:
     lab = json.loads(subprocess.run([str(ROOT / "inventories/lab/hosts.py")], capture_output=True, text=True, check=True).stdout)
     if "all" not in lab:
         raise SystemExit("production.py: found no running lab, wanted one with bare hosts: make lab")
     facts = lab["all"]["vars"]
     secrets = {"become": facts["ansible_become_password"], "artefact": facts["lab_artefact_password"]}
-    table = values(lab, secrets)
-    prepare(lab)
-    checkout = SITE / "checkout"
-    shell = subprocess.Popen(
-        ["bash", "--noprofile", "--norc"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        cwd=checkout,
-        env=environment(lab),
-        text=True,
-    )
+    shutil.rmtree(SITE, ignore_errors=True)
+    checkout(SITE / "checkout")
+    (SITE / "lab.yml").write_text(lab_only(lab))
+    said = SITE / "output.txt"
+    reader = Reader(SITE / "checkout", {**environment(facts, SITE / "home"), "ANSIBLE_VERBOSITY": "3"}, said)
     sampler = Sampler(list(secrets.values()))
     sampler.start()
-    log = (SITE / "output.txt").open("w")
-    done = files = 0
     try:
-        for step in steps(PAGE.read_text()):
-            text = step.text
-            for found, here in table.items():
-                text = text.replace(found, here)
-            if step.path:
-                target = checkout / step.path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(text)
-                shutil.copy(SITE / "lab.yml", checkout / "inventories/prod/group_vars/all/zz_lab.yml")
-                files += 1
-                continue
-            began = time.monotonic()
-            code, output = run(shell, text)
-            log.write(f"$ {text}\n{output}")
-            log.flush()
-            print(f"{PAGE.name}:{step.line}: {text} ({time.monotonic() - began:.1f} s)", flush=True)
-            if code:
-                raise SystemExit(f"{PAGE.name}:{step.line}: `{text}` ended with {code}:\n{output[-6000:]}")
-            done += 1
+        reader.follow(PAGE, values(lab, secrets), {"inventories/prod/group_vars/all/zz_lab.yml": SITE / "lab.yml"})
     finally:
         sampler.ended.set()
         sampler.join()
-        if shell.stdin:
-            shell.stdin.close()
-        shell.wait(timeout=30)
-        log.close()
-    said = (SITE / "output.txt").read_text()
-    shown = [line[:200] for line in said.splitlines() if any(secret in line for secret in secrets.values())]
+        reader.close()
+    output = said.read_text()
+    shown = [line[:200] for line in output.splitlines() if any(secret in line for secret in secrets.values())]
     if shown:
         raise SystemExit("a secret is in the output:\n  " + "\n  ".join(shown[:5]))
     if sampler.seen:
         raise SystemExit("a secret is in a process list:\n  " + "\n  ".join(sorted(sampler.seen)[:5]))
+    done, files = reader.commands, reader.files
     if done < 15 or files < 5 or sampler.samples < 100:
         raise SystemExit(f"found {done} commands, {files} files and {sampler.samples} samples: the page was not followed")
-    print(
-        f"{PAGE.name}: {done} commands and {files} files as written; no secret in {len(said)} characters, {sampler.samples} samples"
-    )
-
-
-def run(shell: subprocess.Popen, command: str) -> tuple[int, str]:
-    """Exit code and output of one command of the shell, whose variables and directory stay."""
-    assert shell.stdin and shell.stdout
-    mark = f"--- {time.monotonic_ns()} "
-    shell.stdin.write(f"{{ {command}; }} </dev/null\nprintf '\\n%s%s\\n' '{mark}' \"$?\"\n")
-    shell.stdin.flush()
-    lines = []
-    deadline = time.monotonic() + SECONDS
-    for line in shell.stdout:
-        if line.startswith(mark):
-            return int(line.removeprefix(mark)), "".join(lines)
-        lines.append(line)
-        if time.monotonic() > deadline:
-            break
-    raise SystemExit(f"`{command}` did not end, or ended the shell:\n{''.join(lines)[-3000:]}")
+    proof = f"no secret in {len(output)} characters, {sampler.samples} samples"
+    print(f"{PAGE.name}: {done} commands and {files} files as written; {proof}")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class ActionModule(FleetAction):
             arguments: Dict[str, Any] = {"desired": wanted, "host": host, "mark": self._mark(variables)}
             if "driver" in concerns:
                 arguments["suppliers"], arguments["passwords"] = supplies.suppliers(variables)
-                arguments["preflight"] = supplies.conditions(variables)
+                arguments["preflight"] = supplies.conditions(variables, manifests)
         except (Refusal, AnsibleUndefinedVariable, KeyError, TypeError, ValueError, OSError) as error:
             reasons += [one for one in self.reasons(error) if one not in reasons]
             return self._refused(reasons)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import re
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import compiled
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import size
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 
 # Files of this size and more, and compiled files of any size, are kept once per host and linked.
@@ -19,6 +22,11 @@ BLOB_BYTES = 1 << 20
 SOURCE = "npufleet_source"
 RELEASE = "npufleet_release"
 ARTEFACT_PATH = "1/model.rbln"
+# How a rbln model is served where answers leave only when `execute` returns: the next batch is joined by another instance
+# while one is on the NPU, and throughput waits a little for a full batch.
+PROFILES = {"throughput": {"instances": 2, "delay_us": 3000}, "latency": {"instances": 2, "delay_us": 0}}
+# From this Triton on answers may leave from another thread: one instance keeps its NPU busy, and both profiles are one.
+ANSWERS_LATER = (2, 51)
 LEFT_OUT = ("__pycache__", ".git")
 
 
@@ -27,7 +35,8 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
 
     Returns {"name", "source", "release", "versions": [served version numbers as strings],
     "files": {path: {"sha256", "blob"}}, "contents": {path: bytes} of what is not a blob,
-    "origins": {sha256: {"file": path} or {"url": address}} of blobs}. Raises Refusal with every reason.
+    "origins": {sha256: {"file": path} or {"url": address}} of blobs, "memory": [bytes on each NPU of the host]}. Raises Refusal
+    with every reason.
     """
     name = entry["name"]
     directory = os.path.join(entry.get("repository") or variables["npufleet_model_repository"], name)
@@ -65,7 +74,19 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
                 "for backend rbln: compile it for this card and SDK and list it under `artefacts`"
             ]
         )
-    _place(config, int(variables["npufleet_npus"]) * int(entry.get("instances", 1)))
+    record: Optional[Dict[str, Any]] = None
+    reasons: List[str] = []
+    if config.backend == "rbln" and artefact:
+        record, reasons = compiled.record_of(artefact, variables["npufleet_card"])
+        if record and not reasons:
+            reasons = compiled.complete(config, record)
+            beside = artefact.get("path", ARTEFACT_PATH) + compiled.SUFFIX
+            contents[beside] = json.dumps(record, indent=1, sort_keys=True).encode()
+            files[beside] = {"sha256": _digest(contents[beside]), "blob": False}
+    memory, more = _place(config, entry, record, variables)
+    reasons += more
+    if reasons:
+        raise Refusal([f"model {name}: {reason}" for reason in reasons])
     config.parameters[SOURCE].string_value = source_digest
     files["config.pbtxt"] = {"sha256": _digest(print_config(config)), "blob": False}
     release_digest = _tree_digest({path: one["sha256"] for path, one in files.items()}, {})
@@ -80,6 +101,7 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
         "files": files,
         "contents": contents,
         "origins": origins,
+        "memory": memory,
     }
 
 
@@ -185,15 +207,54 @@ def print_config(config: Any) -> bytes:
     return text_format.MessageToString(config).encode()
 
 
-def _place(config: Any, count: int) -> None:
-    """Give the model `count` instances: every KIND_MODEL group gets them, a rbln model without a group gets one group."""
+def _place(
+    config: Any, entry: Mapping[str, Any], record: Optional[Mapping[str, Any]], variables: Mapping[str, Any]
+) -> Tuple[List[int], List[str]]:
+    """Give the model its NPUs and instances; returns the bytes that it takes on each NPU of the host, and reasons why not.
+
+    Every KIND_MODEL group gets the instances, and a rbln model without a group gets one group.
+    """
+    total = int(variables["npufleet_npus"])
+    npus = [int(one) for one in entry.get("npus") or range(total)]
+    span = record["devices"] if record else 1
+    absent = [number for number in npus if not 0 <= number < total]
+    if absent:
+        return [], [f"npus names {', '.join(map(str, absent))}, this host has {total} NPUs, 0 to {total - 1}"]
+    if span > len(npus):
+        return [], [f"one instance spans {span} NPUs, it may use {len(npus)}: compile it for fewer or give it more under npus"]
+    instances = _profile(config, entry, variables)
     kind_model = config.instance_group.add().KIND_MODEL
     del config.instance_group[-1]
     if config.backend == "rbln" and not config.instance_group:
         config.instance_group.add().kind = kind_model
+    places = len(npus) // span
     for group in config.instance_group:
         if group.kind == kind_model:
-            group.count = count
+            group.count = places * instances
+    if entry.get("npus"):
+        config.parameters["npus"].string_value = ",".join(map(str, npus))
+    if span > 1:
+        config.parameters["npus_per_instance"].string_value = str(span)
+    memory = [0] * total
+    for place in range(places * span):
+        known = record["device_memory"][place % span] if record and record["device_memory"] else 0
+        memory[npus[place]] += (size(entry["device_memory"]) if entry.get("device_memory") else known) * instances
+    return memory, []
+
+
+def _profile(config: Any, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> int:
+    """Instances on each NPU; a profile also sets the dynamic batcher of a rbln model that does not set it itself."""
+    profile = PROFILES.get(entry.get("profile") or "")
+    if profile is None or config.backend != "rbln":
+        return int(entry.get("instances") or 1)
+    late = tuple(int(one) for one in variables["npufleet_row"]["triton"]["version"].split(".")[:2]) >= ANSWERS_LATER
+    batcher = config.dynamic_batching
+    if config.max_batch_size > 1 and not batcher.preferred_batch_size and not batcher.max_queue_delay_microseconds:
+        batcher.SetInParent()
+        if profile["delay_us"] and not late:
+            batcher.preferred_batch_size.append(config.max_batch_size)
+            batcher.max_queue_delay_microseconds = profile["delay_us"]
+    return int(entry.get("instances") or (1 if late else profile["instances"]))
 
 
 def served_versions(config: Any, paths: List[str]) -> List[str]:

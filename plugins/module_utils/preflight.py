@@ -156,17 +156,17 @@ def cards(wanted: Mapping[str, Any], driver: Mapping[str, Any], plan: List[Item]
 
 
 def memory(wanted: Mapping[str, Any], driver: Mapping[str, Any]) -> Iterator[str]:
-    """Device memory of the models placed here against what an NPU of this host has."""
-    devices = driver["tool"].get("devices") or []
-    needed = sum(wanted["models"].values())
-    least = min((one["memory_total"] for one in devices), default=None)
-    if least is not None and needed > least:
-        most = sorted(wanted["models"], key=lambda name: -wanted["models"][name])
-        shares = ", ".join(f"{name} {wanted['models'][name] / GIB:.1f}" for name in most)
-        yield (
-            f"found {least / GIB:.1f} GiB of device memory on an NPU, wanted {needed / GIB:.1f} for the models "
-            f"placed here ({shares}): place fewer models or instances on this host"
-        )
+    """Device memory of the models placed here against what each NPU of this host has."""
+    short_of: Dict[str, List[str]] = {}
+    for number, device in enumerate(driver["tool"].get("devices") or []):
+        shares = {name: on_npus[number] for name, on_npus in wanted["models"].items() if number < len(on_npus) and on_npus[number]}
+        needed, total = sum(shares.values()), device["memory_total"]
+        if needed > total:
+            most = ", ".join(f"{name} {shares[name] / GIB:.1f}" for name in sorted(shares, key=lambda name: -shares[name]))
+            words = f"wanted {needed / GIB:.1f} for the models placed there ({most})"
+            short_of.setdefault(f"found {total / GIB:.1f} GiB of device memory on NPU {{}}, {words}", []).append(str(number))
+    for words, numbers in short_of.items():
+        yield words.format(", ".join(numbers)) + ": place fewer models or instances there"
 
 
 def headers(kernel: str) -> List[str]:

@@ -9,14 +9,13 @@ from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import reach
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import authority
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import size
-from ansible_collections.npufleet.triton.plugins.module_utils.manifest import file_digest, placed_here
+from ansible_collections.npufleet.triton.plugins.module_utils.manifest import file_digest
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import GIB
 
 
-def conditions(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """What the host has to fulfil, from its variables and its release row."""
+def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
+    """What the host has to fulfil, from its variables, its release row and the manifests of its models."""
     row = variables["npufleet_row"]
     rows = variables["npufleet_release_rows"]
     names = {name: f"npufleet_{name}_port" for name in ("http", "grpc", "metrics")}
@@ -38,15 +37,8 @@ def conditions(variables: Mapping[str, Any]) -> Dict[str, Any]:
                 "models": int(variables["preflight_disk_models"]) * GIB,
             },
         },
-        "models": memory_of(variables),
-    }
-
-
-def memory_of(variables: Mapping[str, Any]) -> Dict[str, int]:
-    """{model: bytes of device memory on each NPU} of the models placed here that say what they need."""
-    here = placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"])
-    return {
-        str(one.get("name")): size(one["device_memory"]) * int(one.get("instances", 1)) for one in here if one.get("device_memory")
+        # Bytes of device memory on each NPU, of the models that say what they need
+        "models": {name: one["memory"] for name, one in manifests.items() if any(one["memory"])},
     }
 
 

@@ -98,11 +98,21 @@ def test_cards_are_not_judged_under_a_driver_that_is_about_to_change() -> None:
     assert list(subject.cards(WANTED, DRIVER, plan, ["RBLN-CA22"])) == []
 
 
-def test_device_memory_of_the_smallest_npu_decides() -> None:
-    assert list(subject.memory({**WANTED, "models": {"a": 8 * GIB, "b": 7 * GIB}}, DRIVER)) == []
-    (reason,) = subject.memory({**WANTED, "models": {"a": 7 * GIB, "b": 9 * GIB}}, DRIVER)
-    assert reason.startswith("found 15.0 GiB of device memory on an NPU, wanted 16.0 for the models placed here (b 9.0, a 7.0): ")
-    assert list(subject.memory({**WANTED, "models": {"a": 99 * GIB}}, {"tool": {"error": "no tool yet"}})) == []
+def test_device_memory_of_each_npu_decides() -> None:
+    assert list(subject.memory({**WANTED, "models": {"a": [8 * GIB, 8 * GIB], "b": [8 * GIB, 7 * GIB]}}, DRIVER)) == []
+    (reason,) = subject.memory({**WANTED, "models": {"a": [7 * GIB] * 2, "b": [9 * GIB] * 2}}, DRIVER)
+    assert reason.startswith(
+        "found 15.0 GiB of device memory on NPU 1, wanted 16.0 for the models placed there (b 9.0, a 7.0): place"
+    )
+    (first,) = subject.memory({**WANTED, "models": {"a": [17 * GIB, 0], "b": [0, 9 * GIB]}}, DRIVER)
+    assert "on NPU 0, wanted 17.0 for the models placed there (a 17.0)" in first
+    assert list(subject.memory({**WANTED, "models": {"a": [99 * GIB]}}, {"tool": {"error": "no tool yet"}})) == []
+
+
+def test_npus_that_lack_the_same_memory_share_a_line() -> None:
+    tool = {"devices": [{"memory_total": 15 * GIB}] * 8}
+    (reason,) = subject.memory({**WANTED, "models": {"a": [16 * GIB] * 8}}, {"tool": tool})
+    assert "on NPU 0, 1, 2, 3, 4, 5, 6, 7, wanted 16.0" in reason
 
 
 def test_headers_of_another_kernel_do_not_count() -> None:

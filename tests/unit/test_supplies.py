@@ -33,12 +33,10 @@ def refused(tmp_path: Path, plan: list[dict[str, Any]], found: Any = None, missi
 
 
 def test_conditions_are_plain_data() -> None:
-    made = subject.conditions(
-        variables(triton_server_allow_grpc=False, triton_models=[{"name": "a", "device_memory": "2g", "instances": 2}])
-    )
+    made = subject.conditions(variables(triton_server_allow_grpc=False), {"a": {"memory": [4 * 2**30, 0]}, "b": {"memory": [0, 0]}})
     assert json.loads(json.dumps(made)) == made
     assert made["ports"] == {"8000": "npufleet_http_port", "8002": "npufleet_metrics_port"}
-    assert made["models"] == {"a": 4 * 2**30}
+    assert made["models"] == {"a": [4 * 2**30, 0]}
     assert made["systems"] == ["ubuntu-22.04"]
 
 

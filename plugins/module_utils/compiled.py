@@ -1,0 +1,153 @@
+"""What a compiled file says of itself, in the record that the compile step wrote beside it, and the config that follows.
+
+Record: {"format": 1, "sha256": of the compiled file, "npu": such as "RBLN-CA12", "compiler_version", "devices": NPUs that one
+instance spans, "device_memory": [bytes on each of them], "buckets": [{"inputs": [{"name", "shape", "dtype"}], "outputs":
+[...]}, ...]} with buckets in the file's order, shapes with the batch dimension and dtypes by numpy's names. A name may be
+null where the SDK does not keep it. Runs on the controller, where no SDK is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+
+FORMAT = 1
+SUFFIX = ".json"
+# numpy's name -> data type of config.pbtxt
+DTYPES = {
+    "bool": "TYPE_BOOL",
+    "uint8": "TYPE_UINT8",
+    "uint16": "TYPE_UINT16",
+    "uint32": "TYPE_UINT32",
+    "uint64": "TYPE_UINT64",
+    "int8": "TYPE_INT8",
+    "int16": "TYPE_INT16",
+    "int32": "TYPE_INT32",
+    "int64": "TYPE_INT64",
+    "float16": "TYPE_FP16",
+    "bfloat16": "TYPE_BF16",
+    "float32": "TYPE_FP32",
+    "float64": "TYPE_FP64",
+}
+
+
+def record_of(artefact: Mapping[str, Any], card: str) -> Tuple[Optional[Dict[str, Any]], List[str]]:
+    """(the record of an artefact, reasons against it); no record is no reason.
+
+    `record` of the artefact is the record itself or its path on the controller; without it, it is looked for beside `file`.
+    """
+    raw = artefact.get("record")
+    if raw is None and os.path.isfile(str(artefact.get("file", "")) + SUFFIX):
+        raw = artefact["file"] + SUFFIX
+    if raw is None:
+        return None, []
+    where = "its record"
+    if isinstance(raw, str):
+        where = raw
+        try:
+            with open(raw, encoding="utf-8") as source:
+                raw = json.load(source)
+        except (OSError, ValueError) as error:
+            return None, [f"{where}: {error}, wanted the record that the compile step wrote beside the compiled file"]
+    flaw = _flaw(raw)
+    if flaw:
+        return None, [f"{where}: found {flaw}, wanted a record as playbooks/compile.yml writes it: compile the model again"]
+    reasons = []
+    if raw["sha256"] != artefact["sha256"]:
+        reasons.append(
+            f"{where} is of a file with SHA-256 {raw['sha256']}, the artefact has {artefact['sha256']}: take both of one compile"
+        )
+    if raw["npu"] != card:
+        reasons.append(f"{where}: compiled for {raw['npu']}, npufleet_card is {card}: compile it for this card")
+    return dict(raw), reasons
+
+
+def _flaw(raw: Any) -> Optional[str]:
+    """What makes this no record; None when it is one."""
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        return "format {}".format(raw.get("format") if isinstance(raw, dict) else type(raw).__name__)
+    for key, kind in (("sha256", str), ("npu", str), ("devices", int), ("device_memory", list), ("buckets", list)):
+        if not isinstance(raw.get(key), kind):
+            return f"{key}: {raw.get(key)!r}"
+    if raw["devices"] < 1 or not raw["buckets"]:
+        return f"{raw['devices']} devices and {len(raw['buckets'])} buckets"
+    for bucket in raw["buckets"]:
+        for side in ("inputs", "outputs"):
+            tensors = bucket.get(side) if isinstance(bucket, dict) else None
+            if not isinstance(tensors, list) or not tensors:
+                return f"a bucket without {side}"
+            for one in tensors:
+                if one.get("dtype") not in DTYPES or not all(isinstance(size, int) and size > 0 for size in one.get("shape", [0])):
+                    return f"{side}: {json.dumps(one)}"
+    return None
+
+
+def batches(record: Mapping[str, Any]) -> Optional[List[int]]:
+    """Batch size of each bucket, in the file's order; None where the buckets do not differ in a leading batch alone."""
+    sizes, rest = [], []
+    for bucket in record["buckets"]:
+        shapes = [one["shape"] for side in ("inputs", "outputs") for one in bucket[side]]
+        leading = {tuple(shape[:1]) for shape in shapes}
+        if len(leading) != 1 or () in leading:
+            return None
+        sizes.append(shapes[0][0])
+        rest.append([shape[1:] for shape in shapes])
+    return sizes if all(one == rest[0] for one in rest) and len(set(sizes)) == len(sizes) else None
+
+
+def complete(config: Any, record: Mapping[str, Any]) -> List[str]:
+    """Fill in what the model's config does not say of inputs, outputs and batches; returns where the two disagree."""
+    sizes = batches(record)
+    if not config.input and not config.output and not config.max_batch_size and sizes:
+        config.max_batch_size = max(sizes)
+    reasons = []
+    batched = config.max_batch_size > 0
+    if batched and sizes is None:
+        reasons.append(
+            f"config.pbtxt has max_batch_size {config.max_batch_size}, the compiled file has no batch dimension: wanted 0"
+        )
+    elif batched and sizes and config.max_batch_size > max(sizes):
+        reasons.append(f"config.pbtxt has max_batch_size {config.max_batch_size}, the compiled file batches of {_listed(sizes)}")
+    for side in ("inputs", "outputs"):
+        said, compiled = getattr(config, side[:-1]), record["buckets"][0][side]
+        if said:
+            reasons += _compare(side, said, compiled, batched)
+        elif any(not one.get("name") for one in compiled):
+            reasons.append(f"config.pbtxt names no {side} and the compiled file's record has no names for them: write them there")
+        else:
+            for one in compiled:
+                added = said.add()
+                added.name = one["name"]
+                added.data_type = added.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name[DTYPES[one["dtype"]]].number
+                added.dims.extend(one["shape"][1:] if batched else one["shape"])
+    if batched and sizes:
+        known = config.parameters["batches"].string_value
+        if known and known.replace(" ", "") != _listed(sizes):
+            reasons.append(f"parameter batches is {known}, the compiled file has {_listed(sizes)}")
+        config.parameters["batches"].string_value = _listed(sizes)
+    return reasons
+
+
+def _compare(side: str, said: Any, compiled: List[Mapping[str, Any]], batched: bool) -> Iterator[str]:
+    """Where tensors of the config are not those of the compiled file, which are matched by name, else by place."""
+    named = all(one.get("name") for one in compiled)
+    names = [one.name for one in said]
+    if len(said) != len(compiled) or (named and {one["name"] for one in compiled} != set(names)):
+        found = ", ".join(str(one.get("name")) for one in compiled)
+        yield f"config.pbtxt has {side} {', '.join(names)}, the compiled file {found}"
+        return
+    by_name = {one["name"]: one for one in compiled} if named else dict(zip(names, compiled))
+    for one in said:
+        other = by_name[one.name]
+        kind = one.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[one.data_type].name
+        # A missing `reshape` is not an empty one
+        dims = list(one.reshape.shape if one.HasField("reshape") else one.dims)
+        wanted = other["shape"][1:] if batched else other["shape"]
+        same = len(dims) == len(wanted) and all(size in (-1, known) for size, known in zip(dims, wanted))
+        if kind != DTYPES[other["dtype"]] or not same:
+            yield f"config.pbtxt has {one.name} as {kind} {dims}, the compiled file as {DTYPES[other['dtype']]} {wanted}"
+
+
+def _listed(sizes: List[int]) -> str:
+    return ",".join(str(size) for size in sizes)

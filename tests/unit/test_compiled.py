@@ -1,0 +1,267 @@
+"""Records of compiled files: what they fill in, what they contradict, and where a model's instances go."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import compiled as subject
+from ansible_collections.npufleet.triton.plugins.module_utils import manifest
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from helpers import ROW, fleet
+
+SHA = "a" * 64
+
+
+def tensor(name: str | None, *shape: int, dtype: str = "float32") -> dict[str, Any]:
+    return {"name": name, "shape": list(shape), "dtype": dtype}
+
+
+def record(*batches: int, **more: Any) -> dict[str, Any]:
+    """A record of a ResNet-50 of these batches."""
+    buckets = [
+        {"inputs": [tensor("INPUT__0", size, 3, 224, 224)], "outputs": [tensor("OUTPUT__0", size, 1000)]} for size in batches
+    ]
+    return {
+        "format": 1,
+        "sha256": SHA,
+        "npu": "RBLN-CA12",
+        "compiler_version": "0.6.2",
+        "devices": 1,
+        "device_memory": [100],
+        "buckets": buckets,
+        **more,
+    }
+
+
+def made(tmp_path: Path, config: str, known: Any, entry: dict[str, Any] | None = None, **host: Any) -> tuple[Any, dict[str, Any]]:
+    """(rendered config, manifest) of a model `m` of this config.pbtxt and record."""
+    directory = tmp_path / "m"
+    directory.mkdir(exist_ok=True)
+    (directory / "config.pbtxt").write_text(config)
+    artefact = {"url": "https://models.example.com/m.rbln", "sha256": SHA, **({"record": known} if known else {})}
+    one = manifest.manifest(
+        {"name": "m", "artefacts": {"CA12/0.6": artefact}, **(entry or {})}, fleet(npufleet_model_repository=str(tmp_path), **host)
+    )
+    return manifest.parse_config(one["contents"]["config.pbtxt"].decode(), "config.pbtxt"), one
+
+
+def refused(tmp_path: Path, config: str, known: Any, entry: dict[str, Any] | None = None) -> list[str]:
+    with pytest.raises(Refusal) as refusal:
+        made(tmp_path, config, known, entry)
+    return refusal.value.reasons
+
+
+# What is filled in
+
+
+def test_backend_alone_serves(tmp_path: Path) -> None:
+    config, one = made(tmp_path, 'backend: "rbln"', record(1, 2, 3, 4))
+    assert config.max_batch_size == 4
+    assert [(part.name, part.data_type, list(part.dims)) for part in config.input] == [("INPUT__0", 11, [3, 224, 224])]
+    assert [(part.name, part.data_type, list(part.dims)) for part in config.output] == [("OUTPUT__0", 11, [1000])]
+    assert config.parameters["batches"].string_value == "1,2,3,4"
+    assert json.loads(one["contents"]["1/model.rbln.json"]) == record(1, 2, 3, 4)
+    assert one["files"]["1/model.rbln.json"]["blob"] is False
+
+
+def test_buckets_of_any_order_and_size(tmp_path: Path) -> None:
+    config, _one = made(tmp_path, 'backend: "rbln"', record(4, 1, 16))
+    assert (config.max_batch_size, config.parameters["batches"].string_value) == (16, "4,1,16")
+
+
+def test_file_without_a_batch_dimension(tmp_path: Path) -> None:
+    bucket = {"inputs": [tensor("a", 3, 4), tensor("b", 5)], "outputs": [tensor("c", 7, dtype="int64")]}
+    config, _one = made(tmp_path, 'backend: "rbln"', record(buckets=[bucket]))
+    assert config.max_batch_size == 0
+    assert [list(part.dims) for part in config.input] == [[3, 4], [5]]
+    assert "batches" not in config.parameters
+
+
+def test_one_batch_that_the_config_wants_whole(tmp_path: Path) -> None:
+    text = 'backend: "rbln" input [ { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 2, 3, 224, 224 ] } ]'
+    config, _one = made(tmp_path, text, record(2))
+    assert config.max_batch_size == 0
+    assert list(config.output[0].dims) == [2, 1000]
+
+
+@pytest.mark.parametrize("dtype", sorted(subject.DTYPES))
+def test_every_dtype_has_its_type(tmp_path: Path, dtype: str) -> None:
+    bucket = {"inputs": [tensor("a", 1, 4, dtype=dtype)], "outputs": [tensor("b", 1, 4, dtype=dtype)]}
+    config, _one = made(tmp_path, 'backend: "rbln"', record(buckets=[bucket]))
+    names = config.input[0].DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
+    assert names[config.input[0].data_type].name == subject.DTYPES[dtype]
+
+
+def test_what_the_config_says_stays(tmp_path: Path) -> None:
+    text = 'backend: "rbln" max_batch_size: 2 output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ -1 ] } ]'
+    config, _one = made(tmp_path, text, record(1, 2, 4))
+    assert (config.max_batch_size, list(config.output[0].dims)) == (2, [-1])
+    assert list(config.input[0].dims) == [3, 224, 224]
+
+
+def test_record_beside_a_file_is_found(tmp_path: Path) -> None:
+    artefact = {"file": str(tmp_path / "m.rbln"), "sha256": SHA}
+    assert subject.record_of(artefact, "RBLN-CA12") == (None, [])
+    (tmp_path / "m.rbln.json").write_text(json.dumps(record(1)))
+    assert subject.record_of(artefact, "RBLN-CA12") == (record(1), [])
+
+
+def test_record_does_not_count_in_the_source(tmp_path: Path) -> None:
+    text = 'backend: "rbln" max_batch_size: 1'
+    _config, without = made(tmp_path, text, None)
+    _config, with_record = made(tmp_path, text, record(1))
+    assert with_record["source"] == without["source"]
+    assert with_record["release"] != without["release"]
+
+
+# What is refused
+
+
+def test_all_contradictions_at_once(tmp_path: Path) -> None:
+    text = """backend: "rbln" max_batch_size: 8
+        input [ { name: "INPUT__0" data_type: TYPE_FP16 dims: [ 3, 224, 224 ] } ]
+        output [ { name: "scores" data_type: TYPE_FP32 dims: [ 1000 ] } ]
+        parameters { key: "batches" value { string_value: "1,8" } }"""
+    assert refused(tmp_path, text, record(1, 4)) == [
+        "model m: config.pbtxt has max_batch_size 8, the compiled file batches of 1,4",
+        "model m: config.pbtxt has INPUT__0 as TYPE_FP16 [3, 224, 224], the compiled file as TYPE_FP32 [3, 224, 224]",
+        "model m: config.pbtxt has outputs scores, the compiled file OUTPUT__0",
+        "model m: parameter batches is 1,8, the compiled file has 1,4",
+    ]
+
+
+def test_dims_of_another_shape(tmp_path: Path) -> None:
+    text = 'backend: "rbln" max_batch_size: 1 input [ { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 224, 224, 3 ] } ]'
+    (reason,) = refused(tmp_path, text, record(1))
+    assert "INPUT__0 as TYPE_FP32 [224, 224, 3], the compiled file as TYPE_FP32 [3, 224, 224]" in reason
+
+
+def test_reshape_is_what_the_file_gets(tmp_path: Path) -> None:
+    text = """backend: "rbln" max_batch_size: 1
+        input [ { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 150528 ] reshape { shape: [ 3, 224, 224 ] } } ]"""
+    config, _one = made(tmp_path, text, record(1))
+    assert list(config.input[0].reshape.shape) == [3, 224, 224]
+
+
+def test_batches_for_a_file_without_them(tmp_path: Path) -> None:
+    bucket = {"inputs": [tensor("a", 3), tensor("b", 5)], "outputs": [tensor("c", 7)]}
+    reasons = refused(tmp_path, 'backend: "rbln" max_batch_size: 4', record(buckets=[bucket]))
+    assert "model m: config.pbtxt has max_batch_size 4, the compiled file has no batch dimension: wanted 0" in reasons
+
+
+def test_record_of_another_file_and_card(tmp_path: Path) -> None:
+    first, second = refused(tmp_path, 'backend: "rbln"', record(1, sha256="b" * 64, npu="RBLN-CA22"))
+    assert f"is of a file with SHA-256 {'b' * 64}, the artefact has {SHA}" in first
+    assert "compiled for RBLN-CA22, npufleet_card is RBLN-CA12" in second
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 2},
+        {"devices": 0},
+        {"buckets": []},
+        {"npu": None},
+        {"buckets": [{"inputs": [], "outputs": []}]},
+        {"buckets": [{"inputs": [tensor("a", 0)], "outputs": [tensor("b", 1)]}]},
+        {"buckets": [{"inputs": [tensor("a", 1, dtype="complex64")], "outputs": [tensor("b", 1)]}]},
+    ],
+)
+def test_what_is_no_record(tmp_path: Path, change: dict[str, Any]) -> None:
+    (reason,) = refused(tmp_path, 'backend: "rbln"', record(1, **change))
+    assert "wanted a record as playbooks/compile.yml writes it" in reason
+
+
+def test_record_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("{")
+    for path in ("broken.json", "absent.json"):
+        (reason,) = refused(tmp_path, 'backend: "rbln"', str(tmp_path / path))
+        assert f"{path}: " in reason
+        assert "wanted the record that the compile step wrote" in reason
+
+
+def test_names_that_nobody_knows(tmp_path: Path) -> None:
+    bucket = {"inputs": [tensor(None, 1, 4)], "outputs": [tensor(None, 1, 2)]}
+    first, second = refused(tmp_path, 'backend: "rbln"', record(buckets=[bucket]))
+    assert "config.pbtxt names no inputs and the compiled file's record has no names for them" in first
+    assert "names no outputs" in second
+    text = """backend: "rbln" max_batch_size: 1 input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
+        output [ { name: "y" data_type: TYPE_FP16 dims: [ 2 ] } ]"""
+    (reason,) = refused(tmp_path, text, record(buckets=[bucket]))
+    assert "y as TYPE_FP16 [2], the compiled file as TYPE_FP32 [2]" in reason
+
+
+# Where instances go, and how they are batched
+
+
+def groups(config: Any) -> list[int]:
+    return [group.count for group in config.instance_group]
+
+
+def test_npus_of_a_model(tmp_path: Path) -> None:
+    config, one = made(tmp_path, 'backend: "rbln"', record(1), {"npus": [1, 3], "instances": 2}, npufleet_npus=4)
+    assert config.parameters["npus"].string_value == "1,3"
+    assert groups(config) == [4]
+    assert one["memory"] == [0, 200, 0, 200]
+
+
+def test_model_that_spans_npus(tmp_path: Path) -> None:
+    known = record(1, devices=2, device_memory=[100, 50])
+    config, one = made(tmp_path, 'backend: "rbln"', known, npufleet_npus=5)
+    assert config.parameters["npus_per_instance"].string_value == "2"
+    assert groups(config) == [2]
+    assert one["memory"] == [100, 50, 100, 50, 0]
+
+
+def test_too_few_npus(tmp_path: Path) -> None:
+    (reason,) = refused(tmp_path, 'backend: "rbln"', record(1, devices=4, device_memory=[1] * 4))
+    assert reason.startswith("model m: one instance spans 4 NPUs, it may use 2: ")
+    (reason,) = refused(tmp_path, 'backend: "rbln"', record(1), {"npus": [0, 2, 9]})
+    assert reason == "model m: npus names 2, 9, this host has 2 NPUs, 0 to 1"
+
+
+def test_device_memory_of_the_entry_counts_before_the_record_s(tmp_path: Path) -> None:
+    _config, one = made(tmp_path, 'backend: "rbln"', record(1), {"device_memory": "1k"})
+    assert one["memory"] == [1024, 1024]
+
+
+def batcher(config: Any) -> tuple[list[int], int]:
+    return list(config.dynamic_batching.preferred_batch_size), config.dynamic_batching.max_queue_delay_microseconds
+
+
+def later() -> dict[str, Any]:
+    row = copy.deepcopy(ROW)
+    row["triton"]["version"] = "2.51.0"
+    return row
+
+
+def test_profiles(tmp_path: Path) -> None:
+    text = 'backend: "rbln" dynamic_batching { }'
+    config, _one = made(tmp_path, text, record(1, 4))
+    assert (groups(config), batcher(config)) == ([2], ([], 0)), "without a profile the config rules"
+    config, _one = made(tmp_path, text, record(1, 4), {"profile": "throughput"})
+    assert (groups(config), batcher(config)) == ([4], ([4], manifest.PROFILES["throughput"]["delay_us"]))
+    config, _one = made(tmp_path, text, record(1, 4), {"profile": "latency"})
+    assert (groups(config), batcher(config)) == ([4], ([], 0))
+    assert config.HasField("dynamic_batching")
+    config, _one = made(tmp_path, text, record(1, 4), {"profile": "throughput", "instances": 3})
+    assert groups(config) == [6]
+
+
+def test_both_profiles_are_one_where_answers_may_leave_later(tmp_path: Path) -> None:
+    for profile in ("throughput", "latency"):
+        config, _one = made(tmp_path, 'backend: "rbln"', record(1, 4), {"profile": profile}, npufleet_row=later())
+        assert (groups(config), batcher(config)) == ([2], ([], 0))
+        assert config.HasField("dynamic_batching")
+
+
+def test_profile_does_not_touch_what_a_config_says(tmp_path: Path) -> None:
+    text = 'backend: "rbln" dynamic_batching { max_queue_delay_microseconds: 7 }'
+    config, _one = made(tmp_path, text, record(1, 4), {"profile": "throughput"})
+    assert batcher(config) == ([], 7)
+    config, _one = made(tmp_path, 'backend: "rbln"', record(1), {"profile": "throughput"})
+    assert not config.HasField("dynamic_batching"), "a batch of one has nothing to wait for"
