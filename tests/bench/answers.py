@@ -50,7 +50,9 @@ def main(model: str, network: str) -> None:
                 if scores.shape != (len(chosen), 1000):
                     wrong.append(f"request {number}: found shape {list(scores.shape)}, wanted {[len(chosen), 1000]}")
                 elif (off := float(np.abs(scores - expected[chosen]).max())) > TOLERANCE:
-                    wrong.append(f"request {number} of {len(chosen)} rows: {off:g} away from what onnxruntime says of these pictures")
+                    wrong.append(
+                        f"request {number} of {len(chosen)} rows: {off:g} away from what onnxruntime says of these pictures"
+                    )
             free.release()
 
         return answered

@@ -37,7 +37,14 @@ def limit(device_ms: float) -> float:
 
 
 def row(
-    case: str, profile: Optional[str], release: str, device_ms: float, clients: int, reading: Reading, used: Use, other: Optional[float]
+    case: str,
+    profile: Optional[str],
+    release: str,
+    device_ms: float,
+    clients: int,
+    reading: Reading,
+    used: Use,
+    other: Optional[float],
 ) -> Row:
     """A row of serving.json. `other` is how many cores the rest of the machine used meanwhile."""
     on_device = case != "empty"
@@ -90,7 +97,10 @@ def wanted_share(found: Row) -> Optional[float]:
 
 def wanted_overhead(found: Row, rows: Sequence[Row]) -> Optional[float]:
     """The overhead in milliseconds that this row may have, None where there is no target or no floor was measured."""
-    if found["concurrency"] != 1 or (found["case"], found["profile"]) not in (("rbln", "latency"), ("rbln-24.10", found["profile"])):
+    if found["concurrency"] != 1 or (found["case"], found["profile"]) not in (
+        ("rbln", "latency"),
+        ("rbln-24.10", found["profile"]),
+    ):
         return None
     least = floor(rows, found["triton"], found["device_ms"])
     return None if least is None else round(OVERHEAD * least, 3)
@@ -133,7 +143,22 @@ def memory_verdicts(before: Row, after: Row) -> List[Verdict]:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows for a screen, with their targets beside."""
-    head = ("case", "profile", "ms", "clients", "infer/s", "share", "wanted", "p50", "p99", "over", "at most", "busy", "rows/run", "noise")
+    head = (
+        "case",
+        "profile",
+        "ms",
+        "clients",
+        "infer/s",
+        "share",
+        "wanted",
+        "p50",
+        "p99",
+        "over",
+        "at most",
+        "busy",
+        "rows/run",
+        "noise",
+    )
     lines = [head]
     for one in sorted(rows, key=lambda found: (-found["device_ms"], found["case"], found["profile"] or "", found["concurrency"])):
         share, overhead = wanted_share(one), wanted_overhead(one, rows)

@@ -48,7 +48,7 @@ class Reading:
     network: float
     # Requests that the client saw completed in the windows that count.
     count: int
-    # Spread of these windows' throughput in percent of their mean, and whether perf_analyzer took them for stable.
+    # How far the throughput of a window is from their mean, in percent, and whether that is little enough.
     noise: float
     stable: bool
 
@@ -87,10 +87,12 @@ def read(said: str, table: str) -> Reading:
     value = {name: float(rows[0][column]) for name, column in COLUMNS.items()}
     rate = value.pop("infer_per_s")
     last = passes[-STABLE_PASSES:]
+    mean = sum(last) / len(last) or 1.0
+    noise = 100 * max(abs(one - mean) for one in last) / mean
     return Reading(
         infer_per_s=rate,
         count=int(count[1]),
-        noise=100 * (max(last) - min(last)) / (sum(last) / len(last) or 1.0),
-        stable=len(last) == STABLE_PASSES and "Failed to obtain stable measurement" not in said,
+        noise=noise,
+        stable=len(last) == STABLE_PASSES and noise <= STABILITY,
         **{name: microseconds / 1000 for name, microseconds in value.items()},
     )

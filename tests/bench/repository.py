@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Any, Dict, Iterable, Mapping
 
 import yaml
+from ansible_collections.npufleet.triton.plugins.module_utils import manifest
 from server import BUILD, RELEASES, ROOT, ensure_network
 from standins import ROWS, sha256_of
-
-sys.path.insert(0, str(ROOT / "collections"))
-
-from ansible_collections.npufleet.triton.plugins.module_utils import manifest  # noqa: E402
 
 SOURCES = ROOT / "tests/bench/models"
 LAB = ROOT / "inventories/lab/group_vars/all.yml"
@@ -51,6 +47,7 @@ def make(place: str, release: str, rbln: Mapping[str, Any], others: Iterable[str
     for name, (profile, npus) in rbln.items():
         (repository / name / "1").mkdir(parents=True)
         shutil.copy2(compiled, repository / name / "1")
+        shutil.copy2(compiled.with_name("network.onnx"), repository / name / "1")
         for path, content in served(name, profile, release, npus).items():
             (repository / name / path).write_bytes(content)
     for name in others:

@@ -14,14 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Optional, Tuple, Type
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "lab"))
-
-import images  # noqa: E402
-import standins  # noqa: E402
-from engine import docker  # noqa: E402
-from settings import BUILD as LAB_BUILD  # noqa: E402
-from settings import LABEL, LabError, run  # noqa: E402
+import images
+import standins
+from engine import docker
+from settings import BUILD as LAB_BUILD
+from settings import LABEL, ROOT, LabError, run
 
 BUILD = ROOT / "build" / "bench"
 BACKEND = ROOT / "files/backends/rbln"
@@ -118,9 +115,7 @@ class Server:
             raise
         return self
 
-    def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
         self._remove()
 
     def _remove(self) -> None:
@@ -143,7 +138,9 @@ class Server:
 
     def ask(self, method: str, path: str, port: int = 8000) -> str:
         """Body of an answer of the server; OSError (of which urllib's HTTPError is one) where there is none."""
-        request = urllib.request.Request(f"http://{self.address}:{port}/{path}", method=method, data=b"" if method == "POST" else None)
+        request = urllib.request.Request(
+            f"http://{self.address}:{port}/{path}", method=method, data=b"" if method == "POST" else None
+        )
         with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.read().decode()
 
@@ -163,13 +160,12 @@ class Server:
         text = self.ask("GET", "metrics", 8002)
         return counter(text, "nv_inference_request_success", model), counter(text, "nv_inference_count", model)
 
-    def execute(self, *command: str) -> str:
+    def execute(self, *command: str, check: bool = True) -> str:
         """Standard output of a command inside the container."""
-        return docker("exec", self.name, *command)
+        return docker("exec", self.name, *command, check=check)
 
 
 def counter(text: str, name: str, model: str) -> int:
     """Sum of a Prometheus counter over the versions of a model."""
     found = re.findall(rf'^{name}\{{[^}}]*model="{re.escape(model)}"[^}}]*\}} (\S+)$', text, re.MULTILINE)
     return round(sum(float(one) for one in found))
-

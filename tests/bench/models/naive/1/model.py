@@ -1,4 +1,7 @@
-"""The baseline: what a first model.py does. Tensors are joined one by one, the run is waited for, the answers are split and copied."""
+"""The baseline: what a first model.py does.
+
+Tensors are joined one by one, the run is waited for, the answers are split and copied.
+"""
 
 import os
 
