@@ -1,42 +1,80 @@
-"""Stand-in for the vendor's SDK: the same calls and errors, ONNX on the CPU behind one lock per NPU.
+"""Stand-in for the vendor's SDK: the same calls and errors, ONNX on the CPU behind an emulated command queue per NPU.
 
 It needs the device nodes as the real runtime does: /dev/rblnN for the NPU and /dev/rsd0 for its group, and keeps the
 NPU's node open while a runtime lives, so that the emulated vendor tool lists its process. RBLN_DEVICES selects the NPUs
-that are seen and is read once, at import. Two runtimes never run on one NPU at a time: a run holds the NPU's lock in
-/dev/shm, which all processes of a container share, as one container at a time has the NPUs.
+that are seen and is read once, at import. How the NPU keeps time, memory and faults: `_device.py`.
 
-Settings of the lab: RBLN_LAB_DEV_ROOT (default /dev) looks for the nodes elsewhere, RBLN_LAB_DEVICE_MS (default 0) is the
-shortest time of one run on the NPU, RBLN_LAB_NPU_NAME the type of the cards (without it the type of a compiled file is not
-checked: inside a container the emulated sysfs is not to be seen).
+The API has three shapes, by the version of the package, as far as the vendor's pages tell them apart
+(docs.rbln.ai/<version>/software/api/python/python_api.html and .../tutorial/advanced/concurrent_processing.html):
+
+  0.6   no `RBLNCompiledModel.inspect`; `tensor_parallel_size`
+  0.9   `inspect` gives a dict (v0.9.1: it reads input, output, compiler version, target NPU, tensor parallel size and UUID
+        without loading the model; users index it, metadata["alloc_per_node"])
+  0.11  `inspect` gives an object; `num_devices` in place of `tensor_parallel_size`; `timeout` has to be an int
+
+Common to them, from the same pages: create_runtime(*, device=0, tensor_type="np") and create_async_runtime(*, device=0,
+tensor_type="np", parallel=None) exclude each other on one compiled model. `await runtime.async_run(x)` is for asyncio; for
+callers with an event loop of their own the invocation, `runtime.run(x)`, is separate from the join of the task that it
+gives. The name of that join was not readable there: `wait()` and `result()` are both offered here, and a task can be
+awaited. `parallel` (1 or 2) is how many inputs are prepared at once; 2 keeps a run queued behind the one that runs.
+
+Settings of the lab, read when a runtime is made:
+  RBLN_LAB_DEV_ROOT (/dev)        where the nodes are (read at import)
+  RBLN_LAB_VERSION                version to be, in place of the package's (read at import)
+  RBLN_LAB_NPU_NAME               type of the cards; without it the type of a compiled file is not checked, as the emulated
+                                  sysfs is not to be seen inside a container
+  RBLN_LAB_DEVICE_MS (0)          time of one run on the NPU
+  RBLN_LAB_DEVICE_MEMORY (16 GiB) bytes of memory of each NPU
+  RBLN_LAB_LEDGER                 directory that says what each NPU did and when
+  RBLN_LAB_FAULTS                 file of faults: no_memory when a runtime is made; 501, 503, hang, hang_forever of a run
 """
 
 from __future__ import annotations
 
-import fcntl
-import io
+import asyncio
 import json
 import os
+import queue
 import re
+import sys
+import threading
 import time
+import uuid
 import zipfile
+from concurrent.futures import Future
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence, Union
+from types import SimpleNamespace
+from typing import Any, Callable, Generator, Optional, Sequence, Union
 
 import numpy as np
 
+from rebel import _device
 from rebel.core.exception import RBLNCompileError, RBLNRuntimeError
 
 try:
-    __version__ = version("rebel-compiler")
+    __version__ = os.environ.get("RBLN_LAB_VERSION") or version("rebel-compiler")
 except PackageNotFoundError:
     __version__ = "0.0.0+source"
+
+PathLike = Union[str, os.PathLike[str]]
 
 DEV_ROOT = Path(os.environ.get("RBLN_LAB_DEV_ROOT", "/dev"))
 VISIBLE = os.environ.get("RBLN_DEVICES")
 EPOCH = (2024, 1, 1, 0, 0, 0)
-# Bytes that a bucket takes in device memory beside its weights.
+# Bytes that a bucket takes in device memory beside its weights, on each NPU.
 BUCKET_BYTES = 1 << 20
+DEFAULT_NPU = "RBLN-CA12"
+
+
+def _line(number: str) -> str:
+    """The minor line of a version: a compiled file runs on the SDK line that made it."""
+    found = re.match(r"\d+\.\d+", number)
+    return found.group() if found else number
+
+
+# Source that was not installed has the newest shape.
+SHAPE = (0, 99) if __version__ == "0.0.0+source" else tuple(int(part) for part in _line(__version__).split("."))
 
 
 def _nodes() -> list[Path]:
@@ -72,18 +110,15 @@ def get_npu_name(device: int = 0) -> Optional[str]:
 class RBLNCompiledModel:
     """A compiled file: the ONNX model once, and a list of buckets with fixed shapes.
 
-    `meta` is {"compiler_version", "npu", "buckets": [{"inputs": [{"name", "shape", "dtype"}], "outputs": [...]}]}.
+    `meta` is {"compiler_version", "npu", "devices", "weights": bytes, "buckets": [{"inputs": [{"name", "shape", "dtype"}],
+    "outputs": [...]}]}; names of outputs may be null.
     """
 
-    def __init__(self, path: Union[str, os.PathLike[str]]) -> None:
-        if not os.path.isfile(path):
-            raise RBLNRuntimeError("LOADING_FILE_NOT_FOUND: The specified file does not exist.")
-        try:
-            with zipfile.ZipFile(path) as archive:
-                self.meta: dict[str, Any] = json.loads(archive.read("meta.json"))
-                self.onnx: bytes = archive.read("model.onnx")
-        except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
-            raise RBLNRuntimeError(f"LOADING_FILE_BROKEN: not a compiled model ({error}).") from error
+    def __init__(self, path: PathLike) -> None:
+        self.meta = _meta_of(path)
+        self._path: Optional[PathLike] = path
+        self._onnx: Optional[bytes] = None
+        self._set_up()
         if _line(self.meta["compiler_version"]) != _line(__version__) and __version__ != "0.0.0+source":
             raise RBLNRuntimeError(
                 f"compiled with {self.meta['compiler_version']}, this runtime is {__version__}: compile it again."
@@ -92,18 +127,39 @@ class RBLNCompiledModel:
     @classmethod
     def _made(cls, meta: dict[str, Any], onnx: bytes) -> RBLNCompiledModel:
         model = cls.__new__(cls)
-        model.meta, model.onnx = meta, onnx
+        model.meta, model._path, model._onnx = meta, None, onnx
+        model._set_up()
         return model
 
-    def save(self, path: Union[str, os.PathLike[str]]) -> None:
+    def _set_up(self) -> None:
+        self._session: Any = None
+        self._kind: Optional[type] = None
+        self._making = threading.Lock()
+        # Runtimes of this model on each NPU: they share its weights.
+        self._sharing: dict[_device.Npu, int] = {}
+
+    @property
+    def onnx(self) -> bytes:
+        """The model inside; read when it is asked for, as the weights may be large."""
+        if self._onnx is not None:
+            return self._onnx
+        assert self._path is not None
+        with _broken_is_an_error(), zipfile.ZipFile(self._path) as archive:
+            return archive.read("model.onnx")
+
+    def save(self, path: PathLike) -> None:
         """Write the compiled file; the same model gives the same bytes."""
         with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
             for name, content in (("meta.json", json.dumps(self.meta, sort_keys=True).encode()), ("model.onnx", self.onnx)):
                 archive.writestr(zipfile.ZipInfo(name, EPOCH), content)
 
+    def get_alloc_per_node(self) -> list[int]:
+        """Bytes of device memory that all buckets take together, on each NPU that the model spans."""
+        return _alloc_per_node(self.meta)
+
     def get_total_device_alloc(self) -> int:
-        """Bytes of device memory that all buckets take together."""
-        return len(self.onnx) + BUCKET_BYTES * len(self.meta["buckets"])
+        """Bytes of device memory that all buckets take together, over all NPUs."""
+        return sum(self.get_alloc_per_node())
 
     def create_runtime(
         self,
@@ -111,122 +167,333 @@ class RBLNCompiledModel:
         *,
         input_info_index: Optional[int] = None,
         tensor_type: Optional[str] = None,
-        device: Optional[int] = None,
-        timeout: Optional[int] = None,
+        device: Union[int, Sequence[int], None] = None,
+        activate_profiler: Optional[bool] = None,
+        timeout: Union[int, float, None] = None,
     ) -> Runtime:
-        """A runtime of one bucket on one NPU."""
+        """A runtime of one bucket on one NPU, or on a list of them. Excludes async runtimes of the same instance."""
         return Runtime(
-            self, device=device or 0, tensor_type=tensor_type or "np", timeout=timeout, input_info_index=input_info_index or 0
+            self, device=device, tensor_type=tensor_type or "np", timeout=timeout, input_info_index=input_info_index or 0
         )
+
+    def create_async_runtime(
+        self,
+        name: Optional[str] = None,
+        *,
+        input_info_index: Optional[int] = None,
+        tensor_type: Optional[str] = None,
+        device: Union[int, Sequence[int], None] = None,
+        parallel: Optional[int] = None,
+        timeout: Union[int, float, None] = None,
+    ) -> AsyncRuntime:
+        """An async runtime of one bucket. Excludes runtimes of the other kind of the same instance."""
+        return AsyncRuntime(
+            self,
+            device=device,
+            tensor_type=tensor_type or "np",
+            parallel=parallel,
+            timeout=timeout,
+            input_info_index=input_info_index or 0,
+        )
+
+    if SHAPE >= (0, 9):
+
+        @staticmethod
+        def inspect(path: PathLike) -> Any:
+            """What a compiled file says of itself, without loading it: a dict, since 0.11 an object.
+
+            Beside `inputs` and `outputs`, those of the first bucket, `input_info` has them of every bucket.
+            """
+            meta = _meta_of(path)
+            several = meta["devices"] if meta["devices"] > 1 else None
+            found = {
+                "compiler_version": meta["compiler_version"],
+                "npu": meta["npu"],
+                ("num_devices" if SHAPE >= (0, 11) else "tensor_parallel_size"): several,
+                "uuid": str(uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(meta, sort_keys=True))),
+                "alloc_per_node": _alloc_per_node(meta),
+                "inputs": meta["buckets"][0]["inputs"],
+                "outputs": meta["buckets"][0]["outputs"],
+                "input_info": meta["buckets"],
+            }
+            return json.loads(json.dumps(found), object_hook=_as_object if SHAPE >= (0, 11) else None)
+
+    def _take(self, kind: type, npus: Sequence[_device.Npu], memory: int) -> Any:
+        """The session that all runtimes of this instance share, and device memory for one more of them."""
+        with self._making:
+            if self._kind not in (None, kind):
+                raise RBLNRuntimeError("a compiled model has either runtimes or async runtimes: load the file once more.")
+            if self._session is None:
+                self._session = _session(self.onnx)
+            taken: list[_device.Npu] = []
+            try:
+                for npu in npus:
+                    npu.allocate(BUCKET_BYTES + (0 if npu in self._sharing else self._weights()), memory)
+                    self._sharing[npu] = self._sharing.get(npu, 0) + 1
+                    taken.append(npu)
+            except RBLNRuntimeError:
+                self._give_unlocked(taken)
+                raise
+            self._kind = kind
+            return self._session
+
+    def _give(self, npus: Sequence[_device.Npu]) -> None:
+        with self._making:
+            self._give_unlocked(npus)
+
+    def _give_unlocked(self, npus: Sequence[_device.Npu]) -> None:
+        for npu in npus:
+            self._sharing[npu] -= 1
+            last = not self._sharing[npu]
+            if last:
+                del self._sharing[npu]
+            npu.release(BUCKET_BYTES + (self._weights() if last else 0))
+
+    def _weights(self) -> int:
+        return self.meta["weights"] // self.meta["devices"]
 
 
 class Runtime:
-    """One compiled model on one NPU. Call it with the inputs in their order, or by name."""
+    """One bucket of a compiled model on one NPU, or on several. Call it with the inputs in their order, or by name."""
 
     def __init__(
         self,
-        model: Union[str, os.PathLike[str], RBLNCompiledModel],
+        model: Union[PathLike, RBLNCompiledModel],
         *,
-        device: int = 0,
+        device: Union[int, Sequence[int], None] = None,
         tensor_type: str = "np",
         activate_profiler: Optional[bool] = None,
-        timeout: Optional[int] = None,
+        timeout: Union[int, float, None] = None,
         input_info_index: int = 0,
     ) -> None:
-        import onnxruntime
+        self._prepare(model, device, tensor_type, timeout, input_info_index)
 
+    def _prepare(
+        self,
+        model: Union[PathLike, RBLNCompiledModel],
+        device: Union[int, Sequence[int], None],
+        tensor_type: str,
+        timeout: Union[int, float, None],
+        input_info_index: int,
+    ) -> None:
+        """Refuse what cannot run, then take NPUs and memory."""
         if tensor_type != "np":
             raise RBLNRuntimeError(f"tensor_type {tensor_type!r} is not supported here, only 'np'.")
-        if timeout is not None and not isinstance(timeout, int):
-            raise TypeError("create_sync_runtime(): incompatible function arguments, timeout has to be an int")
+        if SHAPE >= (0, 11) and timeout is not None and not isinstance(timeout, int):
+            raise TypeError(f"create_{self._call}_runtime(): incompatible function arguments, timeout has to be an int")
         _check_selection()
         compiled = model if isinstance(model, RBLNCompiledModel) else RBLNCompiledModel(model)
-        if not npu_is_available(device):
-            raise RBLNRuntimeError(f"NPU {device} is not available: {device_count()} NPUs are visible.")
-        here = get_npu_name(device)
-        if here and compiled.meta["npu"] != here:
-            raise RBLNRuntimeError(f"compiled for {compiled.meta['npu']}, NPU {device} is {here}.")
+        wanted = compiled.meta["devices"]
+        chosen = list(range(wanted)) if device is None else [device] if isinstance(device, int) else list(device)
+        if len(set(chosen)) != wanted or len(chosen) != wanted:
+            raise RBLNRuntimeError(f"compiled for {wanted} NPUs, device is {device}.")
+        for one in chosen:
+            if not npu_is_available(one):
+                raise RBLNRuntimeError(f"NPU {one} is not available: {device_count()} NPUs are visible.")
+            here = get_npu_name(one)
+            if here and compiled.meta["npu"] != here:
+                raise RBLNRuntimeError(f"compiled for {compiled.meta['npu']}, NPU {one} is {here}.")
         buckets = compiled.meta["buckets"]
         if not 0 <= input_info_index < len(buckets):
             raise RBLNRuntimeError(f"input_info_index {input_info_index} is not one of 0 to {len(buckets) - 1}.")
-        self._inputs = buckets[input_info_index]["inputs"]
-        self._outputs = buckets[input_info_index]["outputs"]
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        try:
-            self._session = onnxruntime.InferenceSession(compiled.onnx, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime's errors have no common base
-            raise RBLNRuntimeError(f"LOADING_FILE_BROKEN: not a compiled model ({error}).") from error
-        node = _nodes()[device]
-        self._node = open(node, "rb")  # noqa: SIM115  open for as long as the runtime lives
-        self._lock = open(f"/dev/shm/npufleet-lab-{node.name}.lock", "a+b")  # noqa: SIM115
-        self._seconds = float(os.environ.get("RBLN_LAB_DEVICE_MS", "0")) / 1000
+        self._inputs = [(one["name"], tuple(one["shape"]), np.dtype(one["dtype"])) for one in buckets[input_info_index]["inputs"]]
+        self._rows = next((one[1][0] for one in self._inputs if one[1]), 1)
+        self._timeout = None if timeout is None else int(timeout * 1_000_000_000)
+        setting = os.environ.get
+        self._duration = int(float(setting("RBLN_LAB_DEVICE_MS") or 0) * 1_000_000)
+        self._ledger = _device.Ledger(ledger) if (ledger := setting("RBLN_LAB_LEDGER")) else None
+        self._faults = _device.FaultFile(faults) if (faults := setting("RBLN_LAB_FAULTS")) else None
+        # In the order of their numbers, so that runs over several NPUs never wait for each other's locks.
+        npus = sorted((_device.npu_at(_nodes()[one]) for one in chosen), key=lambda npu: npu.number)
+        if self._faults and self._faults.next(npus, ("no_memory",)):
+            raise RBLNRuntimeError("Lack of device memory")
+        memory = int(setting("RBLN_LAB_DEVICE_MEMORY") or _device.DEFAULT_MEMORY)
+        self._session = compiled._take(type(self), npus, memory)
+        self._compiled, self._npus = compiled, npus
+        self._open = [open(npu.node, "rb") for npu in npus]  # noqa: SIM115  open for as long as the runtime lives
+
+    _call = "sync"
 
     def run(self, *inputs: np.ndarray, **named: np.ndarray) -> Any:
         """Outputs for these inputs: one array, or a tuple of several. Shapes and types are those of the bucket."""
-        if named:
-            unknown = sorted(set(named) - {one["name"] for one in self._inputs})
-            if unknown or inputs:
-                raise RBLNRuntimeError(f"unexpected inputs {unknown or 'by position beside named ones'}.")
-            inputs = tuple(named[one["name"]] for one in self._inputs if one["name"] in named)
-        if len(inputs) != len(self._inputs):
-            raise RBLNRuntimeError(f"{len(inputs)} inputs given, the model takes {len(self._inputs)}.")
-        feed = {}
-        for one, array in zip(self._inputs, inputs):
-            if not isinstance(array, np.ndarray):
-                raise RBLNRuntimeError(f"input {one['name']}: {type(array).__name__} given, wanted a numpy array.")
-            if list(array.shape) != one["shape"] or array.dtype != np.dtype(one["dtype"]):
-                found = f"{array.dtype}{list(array.shape)}"
-                raise RBLNRuntimeError(f"input {one['name']}: {found} given, compiled for {one['dtype']}{one['shape']}.")
-            feed[one["name"]] = array
-        if self._node.closed:
-            raise RBLNRuntimeError("this runtime is closed.")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        try:
-            began = time.monotonic()
-            outputs = self._session.run([one["name"] for one in self._outputs], feed)
-            # The NPU is busy for its own time, however fast the CPU that stands in for it.
-            time.sleep(max(0.0, began + self._seconds - time.monotonic()))
-        finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return self._run(self._feed(inputs, named))
 
     __call__ = run
 
+    def _feed(self, inputs: Sequence[np.ndarray], named: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if named:
+            unknown = sorted(set(named) - {one[0] for one in self._inputs})
+            if unknown or inputs:
+                raise RBLNRuntimeError(f"unexpected inputs {unknown or 'by position beside named ones'}.")
+            inputs = tuple(named[one[0]] for one in self._inputs if one[0] in named)
+        if len(inputs) != len(self._inputs):
+            raise RBLNRuntimeError(f"{len(inputs)} inputs given, the model takes {len(self._inputs)}.")
+        feed = {}
+        for (name, shape, kind), array in zip(self._inputs, inputs):
+            if not isinstance(array, np.ndarray):
+                raise RBLNRuntimeError(f"input {name}: {type(array).__name__} given, wanted a numpy array.")
+            if array.shape != shape or array.dtype != kind:
+                found = f"{array.dtype}{list(array.shape)}"
+                raise RBLNRuntimeError(f"input {name}: {found} given, compiled for {kind}{list(shape)}.")
+            feed[name] = array
+        return feed
+
+    def _run(self, feed: dict[str, np.ndarray]) -> Any:
+        """One run on the NPU: it has its interval there, however fast or slow the CPU that stands in for it."""
+        if not self._open:
+            raise RBLNRuntimeError("this runtime is closed.")
+        limit = None if self._timeout is None else time.monotonic_ns() + self._timeout
+        if self._faults:
+            self._suffer(self._faults, limit)
+        begin, end = _device.reserve(self._npus, self._duration)
+        if self._ledger:
+            self._ledger.write(self._npus, begin, end, self._rows)
+        if limit is not None and end > limit:
+            self._give_up(limit)
+        outputs = self._session.run(None, feed)
+        _device.wait_until(end)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def _suffer(self, faults: _device.FaultFile, limit: Optional[int]) -> None:
+        """Meet the fault that the NPU has now, if any."""
+        kind = faults.next(self._npus, _device.RUN_FAULTS)
+        if kind in ("501", "503"):
+            raise RBLNRuntimeError(f"Inference failed: {kind}")
+        if kind == "hang_forever":
+            _device.never_return()
+        if kind == "hang":
+            while faults.stands(self._npus, "hang"):
+                if limit is not None and time.monotonic_ns() >= limit:
+                    self._give_up(limit)
+                time.sleep(_device.LOOK)
+
+    def _give_up(self, limit: int) -> None:
+        """The vendor's text for this is not known."""
+        _device.wait_until(limit)
+        seconds = (self._timeout or 0) / 1e9
+        raise RBLNRuntimeError(f"Inference failed: no answer of NPU {self._npus[0].number} within the timeout of {seconds:g} s.")
+
     def close(self) -> None:
-        """Give the NPU back."""
-        self._node.close()
-        self._lock.close()
+        """Give the NPU and its memory back."""
+        if getattr(self, "_open", None):
+            opened, self._open = self._open, []
+            for node in opened:
+                node.close()
+            self._compiled._give(self._npus)
+
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ending():  # else the kernel takes it all back
+            self.close()
+
+
+class _Core(Runtime):
+    """What an async runtime runs on."""
+
+    _call = "async"
+
+
+class AsyncTask:
+    """A run that was put on the queue: join it with `wait()`, or await it."""
+
+    def __init__(self) -> None:
+        self._future: Future[Any] = Future()
+        # A run that is queued is not taken back.
+        self._future.set_running_or_notify_cancel()
+
+    def done(self) -> bool:
+        """Whether the run is over, well or not."""
+        return self._future.done()
+
+    def wait(self, timeout: Optional[float] = None) -> Any:
+        """The outputs, or the error of the run; TimeoutError when it takes longer than `timeout` seconds."""
+        return self._future.result(timeout)
+
+    result = wait
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.wrap_future(self._future).__await__()
+
+
+class AsyncRuntime:
+    """A runtime with a queue: runs are answered in their order, `parallel` of them at the NPU at a time."""
+
+    def __init__(
+        self,
+        model: Union[PathLike, RBLNCompiledModel],
+        *,
+        device: Union[int, Sequence[int], None] = None,
+        tensor_type: str = "np",
+        parallel: Optional[int] = None,
+        timeout: Union[int, float, None] = None,
+        input_info_index: int = 0,
+    ) -> None:
+        self.parallel = 1 if parallel is None else parallel
+        if self.parallel not in (1, 2):
+            raise RBLNRuntimeError(f"parallel is {parallel}, wanted 1 or 2.")
+        self._core = _Core(model, device=device, tensor_type=tensor_type, timeout=timeout, input_info_index=input_info_index)
+        self._queue: queue.SimpleQueue[Optional[tuple[AsyncTask, dict[str, np.ndarray]]]] = queue.SimpleQueue()
+        for _number in range(self.parallel):
+            # Daemons, so that a run that hangs does not keep the process; they do not know this object, so that it can go.
+            threading.Thread(target=_serve, args=(self._core, self._queue), daemon=True).start()
+
+    def run(self, *inputs: np.ndarray, **named: np.ndarray) -> AsyncTask:
+        """Put a run on the queue. The arrays are read until it is over; wrong ones are refused here."""
+        if self._core is None:
+            raise RBLNRuntimeError("this runtime is closed.")
+        task = AsyncTask()
+        self._queue.put((task, self._core._feed(inputs, named)))
+        return task
+
+    __call__ = run
+    async_run = run
+
+    def close(self) -> None:
+        """Give the NPU back when the runs on the queue are over."""
+        if getattr(self, "_core", None) is not None:
+            self._core = None
+            for _number in range(self.parallel):
+                self._queue.put(None)
 
     def __del__(self) -> None:
-        for name in ("_node", "_lock"):
-            if hasattr(self, name):
-                getattr(self, name).close()
+        self.close()
+
+
+def _serve(core: Runtime, waiting: queue.SimpleQueue[Any]) -> None:
+    """Answer the queue until it ends."""
+    while (given := waiting.get()) is not None:
+        task, feed = given
+        try:
+            task._future.set_result(core._run(feed))
+        except BaseException as error:  # whatever a run raises belongs to its caller
+            task._future.set_exception(error)
+        # Nothing may keep the arrays, or the answer, until the next run comes.
+        del given, task, feed
 
 
 def compile_from_onnx(
-    model: Union[bytes, str, os.PathLike[str]], input_info: Sequence[Any], npu: str = "RBLN-CA12"
+    model: Any,
+    input_info: Sequence[Any],
+    npu: Optional[str] = None,
+    *,
+    tensor_parallel_size: Optional[int] = None,
+    num_devices: Optional[int] = None,
 ) -> RBLNCompiledModel:
-    """Compile an ONNX model for one or several lists of (name, shape, dtype), each a bucket."""
-    import onnx
-    import onnxruntime
+    """Compile an ONNX model (bytes, a path, or a ModelProto) for one or several lists of (name, shape, dtype), each a bucket.
 
+    `npu` is the type to compile for; else RBLN_FORCE_NPU_NAME or RBLN_TARGET_SOC says it, else the NPU that is here.
+    """
+    devices = _devices(tensor_parallel_size, num_devices)
     try:
-        raw = model if isinstance(model, bytes) else Path(model).read_bytes()
-        onnx.checker.check_model(onnx.load(io.BytesIO(raw)))
-        session = onnxruntime.InferenceSession(raw, providers=["CPUExecutionProvider"])
-    except Exception as error:  # neither library's errors have a common base
+        raw = model if isinstance(model, bytes) else Path(model).read_bytes() if _is_path(model) else model.SerializeToString()
+        session = _session(raw)
+    except Exception as error:  # onnxruntime's errors have no common base
         raise RBLNCompileError(f"not a model that can be compiled: {error}") from error
-    # One bucket is a list of tuples that begin with a name; several are a list of such lists.
-    infos: list[Sequence[Any]] = [input_info] if isinstance(input_info[0][0], str) else list(input_info)
     names = [one.name for one in session.get_inputs()]
     buckets = []
-    for info in infos:
+    for info in _buckets(input_info):
         if [one[0] for one in info] != names:
             raise RBLNCompileError(f"input_info names {[one[0] for one in info]}, the model has {names}.")
-        inputs = [{"name": name, "shape": list(shape), "dtype": dtype} for name, shape, dtype in info]
+        inputs = [{"name": name, "shape": [int(size) for size in shape], "dtype": _dtype(kind)} for name, shape, kind in info]
         zeros = {one["name"]: np.zeros(one["shape"], one["dtype"]) for one in inputs}
         try:
             found = session.run(None, zeros)
@@ -237,22 +504,127 @@ def compile_from_onnx(
             for one, array in zip(session.get_outputs(), found)
         ]
         buckets.append({"inputs": inputs, "outputs": outputs})
-    meta: Mapping[str, Any] = {"compiler_version": __version__, "npu": npu, "buckets": buckets}
-    return RBLNCompiledModel._made(dict(meta), raw)
+    chosen = npu or os.environ.get("RBLN_FORCE_NPU_NAME") or os.environ.get("RBLN_TARGET_SOC") or get_npu_name(0)
+    meta = {
+        "compiler_version": __version__,
+        "npu": chosen or DEFAULT_NPU,
+        "devices": devices,
+        "weights": len(raw),
+        "buckets": buckets,
+    }
+    return RBLNCompiledModel._made(meta, raw)
 
 
-def _line(number: str) -> str:
-    """The minor line of a version: a compiled file runs on the SDK line that made it."""
-    found = re.match(r"\d+\.\d+", number)
-    return found.group() if found else number
+def compile_from_torch(
+    mod: Any,
+    input_info: Sequence[Any],
+    npu: Optional[str] = None,
+    *,
+    tensor_parallel_size: Optional[int] = None,
+    num_devices: Optional[int] = None,
+) -> RBLNCompiledModel:
+    """Compile a PyTorch module by way of ONNX; outputs have no names then, as with the vendor's compiler."""
+    import io
+
+    try:
+        import torch
+    except ImportError as error:
+        raise RBLNCompileError("compile_from_torch needs PyTorch, and there is none here: install torch.") from error
+    infos = _buckets(input_info)
+    names = [one[0] for one in infos[0]]
+    changing = {
+        name: {axis: f"{name}_{axis}" for axis, sizes in enumerate(zip(*(info[place][1] for info in infos))) if len(set(sizes)) > 1}
+        for place, name in enumerate(names)
+    }
+    example = tuple(torch.zeros(tuple(shape), dtype=getattr(torch, _dtype(kind))) for _name, shape, kind in infos[0])
+    content = io.BytesIO()
+    try:
+        torch.onnx.export(mod.eval(), example, content, input_names=names, dynamic_axes=changing, opset_version=17, dynamo=False)
+    except Exception as error:  # whatever the module raises when it is traced
+        raise RBLNCompileError(f"not a model that can be compiled: {error}") from error
+    compiled = compile_from_onnx(
+        content.getvalue(), input_info, npu, tensor_parallel_size=tensor_parallel_size, num_devices=num_devices
+    )
+    for bucket in compiled.meta["buckets"]:
+        for one in bucket["outputs"]:
+            one["name"] = None
+    return compiled
+
+
+def _devices(tensor_parallel_size: Optional[int], num_devices: Optional[int]) -> int:
+    """How many NPUs to compile for; each shape knows one of the two names."""
+    known, other = ("num_devices", tensor_parallel_size) if SHAPE >= (0, 11) else ("tensor_parallel_size", num_devices)
+    if other is not None:
+        wrong = "tensor_parallel_size" if known == "num_devices" else "num_devices"
+        raise TypeError(f"unexpected keyword argument {wrong!r}: SDK {__version__} calls it {known}")
+    return num_devices or tensor_parallel_size or 1
+
+
+def _buckets(input_info: Sequence[Any]) -> list[Sequence[Any]]:
+    """One bucket is a list of tuples that begin with a name; several are a list of such lists."""
+    return [input_info] if isinstance(input_info[0][0], str) else list(input_info)
+
+
+def _dtype(kind: Any) -> str:
+    """numpy's name of a type that is given as a string, by numpy or by PyTorch (`torch.float32`)."""
+    return str(np.dtype(str(kind).rpartition(".")[2] if str(kind).startswith("torch.") else kind))
+
+
+def _is_path(model: Any) -> bool:
+    return isinstance(model, (str, os.PathLike))
+
+
+def _session(onnx: bytes) -> Any:
+    """An onnxruntime session on one thread: the CPU belongs to the server."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no common base
+        raise RBLNRuntimeError(f"LOADING_FILE_BROKEN: not a compiled model ({error}).") from error
+
+
+class _broken_is_an_error:
+    """Turns what can be wrong with a compiled file into the SDK's error."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, _trace: Any) -> None:
+        if isinstance(error, (zipfile.BadZipFile, KeyError, ValueError, OSError)):
+            raise RBLNRuntimeError(f"LOADING_FILE_BROKEN: not a compiled model ({error}).") from error
+
+
+def _meta_of(path: PathLike) -> dict[str, Any]:
+    """What a compiled file says of itself; the model in it is not read."""
+    if not os.path.isfile(path):
+        raise RBLNRuntimeError("LOADING_FILE_NOT_FOUND: The specified file does not exist.")
+    with _broken_is_an_error(), zipfile.ZipFile(path) as archive:
+        archive.getinfo("model.onnx")
+        return json.loads(archive.read("meta.json"))
+
+
+def _alloc_per_node(meta: dict[str, Any]) -> list[int]:
+    return [meta["weights"] // meta["devices"] + BUCKET_BYTES * len(meta["buckets"])] * meta["devices"]
+
+
+def _as_object(found: dict[str, Any]) -> SimpleNamespace:
+    return SimpleNamespace(**found)
 
 
 __all__ = [
+    "AsyncRuntime",
+    "AsyncTask",
     "RBLNCompileError",
     "RBLNCompiledModel",
     "RBLNRuntimeError",
     "Runtime",
     "compile_from_onnx",
+    "compile_from_torch",
     "device_count",
     "get_npu_name",
     "npu_is_available",

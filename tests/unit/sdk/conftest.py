@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
-from typing import Any, Callable
+from types import ModuleType
+from typing import Any, Callable, Iterator
 
 import pytest
 from onnx import TensorProto, helper
@@ -13,10 +15,15 @@ SDK = Path(__file__).resolve().parents[3] / "lab/sdk"
 sys.path.insert(0, str(SDK))
 
 
+SETTINGS = ("NPU_NAME", "DEVICE_MS", "DEVICE_MEMORY", "LEDGER", "FAULTS")
+SHAPES = ("0.6.2+lab", "0.9.4+lab", "0.11.2+lab")
+
+
 @pytest.fixture
-def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A device directory with two NPUs and their group's node."""
     import rebel
+    from rebel import _device
 
     root = tmp_path / "dev"
     root.mkdir()
@@ -24,9 +31,25 @@ def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (root / name).touch()
     monkeypatch.setattr(rebel, "DEV_ROOT", root)
     monkeypatch.setattr(rebel, "VISIBLE", None)
-    for name in ("RBLN_DEVICES", "RBLN_LAB_NPU_NAME", "RBLN_LAB_DEVICE_MS"):
+    for name in ("RBLN_DEVICES", *("RBLN_LAB_" + one for one in SETTINGS)):
         monkeypatch.delenv(name, raising=False)
-    return root
+    yield root
+    for node in root.glob("rbln*"):
+        _device.state_path(node).unlink(missing_ok=True)
+
+
+@pytest.fixture(params=SHAPES)
+def sdk(request: pytest.FixtureRequest, dev: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The SDK anew, as each of the three versions that have a shape of their own, on the NPUs of `dev`."""
+    before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "rebel"}
+    for name in before:
+        del sys.modules[name]
+    monkeypatch.setenv("RBLN_LAB_VERSION", request.param)
+    monkeypatch.setenv("RBLN_LAB_DEV_ROOT", str(dev))
+    yield importlib.import_module("rebel")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rebel"]:
+        del sys.modules[name]
+    sys.modules.update(before)
 
 
 @pytest.fixture(scope="session")

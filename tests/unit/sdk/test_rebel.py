@@ -1,18 +1,17 @@
-"""The stand-in SDK: devices, buckets, errors, and one runtime at a time on an NPU."""
+"""The stand-in SDK: devices, buckets, inputs, compiled files. What time, faults and memory do: test_device.py."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
+import onnx
 import pytest
 import rebel
 from rebel.core.exception import RBLNCompileError, RBLNRuntimeError
@@ -79,7 +78,7 @@ class TestDevices:
 import os, rebel
 print(rebel.device_count())
 runtime = rebel.Runtime({path!r}, device=0)
-print(runtime._node.name)
+print(runtime._open[0].name)
 os.environ["RBLN_DEVICES"] = "0,1"
 print(rebel.device_count())
 try:
@@ -155,83 +154,6 @@ class TestRuntime:
         del two
         assert open_nodes(dev) == []
 
-    def test_a_run_takes_the_device_time(self, dev: Path, compiled: Compile, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("RBLN_LAB_DEVICE_MS", "40")
-        runtime = rebel.Runtime(compiled(1))
-        began = time.monotonic()
-        runtime.run(*inputs(1))
-        assert time.monotonic() - began >= 0.04
-
-
-class TestOneRunAtATime:
-    def test_the_npu_is_locked_during_a_run_and_no_other(self, dev: Path, compiled: Compile) -> None:
-        """Another descriptor is to flock what another process is."""
-        runtime = rebel.Runtime(compiled(1), device=1)
-        session, seen = runtime._session, {}
-
-        def free(name: str) -> bool:
-            with open(f"/dev/shm/npufleet-lab-{name}.lock", "a+b") as other:
-                try:
-                    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return False
-                return True
-
-        class Watched:
-            def run(self, *arguments: Any) -> Any:
-                seen.update({name: free(name) for name in ("rbln0", "rbln1")})
-                return session.run(*arguments)
-
-        runtime._session = Watched()
-        runtime.run(*inputs(1))
-        assert seen == {"rbln0": True, "rbln1": False}
-        assert free("rbln1")
-
-    def test_a_run_that_fails_gives_the_npu_back(self, dev: Path, compiled: Compile) -> None:
-        runtime = rebel.Runtime(compiled(1))
-
-        class Broken:
-            def run(self, *arguments: Any) -> Any:
-                raise RuntimeError("Inference failed: 501")
-
-        runtime._session = Broken()
-        with pytest.raises(RuntimeError, match="501"):
-            runtime.run(*inputs(1))
-        with open("/dev/shm/npufleet-lab-rbln0.lock", "a+b") as other:
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def test_processes_take_turns(self, dev: Path, compiled: Compile) -> None:
-        code = """
-import json, sys, time, numpy as np, rebel
-runtime = rebel.Runtime({path!r})
-session, spans = runtime._session, []
-class Timed:
-    def run(self, *arguments):
-        began = time.monotonic()
-        time.sleep(0.01)
-        found = session.run(*arguments)
-        spans.append([began, time.monotonic()])
-        return found
-runtime._session = Timed()
-print("ready", flush=True)
-sys.stdin.readline()
-for _number in range(10):
-    runtime.run(np.zeros((1, 3), np.float32), np.zeros((1, 2), np.int64))
-print(json.dumps(spans))
-"""
-        env = {**os.environ, "PYTHONPATH": str(SDK), "RBLN_LAB_DEV_ROOT": str(dev)}
-        command = [sys.executable, "-c", code.format(path=str(compiled(1)))]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": env}
-        processes = [subprocess.Popen(command, **pipes) for _number in range(2)]
-        for process in processes:
-            assert process.stdout.readline() == "ready\n"
-        for process in processes:
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        spans = sorted(span for process in processes for span in json.loads(process.communicate(timeout=30)[0]))
-        assert len(spans) == 20
-        assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:]))
-
 
 class TestCompiledFile:
     def test_missing(self, dev: Path, tmp_path: Path) -> None:
@@ -246,7 +168,7 @@ class TestCompiledFile:
 
     def test_a_broken_model_inside(self, dev: Path, compiled: Compile) -> None:
         model = rebel.RBLNCompiledModel(compiled(1))
-        model.onnx = model.onnx[:20]
+        model._onnx = model.onnx[:20]
         with pytest.raises(RBLNRuntimeError, match="LOADING_FILE_BROKEN"):
             model.create_runtime()
         assert open_nodes(dev) == []
@@ -288,8 +210,9 @@ class TestCompiledFile:
 
     def test_allocation_grows_with_the_buckets(self, compiled: Compile, two_onnx: bytes) -> None:
         one = rebel.RBLNCompiledModel(compiled(1)).get_total_device_alloc()
-        three = rebel.RBLNCompiledModel(compiled(1, 2, 4)).get_total_device_alloc()
-        assert len(two_onnx) < one < three
+        three = rebel.RBLNCompiledModel(compiled(1, 2, 4))
+        assert len(two_onnx) < one < three.get_total_device_alloc()
+        assert three.get_alloc_per_node() == [three.get_total_device_alloc()]
 
 
 class TestCompile:
@@ -302,7 +225,34 @@ class TestCompile:
         path = tmp_path / "two.onnx"
         path.write_bytes(two_onnx)
         info = [("A", [2, 3], "float32"), ("B", [2, 2], "int64")]
-        assert rebel.compile_from_onnx(path, input_info=info).onnx == two_onnx
+        for model in (path, str(path), onnx.load(path)):
+            assert (
+                rebel.compile_from_onnx(model, input_info=info).meta["buckets"]
+                == (rebel.compile_from_onnx(two_onnx, input_info=info).meta["buckets"])
+            )
+
+    def test_types_by_any_name(self, two_onnx: bytes) -> None:
+        info = [("A", (2, 3), np.float32), ("B", (2, 2), "torch.int64")]
+        found = rebel.compile_from_onnx(two_onnx, input_info=info).meta["buckets"][0]["inputs"]
+        assert [(one["shape"], one["dtype"]) for one in found] == [([2, 3], "float32"), ([2, 2], "int64")]
+
+    def test_the_type_of_npu_is_asked_for_or_forced_or_the_one_here(
+        self, two_onnx: bytes, dev: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        info = [("A", [2, 3], "float32"), ("B", [2, 2], "int64")]
+
+        def compiled_for(**options: Any) -> str:
+            return rebel.compile_from_onnx(two_onnx, info, **options).meta["npu"]
+
+        monkeypatch.setenv("RBLN_LAB_NPU_NAME", "RBLN-CA25")
+        assert compiled_for() == "RBLN-CA25"
+        monkeypatch.setenv("RBLN_FORCE_NPU_NAME", "RBLN-CA22")
+        assert (compiled_for(), compiled_for(npu="RBLN-CA12")) == ("RBLN-CA22", "RBLN-CA12")
+
+    def test_pytorch_that_is_not_there_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "torch", None)
+        with pytest.raises(RBLNCompileError, match="needs PyTorch, and there is none here"):
+            rebel.compile_from_torch(object(), [("A", [1], "float32")])
 
     @pytest.mark.parametrize(
         "info, why",
