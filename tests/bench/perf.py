@@ -12,10 +12,11 @@ OUTPUT_BYTES = 16384
 CSV = "/tmp/bench.csv"
 PASS = re.compile(r"Pass \[\d+\] throughput: ([\d.]+) infer/sec")
 COUNT = re.compile(r"Client:.*?Request count: (\d+)", re.DOTALL)
-# What counts as the same figure, in percent. perf_analyzer wants three windows in a row that agree.
+# Windows of a measurement; it is stable when each window's throughput is within so many percent of their mean.
+WINDOWS = 3
 STABILITY = 12
-STABLE_PASSES = 3
-MOST_PASSES = 6
+# perf_analyzer gives no figures at all when its own judgement of stability, which is the same, is no: here it is always yes.
+ANY = ("--stability-percentage=999", f"--max-trials={WINDOWS}")
 COLUMNS = {
     "infer_per_s": "Inferences/Second",
     "p50": "p50 latency",
@@ -58,8 +59,7 @@ def command(model: str, clients: int, window_ms: int) -> List[str]:
     return [
         *("perf_analyzer", "-v", "-m", model, "-i", "grpc", "-u", "localhost:8001"),
         *("--shared-memory=system", f"--output-shared-memory-size={OUTPUT_BYTES}", f"--concurrency-range={clients}"),
-        *(f"--measurement-interval={window_ms}", f"--stability-percentage={STABILITY}", f"--max-trials={MOST_PASSES}"),
-        *("-f", CSV, "--verbose-csv"),
+        *(f"--measurement-interval={window_ms}", *ANY, "-f", CSV, "--verbose-csv"),
     ]
 
 
@@ -68,8 +68,7 @@ def requests_command(model: str, clients: int, requests: int) -> List[str]:
     return [
         *("perf_analyzer", "-m", model, "-i", "grpc", "-u", "localhost:8001"),
         *("--shared-memory=system", f"--output-shared-memory-size={OUTPUT_BYTES}", f"--concurrency-range={clients}"),
-        *("--measurement-mode=count_windows", f"--measurement-request-count={-(-requests // STABLE_PASSES)}"),
-        *("--stability-percentage=999", f"--max-trials={STABLE_PASSES}"),
+        *("--measurement-mode=count_windows", f"--measurement-request-count={-(-requests // WINDOWS)}", *ANY),
     ]
 
 
@@ -86,13 +85,13 @@ def read(said: str, table: str) -> Reading:
         )
     value = {name: float(rows[0][column]) for name, column in COLUMNS.items()}
     rate = value.pop("infer_per_s")
-    last = passes[-STABLE_PASSES:]
+    last = passes[-WINDOWS:]
     mean = sum(last) / len(last) or 1.0
     noise = 100 * max(abs(one - mean) for one in last) / mean
     return Reading(
         infer_per_s=rate,
         count=int(count[1]),
         noise=noise,
-        stable=len(last) == STABLE_PASSES and noise <= STABILITY,
+        stable=len(last) == WINDOWS and noise <= STABILITY,
         **{name: microseconds / 1000 for name, microseconds in value.items()},
     )

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -67,10 +68,9 @@ class Bench:
         ledger.new()
         before, others = server.answered(model), Others(server.pid)
         server.execute("rm", "-f", perf.CSV)
-        # ends with an error, figures and all, where its windows do not agree
-        said = server.execute(*perf.command(model, clients, self.window_ms), check=False)
+        said = server.execute(*perf.command(model, clients, self.window_ms))
         other = others.cores()
-        reading = perf.read(said, server.execute("cat", perf.CSV, check=False))
+        reading = perf.read(said, server.execute("cat", perf.CSV))
         after = server.answered(model)
         answered = after[1] - before[1]
         runs = ledger.new()
@@ -231,6 +231,8 @@ def main() -> None:
     parser.add_argument("--attempts", type=int, default=2, metavar="N", help="measurements of a point that misses its target (2)")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run (all)")
     chosen = parser.parse_args()
+    # so that what was started is taken away
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: ended by a signal"))
     began = time.monotonic()
     bench = Bench(chosen.window, chosen.attempts)
     try:

@@ -15,13 +15,13 @@ READING = Reading(
     p50=8.2,
     p99=9.1,
     avg=8.3,
-    queue=3,
+    queue=3.0,
     input=0.1,
     infer=4.2,
     output=0.1,
     network=0.5,
     count=1,
-    noise=1,
+    noise=1.0,
     stable=True,
 )
 
