@@ -1,223 +1,260 @@
-"""Triton backend `rbln`: a model is a config.pbtxt and a compiled file, without a model.py of its own.
+"""Triton backend `rbln`: a model is a compiled file, with as much of a config.pbtxt as its owner wants to write.
 
-An instance runs on the NPU of its index. The requests of one call are joined into one batch, padded to the next size
-that the file was compiled for, run, and sliced back in their order.
+An instance runs on the NPU of its index. Requests are joined once, into the memory that the NPU's process reads, padded to the
+next size that the file was compiled for, run, and sliced back in their order. Where Triton lets a model answer after execute()
+returned, one instance keeps two batches with the NPU and joins a third; elsewhere two instances on one NPU do that.
 
-Parameters of a model: `npus` (such as "0,1") names the NPUs that its instances use, default is all that are visible;
-`batches` (such as "1,2,4") names the compiled batch sizes in the file's order, default is 1 alone. The compiled file is
-`model.rbln` in the version directory, or what the config calls `default_model_filename`.
+Parameters of a model:
+  npus               "0,1": NPUs that its instances may use, around which they wrap; default all that are visible
+  npus_per_instance  "2": a model that spans NPUs takes consecutive ones; default 1
+  device_timeout_ms  a run that takes longer is given up and the NPU's process started again; default 10000
+  isolation          "process" (default): a call that never returns is survived; "none": the SDK runs in the stub itself
+  batches            "1,2,4": compiled batch sizes in the file's order, where neither SDK nor a record beside the file says them
+The compiled file is `model.rbln` in the version directory, or what the config calls `default_model_filename`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import traceback
-from typing import Any, Dict, List, Sequence, Tuple
+import time
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from npufleet_rbln import compiled
+from npufleet_rbln.batching import Batcher, Item
+from npufleet_rbln.compiled import parameter
+from npufleet_rbln.device import Device
+from npufleet_rbln.errors import CODES, Fault, words
+from npufleet_rbln.metrics import Metrics
+from npufleet_rbln.pipeline import LANES, Batch, Pipeline
+from npufleet_rbln.sdk import SDK
 
-COMPILED_FILE = "model.rbln"
-
-
-class ModelError(Exception):
-    """Why a model cannot be loaded or a request not be answered, in words for who sent it."""
-
-
-def parameter(config: Dict[str, Any], name: str, default: str) -> str:
-    """String value of a model parameter."""
-    return ((config.get("parameters") or {}).get(name) or {}).get("string_value", default)
-
-
-def numbers(text: str, what: str) -> List[int]:
-    """Numbers out of a list such as "1,2,4"."""
-    parts = [one.strip() for one in text.split(",")]
-    if not all(one.isdecimal() for one in parts):
-        raise ModelError(f"parameter {what} is {text!r}, wanted numbers such as 1,2,4")
-    return [int(one) for one in parts]
+DEVICE_TIMEOUT_MS = 10000
+# To ask whether a request was cancelled is a message to the server: only for one that has waited.
+CANCEL_AFTER_S = 0.02
 
 
-def words(error: Exception) -> str:
-    """An error as one line for a client: the first line of its text, without the directories of paths."""
-    text = str(error).strip()
-    return re.sub(r"(?<![\w.])/(?:[^\s/]+/)+", "", text.splitlines()[0]) if text else type(error).__name__
-
-
-def npu_of(instance: str, npus: Sequence[int]) -> int:
-    """NPU of an instance: the trailing index of its name, around the NPUs that the model may use."""
-    index = instance.rsplit("_", 1)[-1]
-    if not index.isdigit():
-        raise ModelError(f"instance {instance} has no trailing index to choose an NPU by")
-    if not npus:
-        raise ModelError("no NPU is visible: the container needs /dev/rbln* and /dev/rsd0")
-    return npus[int(index) % len(npus)]
-
-
-def bucket_for(rows: int, batches: Sequence[int]) -> int:
-    """Index of the smallest compiled batch that holds `rows`; `batches` is in the file's order, which need not be sorted."""
-    fitting = [(size, index) for index, size in enumerate(batches) if size >= rows]
-    if not fitting:
-        raise ModelError(f"a batch of {rows} is above the largest compiled one, {max(batches)}")
-    return min(fitting)[1]
-
-
-def groups(sizes: Sequence[int], limit: int) -> List[List[int]]:
-    """Request indexes in order, joined into batches of at most `limit` rows."""
-    joined: List[List[int]] = []
-    rows = 0
-    for index, size in enumerate(sizes):
-        if not joined or rows + size > limit:
-            joined.append([])
-            rows = 0
-        joined[-1].append(index)
-        rows += size
-    return joined
-
-
-def join(parts: Sequence[np.ndarray], rows: int) -> np.ndarray:
-    """Arrays [n, ...] one after the other in one of `rows` rows; what is left over is zeros."""
-    if len(parts) == 1 and len(parts[0]) == rows:
-        return np.ascontiguousarray(parts[0])
-    batch = np.zeros((rows, *parts[0].shape[1:]), parts[0].dtype)
-    np.concatenate(parts, out=batch[: sum(len(part) for part in parts)])
-    return batch
+def answers_later() -> bool:
+    """Whether this Triton takes answers after execute() returned: 24.01 refuses a sender to a model that is not decoupled."""
+    try:
+        none = pb_utils.Tensor("NONE", np.zeros(1, np.float32))
+        pb_utils.InferenceRequest(model_name="none", requested_output_names=["NONE"], inputs=[none]).get_response_sender()
+    except pb_utils.TritonModelException:
+        return False
+    return True
 
 
 class TritonPythonModel:
-    """One instance: one compiled file on one NPU."""
+    """One instance: one compiled file on one NPU, or on the several that it spans."""
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Nothing is filled in: the config that is served says everything, and no NPU is touched to read it."""
+        """Fill in what the config leaves out of inputs, outputs and batch size; no NPU is touched for it."""
+        said = config.as_dict()
+        if said.get("input") and said.get("output"):
+            return config
+        try:
+            path = compiled.find(pb_utils.get_model_dir(), said)
+            added = compiled.complete(said, compiled.facts_of(path, said, SDK().inspect(path)))
+        except (Fault, RuntimeError) as error:
+            raise pb_utils.TritonModelException(f"model {said['name']}: {words(error)}") from None
+        if "max_batch_size" in added:
+            config.set_max_batch_size(added["max_batch_size"])
+            if added["max_batch_size"] > 1 and not (said.get("dynamic_batching") or said.get("sequence_batching")):
+                config.set_dynamic_batching()
+        for one in added.get("input", []):
+            config.add_input(one)
+        for one in added.get("output", []):
+            config.add_output(one)
         return config
 
     def initialize(self, args: Dict[str, str]) -> None:
         """Load the compiled file onto this instance's NPU."""
+        self._name = args["model_name"]
         try:
             self._load(args)
-        except (ModelError, RuntimeError) as error:
-            raise pb_utils.TritonModelException(f"model {args['model_name']}: {error}") from None
+        except (Fault, RuntimeError) as error:
+            if getattr(error, "trace", ""):
+                pb_utils.Logger.log_error(f"model {self._name}: {error.trace}")  # type: ignore[union-attr]
+            raise pb_utils.TritonModelException(f"model {self._name}: {words(error)}") from None
 
     def _load(self, args: Dict[str, str]) -> None:
-        try:
-            import rebel
-        except ImportError as error:
-            raise ModelError(f"the image has no usable SDK, rebel-compiler: {error}") from error
         config = json.loads(args["model_config"])
-        self._name = args["model_name"]
-        self._batched = config.get("max_batch_size", 0) > 0
-        self._inputs = [one["name"] for one in config["input"]]
-        self._outputs = [
-            (
-                one["name"],
-                np.dtype(pb_utils.triton_string_to_numpy(one["data_type"])),
-                [int(size) for size in (one.get("reshape") or {}).get("shape", one["dims"])],
-            )
-            for one in config["output"]
-        ]
-        self._batches = numbers(parameter(config, "batches", "1"), "batches")
-        if min(self._batches) < 1:
-            raise ModelError(f"parameter batches names {min(self._batches)}, wanted sizes of 1 and above")
-        if self._batched and config["max_batch_size"] > max(self._batches):
-            raise ModelError(f"max_batch_size is {config['max_batch_size']}, compiled batches are {self._batches}")
-        visible = ",".join(str(number) for number in range(rebel.device_count()))
-        npus = parameter(config, "npus", visible)
-        self._npu = npu_of(args["model_instance_name"], numbers(npus, "npus") if npus else [])
-        file = config.get("default_model_filename") or COMPILED_FILE
-        path = os.path.join(args["model_repository"], args["model_version"], file)
-        if not os.path.isfile(path):
-            raise ModelError(f"version {args['model_version']} has no {file}")
-        compiled = rebel.RBLNCompiledModel(path)
-        self._runtimes = [
-            compiled.create_runtime(input_info_index=index, tensor_type="np", device=self._npu)
-            for index in range(len(self._batches))
-        ]
-        pb_utils.Logger.log_info(f"model {self._name}: {args['model_instance_name']} on NPU {self._npu}, batches {self._batches}")
+        timeout_ms = compiled.number(config, "device_timeout_ms", DEVICE_TIMEOUT_MS)
+        isolation = parameter(config, "isolation", "process")
+        if isolation not in ("process", "none"):
+            raise Fault(f"parameter isolation is {isolation!r}, wanted process or none")
+        later = answers_later()
+        job = {
+            "config": config,
+            "path": compiled.find(os.path.join(args["model_repository"], args["model_version"]), config),
+            "instance": args["model_instance_name"],
+            # The vendor's own limit comes first where it fits: a process that is killed may leave its card wedged.
+            "timeout_s": (timeout_ms - 500) // 1000,
+            "lanes": LANES if later else 1,
+            "parallel": 2 if later else 1,
+        }
+        self._metrics: Optional[Metrics] = None
+        self._device = Device(job, isolation == "process", timeout_ms / 1000, self._changed)
+        plan = self._device.plan
+        labels = {
+            "model": self._name,
+            "version": args["model_version"],
+            "npu": self._device.npu,
+            "instance": args["model_instance_name"],
+        }
+        self._metrics = Metrics(pb_utils, labels, parameter(config, "npufleet_source"), parameter(config, "npufleet_release"))
+        self._batcher = Batcher(plan)
+        self._inputs = [str(one.name) for one in plan.buckets[0].inputs]
+        self._outputs = [str(one.name) for one in plan.buckets[0].outputs]
+        self._busy_until = 0.0
+        self._pipeline = (
+            Pipeline(self._device, self._batcher, self._answer_later, self._fail_later, self._cancelled) if later else None
+        )
+        sizes = f"batches {list(plan.sizes)}" if plan.batched else "no batch"
+        pb_utils.Logger.log_info(
+            f"model {self._name}: {labels['instance']} on NPU {labels['npu']}, {sizes} by {self._device.ready().source}, "
+            f"isolation {isolation}, answers {'later' if later else 'on return'}"
+        )
 
-    def execute(self, requests: List[Any]) -> List[Any]:
-        """One response for each request, in order. A request that cannot be run fails alone."""
+    def execute(self, requests: List[Any]) -> Optional[List[Any]]:
+        """One response for each request, in order: returned, or sent later. A request that cannot be run fails alone."""
+        if self._pipeline is not None:
+            self._pipeline.add(self._accept(requests))
+            return None
         responses: List[Any] = [None] * len(requests)
-        good: List[Tuple[int, List[np.ndarray]]] = []
+        arrived = time.monotonic()
+        items = []
         for index, request in enumerate(requests):
             try:
-                good.append((index, self._tensors(request)))
-            except ModelError as error:
-                responses[index] = self._failure(error, pb_utils.TritonError.INVALID_ARG)
-        if self._batched:
-            joined = groups([len(tensors[0]) for _index, tensors in good], max(self._batches))
-        else:
-            joined = [[number] for number in range(len(good))]
-        for members in joined:
-            chosen = [good[number] for number in members]
-            try:
-                answers = self._run([tensors for _index, tensors in chosen])
-            except Exception as error:  # whatever escaped here would fail every request of this call, traceback included
-                code = pb_utils.TritonError.INTERNAL if isinstance(error, ModelError) else pb_utils.TritonError.UNAVAILABLE
-                pb_utils.Logger.log_error(f"model {self._name}: NPU {self._npu}: {traceback.format_exc()}")
-                # A response each: one that stands for two requests crashes the whole server.
-                answers = [self._failure(error, code) for _one in chosen]
-            for (index, _tensors), answer in zip(chosen, answers):
-                responses[index] = answer
+                items.append(self._item(request, index, arrived))
+            except Fault as error:
+                responses[index] = self._failure(error)
+        for group in self._batcher.groups(items):
+            for one, response in zip(group, self._run(group)):
+                responses[one.index] = response
         return responses
 
-    def _tensors(self, request: Any) -> List[np.ndarray]:
-        """Inputs of a request in the config's order; batched ones must agree on their rows."""
+    def _accept(self, requests: Sequence[Any]) -> List[Item]:
+        """Requests that can be run, each with its sender; the others are answered."""
+        items = []
+        arrived = time.monotonic()
+        for index, request in enumerate(requests):
+            sender = request.get_response_sender()
+            try:
+                item = self._item(request, index, arrived)
+            except Fault as error:
+                self._send(sender, self._failure(error))
+                continue
+            item.sender = sender
+            items.append(item)
+        return items
+
+    def _item(self, request: Any, index: int, arrived: float) -> Item:
+        """A request with its inputs in the file's order."""
         tensors = []
         for name in self._inputs:
             tensor = pb_utils.get_input_tensor_by_name(request, name)
             if tensor is None:
-                raise ModelError(f"input {name} is missing")
+                raise Fault(f"input {name} is missing", "bad_request")
             tensors.append(tensor.as_numpy())
-        if self._batched:
-            rows = {len(tensor) for tensor in tensors}
-            if len(rows) != 1:
-                raise ModelError(f"inputs have different batch sizes: {sorted(rows)}")
-            bucket_for(rows.pop(), self._batches)
-        return tensors
+        return self._batcher.item(request, tensors, index, arrived)
 
-    def _run(self, members: List[List[np.ndarray]]) -> List[Any]:
-        """Run requests as one batch and slice the outputs back."""
-        if not self._batched:
-            arrays = self._call(self._runtimes[0], members[0], [])
-            return [self._response(arrays)]
-        sizes = [len(tensors[0]) for tensors in members]
-        bucket = bucket_for(sum(sizes), self._batches)
-        batch = [join([tensors[number] for tensors in members], self._batches[bucket]) for number in range(len(self._inputs))]
-        arrays = self._call(self._runtimes[bucket], batch, [self._batches[bucket]])
+    def _run(self, items: List[Item]) -> List[Any]:
+        """Run requests as one batch, and wait for it."""
+        kept = [one for one in items if not self._cancelled(one)]
+        if len(kept) < len(items):
+            done = iter(self._run(kept) if kept else [])
+            return [next(done) if one in kept else self._cancellation() for one in items]
+        try:
+            backing = self._device.ready()
+            lane = backing.lanes[0]
+            rows = sum(one.rows for one in items)
+            bucket = self._batcher.bucket(items, rows)
+            padding = 0
+            # A request that fills its bucket goes as it is where the NPU's process is this one.
+            if not (len(items) == 1 and rows == self._batcher.plan.sizes[bucket] and lane.give(items[0].tensors)):
+                first = 0
+                for one in items:
+                    self._batcher.put(lane.inputs, one, first)
+                    first += one.rows
+                padding = self._batcher.pad(lane.inputs[bucket], bucket, rows)
+            began, ended = self._device.run(backing, lane, bucket)
+        except Fault as error:
+            if error.trace:
+                pb_utils.Logger.log_error(f"model {self._name}: NPU {self._device.npu}: {error.trace}")
+            # A response each: one that stands for two requests crashes the whole server.
+            return [self._failure(error) for _one in items]
+        self._count(len(items), rows, padding, began, ended)
         responses = []
         first = 0
-        for size in sizes:
-            responses.append(self._response([array[first : first + size] for array in arrays]))
-            first += size
+        for one in items:
+            responses.append(self._response(self._batcher.cut(lane.outputs[bucket], first, one)))
+            first += one.rows
         return responses
 
-    def _call(self, runtime: Any, inputs: Sequence[np.ndarray], rows: List[int]) -> List[np.ndarray]:
-        """Outputs of one run as a list, whether the runtime gives one array, a list or a tuple.
+    def _answer_later(self, batch: Batch, began: float, ended: float) -> None:
+        """Send the answers of a batch; its lane is not used again before that is done."""
+        first = 0
+        for one in batch.items:
+            self._send(one.sender, self._response(self._batcher.cut(batch.lane.outputs[batch.bucket], first, one)))
+            first += one.rows
+        self._count(len(batch.items), batch.rows, batch.padding, began, ended)
 
-        They have to be what the config says, [*rows, *dims]: Triton itself would hand anything on to the client.
-        """
-        found = runtime.run(*inputs)
-        arrays = list(found) if isinstance(found, (list, tuple)) else [found]
-        if len(arrays) != len(self._outputs):
-            raise ModelError(f"the compiled file has {len(arrays)} outputs, the config names {len(self._outputs)}")
-        for (name, kind, dims), array in zip(self._outputs, arrays):
-            wanted = rows + dims
-            same = len(wanted) == array.ndim and all(one in (-1, size) for one, size in zip(wanted, array.shape))
-            if array.dtype != kind or not same:
-                found = f"{array.dtype}{list(array.shape)}"
-                raise ModelError(f"output {name} of the compiled file is {found}, the config says {kind}{wanted}")
-        return arrays
+    def _fail_later(self, items: List[Item], error: Fault) -> None:
+        if error.trace:
+            pb_utils.Logger.log_error(f"model {self._name}: NPU {self._device.npu}: {error.trace}")
+        for one in items:
+            self._send(one.sender, self._failure(error))
+
+    def _cancelled(self, item: Item) -> bool:
+        """Whether nobody waits for this request any more; its sender, if it has one, is told so."""
+        if time.monotonic() - item.arrived < CANCEL_AFTER_S or not hasattr(item.request, "is_cancelled"):
+            return False
+        gone = bool(item.request.is_cancelled())
+        if gone and item.sender is not None:
+            self._send(item.sender, self._cancellation())
+        return gone
+
+    def _send(self, sender: Any, response: Any) -> None:
+        try:
+            sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        except Exception as error:  # a client that is gone must not cost the others their answers
+            pb_utils.Logger.log_error(f"model {self._name}: an answer could not be sent: {error}")
 
     def _response(self, arrays: Sequence[np.ndarray]) -> Any:
-        tensors = [pb_utils.Tensor(name, array) for (name, _kind, _dims), array in zip(self._outputs, arrays)]
-        return pb_utils.InferenceResponse(output_tensors=tensors)
+        return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(name, one) for name, one in zip(self._outputs, arrays)])
 
-    def _failure(self, error: Exception, code: int) -> Any:
+    def _failure(self, error: Fault) -> Any:
         """An error response in one line, without traceback or path; the server's log has the rest."""
+        if self._metrics is not None:
+            self._metrics.error(error.kind)
+        code = getattr(pb_utils.TritonError, CODES[error.kind])
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"model {self._name}: {words(error)}", code))
+
+    def _cancellation(self) -> Any:
+        code = getattr(pb_utils.TritonError, "CANCELLED", pb_utils.TritonError.UNAVAILABLE)
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"model {self._name}: the request was cancelled", code))
+
+    def _count(self, requests: int, rows: int, padding: int, began: float, ended: float) -> None:
+        # Batches overlap while one waits behind the other: time is counted once.
+        busy = ended - max(began, self._busy_until)
+        self._busy_until = ended
+        assert self._metrics is not None
+        self._metrics.batch(requests, rows, padding, max(0.0, busy))
+
+    def _changed(self, fault: bool, message: str) -> None:
+        """The NPU stopped answering, or answers again."""
+        (pb_utils.Logger.log_error if fault else pb_utils.Logger.log_info)(f"model {self._name}: {message}")
+        if self._metrics is not None:
+            self._metrics.fault(fault)
 
     def finalize(self) -> None:
         """Give the NPU back."""
-        self._runtimes.clear()
+        if self._pipeline is not None:
+            self._pipeline.close()
+        self._device.close()
+        if self._metrics is not None:
+            self._metrics.close()

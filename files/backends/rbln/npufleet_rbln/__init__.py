@@ -1,0 +1,1 @@
+"""Parts of the `rbln` backend; model.py beside this package is what Triton loads."""

@@ -1,0 +1,99 @@
+"""Requests of several clients as batches of the sizes that were compiled, and the way back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, List, Sequence
+
+import numpy as np
+
+from .compiled import Plan
+from .errors import Fault
+
+
+@dataclass
+class Item:
+    """One request that can be run: its inputs in the file's order, its rows, and a bucket that has room for it:
+    the largest one, and without a batch the one of its very shapes."""
+
+    request: Any
+    tensors: List[np.ndarray]
+    rows: int
+    bucket: int
+    index: int
+    arrived: float
+    sender: Any = None
+
+
+class Batcher:
+    """How requests fit the buckets of a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.limit = plan.limit
+        self._wanted = [(one.name, one.shape[1:], np.dtype(one.dtype)) for one in plan.buckets[0].inputs]
+        order = sorted(range(len(plan.sizes)), key=plan.sizes.__getitem__)
+        # By rows: the smallest bucket that holds them, whatever order the file has them in.
+        self._by_rows = [next(index for index in order if plan.sizes[index] >= rows) for rows in range(self.limit + 1)]
+
+    def item(self, request: Any, tensors: List[np.ndarray], index: int = 0, arrived: float = 0.0) -> Item:
+        """A request with its inputs checked; a Fault that names what is wrong with it."""
+        if not self.plan.batched:
+            return Item(request, tensors, 1, self._by_shape(tensors), index, arrived)
+        rows = len(tensors[0]) if tensors[0].ndim else 0
+        for (name, dims, dtype), tensor in zip(self._wanted, tensors):
+            if tensor.shape[1:] != dims or tensor.dtype != dtype:
+                found = f"{tensor.dtype}{list(tensor.shape)}"
+                raise Fault(f"input {name} is {found}, wanted {dtype}[rows, {', '.join(map(str, dims))}]", "bad_request")
+            if len(tensor) != rows:
+                sizes = sorted({len(one) for one in tensors})
+                raise Fault(f"inputs have different batch sizes: {sizes}", "bad_request")
+        if rows > self.limit:
+            raise Fault(f"a batch of {rows} is above the largest compiled one, {self.limit}", "too_large")
+        if not rows:
+            raise Fault("a batch of 0 has nothing to run", "bad_request")
+        return Item(request, tensors, rows, self._by_rows[self.limit], index, arrived)
+
+    def _by_shape(self, tensors: List[np.ndarray]) -> int:
+        for index, bucket in enumerate(self.plan.buckets):
+            if all(one.shape == tensor.shape and one.dtype == tensor.dtype.name for one, tensor in zip(bucket.inputs, tensors)):
+                return index
+        found = [f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors]
+        wanted = [[f"{one.dtype}{list(one.shape)}" for one in bucket.inputs] for bucket in self.plan.buckets]
+        raise Fault(f"inputs are {found}, compiled is {' or '.join(map(str, wanted))}", "bad_request")
+
+    def groups(self, items: Sequence[Item]) -> List[List[Item]]:
+        """Requests in order, joined into batches of at most the largest compiled size."""
+        joined: List[List[Item]] = []
+        rows = 0
+        for one in items:
+            if not joined or not self.plan.batched or rows + one.rows > self.limit:
+                joined.append([])
+                rows = 0
+            joined[-1].append(one)
+            rows += one.rows
+        return joined
+
+    def bucket(self, items: Sequence[Item], rows: int) -> int:
+        """The bucket that a batch of `rows` runs in."""
+        return self._by_rows[rows] if self.plan.batched else items[0].bucket
+
+    def put(self, inputs: Sequence[Sequence[np.ndarray]], item: Item, first: int) -> None:
+        """Write a request's rows into a lane's inputs, behind the `first` ones."""
+        for into, tensor in zip(inputs[item.bucket], item.tensors):
+            if self.plan.batched:
+                into[first : first + item.rows] = tensor
+            else:
+                np.copyto(into, tensor)
+
+    def pad(self, inputs: Sequence[np.ndarray], bucket: int, rows: int) -> int:
+        """Fill the rest of a bucket with zeros; how many rows that is."""
+        padding = self.plan.sizes[bucket] - rows
+        if padding:
+            for into in inputs:
+                into[rows:] = 0
+        return padding
+
+    def cut(self, outputs: Sequence[np.ndarray], first: int, item: Item) -> List[np.ndarray]:
+        """A request's rows of a lane's outputs, without a copy."""
+        return [one[first : first + item.rows] for one in outputs] if self.plan.batched else list(outputs)

@@ -1,0 +1,359 @@
+"""What a compiled file takes and gives, and whether a model's config agrees with it. Nothing here touches an NPU.
+
+The facts come from the SDK's `inspect`, else from the record that the compile step left beside the file
+(`model.rbln.json`), else from the config and its parameter `batches`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from .errors import Fault
+
+COMPILED_FILE = "model.rbln"
+# Triton's types by numpy's names; what is missing here no compiled file takes.
+TYPES = {
+    "bool": "TYPE_BOOL",
+    "uint8": "TYPE_UINT8",
+    "uint16": "TYPE_UINT16",
+    "uint32": "TYPE_UINT32",
+    "uint64": "TYPE_UINT64",
+    "int8": "TYPE_INT8",
+    "int16": "TYPE_INT16",
+    "int32": "TYPE_INT32",
+    "int64": "TYPE_INT64",
+    "float16": "TYPE_FP16",
+    "float32": "TYPE_FP32",
+    "float64": "TYPE_FP64",
+}
+NUMPY = {triton: numpy for numpy, triton in TYPES.items()}
+# INPUT__0, OUTPUT__1: Triton's convention for a tensor by its position, whatever the file calls it.
+POSITION = re.compile(r"(?:IN|OUT)PUT__(\d+)$")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of one bucket: whole shape, batch included, and numpy's name of its type; the vendor may not know the name."""
+
+    name: Optional[str]
+    shape: Tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One list of fixed shapes that the file was compiled for. `outputs` is empty where nothing tells them before a run."""
+
+    inputs: Tuple[Tensor, ...]
+    outputs: Tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A compiled file: its buckets in the file's order, the card and compiler it is for, and who says so."""
+
+    source: str
+    buckets: Tuple[Bucket, ...]
+    npu: Optional[str] = None
+    compiler: Optional[str] = None
+    devices: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is served: tensors in the file's order under the config's names, and the batch size of each bucket."""
+
+    batched: bool
+    buckets: Tuple[Bucket, ...]
+    sizes: Tuple[int, ...] = field(default=())
+
+    @property
+    def limit(self) -> int:
+        """Rows of the largest bucket; without a batch a request is one row."""
+        return max(self.sizes)
+
+    def as_dict(self) -> Dict[str, Any]:
+        """The plan as JSON can carry it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Plan:
+        """The plan out of what `as_dict` gave, through JSON or not."""
+        return cls(bool(raw["batched"]), tuple(_bucket(one) for one in raw["buckets"]), tuple(raw["sizes"]))
+
+
+def parameter(config: Mapping[str, Any], name: str, default: str = "") -> str:
+    """String value of a model parameter."""
+    return str(((config.get("parameters") or {}).get(name) or {}).get("string_value", default))
+
+
+def numbers(text: str, what: str) -> List[int]:
+    """Numbers out of a list such as "1,2,4"."""
+    parts = [one.strip() for one in text.split(",")]
+    if not all(one.isdecimal() for one in parts):
+        raise Fault(f"parameter {what} is {text!r}, wanted numbers such as 1,2,4")
+    return [int(one) for one in parts]
+
+
+def number(config: Mapping[str, Any], name: str, default: int) -> int:
+    """A parameter that is one number of 1 and above."""
+    text = parameter(config, name, str(default))
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise Fault(f"parameter {name} is {text!r}, wanted a number of 1 and above")
+    return int(text)
+
+
+def find(directory: str, config: Mapping[str, Any]) -> str:
+    """Path of the compiled file in a version directory."""
+    file = config.get("default_model_filename") or COMPILED_FILE
+    path = os.path.join(directory, file)
+    if not os.path.isfile(path):
+        raise Fault(f"version {os.path.basename(directory)} has no {file}")
+    return path
+
+
+def facts_of(path: str, config: Mapping[str, Any], inspected: Optional[Mapping[str, Any]]) -> Facts:
+    """What the file is compiled for: `inspected` (None where the SDK cannot tell), else its record, else the config."""
+    record = _record(path)
+    if inspected is not None:
+        buckets = inspected.get("input_info") or [inspected]
+        facts = Facts("inspect", tuple(_bucket(one) for one in buckets), *(_common(inspected)))
+        if len(facts.buckets) > 1:
+            return facts
+        if record is not None and len(record.buckets) > 1 and facts.buckets[0] in record.buckets:
+            return replace(facts, buckets=record.buckets, source=f"inspect and {record.source}")
+        return _spread(facts, config)
+    return record or _from_config(config)
+
+
+def _common(raw: Mapping[str, Any]) -> Tuple[Optional[str], Optional[str], Optional[int]]:
+    devices = next((raw[key] for key in ("devices", "num_devices", "tensor_parallel_size") if raw.get(key)), None)
+    return raw.get("npu"), raw.get("compiler_version"), devices
+
+
+def _tensor(raw: Any) -> Tensor:
+    return Tensor(raw.get("name"), tuple(int(size) for size in raw["shape"]), str(raw["dtype"]))
+
+
+def _bucket(raw: Mapping[str, Any]) -> Bucket:
+    return Bucket(tuple(_tensor(one) for one in raw["inputs"]), tuple(_tensor(one) for one in raw["outputs"]))
+
+
+def _record(path: str) -> Optional[Facts]:
+    """The record beside the file; None without one, a refusal when it is another file's or cannot be read."""
+    name = os.path.basename(path) + ".json"
+    try:
+        with open(path + ".json", encoding="utf-8") as stream:
+            raw = json.load(stream)
+        if raw["format"] != 1:
+            raise Fault(f"{name} has format {raw['format']!r}, this backend reads 1: compile the model again")
+        facts = Facts(name, tuple(_bucket(one) for one in raw["buckets"]), *_common(raw))
+        claimed = raw["sha256"]
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Fault(f"{name} is not a record of a compiled file ({error!r}): compile the model again") from error
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        for part in iter(lambda: stream.read(1 << 20), b""):
+            digest.update(part)
+    if digest.hexdigest() != claimed:
+        found = f"{os.path.basename(path)} has SHA-256 {digest.hexdigest()[:12]}"
+        raise Fault(f"{found}, {name} describes {claimed[:12]}: the record belongs to another file")
+    return facts
+
+
+def batches_of(config: Mapping[str, Any]) -> Optional[List[int]]:
+    """Parameter `batches`, None where it is not given."""
+    if "batches" not in (config.get("parameters") or {}):
+        return None
+    found = numbers(parameter(config, "batches"), "batches")
+    if min(found) < 1:
+        raise Fault(f"parameter batches names {min(found)}, wanted sizes of 1 and above")
+    return found
+
+
+def _spread(facts: Facts, config: Mapping[str, Any]) -> Facts:
+    """The one bucket that is known, for each size of the parameter `batches`: the shapes differ in the first dimension alone."""
+    batches = batches_of(config)
+    if batches is None or not config.get("max_batch_size"):
+        return facts
+    (bucket,) = facts.buckets
+
+    def sized(rows: int) -> Bucket:
+        inputs, outputs = ([replace(one, shape=(rows, *one.shape[1:])) for one in side] for side in (bucket.inputs, bucket.outputs))
+        return Bucket(tuple(inputs), tuple(outputs))
+
+    return replace(facts, buckets=tuple(sized(rows) for rows in batches), source=f"{facts.source} and parameter batches")
+
+
+def _from_config(config: Mapping[str, Any]) -> Facts:
+    """A file that nothing describes is what the config says; its outputs are learnt from a run at load."""
+    inputs = config.get("input") or []
+    if not inputs or not config.get("output"):
+        raise Fault(
+            "the SDK cannot inspect compiled files and no record is beside this one: compile it with playbooks/compile.yml, "
+            "or write inputs, outputs and the parameter batches into config.pbtxt"
+        )
+    sizes = (batches_of(config) or [1]) if config.get("max_batch_size") else [0]
+    for one in inputs:
+        if min([0, *_dims(one)]) < 0:
+            raise Fault(
+                f"input {one['name']} has open dims {_dims(one)}, and nothing says what the file was compiled for: write them"
+            )
+        if one["data_type"] not in NUMPY:
+            raise Fault(f"input {one['name']} is {one['data_type']}, an NPU takes {', '.join(sorted(NUMPY))}")
+    buckets = []
+    for rows in sizes:
+        lead = (rows,) if rows else ()
+        buckets.append(Bucket(tuple(Tensor(one["name"], (*lead, *_dims(one)), NUMPY[one["data_type"]]) for one in inputs), ()))
+    return Facts("config.pbtxt", tuple(buckets))
+
+
+def _dims(one: Mapping[str, Any]) -> List[int]:
+    """Dimensions of a config's tensor as the backend sees them."""
+    return [int(size) for size in (one.get("reshape") or {}).get("shape", one["dims"])]
+
+
+def can_batch(buckets: Sequence[Bucket]) -> bool:
+    """Whether the buckets differ in nothing but the first dimension, which all tensors of a bucket share."""
+
+    def rest(bucket: Bucket) -> Any:
+        return [(one.name, one.shape[1:], one.dtype) for one in (*bucket.inputs, *bucket.outputs)]
+
+    for bucket in buckets:
+        leads = {one.shape[:1] for one in (*bucket.inputs, *bucket.outputs)}
+        if len(leads) != 1 or leads == {()}:
+            return False
+    return all(rest(bucket) == rest(buckets[0]) for bucket in buckets)
+
+
+def complete(config: Mapping[str, Any], facts: Facts) -> Dict[str, Any]:
+    """What a config leaves out: any of `max_batch_size`, `input`, `output`. What it says stays as it is."""
+    first = facts.buckets[0]
+    rows = int(config.get("max_batch_size") or 0)
+    said = [*(config.get("input") or []), *(config.get("output") or [])]
+    added: Dict[str, Any] = {}
+    if not rows and not said and can_batch(facts.buckets):
+        rows = max(one.inputs[0].shape[0] for one in facts.buckets)
+        added["max_batch_size"] = rows
+    for side, prefix, tensors in (("input", "INPUT", first.inputs), ("output", "OUTPUT", first.outputs)):
+        if not config.get(side) and tensors:
+            added[side] = []
+            for index, one in enumerate(tensors):
+                # Buckets of a model without a batch may differ anywhere: such a dimension is open.
+                same = [getattr(bucket, side + "s")[index].shape for bucket in facts.buckets]
+                shape = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*same)]
+                name = one.name or f"{prefix}__{index}"
+                added[side].append({"name": name, "data_type": TYPES[one.dtype], "dims": shape[1:] if rows else shape})
+    return added
+
+
+def plan_of(config: Mapping[str, Any], facts: Facts) -> Plan:
+    """How the model is served, or a refusal that names every contradiction between config and file with both sides."""
+    wrong: List[str] = []
+    rows = int(config.get("max_batch_size") or 0)
+    batches = batches_of(config)
+    learnt = not facts.buckets[0].outputs
+    if rows:
+        sizes = [bucket.inputs[0].shape[0] if bucket.inputs and bucket.inputs[0].shape else 0 for bucket in facts.buckets]
+        if not learnt and not can_batch(facts.buckets):
+            wrong.append(f"max_batch_size is {rows}, but the compiled shapes share no batch dimension: {_shapes(facts.buckets)}")
+        elif batches is not None and sorted(batches) != sorted(sizes):
+            wrong.append(f"parameter batches is {batches}, the file was compiled for {sizes}")
+        if max(sizes) and rows > max(sizes):
+            wrong.append(f"max_batch_size is {rows}, compiled batches are {sizes}")
+    else:
+        sizes = [1] * len(facts.buckets)
+    sides = []
+    for side in ("input", "output"):
+        named = config.get(side) or []
+        order = _order(side, named, [getattr(bucket, side + "s") for bucket in facts.buckets], bool(rows), wrong, learnt)
+        sides.append(order)
+    if wrong:
+        raise Fault(f"config.pbtxt and the compiled file ({facts.source}) disagree: " + "; ".join(wrong))
+    buckets = []
+    for bucket in facts.buckets:
+        inputs = tuple(replace(one, name=name) for one, name in zip(bucket.inputs, sides[0]))
+        outputs = tuple(replace(one, name=name) for one, name in zip(bucket.outputs, sides[1]))
+        buckets.append(Bucket(inputs, outputs))
+    return Plan(bool(rows), tuple(buckets), tuple(sizes))
+
+
+def _shapes(buckets: Sequence[Bucket]) -> str:
+    return ", ".join(str([list(one.shape) for one in (*bucket.inputs, *bucket.outputs)]) for bucket in buckets)
+
+
+def _order(
+    side: str, named: Sequence[Mapping[str, Any]], found: Sequence[Sequence[Tensor]], batched: bool, wrong: List[str], learnt: bool
+) -> List[str]:
+    """The config's names in the file's order; what contradicts goes into `wrong`."""
+    if learnt:
+        return [one["name"] for one in named]
+    first = found[0]
+    if len(named) != len(first):
+        theirs = [one.name or "?" for one in first]
+        wrong.append(f"config has {len(named)} {side}s {[one['name'] for one in named]}, the file {len(first)} {theirs}")
+        return []
+    by_name = {one["name"]: one for one in named}
+    if all(POSITION.match(one["name"]) for one in named):
+        # Whatever order they are written in, their number is their place.
+        places = sorted(named, key=lambda one: int(POSITION.match(one["name"]).group(1)))  # type: ignore[union-attr]
+    elif all(one.name for one in first):
+        missing = [one.name for one in first if one.name not in by_name]
+        if missing:
+            wrong.append(f"config names {side}s {sorted(by_name)}, the file {sorted(str(one.name) for one in first)}")
+            return []
+        places = [by_name[str(one.name)] for one in first]
+    else:
+        places = list(named)
+    for index, one in enumerate(places):
+        for tensors in found:
+            there = tensors[index]
+            kind, dims = TYPES.get(there.dtype, there.dtype), list(there.shape[1:] if batched else there.shape)
+            if one["data_type"] != kind:
+                wrong.append(f"{side} {one['name']} is {one['data_type']}, in the file {kind}")
+            wanted = _dims(one)
+            if len(wanted) != len(dims) or any(mine not in (-1, size) for mine, size in zip(wanted, dims)):
+                wrong.append(f"{side} {one['name']} has dims {wanted}, in the file {dims}")
+            if batched:  # the others differ in the batch alone
+                break
+    return [one["name"] for one in places]
+
+
+def against_sdk(facts: Facts, version: str) -> List[str]:
+    """Whether the SDK that is here can run the file: both belong to one minor line."""
+    mine, theirs = (re.match(r"\d+\.\d+", text or "") for text in (version, facts.compiler))
+    if mine and theirs and mine.group() != theirs.group():
+        return [f"the file was compiled with SDK {facts.compiler}, here is {version}: compile it again with {mine.group()}"]
+    return []
+
+
+def against_card(facts: Facts, cards: Mapping[int, Optional[str]], wanted: int) -> List[str]:
+    """Whether these NPUs are what the file is for: their type, and how many a model spans."""
+    wrong = []
+    for npu, card in cards.items():
+        if facts.npu and card and facts.npu != card:
+            wrong.append(f"the file was compiled for {facts.npu}, NPU {npu} is {card}")
+    if facts.devices and facts.devices != wanted:
+        wrong.append(f"the file was compiled for {facts.devices} NPUs together, parameter npus_per_instance is {wanted}")
+    return wrong
+
+
+def npus_of(instance: str, usable: Sequence[int], each: int) -> List[int]:
+    """NPUs of an instance: by the trailing index of its name, in consecutive groups of `each`, around what it may use."""
+    index = instance.rsplit("_", 1)[-1]
+    if not index.isdigit():
+        raise Fault(f"instance {instance} has no trailing index to choose an NPU by")
+    if not usable:
+        raise Fault("no NPU is visible: the container needs /dev/rbln* and /dev/rsd0")
+    groups = len(usable) // each
+    if not groups:
+        raise Fault(f"parameter npus_per_instance is {each}, the model may use {len(usable)} NPUs: {list(usable)}")
+    first = int(index) % groups * each
+    return list(usable[first : first + each])

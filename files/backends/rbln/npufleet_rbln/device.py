@@ -1,0 +1,314 @@
+"""The stub's side of an NPU: lanes that carry a batch each, and the process behind them, started again when it hangs."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from .compiled import Plan
+from .errors import Fault
+from .shared import ENDED, START, Views, attach
+
+# A large model over a slow link takes minutes; a wedged card takes for ever.
+LOAD_TIMEOUT_S = 300.0
+# Between attempts to start again, doubled each time.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+CODE = "import sys; sys.path[:] = sys.argv[3].split('\\n'); from npufleet_rbln.worker import main; main(sys.argv[1:])"
+
+
+class Lane:
+    """One batch on its way: the memory of its tensors, and a channel to the thread that runs it."""
+
+    def __init__(self, channel: socket.socket, views: Views, number: int, given: Optional[Dict[int, Any]]) -> None:
+        self._channel, self._number, self._given = channel, number, given
+        self.inputs, self.outputs = views.inputs, views.outputs
+        self.since = 0.0
+
+    def submit(self, bucket: int) -> None:
+        """Run what is in this bucket's inputs."""
+        self.since = time.monotonic()
+        self._channel.send(START.pack(bucket))
+
+    def give(self, inputs: Sequence[np.ndarray]) -> bool:
+        """Take the inputs of the next batch as they are, without a copy; False where another process is to read them."""
+        if self._given is not None:
+            self._given[self._number] = [np.ascontiguousarray(one) for one in inputs]
+        return self._given is not None
+
+    def wait(self, seconds: float) -> Tuple[float, float]:
+        """When the run began and ended; TimeoutError when it has not ended by then, Fault when it failed."""
+        self._channel.settimeout(max(0.001, seconds))
+        message = self._channel.recv(1 << 16)
+        if len(message) < ENDED.size:
+            raise ConnectionError
+        self.since = 0.0
+        failed, began, ended = ENDED.unpack_from(message)
+        if failed:
+            told = json.loads(message[ENDED.size :])
+            raise Fault(told["message"], told["kind"], told["trace"])
+        return began, ended
+
+    def settle(self) -> None:
+        """Wait for as long as it takes until nothing of this lane is under way."""
+        if self.since:
+            self._channel.settimeout(None)
+            self._channel.recv(1 << 16)
+            self.since = 0.0
+
+
+class Backing:
+    """What runs the lanes: a process that can be killed, or threads of this one that cannot."""
+
+    def __init__(self, job: Mapping[str, Any], isolated: bool) -> None:
+        kinds = socket.AF_UNIX, socket.SOCK_SEQPACKET
+        self.control, theirs = socket.socketpair(*kinds)
+        pairs = [socket.socketpair(*kinds) for _lane in range(job["lanes"])]
+        self.process: Optional[subprocess.Popen[bytes]] = None
+        self._given: Optional[Dict[int, Any]] = None
+        self._mine = [one for one, _other in pairs]
+        others = [theirs, *(other for _one, other in pairs)]
+        try:
+            told = self._process(job, others) if isolated else self._threads(job, others)
+        except BaseException:
+            self.end()
+            raise
+        self.npu: str = told["npu"]
+        self.source: str = told["source"]
+        self.plan = Plan.from_dict(told["plan"])
+        self.lanes = [
+            Lane(one, Views(self._memory, self.plan, number), number, self._given) for number, one in enumerate(self._mine)
+        ]
+
+    def _process(self, job: Mapping[str, Any], others: Sequence[socket.socket]) -> Dict[str, Any]:
+        descriptors = [one.fileno() for one in others]
+        arguments = [",".join(str(one) for one in descriptors), str(os.getpid()), "\n".join(sys.path)]
+        self.process = subprocess.Popen([_python(), "-c", CODE, *arguments], pass_fds=descriptors, stdin=subprocess.DEVNULL)
+        for one in others:
+            one.close()
+        self.control.settimeout(LOAD_TIMEOUT_S)
+        try:
+            self.control.send(json.dumps(dict(job)).encode())
+            message, ancillary, _flags, _address = self.control.recvmsg(1 << 20, socket.CMSG_SPACE(4))
+        except TimeoutError:
+            raise Fault(
+                f"loading took more than {LOAD_TIMEOUT_S:.0f} s: the NPU may be wedged, see the vendor's tool", "timeout"
+            ) from None
+        except OSError:
+            message = b""
+        if not message:
+            raise Fault(f"the device process {self._obituary()} while it loaded: the server's log may say more", "device")
+        told: Dict[str, Any] = json.loads(message)
+        if "refused" in told:
+            raise Fault(told["refused"], told["kind"], told["trace"])
+        self._memory = attach(array.array("i", ancillary[0][2])[0])
+        return told
+
+    def _threads(self, job: Mapping[str, Any], others: Sequence[socket.socket]) -> Dict[str, Any]:
+        from .worker import Worker
+
+        worker = Worker(job)
+        others[0].close()
+        for lane, channel in enumerate(others[1:]):
+            threading.Thread(target=worker.serve, args=(lane, channel), name=f"lane-{lane}", daemon=True).start()
+        os.close(worker.descriptor)
+        self._memory, self._given = worker.memory, worker.given
+        return worker.hello()
+
+    def _obituary(self) -> str:
+        code = self.process.wait(5) if self.process else 0
+        return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+
+    def probe(self, seconds: float) -> None:
+        """One run with zeros, in the smallest bucket."""
+        lane = self.lanes[0]
+        bucket = min(range(len(self.plan.sizes)), key=self.plan.sizes.__getitem__)
+        for one in lane.inputs[bucket]:
+            one.fill(0)
+        lane.submit(bucket)
+        lane.wait(seconds)
+
+    def end(self, seconds: float = 0.0) -> bool:
+        """End the process, after `seconds` by force; whether it is gone. One that sleeps in the driver cannot be."""
+        for one in (self.control, *self._mine):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        if self.process is None:
+            return True
+        try:
+            if seconds:
+                self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pass
+        self.process.kill()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+class Device:
+    """An instance's NPU, kept in service: `backing` is what runs now, None while there is nothing that would answer.
+
+    `job` goes to the worker; `changed(fault, message)` is told when the NPU stops answering and when it answers again.
+    """
+
+    def __init__(self, job: Mapping[str, Any], isolated: bool, timeout_s: float, changed: Callable[[bool, str], None]) -> None:
+        self._job, self._isolated, self.timeout_s, self._changed = dict(job), isolated, timeout_s, changed
+        self.backing: Optional[Backing] = None
+        self.npu = "?"
+        self._why: Optional[Fault] = None
+        self._closing = threading.Event()
+        self._broken = threading.Event()
+        self._lock = threading.Lock()
+        self._faulty = False
+        first = threading.Event()
+        # The kernel ends the device process with the thread that started it, so this one lives as long as the instance.
+        self._keeper = threading.Thread(target=self._keep, args=(first,), name="keeper", daemon=True)
+        self._keeper.start()
+        first.wait()
+        if self.backing is None:
+            raise self._why or Fault("the NPU could not be loaded")
+        self.plan = self.backing.plan
+
+    def ready(self) -> Backing:
+        """What runs now; a Fault at once when nothing does."""
+        backing = self.backing
+        if backing is None:
+            raise self._why or Fault(f"NPU {self.npu} is not ready", "device")
+        return backing
+
+    def run(self, backing: Backing, lane: Lane, bucket: int) -> Tuple[float, float]:
+        """Run what is in a lane's inputs, and wait for it."""
+        try:
+            lane.submit(bucket)
+        except OSError:
+            raise self.broke(backing, "device") from None
+        return self.finish(backing, lane)
+
+    def finish(self, backing: Backing, lane: Lane) -> Tuple[float, float]:
+        """Wait for a lane's batch no longer than the device timeout since it was submitted, whatever the NPU does."""
+        if self.backing is not backing:
+            raise self.broke(backing, "device")
+        try:
+            times = lane.wait(lane.since + self.timeout_s - time.monotonic())
+        except TimeoutError:
+            raise self.broke(backing, "timeout") from None
+        except OSError:
+            raise self.broke(backing, "device") from None
+        except Fault as error:
+            if error.kind == "timeout":
+                self._tell(True, str(error))
+            raise
+        if self._faulty:
+            self._tell(False, f"NPU {self.npu} answers again")
+        return times
+
+    def broke(self, backing: Backing, kind: str) -> Fault:
+        """Take this backing out of service; the keeper starts another. The reason, for those who wait."""
+        with self._lock:
+            if self.backing is backing:
+                what = f"did not answer within {self.timeout_s * 1000:.0f} ms" if kind == "timeout" else "lost its process"
+                self._why = Fault(f"NPU {self.npu} {what}: it is being started again, try later", kind)
+                self.backing = None
+                self._broken.set()
+                if backing.process is not None:
+                    backing.process.kill()
+        if kind == "timeout":
+            self._tell(True, str(self._why))
+        why = self._why or Fault(f"NPU {self.npu} was started again", kind)
+        return Fault(str(why), why.kind)
+
+    def _tell(self, fault: bool, message: str) -> None:
+        with self._lock:
+            news, self._faulty = fault != self._faulty, fault
+        if news:
+            self._changed(fault, message)
+
+    def _keep(self, first: threading.Event) -> None:
+        """Start what runs, and start it again whenever it ends, until the instance is closed."""
+        pause = FIRST_PAUSE_S
+        while not self._closing.is_set():
+            backing: Optional[Backing] = None
+            self._broken.clear()
+            try:
+                backing = Backing(self._job, self._isolated)
+                self.npu = backing.npu
+                if first.is_set():
+                    backing.probe(self.timeout_s)
+            except BaseException as error:
+                why = error if isinstance(error, Fault) else self._unstarted(error)
+                self._why = why
+                if not first.is_set():
+                    first.set()
+                    return
+                if backing is not None:
+                    backing.end()
+                self._tell(True, str(why))
+                self._closing.wait(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+                continue
+            pause = FIRST_PAUSE_S
+            again = first.is_set()
+            self.backing = backing
+            first.set()
+            if again:
+                self._changed(False, f"NPU {self.npu} was started again and answers")
+                self._faulty = False
+            self._watch(backing)
+            self.backing = None
+            gone = backing.end(5.0 if self._closing.is_set() else 0.0)
+            while not gone and not self._closing.wait(LONGEST_PAUSE_S):
+                # It sleeps in the driver and holds the NPU: another one would only join it.
+                gone = backing.end()
+
+    def _unstarted(self, error: BaseException) -> Fault:
+        if isinstance(error, TimeoutError):
+            return Fault(f"NPU {self.npu} was started again and did not answer within {self.timeout_s * 1000:.0f} ms", "timeout")
+        return Fault(f"NPU {self.npu} could not be started again: {type(error).__name__}: {error}", "device")
+
+    def _watch(self, backing: Backing) -> None:
+        """Return when the backing ended, was taken out of service, or the instance is closed."""
+        backing.control.settimeout(None)
+        if self._isolated:
+            with contextlib.suppress(OSError):
+                backing.control.recv(1)  # nothing is ever sent: it returns at the process's end
+            if not self._closing.is_set():
+                self.broke(backing, "device")
+            return
+        self._broken.wait()
+        if not self._closing.is_set():
+            # A thread cannot be killed. Where the call returns after all, the lane says so and the NPU is used again.
+            for lane in backing.lanes:
+                lane.settle()
+
+    def close(self) -> None:
+        """Give the NPU back."""
+        self._closing.set()
+        self._broken.set()
+        backing = self.backing
+        if backing is not None:
+            with contextlib.suppress(OSError):
+                backing.control.shutdown(socket.SHUT_RDWR)
+        self._keeper.join(15)
+
+
+def _python() -> str:
+    """The interpreter of the stub, which embeds its own: the first of this very version on the path."""
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for found in (sys.executable, shutil.which(name), shutil.which("python3")):
+        if found and os.path.basename(found).startswith("python"):
+            return found
+    raise Fault(f"found no {name} on the path to run the device process with: install it, or set the parameter isolation to none")

@@ -1,0 +1,84 @@
+"""What an instance counts, on Triton's metrics endpoint.
+
+Each change is a message to the server and its answer, 0.1 ms, so counts are gathered here and handed over once a second.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Dict, Mapping
+
+from .errors import CODES
+
+COUNTERS = {
+    "rbln_batches_total": "Batches run on the NPU",
+    "rbln_requests_total": "Requests answered from a run on the NPU",
+    "rbln_rows_total": "Rows of those requests",
+    "rbln_padding_rows_total": "Rows run only to fill a batch up to a compiled size",
+    "rbln_device_seconds_total": "Time in which at least one batch of the instance was on the NPU",
+}
+ERRORS = "rbln_errors_total"
+FAULT = "rbln_device_fault"
+INTERVAL_S = 1.0
+
+
+class Metrics:
+    """Counters of one instance, labelled with model, version, npu and instance. `utils` is Triton's module."""
+
+    def __init__(self, utils: Any, labels: Mapping[str, str], source: str, release: str) -> None:
+        family = utils.MetricFamily
+        self._families: list[Any] = []  # a metric ends with its family
+        self._waiting: Dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+
+        def make(name: str, text: str, kind: Any, **more: str) -> Any:
+            made = family(name=name, description=text, kind=kind)
+            self._families.append(made)
+            return made.Metric(labels={**labels, **more})
+
+        self._metrics = {name: make(name, text, family.COUNTER) for name, text in COUNTERS.items()}
+        errors = family(name=ERRORS, description="Requests that were not answered, by kind of error", kind=family.COUNTER)
+        self._families.append(errors)
+        for kind in CODES:
+            self._metrics[kind] = errors.Metric(labels={**labels, "kind": kind})
+        self._fault = make(FAULT, "1 while the NPU of the instance does not answer", family.GAUGE)
+        self._fault.set(0)
+        self._info = make("rbln_model_info", "What an instance serves", family.GAUGE, source=source, release=release)
+        self._info.set(1)
+        self._thread = threading.Thread(target=self._hand_over, name="metrics", daemon=True)
+        self._thread.start()
+
+    def batch(self, requests: int, rows: int, padding: int, seconds: float) -> None:
+        """One batch was run and answered."""
+        counts = zip(COUNTERS, (1, requests, rows, padding, seconds))
+        with self._lock:
+            for name, count in counts:
+                self._waiting[name] = self._waiting.get(name, 0) + count
+
+    def error(self, kind: str, requests: int = 1) -> None:
+        """Requests were answered with an error of this kind."""
+        with self._lock:
+            self._waiting[kind] = self._waiting.get(kind, 0) + requests
+
+    def fault(self, fault: bool) -> None:
+        """The NPU stopped answering, or answers again. Told at once: a watchdog waits for it."""
+        self._fault.set(int(fault))
+
+    def flush(self) -> None:
+        """Hand over what was counted since the last time."""
+        with self._lock:
+            counts, self._waiting = self._waiting, {}
+        for name, count in counts.items():
+            if count:
+                self._metrics[name].increment(count)
+
+    def _hand_over(self) -> None:
+        while not self._closing.wait(INTERVAL_S):
+            self.flush()
+
+    def close(self) -> None:
+        """Hand over the rest."""
+        self._closing.set()
+        self._thread.join()
+        self.flush()

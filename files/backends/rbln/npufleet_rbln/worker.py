@@ -1,0 +1,151 @@
+"""The side that touches the NPU: it loads the compiled file and runs what its lanes ask for.
+
+It is a process of its own, which the stub can kill when a call of the vendor's never returns, or threads of the stub.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from dataclasses import replace
+from typing import Any, Dict, List, Mapping, Sequence
+
+import numpy as np
+
+from . import compiled
+from .errors import Fault, vendor
+from .sdk import SDK, Run
+from .shared import ENDED, START, Views, allot, attach
+
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+
+
+class Worker:
+    """One loaded model. `job` is {config, path, instance, timeout_s, parallel, lanes} as `device.Device` makes it."""
+
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        self.npu = "?"
+        self.npus: List[int] = []
+        config = job["config"]
+        sdk = SDK()
+        each = compiled.number(config, "npus_per_instance", 1)
+        named = compiled.parameter(config, "npus")
+        count = sdk.count()
+        usable = compiled.numbers(named, "npus") if named else list(range(count))
+        self.npus = compiled.npus_of(job["instance"], usable, each)
+        self.npu = ",".join(str(one) for one in self.npus)
+        if max(self.npus) >= count:
+            raise Fault(f"parameter npus names NPU {max(self.npus)}, {count} are visible")
+        facts = compiled.facts_of(job["path"], config, sdk.inspect(job["path"]))
+        wrong = compiled.against_sdk(facts, sdk.version)
+        wrong += compiled.against_card(facts, {npu: sdk.card(npu) for npu in self.npus}, each)
+        try:
+            self.plan = compiled.plan_of(config, facts)
+        except Fault as error:
+            wrong.append(str(error))
+        if wrong:
+            raise Fault("; ".join(wrong))
+        try:
+            sets = sdk.load(job["path"], len(facts.buckets), self.npus, job["timeout_s"], job["parallel"])
+            if not facts.buckets[0].outputs:
+                learnt = [self._learn(run, bucket) for run, bucket in zip(sets[0], facts.buckets)]
+                self.plan = compiled.plan_of(config, replace(facts, source="a run of it", buckets=tuple(learnt)))
+        except Exception as error:  # the vendor's errors have no common base
+            raise vendor(error, self.npu) from error
+        self._sets: queue.SimpleQueue[List[Run]] = queue.SimpleQueue()
+        for one in sets:
+            self._sets.put(one)
+        self.descriptor = allot(self.plan, job["lanes"])
+        self.memory = attach(os.dup(self.descriptor))
+        self.source = facts.source
+        # Inputs that a stub of the same process gives by reference, by lane.
+        self.given: Dict[int, Sequence[np.ndarray]] = {}
+
+    def _learn(self, run: Run, bucket: compiled.Bucket) -> compiled.Bucket:
+        """A bucket with the outputs that a run with zeros gives."""
+        outputs = run([np.zeros(one.shape, one.dtype) for one in bucket.inputs])
+        return replace(bucket, outputs=tuple(compiled.Tensor(None, one.shape, one.dtype.name) for one in outputs))
+
+    def hello(self) -> Dict[str, Any]:
+        """What the stub has to know."""
+        return {"plan": self.plan.as_dict(), "npu": self.npu, "source": self.source}
+
+    def serve(self, lane: int, channel: socket.socket) -> None:
+        """Run what this lane asks for, until the other side is gone."""
+        views = Views(self.memory, self.plan, lane)
+        while True:
+            try:
+                message = channel.recv(START.size)
+            except OSError:
+                return
+            if not message:
+                return
+            (bucket,) = START.unpack(message)
+            began = time.monotonic()
+            try:
+                given = self.given.pop(lane) if lane in self.given else views.inputs[bucket]
+                self._run(bucket, given, views.outputs[bucket])
+                answer = ENDED.pack(0, began, time.monotonic())
+            except Exception as error:  # whatever escaped here would end the lane
+                fault = vendor(error, self.npu)
+                told = {"message": str(fault), "kind": fault.kind, "trace": traceback.format_exc()[-16000:]}
+                answer = ENDED.pack(1, began, time.monotonic()) + json.dumps(told).encode()
+            try:
+                channel.send(answer)
+            except OSError:
+                return
+
+    def _run(self, bucket: int, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        """Run a bucket's inputs and put what comes out into its outputs."""
+        runs = self._sets.get()
+        try:
+            found = runs[bucket](inputs)
+        finally:
+            self._sets.put(runs)
+        wanted = self.plan.buckets[bucket].outputs
+        if len(found) != len(wanted):
+            raise Fault(f"the compiled file gave {len(found)} outputs, {len(wanted)} are known of it")
+        for one, result, into in zip(wanted, found, outputs):
+            if result.dtype != into.dtype or result.shape != into.shape:
+                kinds = f"{result.dtype}{list(result.shape)}", f"{into.dtype}{list(into.shape)}"
+                raise Fault(f"output {one.name} of the compiled file is {kinds[0]}, wanted {kinds[1]}")
+            np.copyto(into, result)
+
+
+def refusal(error: BaseException) -> Dict[str, Any]:
+    """Why a worker could not be made, as the stub reads it."""
+    fault = error if isinstance(error, Fault) else Fault(f"{type(error).__name__}: {error}")
+    return {"refused": str(fault), "kind": fault.kind, "trace": traceback.format_exc()[-16000:]}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The device process: descriptors of its control channel and lanes, and the stub's process id."""
+    descriptors = [int(one) for one in arguments[0].split(",")]
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(PR_SET_NAME, b"rbln-device", 0, 0, 0)
+    if os.getppid() != int(arguments[1]):
+        os._exit(1)  # the stub ended before the kernel was told to say so
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the stub decides when this ends
+    control, *channels = (socket.socket(fileno=one) for one in descriptors)
+    try:
+        worker = Worker(json.loads(control.recv(1 << 20)))
+    except BaseException as error:
+        control.send(json.dumps(refusal(error)).encode())
+        sys.exit(1)
+    for lane, channel in enumerate(channels):
+        threading.Thread(target=worker.serve, args=(lane, channel), name=f"lane-{lane}", daemon=True).start()
+    rights = array.array("i", [worker.descriptor])
+    control.sendmsg([json.dumps(worker.hello()).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    os.close(worker.descriptor)
+    control.recv(1)  # the stub says nothing more: this returns when it closes its end
+    os._exit(0)
