@@ -17,6 +17,8 @@ LATENCY = {4: 0.90, 2: 0.85}
 OVERHEAD = 1.1
 NPUS = 1.8
 GROWTH_MIB = 5.0
+# cases without an NPU: the second waits as long as one, for comparison, and is no row of serving.json
+NO_NPU = ("empty", "waiting")
 # perf_analyzer's clocks give whole microseconds
 ROUNDING_MS = 0.001
 
@@ -164,7 +166,7 @@ def table(rows: Sequence[Row]) -> str:
         share, overhead = wanted_share(one), wanted_overhead(one, rows)
         lines.append(
             (
-                one["case"] if one["case"] != "empty" or one["triton"] == "24.01" else f"empty {one['triton']}",
+                f"{one['case']} {one['triton']}" if one["case"] in NO_NPU else one["case"],
                 one["profile"] or "-",
                 f"{one['device_ms']:g}",
                 str(one["concurrency"]),

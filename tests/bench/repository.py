@@ -39,18 +39,30 @@ def served(name: str, profile: str, release: str, npus: int) -> Mapping[str, byt
     return manifest.manifest(entry, variables(release, npus))["contents"]
 
 
-def make(place: str, release: str, rbln: Mapping[str, Any], others: Iterable[str] = ()) -> Path:
-    """A repository below build/bench: {model: (profile, NPUs)} of backend `rbln`, and models of tests/bench/models by name."""
+def make(place: str, release: str, rbln: Mapping[str, Any], waits: Iterable[float] = (), others: Iterable[str] = ()) -> Path:
+    """A repository below build/bench: {model: (profile, NPUs)} of backend `rbln`, `empty` models that wait so many milliseconds,
+    and `others` of tests/bench/models by name."""
     repository = BUILD / "repository" / place
     shutil.rmtree(repository, ignore_errors=True)
-    compiled = ensure_network(release) / "model.rbln"
+    network = ensure_network(release)
     for name, (profile, npus) in rbln.items():
         (repository / name / "1").mkdir(parents=True)
-        shutil.copy2(compiled, repository / name / "1")
-        shutil.copy2(compiled.with_name("network.onnx"), repository / name / "1")
+        shutil.copy2(network / "network.onnx", repository / name / "1")
         for path, content in served(name, profile, release, npus).items():
             (repository / name / path).write_bytes(content)
     for name in others:
         shutil.copytree(SOURCES / name, repository / name)
-        shutil.copy2(compiled, repository / name / "1")
+    for wait_ms in waits:
+        name = waiting(wait_ms)
+        shutil.copytree(SOURCES / "empty", repository / name)
+        config = (SOURCES / "empty/config.pbtxt").read_text().replace('name: "empty"', f'name: "{name}"')
+        parameter = f'parameters {{key: "wait_ms" value {{string_value: "{wait_ms:g}"}}}}\n'
+        (repository / name / "config.pbtxt").write_text(config + parameter)
+    for model in {*rbln, "naive"} & {path.name for path in repository.iterdir()}:
+        shutil.copy2(network / "model.rbln", repository / model / "1")
     return repository
+
+
+def waiting(wait_ms: float) -> str:
+    """Name of the empty model that waits as long as an NPU would."""
+    return f"empty-{wait_ms:g}ms"

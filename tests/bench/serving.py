@@ -58,6 +58,7 @@ class Bench:
     def __init__(self, window_ms: int, attempts: int) -> None:
         self.window_ms, self.attempts = window_ms, attempts
         self.rows: List[Row] = []
+        self.waiting: List[Row] = []
         self.more: List[Verdict] = []
         self.summary: Dict[str, Any] = {}
         self.reasons: List[str] = []
@@ -78,7 +79,7 @@ class Bench:
         reasons = figures.impossible(found)
         if reading.count > after[0] - before[0]:
             reasons.append(f"perf_analyzer counts {reading.count} completed requests, the server only {after[0] - before[0]}")
-        if case != "empty":
+        if case not in figures.NO_NPU:
             reasons += audit(runs, server.device_ms / 1000, LARGEST, answered)
         self.reasons += [f"Triton {server.release}, {model}, {server.device_ms:g} ms, {clients} clients: {one}" for one in reasons]
         return found
@@ -116,11 +117,12 @@ class Bench:
         """All cases of one Triton release, at both device times."""
         models = MODELS[release]
         rbln = {name: (profile, 1) for name, (_case, profile) in models.items() if profile}
-        place = repository.make(release, release, rbln, [name for name in models if name not in rbln])
+        place = repository.make(release, release, rbln, DEVICE_MS, [name for name in models if name not in rbln])
         for device_ms in DEVICE_MS:
             with Server(release, place, device_ms) as server:
                 for model in rbln:
                     self.validate(server, model)
+                self.waiting.append(self.point(server, repository.waiting(device_ms), "waiting", None, 1))
                 for clients in CLIENTS:
                     for model, (case, profile) in models.items():
                         # on another release than the first the empty model is there for its floor alone
@@ -211,11 +213,12 @@ def report(bench: Bench, seconds: float) -> None:
         "machine": {"cores": os.cpu_count(), "kernel": platform.release(), "seconds": round(seconds)},
         "targets": [asdict(one) for one in found],
         "reasons": bench.reasons,
+        "waiting": bench.waiting,
         **bench.summary,
     }
     (BUILD / "serving.json").write_text(json.dumps(bench.rows, indent=1) + "\n")
     (BUILD / "serving-summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    print(f"\n{figures.table(bench.rows)}\n")
+    print(f"\n{figures.table([*bench.rows, *bench.waiting])}\n")
     for one in bench.more:
         print(f"{one.what}: {one.found}, wanted {one.wanted} {'ok' if one.reached else 'MISSED'}")
     print(figures.noise(bench.rows))
