@@ -30,7 +30,7 @@ from figures import Row, Verdict
 from ledger import Ledger, audit, use
 from machine import Others, memory
 from network import LARGEST
-from server import BUILD, RELEASES, Server, ensure_image
+from server import BUILD, RELEASES, ROOT, Server, ensure_image
 from settings import LabError
 
 from lab import one_at_a_time
@@ -216,14 +216,17 @@ def report(bench: Bench, seconds: float) -> None:
         "waiting": bench.waiting,
         **bench.summary,
     }
-    (BUILD / "serving.json").write_text(json.dumps(bench.rows, indent=1) + "\n")
+    if bench.rows:
+        (BUILD / "serving.json").write_text(json.dumps(bench.rows, indent=1) + "\n")
     (BUILD / "serving-summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    print(f"\n{figures.table([*bench.rows, *bench.waiting])}\n")
+    if bench.rows:
+        print(f"\n{figures.table([*bench.rows, *bench.waiting])}\n\n{figures.noise(bench.rows)}")
     for one in bench.more:
         print(f"{one.what}: {one.found}, wanted {one.wanted} {'ok' if one.reached else 'MISSED'}")
-    print(figures.noise(bench.rows))
     missed = [one for one in found if not one.reached]
-    print(f"{len(found) - len(missed)} of {len(found)} targets reached in {seconds:.0f} s; rows in {BUILD / 'serving.json'}")
+    print(
+        f"{len(found) - len(missed)} of {len(found)} targets reached in {seconds:.0f} s; see {BUILD.relative_to(ROOT)}/serving*.json"
+    )
     for one in missed:
         print(f"  missed: {one.what}: {one.found}, wanted {one.wanted}")
 
