@@ -30,7 +30,7 @@ from figures import Row, Verdict
 from ledger import Ledger, audit, use
 from machine import Others, memory
 from network import LARGEST
-from server import BUILD, RELEASES, ROOT, Server, ensure_image
+from server import BUILD, RELEASES, Server, ensure_image
 from settings import LabError
 
 from lab import one_at_a_time
@@ -224,9 +224,7 @@ def report(bench: Bench, seconds: float) -> None:
     for one in bench.more:
         print(f"{one.what}: {one.found}, wanted {one.wanted} {'ok' if one.reached else 'MISSED'}")
     missed = [one for one in found if not one.reached]
-    print(
-        f"{len(found) - len(missed)} of {len(found)} targets reached in {seconds:.0f} s; see {BUILD.relative_to(ROOT)}/serving*.json"
-    )
+    print(f"{len(found) - len(missed)} of {len(found)} targets reached in {seconds:.0f} s; see build/bench")
     for one in missed:
         print(f"  missed: {one.what}: {one.found}, wanted {one.wanted}")
 
