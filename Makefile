@@ -76,12 +76,21 @@ test: venv browser ## everything
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line molecule-default lint unit report-test molecule-production
 
 bench-serving: venv ## how fast rbln models are served, against targets (ARGS="--only memory" ...); wants a quiet machine
-	@PYTHONPATH=lab:collections $(PY) tests/bench/serving.py $(ARGS)
+	@PYTHONPATH=lab:lab/models:collections $(PY) tests/bench/serving.py $(ARGS)
+
+test-heavy: ## tests that need large downloads (DALI), in .venv-heavy
+	@if ! cmp --silent requirements-heavy.txt .venv-heavy/.done; then \
+	  echo "make: installing the tools and large packages of the heavy tests into .venv-heavy"; \
+	  python3 -m venv .venv-heavy; \
+	  .venv-heavy/bin/pip install --quiet --disable-pip-version-check -r requirements-heavy.txt; \
+	  cp requirements-heavy.txt .venv-heavy/.done; \
+	fi
+	@.venv-heavy/bin/python -m pytest tests/heavy
 
 test-mutants: venv ## seed defects one at a time; each must turn a test red
 	@$(PY) tests/mutants.py
 
 clean: ## remove what was built; the lab has to be down
-	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
+	@rm -rf build .venv .venv-heavy .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-down converge status check lint unit browser report-test report-image molecule molecule-default molecule-production test-quick test bench-serving test-mutants clean
+.PHONY: help venv demo lab lab-down converge status check lint unit browser report-test report-image molecule molecule-default molecule-production test-quick test bench-serving test-heavy test-mutants clean

@@ -67,6 +67,7 @@ def up(lab: Lab) -> None:
     login = f"lab:{(lab.state / 'artefact_password').read_text()}"
     changed = hosts.up(lab, count, cards, login)
     facts = {"row": row, "count": count, "npus": npus, "models": models, "base": base, "drivers": drivers}
+    facts["sdk"] = {name: standins.sdk_version(name) for name in standins.ROWS}
     path = lab.state / "facts.json"
     if not path.exists() or json.loads(path.read_text()) != facts:
         path.write_text(json.dumps(facts, indent=2))
@@ -109,6 +110,7 @@ def inventory(lab: Lab) -> None:
         "lab_artefact_password": (lab.state / "artefact_password").read_text(),
         "lab_models": facts["models"],
         "lab_drivers": facts["drivers"],
+        "lab_sdk": facts["sdk"],
         "lab_base": facts["base"],
     }
     groups = {

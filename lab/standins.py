@@ -17,6 +17,8 @@ ROWS = {
     "lab-24.01": {"triton": "24.01", "sdk": "0.6.2+lab", "shape": "0.6", "card": "RBLN-CA12", "driver": "1.1.67"},
     "lab-24.10": {"triton": "24.10", "sdk": "0.9.4+lab", "shape": "0.9", "card": "RBLN-CA22", "driver": "2.0.1"},
 }
+# Models that are compiled here, each by lab/models/<name>.py
+MODELS = ("digits",)
 DRIVERS = ("1.1.67", "1.2.92", "2.0.1")
 IMAGE_PYTHON = "3.11"
 
@@ -37,11 +39,15 @@ def kernel_package() -> Path:
     return next((ARTEFACTS / "drivers").glob(f"linux-image-{os.uname().release}_*.deb"))
 
 
+def sdk_version(row: str) -> str:
+    """Version of the row's stand-in SDK; another source is another version, so that no image and no model of before fits."""
+    return f"{ROWS[row]['sdk']}.s{digest_of(ROOT / 'lab/sdk')[:8]}"
+
+
 def ensure_index(row: str) -> None:
     """A package index with the stand-in SDK and everything that the image needs beside it."""
     simple = ARTEFACTS / "simple"
-    sdk = simple / "rebel-compiler"
-    _script("lab/sdk/build.py", ROWS[row]["sdk"], str(sdk))
+    _script("lab/sdk/build.py", sdk_version(row), str(simple / "rebel-compiler"))
     listing = ROOT / "lab/sdk/requirements-image.txt"
     for wheel in download("--requirement", str(listing), into=BUILD / "wheels" / "image"):
         package = simple / wheel.name.split("-")[0].lower().replace("_", "-").replace(".", "-")
@@ -52,19 +58,34 @@ def ensure_index(row: str) -> None:
 
 
 def ensure_models(row: str) -> dict[str, dict[str, str]]:
-    """The compiled files of a row: {model: {"path", "sha256"}}, path below the artefact server's root."""
+    """The compiled files of a row: {model: {"key", "path", "sha256"}}, path below the artefact server's root.
+
+    The record of a file is beside it, at its path with .json.
+    """
     facts = ROWS[row]
     key = f"{facts['card'].removeprefix('RBLN-')}/{facts['shape']}"
-    listing = ARTEFACTS / "models" / f"{key.replace('/', '-')}.json"
-    sources = sorted((ROOT / "lab/models").glob("*.py")) + sorted((ROOT / "lab/sdk").rglob("*.py"))
-    newest = max(path.stat().st_mtime for path in sources)
-    if not listing.exists() or listing.stat().st_mtime < newest:
-        say(f"training and compiling digits for {key}")
-        listing.parent.mkdir(parents=True, exist_ok=True)
-        made = json.loads(_script("lab/models/digits.py", facts["card"], facts["sdk"], str(listing.parent)))
-        path = Path(made["path"]).resolve().relative_to(ARTEFACTS.resolve())
-        listing.write_text(json.dumps({"digits": {"key": key, "path": str(path), "sha256": made["sha256"]}}))
-    return json.loads(listing.read_text())
+    directory = ARTEFACTS / "models"
+    listing = directory / f"{key.replace('/', '-')}.json"
+    inputs = digest_of(ROOT / "lab/models", ROOT / "lab/sdk", ROOT / "files/compile")
+    known = json.loads(listing.read_text()) if listing.exists() else {}
+    if known.get("inputs") != inputs or set(known["models"]) != set(MODELS):
+        models = {}
+        for name in MODELS:
+            say(f"making and compiling {name} for {key}")
+            made = json.loads(_script(f"lab/models/{name}.py", facts["card"], sdk_version(row), str(directory)))
+            path = Path(made["path"]).resolve().relative_to(ARTEFACTS.resolve())
+            models[name] = {"key": key, "path": str(path), "sha256": made["sha256"]}
+        known = {"inputs": inputs, "models": models}
+        listing.write_text(json.dumps(known))
+    return known["models"]
+
+
+def digest_of(*directories: Path) -> str:
+    """SHA-256 over the Python files of these directories, their places included."""
+    digest = hashlib.sha256()
+    for path in sorted(path for directory in directories for path in directory.rglob("*.py")):
+        digest.update(f"{path.relative_to(ROOT)}\0{sha256_of(path)}\n".encode())
+    return digest.hexdigest()
 
 
 def wheels_of_triton(version: str) -> list[Path]:

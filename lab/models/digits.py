@@ -7,18 +7,17 @@ a closed form gives the same model on every machine. Prints {"path", "sha256", "
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
+from artefact import compile_onnx
 from onnx import TensorProto, helper, numpy_helper
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-SDK = Path(__file__).resolve().parents[1] / "sdk"
 BATCHES = (1, 2, 4)
 HIDDEN = 600
 RIDGE = 1.0
@@ -76,23 +75,14 @@ def as_onnx(weights: dict[str, np.ndarray]) -> bytes:
 
 def main(card: str, version: str, directory: Path) -> None:
     """Train, compile, save, report."""
-    sys.path.insert(0, str(SDK))
-    import rebel
-
-    rebel.__version__ = version
     train, held_out, train_labels, held_out_labels = split()
     weights = fit(train, train_labels)
     accuracy = float((predict(weights, held_out).argmax(1) == held_out_labels).mean())
     if accuracy < LEAST_ACCURACY:
         sys.exit(f"digits: {accuracy:.3f} of the held-out images are read right, wanted {LEAST_ACCURACY}")
-    buckets = [[("INPUT__0", [batch, 64], "float32")] for batch in BATCHES]
-    compiled = rebel.compile_from_onnx(as_onnx(weights), input_info=buckets, npu=card)
-    line = ".".join(version.split(".")[:2])
-    path = directory / f"digits-{card.removeprefix('RBLN-')}-{line}.rbln"
-    directory.mkdir(parents=True, exist_ok=True)
-    compiled.save(path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    print(json.dumps({"path": str(path), "sha256": digest, "accuracy": round(accuracy, 4)}))
+    inputs = [{"name": "INPUT__0", "shape": [64], "dtype": "float32"}]
+    made = compile_onnx("digits", as_onnx(weights), inputs, BATCHES, card, version, directory)
+    print(json.dumps({**made, "accuracy": round(accuracy, 4)}))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,6 @@ Summary: Emulation of the Rebellions SDK for the npufleet lab; no NPU is behind 
 Requires-Python: >=3.10
 Requires-Dist: numpy<2
 Requires-Dist: onnxruntime==1.22.1
-Provides-Extra: compile
-Requires-Dist: onnx; extra == "compile"
 """
 WHEEL = "Wheel-Version: 1.0\nGenerator: npufleet-lab\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import yaml
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleUndefinedVariable
-from ansible_collections.npufleet.triton.plugins.module_utils import inference, picture
+from ansible_collections.npufleet.triton.plugins.module_utils import inference, picture, tensors
 from ansible_collections.npufleet.triton.plugins.module_utils.controller import HOME, FleetAction
 from ansible_collections.npufleet.triton.plugins.module_utils.manifest import placed_here
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
@@ -17,16 +17,30 @@ from ansible_collections.npufleet.triton.plugins.modules.inference_check import 
 
 CHECKS = os.path.join(HOME, "files", "checks")
 GOLDEN = os.path.join(HOME, "files", "golden")
-DTYPES = (
-    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BF16", "BYTES",
-)  # fmt: skip
+DTYPES = tuple(inference.NUMPY)
+# Where arrays come from, in a check file's inputs and in the values that it expects
+SOURCES = ("npy", "raw", "text", "numbers", "file", "image", "generated")
+GOLDEN_SOURCES = ("npy", "numbers", "file")
+# Sources that need a dtype and a shape beside them, and those that may have a dtype
+SHAPED = ("raw", "generated")
+TYPED = (*SHAPED, "numbers", "file", "image", "npy")
 # Keys of each mapping in a check file, and whether it has to be there
 FILE = {"model": True, "golden": False, "checks": True}
-CHECK = {"name": True, "protocols": True, "inputs": True, "rows": True, "expect": True}
+CHECK = {
+    "name": True, "protocols": True, "inputs": True, "rows": False, "expect": False, "error": False, "responses": False,
+    "cancel": False, "instances": False, "ms": False, "timeout": False,
+}  # fmt: skip
 ROWS = {"first": True, "count": True, "spread": False, "batch": False}
-INPUT = {"npy": True}
-EXPECT = {"dtype": False, "shape": False, "finite": False, "argmax": False, "values": False}
-VALUES = {"npy": True, "atol": False, "rtol": False}
+INPUT = dict.fromkeys((*SOURCES, "dtype", "shape"), False)
+GENERATED = {"seed": False, "low": False, "high": False}
+EXPECT = dict.fromkeys(("dtype", "shape", "finite", "argmax", "values", "text", "class_count", "label"), False)
+VALUES = dict.fromkeys((*GOLDEN_SOURCES, "atol", "rtol"), False)
+ERROR = {"status": False, "contains": False}
+CANCEL = {"after": True, "times": False}
+# Any of these is something that an answer can fail by.
+PROOFS = ("expect", "error", "responses", "cancel")
+# What cannot be judged by where classes were asked for: the output holds those instead.
+NOT_WITH_CLASSES = ("finite", "argmax", "values", "text")
 
 
 class CheckFile:
@@ -69,55 +83,116 @@ class CheckFile:
         for protocol in protocols:
             if protocol not in inference.PROTOCOLS or protocols.count(protocol) > 1:
                 self._finding(f"{field}.protocols", protocol, f"each of {', '.join(inference.PROTOCOLS)} at most once")
-        rows = self._rows(check["rows"], f"{field}.rows") if "rows" in check else {}
-        inputs = self._mapping(check.get("inputs", {"-": {"npy": None}}), None, f"{field}.inputs")
-        expect = self._mapping(check.get("expect", {"-": {"finite": True}}), None, f"{field}.expect")
-        found: Dict[str, Any] = {"inputs": {}, "expect": {}}
-        arrays = []
+        rows = self._rows(check["rows"], f"{field}.rows") if "rows" in check else None
+        found = {"name": check.get("name"), "protocols": protocols, **self._limits(check, field, protocols)}
+        if check and not any(key in check for key in PROOFS):
+            self._finding(f"{field}.expect", "nothing", f"a value, or one of {', '.join(PROOFS[1:])}")
+        arrays: Dict[str, Any] = {}
+        inputs = self._mapping(check["inputs"], None, f"{field}.inputs") if "inputs" in check else {}
+        dtypes: Dict[str, str] = {}
         for name, raw in inputs.items():
             where = f"{field}.inputs.{name}"
-            array = self._array(self._mapping(raw, INPUT, where), where) if "inputs" in check else None
-            if array is not None and array.dtype.kind not in inference.NUMBERS + "S":
-                self._finding(f"{where}.npy", f"{array.dtype} in {raw['npy']}", "numbers or bytes")
-            found["inputs"][name] = array
-            arrays.append((where, array))
-        labels = {}
-        for name, raw in expect.items():
+            one = self._mapping(raw, INPUT, where)
+            arrays[where] = self._array(one, where, SOURCES)
+            # What numpy has no name for is said beside the array.
+            dtypes[name] = "BF16" if one.get("dtype") == "BF16" else ""
+        found["expect"], labels = {}, {}
+        for name, raw in self._mapping(check["expect"], None, f"{field}.expect").items() if "expect" in check else ():
             where = f"{field}.expect.{name}"
-            wanted = self._expectation(raw, where)
-            found["expect"][name] = wanted
-            if "values" in wanted:
-                array = self._array(wanted["values"], f"{where}.values")
-                if array is not None and array.dtype.kind not in inference.NUMBERS:
-                    self._finding(f"{where}.values.npy", f"{array.dtype} in {wanted['values']['npy']}", "numbers")
-                wanted["values"]["array"] = array
-                arrays.append((f"{where}.values", array))
-            if isinstance(wanted.get("argmax"), list):
-                labels[f"{where}.argmax"] = len(wanted["argmax"])
-        if not rows:
-            return {}
-        rows["total"] = self._total(rows, labels, [len(array) for _where, array in arrays if array is not None])
-        for where, array in arrays:
-            if array is not None and len(array) < rows["first"] + rows["total"]:
-                self._finding(f"{where}.npy", f"{len(array)} rows", f"at least {rows['first'] + rows['total']}")
+            wanted = found["expect"][name] = self._expectation(raw, where)
+            for key in ("values", "text"):
+                if key in wanted:
+                    arrays[f"{where}.{key}"] = self._golden(wanted, key, where)
+            labels.update({f"{where}.{key}": len(wanted[key]) for key in ("argmax", "label") if isinstance(wanted.get(key), list)})
+        sent = self._sent(rows, found, labels, arrays, host_index)
         if self.findings:
             return {}
-        whole = {"name": check["name"], "protocols": protocols, "rows": rows}
-        sent = sorted({row for request in inference.requests(self.model, whole, host_index) for row in request.rows})
-        whole["inputs"] = {name: inference.pack(array, sent) for name, array in found["inputs"].items()}
-        whole["expect"] = found["expect"]
-        for wanted in found["expect"].values():
+        found["inputs"] = {}
+        for name in inputs:
+            found["inputs"][name] = {**inference.pack(arrays[f"{field}.inputs.{name}"], sent), "dtype": dtypes[name]}
+        for name, wanted in found["expect"].items():
+            for key in ("values", "text"):
+                if key in wanted:
+                    golden = inference.pack(arrays[f"{field}.expect.{name}.{key}"], sent)
+                    wanted["values"] = {**(wanted[key] if key == "values" else {}), **golden}
+        return found
+
+    def _sent(
+        self,
+        rows: Optional[Dict[str, Any]],
+        found: Dict[str, Any],
+        labels: Mapping[str, int],
+        arrays: Mapping[str, Any],
+        index: int,
+    ) -> Optional[List[int]]:
+        """The rows that this host sends, None for whole arrays. Sees to it that arrays and labels have enough."""
+        if not rows:
+            return None
+        rows["total"] = self._total(rows, labels, [len(array) for array in arrays.values() if array is not None])
+        for where, array in arrays.items():
+            if array is not None and len(array) < rows["first"] + rows["total"]:
+                source = "" if where.endswith(".text") else ".npy"
+                self._finding(f"{where}{source}", f"{len(array)} rows", f"at least {rows['first'] + rows['total']}")
+        if self.findings:
+            return None
+        found["rows"] = rows
+        return sorted({row for request in inference.requests(self.model, found, index) for row in request.rows or []})
+
+    def _limits(self, check: Mapping[str, Any], field: str, protocols: Sequence[Any]) -> Dict[str, Any]:
+        """Checked `error`, `responses`, `cancel`, `instances`, `ms` and `timeout` of a check, as far as they are there."""
+        found = {key: check[key] for key in ("responses", "instances", "ms", "timeout") if key in check}
+        for key in ("ms", "timeout"):
+            if key in found and not (_is_number(found[key]) and found[key] > 0):
+                self._finding(f"{field}.{key}", found[key], "a number above 0")
+        self._whole(found, "responses", 0, field)
+        if not isinstance(found.get("instances", True), bool):
+            self._finding(f"{field}.instances", found["instances"], "true or false")
+        if "cancel" in check:
+            found["cancel"] = dict(self._mapping(check["cancel"], CANCEL, f"{field}.cancel"))
+            for key in CANCEL:
+                self._whole(found["cancel"], key, 1, f"{field}.cancel")
+        if "error" in check:
+            error = found["error"] = dict(self._mapping(check["error"], ERROR, f"{field}.error"))
+            if not error:
+                self._finding(f"{field}.error", error, f"at least one of {', '.join(ERROR)}")
+            if "status" in error and error["status"] not in inference.STATUS:
+                self._finding(f"{field}.error.status", error["status"], f"one of {', '.join(inference.STATUS)}")
+            if "contains" in error:
+                self._text(error["contains"], f"{field}.error.contains")
+        for key in ("responses", "cancel"):
+            if key in check and any(protocol != "stream" for protocol in protocols):
+                self._finding(f"{field}.{key}", "protocols other than stream", "protocols: [stream]")
+        if "error" in check and "expect" in check and any(protocol != "stream" for protocol in protocols):
+            self._finding(f"{field}.expect", "it beside error", "one of the two: only a stream answers before it fails")
+        for key, others in (("cancel", ("error", "responses", "ms")), ("instances", ("error", "responses", "cancel"))):
+            both = [other for other in others if check.get(key) and other in check]
+            if both:
+                self._finding(f"{field}.{key}", f"it beside {', '.join(both)}", "it without")
+        return found
+
+    def _golden(self, wanted: Dict[str, Any], key: str, field: str) -> Any:
+        """The array that an output is compared with, None when there is none."""
+        if key == "text":
+            text = wanted["text"]
+            wanted["text"] = True
             if "values" in wanted:
-                wanted["values"].update(inference.pack(wanted["values"].pop("array"), sent))
-        return whole
+                self._finding(f"{field}.text", "it beside values", "one of the two")
+            try:
+                return tensors.of_text(text)
+            except tensors.Unfit as unfit:
+                self._finding(f"{field}.text", unfit.found, unfit.wanted)
+                return None
+        array = self._array(wanted["values"], f"{field}.values", GOLDEN_SOURCES)
+        for one in GOLDEN_SOURCES[1:]:
+            wanted["values"].pop(one, None)
+        return array
 
     def _rows(self, raw: Any, field: str) -> Dict[str, Any]:
         """Checked `rows`, empty when they are of no use."""
         before = len(self.findings)
         rows = dict(self._mapping(raw, ROWS, field))
         for key, least in (("first", 0), ("count", 1)):
-            if key in rows and (not _is_whole(rows[key]) or rows[key] < least):
-                self._finding(f"{field}.{key}", rows[key], f"a whole number of at least {least}")
+            self._whole(rows, key, least, field)
         for key in ("spread", "batch"):
             if not isinstance(rows.get(key, False), bool):
                 self._finding(f"{field}.{key}", rows[key], "true or false")
@@ -145,38 +220,107 @@ class CheckFile:
         for key in ("shape", "argmax"):
             if key in wanted and not all(_is_whole(one) and one >= 0 for one in self._list(wanted[key], f"{field}.{key}")):
                 self._finding(f"{field}.{key}", wanted[key], "whole numbers of at least 0")
+        if "label" in wanted:
+            for one in self._list(wanted["label"], f"{field}.label"):
+                self._text(one, f"{field}.label")
+        self._whole(wanted, "class_count", 1, field)
         if not isinstance(wanted.get("finite", True), bool):
             self._finding(f"{field}.finite", wanted["finite"], "true or false")
+        both = [key for key in NOT_WITH_CLASSES if key in wanted and wanted.keys() & {"class_count", "label"}]
+        if both:
+            self._finding(
+                f"{field}.{both[0]}", "it beside class_count or label", "it in a check of its own: classes replace the values"
+            )
         if "values" in wanted:
             wanted["values"] = dict(self._mapping(wanted["values"], VALUES, f"{field}.values"))
             for key in ("atol", "rtol"):
                 limit = wanted["values"].get(key, 0)
-                if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 <= limit < float("inf"):
+                if not _is_number(limit) or not 0 <= limit < float("inf"):
                     self._finding(f"{field}.values.{key}", limit, "a number of at least 0")
         return wanted
 
-    def _array(self, one: Mapping[str, Any], field: str) -> Any:
-        """The array of an .npy file, read as far as it is used; None when there is none."""
-        import numpy as np
+    def _array(self, one: Mapping[str, Any], field: str, sources: Sequence[str]) -> Any:
+        """The array of an input or of values; None when there is none."""
+        before = len(self.findings)
+        try:
+            source = tensors.source_of(one, sources)
+        except tensors.Unfit as unfit:
+            self._finding(field, unfit.found, unfit.wanted)
+            return None
+        dtype, shape = one.get("dtype"), one.get("shape", [])
+        if dtype is not None and (dtype not in DTYPES or source not in TYPED):
+            self._finding(
+                f"{field}.dtype", dtype, f"none beside {source}" if source not in TYPED else f"one of {', '.join(DTYPES)}"
+            )
+        if "shape" in one and not all(_is_whole(size) and size > 0 for size in self._list(shape, f"{field}.shape")):
+            self._finding(f"{field}.shape", shape, "whole numbers above 0")
+        for key, needed in (("dtype", (*SHAPED, "numbers")), ("shape", SHAPED)):
+            if key not in one and source in needed and sources is SOURCES:
+                self._finding(f"{field}.{key}", "nothing", f"a value, as {source} needs one")
+        if "shape" in one and source not in SHAPED:
+            self._finding(f"{field}.shape", shape, f"none beside {source}, which has its own")
+        if len(self.findings) > before:
+            return None
+        try:
+            return self._of(source, one[source], dtype, shape, field)
+        except tensors.Unfit as unfit:
+            self._finding(f"{field}.{source}", unfit.found, unfit.wanted)
+            return None
 
-        name = self._text(one["npy"], f"{field}.npy") if "npy" in one else ""
+    def _of(self, source: str, value: Any, dtype: Optional[str], shape: List[int], field: str) -> Any:
+        """The array of one source. Raises Unfit."""
+        where = f"{field}.{source}"
+        if source == "npy":
+            path = self._path(self._text(value, where), where)
+            if path and path not in self.arrays:
+                self.arrays[path] = tensors.of_npy(path)
+            array = self.arrays[path] if path else None
+            if array is not None and dtype and (dtype, array.dtype.name) != ("BF16", "float32"):
+                self._finding(f"{field}.dtype", f"{dtype} beside {array.dtype} in {value}", "none, or BF16 beside float32")
+            return array
+        if source == "text":
+            return tensors.of_text(value)
+        if source == "numbers":
+            if dtype == "BYTES":
+                raise tensors.Unfit("BYTES", "a dtype of numbers, or text")
+            return tensors.of_numbers(value, dtype)
+        if source == "generated":
+            given = self._mapping(value, GENERATED, where)
+            for key in GENERATED:
+                if key in given and not (_is_number(given[key]) if key != "seed" else _is_seed(given[key])):
+                    self._finding(
+                        f"{where}.{key}", given[key], "a number" if key != "seed" else "a whole number from 0 to 4294967295"
+                    )
+                    return None
+            return tensors.generated(str(dtype), shape, **given)
+        if source == "raw":
+            path = self._path(self._text(value, where), where)
+            return tensors.of_raw(_content(path), str(dtype), shape) if path else None
+        if dtype not in (None, "BYTES", "UINT8"):
+            raise tensors.Unfit(dtype, "BYTES or UINT8 for the bytes of a file")
+        return tensors.of_files(value, lambda name: self._file(name, where, source == "image"), dtype or "BYTES")
+
+    def _file(self, name: str, field: str, image: bool) -> bytes:
+        """The bytes of a file, which for an image is JPEG or PNG; empty when there are none."""
+        path = self._path(name, field)
+        content = _content(path) if path else b""
+        if path and image and not content.startswith(inference.PICTURES):
+            raise tensors.Unfit(f"{path}, which is neither", "a JPEG or PNG file; any other is a `file`")
+        return content
+
+    def _path(self, name: str, field: str) -> Optional[str]:
+        """Where a file of the golden data is: the first directory that has it wins."""
         if not name:
             return None
-        if name not in self.arrays:
-            paths = [os.path.join(directory, self.golden, name) for directory in self.golden_dirs]
-            path = next((path for path in paths if os.path.isfile(path)), None)
-            self.arrays[name] = None
-            if path is None:
-                self._finding(f"{field}.npy", "no such file", " or ".join(paths))
-                return None
-            try:
-                array = np.load(path, mmap_mode="r", allow_pickle=False)
-                if array.ndim == 0:
-                    raise ValueError("it has no rows")
-                self.arrays[name] = array
-            except (OSError, ValueError, EOFError, AttributeError) as error:
-                self._finding(f"{field}.npy", f"{path}: {error}", "an array of rows, as numpy.save writes it")
-        return self.arrays[name]
+        paths = [os.path.join(directory, self.golden, name) for directory in self.golden_dirs]
+        path = next((path for path in paths if os.path.isfile(path)), None)
+        if path is None:
+            self._finding(field, "no such file", " or ".join(paths))
+        return path
+
+    def _whole(self, one: Mapping[str, Any], key: str, least: int, field: str) -> None:
+        if key in one and (not _is_whole(one[key]) or one[key] < least):
+            self._finding(f"{field}.{key}", one[key], f"a whole number of at least {least}")
 
     def _mapping(self, value: Any, keys: Optional[Mapping[str, bool]], field: str) -> Mapping[str, Any]:
         """`value` as a mapping: of these keys, or of at least one entry where `keys` is None."""
@@ -218,6 +362,23 @@ class CheckFile:
 
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_seed(value: Any) -> bool:
+    return _is_whole(value) and 0 <= value < 2**32
+
+
+def _content(path: str) -> bytes:
+    """The bytes of a file. Raises Unfit."""
+    try:
+        with open(path, "rb") as source:
+            return source.read()
+    except OSError as error:
+        raise tensors.Unfit(f"{path}: {error}", "a file that can be read") from None
 
 
 class ActionModule(FleetAction):

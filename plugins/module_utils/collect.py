@@ -125,6 +125,7 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
 
     yield from (Item(f"state/{name}.json", _state(name, one)) for name, one in wanted["desired"].items())
     yield Item("host/maintenance.json", _optional(lambda: content(wanted["root"] + "/maintenance.json", limits)))
+    yield Item("host/watchdog.json", _optional(lambda: content(wanted["root"] + "/watchdog.json", limits)))
     yield Item("host/system.txt", lambda: content("/etc/os-release", limits))
     yield run("host/uname.txt", "uname", "-a")
     yield Item("host/kernel.json", lambda: contents(limits, "/proc/cmdline", "/proc/uptime", "/proc/loadavg", "/proc/modules"))

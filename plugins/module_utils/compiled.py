@@ -37,19 +37,11 @@ def record_of(artefact: Mapping[str, Any], card: str) -> Tuple[Optional[Dict[str
 
     `record` of the artefact is the record itself or its path on the controller; without it, it is looked for beside `file`.
     """
-    raw = artefact.get("record")
-    if raw is None and os.path.isfile(str(artefact.get("file", "")) + SUFFIX):
-        raw = artefact["file"] + SUFFIX
+    where, raw, error = _read(artefact)
+    if error:
+        return None, [f"{where}: {error}, wanted the record that the compile step wrote beside the compiled file"]
     if raw is None:
         return None, []
-    where = "its record"
-    if isinstance(raw, str):
-        where = raw
-        try:
-            with open(raw, encoding="utf-8") as source:
-                raw = json.load(source)
-        except (OSError, ValueError) as error:
-            return None, [f"{where}: {error}, wanted the record that the compile step wrote beside the compiled file"]
     flaw = _flaw(raw)
     if flaw:
         return None, [f"{where}: found {flaw}, wanted a record as playbooks/compile.yml writes it: compile the model again"]
@@ -61,6 +53,26 @@ def record_of(artefact: Mapping[str, Any], card: str) -> Tuple[Optional[Dict[str
     if raw["npu"] != card:
         reasons.append(f"{where}: compiled for {raw['npu']}, npufleet_card is {card}: compile it for this card")
     return dict(raw), reasons
+
+
+def digested(artefact: Mapping[str, Any]) -> Dict[str, Any]:
+    """An artefact with its digest, which is the record's where the inventory does not say it."""
+    raw = None if artefact.get("sha256") else _read(artefact)[1]
+    return {**artefact, "sha256": raw.get("sha256")} if isinstance(raw, dict) else dict(artefact)
+
+
+def _read(artefact: Mapping[str, Any]) -> Tuple[str, Any, str]:
+    """(where the record of an artefact is, the record or None, why it cannot be read or "")."""
+    raw = artefact.get("record")
+    if raw is None and os.path.isfile(str(artefact.get("file", "")) + SUFFIX):
+        raw = artefact["file"] + SUFFIX
+    if not isinstance(raw, str):
+        return "its record", raw, ""
+    try:
+        with open(raw, encoding="utf-8") as source:
+            return raw, json.load(source), ""
+    except (OSError, ValueError) as error:
+        return raw, None, str(error)
 
 
 def _flaw(raw: Any) -> Optional[str]:

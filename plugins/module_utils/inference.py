@@ -3,7 +3,7 @@
 Self-contained, because its source travels to a container of the release image, where numpy and tritonclient are, and runs
 there: `main` takes a document and writes the result as the last line of standard output.
 
-Document: {"host", "host_index", "server": {"address", "http_port", "grpc_port"}, "timeout": seconds,
+Document: {"host", "host_index", "server": {"address", "http_port", "grpc_port", "metrics_port"}, "timeout": seconds,
            "checks": [{"model", "checks": [check of a check file, with arrays as `pack` makes them]}]}
 Result:   {"host", "checks": [{"name", "model", "protocol", "ok", "why", "ms", ...}]}, or {"error"} where the image lacks a client.
 """
@@ -13,29 +13,57 @@ from __future__ import annotations
 import base64
 import importlib
 import io
+import itertools
 import json
+import queue
+import re
+import ssl
 import sys
 import time
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-PROTOCOLS = ("http", "grpc")
 # Rows up to this many values are returned with their result, so that a report can draw them.
 DRAWN_VALUES = 784
 # Longest side of the picture of an input; a larger one is thinned out.
 PICTURE_SIDE = 64
+# How files of pictures begin: JPEG, PNG
+PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
+# Characters of a text that a reason or a report shows
+SHOWN_TEXT = 80
 # Seconds in which a server has to say that it lives, however long its models may take.
 SIGN_OF_LIFE = 5.0
-# Kinds of numpy's dtypes that can be compared as numbers
+# Kinds of numpy's dtypes that can be compared as numbers, and those of bytes
 NUMBERS = "fiub"
+BYTES = "OS"
+# A dtype of Triton as numpy has it. BF16 is float32 in memory and loses half of its bits on the way.
+NUMPY = {
+    "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64",
+    "INT8": "int8", "INT16": "int16", "INT32": "int32", "INT64": "int64",
+    "FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "float32", "BYTES": "object",
+}  # fmt: skip
+# Status of an error as gRPC names it, and what Triton answers over HTTP
+STATUS = {
+    "INVALID_ARGUMENT": "400", "NOT_FOUND": "404", "INTERNAL": "500", "UNIMPLEMENTED": "501", "UNAVAILABLE": "503",
+    "DEADLINE_EXCEEDED": "",
+}  # fmt: skip
+# The counter by which the backend `rbln` tells what each instance of a model answered
+ANSWERED = "rbln_requests_total"
+# Most requests that are in flight at once to reach every instance
+WIDEST = 64
 
 
 class Request(NamedTuple):
-    """One request of a check. Rows count in the arrays; places from the check's first row, as the labels do."""
+    """One request of a check. Rows count in the arrays; places from the check's first row, as the labels do.
+
+    Both are None where the arrays go as they are, as one request.
+    """
 
     name: str
     protocol: str
-    rows: List[int]
-    places: List[int]
+    rows: Optional[List[int]]
+    places: Optional[List[int]]
 
 
 class Output(NamedTuple):
@@ -46,20 +74,54 @@ class Output(NamedTuple):
     array: Any
 
 
+class Question(NamedTuple):
+    """What is sent: arrays by name with their Triton dtypes; `classes` asks for the best n of an output; no `outputs` is all."""
+
+    model: str
+    inputs: Mapping[str, Tuple[str, Any]]
+    classes: Mapping[str, int] = {}
+    outputs: Sequence[str] = ()
+    version: str = ""
+
+
+class Answer(NamedTuple):
+    """What came: outputs of all responses joined, how many they were, milliseconds to the last, and the error that ended it."""
+
+    outputs: Dict[str, Output]
+    responses: int
+    ms: float
+    error: Optional[Exception]
+
+
+class Rows(NamedTuple):
+    """An array on this side of the way: `places` says where each row that was sent along is; None is all, as it is."""
+
+    places: Optional[Dict[int, int]]
+    array: Any
+
+    def take(self, rows: Optional[Sequence[int]]) -> Any:
+        """The array of these rows, in their order."""
+        if rows is None or self.places is None:
+            return self.array
+        return self.array[[self.places[row] for row in rows]]
+
+
 def requests(model: str, check: Mapping[str, Any], host_index: int) -> Iterator[Request]:
-    """The requests of one check of a model.
+    """The requests of one check of a model. Without `rows` it is one for each protocol, of whole arrays.
 
     With `spread` each host and protocol takes the next block of `count` rows, so that a fleet asks more of the golden
     data; `total` says how many rows there are to take from.
     """
-    rows = check["rows"]
-    count = rows["count"]
+    rows = check.get("rows")
     for number, protocol in enumerate(check["protocols"]):
-        start = 0
+        name = "{}/{}/{}".format(model, protocol, check["name"])
+        if not rows:
+            yield Request(name, protocol, None, None)
+            continue
+        count, start = rows["count"], 0
         if rows.get("spread"):
             blocks = rows["total"] // count
             start = (host_index * len(check["protocols"]) + number) % blocks * count
-        name = "{}/{}/{}".format(model, protocol, check["name"])
         places = list(range(start, start + count))
         if rows.get("batch"):
             yield Request(name, protocol, [rows["first"] + place for place in places], places)
@@ -85,52 +147,119 @@ def judge(answer: Mapping[str, Output], request: Request, expect: Mapping[str, A
 def _judge_output(output: Output, request: Request, wanted: Mapping[str, Any]) -> Iterator[str]:
     import numpy as np
 
-    array, count = output.array, len(request.rows)
+    array = output.array
     if "dtype" in wanted and output.dtype != wanted["dtype"]:
         yield "dtype is {}, wanted {}".format(output.dtype, wanted["dtype"])
     shape_is_wrong = "shape" in wanted and output.shape != list(wanted["shape"])
     if shape_is_wrong:
         yield "shape is {}, wanted {}".format(output.shape, list(wanted["shape"]))
-    looked_into = {"finite", "argmax", "values"} & {key for key, value in wanted.items() if value is not False}
+    looked_into = {"finite", "argmax", "values", "label", "class_count"} & {key for key, one in wanted.items() if one is not False}
     if not looked_into:
         return
     if array is None:
         yield f"the data does not fit {output.dtype} of shape {output.shape}"
         return
-    if array.dtype.kind not in NUMBERS:
-        yield f"holds {output.dtype}, wanted numbers to judge {', '.join(sorted(looked_into))} by"
-        return
+    golden = wanted["values"]["rows"].take(request.rows) if "values" in wanted else None
+    of_bytes = {"label", "class_count"} | ({"values"} if golden is not None and golden.dtype.kind in BYTES else set())
+    for kinds, what, keys in ((NUMBERS, "numbers", looked_into - of_bytes), (BYTES, "bytes", looked_into & of_bytes)):
+        if keys and array.dtype.kind not in kinds:
+            yield f"holds {output.dtype}, wanted {what} to judge {', '.join(sorted(keys))} by"
+            return
     if wanted.get("finite") and not np.isfinite(array).all():
         yield f"{int((~np.isfinite(array)).sum())} of {array.size} values are not finite, wanted all"
-    if not _has_rows(array, count):
+    if looked_into & {"label", "class_count"}:
+        yield from _judge_classes(array, request, wanted)
+        return
+    if request.rows is not None and not _has_rows(array, len(request.rows)):
         if not shape_is_wrong and looked_into != {"finite"}:
-            yield f"shape is {output.shape}, wanted {count} row{'s' * (count > 1)}"
+            yield f"shape is {output.shape}, wanted {_count(request.rows, 'row')}"
         return
     if "argmax" in wanted:
-        found, labels = labels_of(array), [wanted["argmax"][place] for place in request.places]
-        if found != labels:
-            yield f"label is {_one(found)}, wanted {_one(labels)}"
-    if "values" in wanted:
-        golden = np.stack([wanted["values"]["rows"][row] for row in request.rows])
-        if golden.shape != array.shape:
-            if not shape_is_wrong:
-                yield f"shape is {output.shape}, the golden values' is {list(golden.shape)}"
-            return
+        labels = _of_places(wanted["argmax"], request)
+        if not _has_rows(array, len(labels)):
+            yield f"shape is {output.shape}, wanted {_count(labels, 'row')}"
+        elif labels_of(array) != labels:
+            yield f"label is {_one(labels_of(array))}, wanted {_one(labels)}"
+    if golden is None:
+        return
+    if golden.shape != array.shape:
+        if not shape_is_wrong:
+            yield f"shape is {output.shape}, the golden values' is {list(golden.shape)}"
+    elif golden.dtype.kind in BYTES:
+        yield from _judge_bytes(array, golden)
+    else:
         yield from _judge_values(array, golden, wanted["values"])
 
 
 def _judge_values(array: Any, golden: Any, wanted: Mapping[str, Any]) -> Iterator[str]:
     import numpy as np
 
-    found, golden = array.astype(np.float64), golden.astype(np.float64)
-    allowed = float(wanted.get("atol", 0)) + float(wanted.get("rtol", 0)) * np.abs(golden)
-    with np.errstate(invalid="ignore"):
-        over = np.abs(found - golden) - allowed
-        good = (found == golden) | (over <= 0)
+    if array.dtype.kind in "iub" and golden.dtype.kind in "iub" and not (wanted.get("atol") or wanted.get("rtol")):
+        # Whole numbers to their last digit, which a float of 64 bits does not hold
+        good, over = array == golden, np.abs(array.astype(np.float64) - golden.astype(np.float64))
+        found, allowed = array, np.zeros(array.shape)
+    else:
+        found, golden = array.astype(np.float64), golden.astype(np.float64)
+        allowed = float(wanted.get("atol", 0)) + float(wanted.get("rtol", 0)) * np.abs(golden)
+        with np.errstate(invalid="ignore"):
+            over = np.abs(found - golden) - allowed
+            good = (found == golden) | (over <= 0)
     if not good.all():
         worst = np.unravel_index(np.where(good, -np.inf, np.where(np.isnan(over), np.inf, over)).argmax(), over.shape)
-        wanted_is = f"{golden[worst]:.6g} +- {allowed[worst]:.3g}"
-        yield f"{int((~good).sum())} of {good.size} values are off, the worst is {found[worst]:.6g}, wanted {wanted_is}"
+        wanted_is = f"{_number(golden[worst])} +- {allowed[worst]:.3g}"
+        yield f"{int((~good).sum())} of {good.size} values are off, the worst is {_number(found[worst])}, wanted {wanted_is}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6g}" if value.dtype.kind == "f" else str(value)
+
+
+def _judge_bytes(array: Any, golden: Any) -> Iterator[str]:
+    differing = [place for place, pair in enumerate(zip(array.flat, golden.flat)) if bytes(pair[0]) != bytes(pair[1])]
+    if differing:
+        first = differing[0]
+        found, wanted = shown(array.flat[first]), shown(golden.flat[first])
+        yield f"{len(differing)} of {array.size} texts are off, the first, at {first}, is {found!r}, wanted {wanted!r}"
+
+
+def _judge_classes(array: Any, request: Request, wanted: Mapping[str, Any]) -> Iterator[str]:
+    labels = _of_places(wanted["label"], request) if "label" in wanted else None
+    try:
+        found = classes_of(array)
+    except ValueError as error:
+        yield str(error)
+        return
+    rows = 1 if request.rows is None and labels is None else len(labels if labels is not None else request.rows or [])
+    if len(found) != rows:
+        yield f"shape is {list(array.shape)}, wanted classes of {rows} row{'s' * (rows > 1)}"
+        return
+    if "class_count" in wanted and len(found[0]) != wanted["class_count"]:
+        yield f"holds {_count(found[0], 'class', 'classes')} for a row, wanted {wanted['class_count']}"
+    if labels is not None and _first_labels(found) != labels:
+        yield f"label is {_one(_first_labels(found))}, wanted {_one(labels)}"
+
+
+def classes_of(array: Any) -> List[List[Tuple[float, int, str]]]:
+    """[row][place]: (score, index, label) of an output for which classes were asked, which is bytes of shape [(rows,) classes]."""
+    found: List[List[Tuple[float, int, str]]] = []
+    for row in array.reshape(-1, array.shape[-1]) if array.ndim and array.size else []:
+        found.append([])
+        for one in row:
+            score, _, rest = shown(one, None).partition(":")
+            index, _, label = rest.partition(":")
+            try:
+                found[-1].append((float(score), int(index), label.strip()))
+            except ValueError:
+                raise ValueError(f"holds {shown(one)!r}, wanted a class as score:index:label") from None
+    return found
+
+
+def _first_labels(classes: Sequence[Sequence[Tuple[float, int, str]]]) -> List[str]:
+    return [row[0][2] for row in classes]
+
+
+def _of_places(labels: Sequence[Any], request: Request) -> List[Any]:
+    return list(labels) if request.places is None else [labels[place] for place in request.places]
 
 
 def _has_rows(array: Any, count: int) -> bool:
@@ -142,8 +271,29 @@ def labels_of(array: Any) -> List[int]:
     return [int(label) for label in array.reshape(len(array), -1).argmax(axis=1)]
 
 
-def _one(labels: List[int]) -> Any:
-    return labels[0] if len(labels) == 1 else labels
+def _one(labels: Sequence[Any]) -> Any:
+    return labels[0] if len(labels) == 1 else list(labels)
+
+
+def _count(things: Sequence[Any], name: str, names: str = "") -> str:
+    return f"{len(things)} {name if len(things) == 1 else names or name + 's'}"
+
+
+def shown(data: Any, most: Optional[int] = SHOWN_TEXT) -> str:
+    """Bytes as a person reads them, cut to a length."""
+    text = bytes(data).decode("utf-8", "backslashreplace") if not isinstance(data, str) else data
+    return text if most is None or len(text) <= most else text[: most - 3] + "..."
+
+
+def judge_error(error: Exception, wanted: Mapping[str, Any]) -> List[str]:
+    """Every reason why an error is not the expected one. Over a stream some servers tell no status: the text alone counts."""
+    why = []
+    status = "DEADLINE_EXCEEDED" if timed_out(error) else status_of(error)
+    if "status" in wanted and status and status not in (wanted["status"], STATUS[wanted["status"]]):
+        why.append(f"the error's status is {status}, wanted {wanted['status']}")
+    if "contains" in wanted and wanted["contains"] not in reason(error):
+        why.append(f"the error is {reason(error)!r}, wanted one that contains {wanted['contains']!r}")
+    return why
 
 
 def drawable(inputs: Mapping[str, Any], request: Request) -> Optional[List[int]]:
@@ -151,7 +301,9 @@ def drawable(inputs: Mapping[str, Any], request: Request) -> Optional[List[int]]
     import numpy as np
 
     rows = list(inputs.values())
-    if len(request.rows) != 1 or len(rows) != 1 or rows[0].size > DRAWN_VALUES or rows[0].dtype.kind not in "fiu":
+    if request.rows is None or len(request.rows) != 1 or len(rows) != 1:
+        return None
+    if rows[0].size > DRAWN_VALUES or rows[0].dtype.kind not in "fiu":
         return None
     return [round(float(value)) for value in rows[0].flatten()] if np.isfinite(rows[0]).all() else None
 
@@ -159,14 +311,22 @@ def drawable(inputs: Mapping[str, Any], request: Request) -> Optional[List[int]]
 def picture(inputs: Mapping[str, Any], request: Request) -> Optional[Dict[str, Any]]:
     """The one input row of a request where it is an image: {"width", "height", "channels", "pixels": bytes as base64}.
 
-    An image is a matrix, one of three channels that come first or last, or a square of drawable length.
+    An image is a matrix, one of three channels that come first or last, a square of drawable length, or the bytes of a
+    JPEG or PNG file where Pillow can read them.
     """
     import numpy as np
 
     rows = list(inputs.values())
-    if len(request.rows) != 1 or len(rows) != 1 or rows[0].dtype.kind not in NUMBERS or not rows[0].size:
+    if len(request.rows or [0]) != 1 or len(rows) != 1 or not rows[0].size:
         return None
-    row = np.squeeze(rows[0][0])
+    if rows[0].dtype.kind in BYTES or (rows[0].dtype == np.uint8 and rows[0].ravel()[:8].tobytes().startswith(PICTURES)):
+        row = _decoded(rows[0])
+    elif request.rows is None or rows[0].dtype.kind not in NUMBERS:
+        row = None
+    else:
+        row = np.squeeze(rows[0][0])
+    if row is None:
+        return None
     if row.ndim == 1 and 64 <= row.size <= DRAWN_VALUES and round(row.size**0.5) ** 2 == row.size:
         row = row.reshape(round(row.size**0.5), -1)
     if row.ndim == 3 and row.shape[0] == 3:
@@ -189,16 +349,49 @@ def picture(inputs: Mapping[str, Any], request: Request) -> Optional[Dict[str, A
     return {"width": width, "height": height, "channels": channels, "pixels": pixels}
 
 
+def _decoded(array: Any) -> Any:
+    """Pixels [height, width, 3] of the one picture that an array holds as the bytes of its file, None where it holds none."""
+    import numpy as np
+
+    data = array.tobytes() if array.dtype == np.uint8 else bytes(array.flat[0])
+    if (array.dtype.kind in BYTES and array.size != 1) or not data.startswith(PICTURES):
+        return None
+    try:
+        image = importlib.import_module("PIL.Image").open(io.BytesIO(data))
+        image.draft("RGB", (PICTURE_SIDE, PICTURE_SIDE))
+        image.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
+        return np.asarray(image.convert("RGB"))
+    except Exception:
+        # A picture that cannot be drawn is no fault of the answer: it may be corrupt on purpose.
+        return None
+
+
 def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str, Any]) -> Dict[str, Any]:
-    """What was expected and found as labels, one number where one row was sent: {"expected", "got", "label"}, or less."""
+    """What was expected and found as labels or texts, one where one row was sent: {"expected", "got", "label"}, or less."""
     for name, wanted in expect.items():
-        if "argmax" not in wanted:
+        kind = next((key for key in ("argmax", "label", "text") if key in wanted), None)
+        if not kind:
             continue
-        found: Dict[str, Any] = {"expected": _one([wanted["argmax"][place] for place in request.places])}
         array = answer[name].array if name in answer else None
-        if array is not None and array.dtype.kind in NUMBERS and _has_rows(array, len(request.rows)):
-            found["got"] = _one(labels_of(array))
-            if len(request.rows) == 1:
+        if kind == "text":
+            golden = wanted["values"]["rows"].take(request.rows)
+            found = {"expected": _one([shown(one) for one in golden.flat])}
+            if array is not None and array.dtype.kind in BYTES:
+                found["got"] = _one([shown(one) for one in array.flat])
+            return found
+        labels = _of_places(wanted[kind], request)
+        found = {"expected": _one(labels)}
+        got: List[Any] = []
+        if array is not None and array.dtype.kind in NUMBERS and kind == "argmax" and _has_rows(array, len(labels)):
+            got = labels_of(array)
+        elif array is not None and array.dtype.kind in BYTES and kind == "label":
+            try:
+                got = _first_labels(classes_of(array))
+            except ValueError:
+                got = []
+        if got:
+            found["got"] = _one(got)
+            if len(labels) == 1 and len(got) == 1:
                 found["label"] = found["got"]
         return found
     return {}
@@ -207,76 +400,402 @@ def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str
 # Asking a server
 
 
-class Service:
-    """One protocol of a server."""
+def triton_dtype(array: Any) -> str:
+    """The dtype that an array is sent as. Raises ValueError for one that Triton has no name for."""
+    kind = "BYTES" if array.dtype.kind in BYTES else next((one for one, name in NUMPY.items() if name == array.dtype.name), "")
+    if not kind:
+        raise ValueError(f"{array.dtype} has no counterpart in Triton")
+    return kind
 
-    def __init__(self, protocol: str, server: Mapping[str, Any], timeout: float) -> None:
-        self.protocol = protocol
+
+class Service:
+    """One protocol of a server. `tls` names files: {"ca", "cert", "key"}, or says `insecure`; None is without TLS."""
+
+    protocol = ""
+    library = "tritonclient.grpc"
+
+    def __init__(self, url: str, timeout: float, tls: Optional[Mapping[str, Any]] = None) -> None:
         self.timeout = timeout
-        self.url = "{}:{}".format(server["address"], server[f"{protocol}_port"])
-        self.options: Dict[str, Any] = {}
+        self.url = url
+        self.tls = tls
         # Both the client and the parts of it that its `http` and `grpc` extras bring have to be there.
         try:
-            library = importlib.import_module(f"tritonclient.{protocol}")
+            self.client_library = importlib.import_module(self.library)
         except (ImportError, RuntimeError) as error:
             raise ImportError(reason(error)) from None
-        if protocol == "http":
-            self.client = library.InferenceServerClient(self.url, connection_timeout=timeout, network_timeout=timeout)
-            short = min(timeout, SIGN_OF_LIFE)
-            prober = library.InferenceServerClient(self.url, connection_timeout=short, network_timeout=short)
-            self.probe = prober.is_server_live
-        else:
-            self.client = library.InferenceServerClient(self.url)
-            self.options = {"client_timeout": timeout}
-            self.probe = lambda: self.client.is_server_live(client_timeout=min(timeout, SIGN_OF_LIFE))
-        self.library = library
+        self.connect()
+
+    def connect(self) -> None:
+        """Make what the other methods use; nothing is sent yet."""
+        raise NotImplementedError
+
+    def live(self, timeout: float) -> Any:
+        """Ask the server whether it lives."""
+        raise NotImplementedError
+
+    def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
+        """The responses to a question as they come. Raises what the client raises."""
+        raise NotImplementedError
+
+    def index(self) -> List[Dict[str, Any]]:
+        """[{"name", "state", "reason"}] of the server's models."""
+        raise NotImplementedError
+
+    def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
+        """{"inputs": [{"name", "datatype", "shape"}], "outputs": the same}; shapes with the batch dimension, -1 is any."""
+        raise NotImplementedError
+
+    def config(self, model: str, version: str = "") -> Dict[str, Any]:
+        """The model's config as the server has it."""
+        raise NotImplementedError
 
     def silent(self) -> str:
         """Why no request to this service is worth its wait, empty where something answers."""
         try:
-            self.probe()
+            self.live(min(self.timeout, SIGN_OF_LIFE))
         except Exception as error:
             # Health may be a restricted API, which says so with the status of a server that is not there.
             if of_connection(error) and "restricted" not in str(error):
                 return f"no Triton answers {self.protocol} at {self.url}: {reason(error)}"
         return ""
 
-    def infer(self, model: str, inputs: Mapping[str, Any]) -> Tuple[Dict[str, Output], float]:
-        """(outputs by name, milliseconds) of one request."""
-        from tritonclient.utils import np_to_triton_dtype
-
-        tensors = []
-        for name, array in inputs.items():
-            tensor = self.library.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
-            tensor.set_data_from_numpy(array)
-            tensors.append(tensor)
+    def infer(self, question: Question, timeout: Optional[float] = None) -> Answer:
+        """Everything that comes back for a question, with the error that ended it."""
         began = time.monotonic()
-        result = self.client.infer(model, tensors, **self.options)
-        taken = (time.monotonic() - began) * 1000
-        response = result.get_response()
-        answer = {}
-        for one in response.get("outputs", []) if isinstance(response, dict) else response.outputs:
-            if isinstance(one, dict):
-                name, dtype, shape = one["name"], one["datatype"], one["shape"]
-            else:
-                name, dtype, shape = one.name, one.datatype, one.shape
-            try:
-                array = result.as_numpy(name)
-            except Exception:
-                array = None
-            answer[name] = Output(dtype, [int(size) for size in shape], array)
-        return answer, taken
+        responses: List[Dict[str, Output]] = []
+        failure: Optional[Exception] = None
+        try:
+            responses.extend(self.answers(question, timeout or self.timeout))
+        except Exception as error:
+            failure = error
+        return Answer(joined(responses), len(responses), (time.monotonic() - began) * 1000, failure)
 
-    def index(self, model: str) -> str:
+    def said_of(self, model: str) -> str:
         """What the server's index says of a model that it does not serve, empty where it does not tell."""
         try:
-            found = self.client.get_model_repository_index(**({} if self.protocol == "http" else {"as_json": True}))
+            entries = self.index()
         except Exception:
             return ""
-        entries = found.get("models", []) if isinstance(found, dict) else found
         said = ["{} {}".format(one.get("state", ""), one.get("reason", "")) for one in entries if one["name"] == model]
         ready = sorted({one["name"] for one in entries if one.get("state") == "READY"})
         return _line("; ".join(said)) or "it serves {}".format(", ".join(ready) or "no model")
+
+    def _asked(self, question: Question) -> Tuple[List[Any], Optional[List[Any]]]:
+        """A question as the client library's (inputs, outputs)."""
+        inputs = []
+        for name, (dtype, array) in question.inputs.items():
+            inputs.append(self.client_library.InferInput(name, list(array.shape), dtype))
+            inputs[-1].set_data_from_numpy(array)
+        asked = self.client_library.InferRequestedOutput
+        names = list(question.outputs) + [name for name in question.classes if name not in question.outputs]
+        return inputs, [asked(name, class_count=question.classes.get(name, 0)) for name in names] or None
+
+
+class Http(Service):
+    """HTTP, by tritonclient. A client has its timeout for good, so there is one for each."""
+
+    protocol = "http"
+    library = "tritonclient.http"
+
+    def connect(self) -> None:
+        self.clients: Dict[float, Any] = {}
+        self.client(self.timeout)
+
+    def client(self, timeout: float) -> Any:
+        """The client whose requests take so long at most."""
+        if timeout not in self.clients:
+            options: Dict[str, Any] = {"connection_timeout": timeout, "network_timeout": timeout}
+            if self.tls is not None:
+                context = tls_context(self.tls)
+                options.update(ssl=True, ssl_context_factory=lambda *_any, **_more: context)
+            self.clients[timeout] = self.client_library.InferenceServerClient(self.url, **options)
+        return self.clients[timeout]
+
+    def live(self, timeout: float) -> Any:
+        return self.client(timeout).is_server_live()
+
+    def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
+        inputs, outputs = self._asked(question)
+        yield outputs_of(self.client(timeout).infer(question.model, inputs, question.version, outputs))
+
+    def index(self) -> List[Dict[str, Any]]:
+        return list(self.client(self.timeout).get_model_repository_index())
+
+    def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
+        return dict(self.client(self.timeout).get_model_metadata(model, version))
+
+    def config(self, model: str, version: str = "") -> Dict[str, Any]:
+        return dict(self.client(self.timeout).get_model_config(model, version))
+
+
+class Grpc(Service):
+    """gRPC, by tritonclient."""
+
+    protocol = "grpc"
+
+    def connect(self) -> None:
+        self.client = self.new_client()
+
+    def new_client(self) -> Any:
+        """A client of this server."""
+        options: Dict[str, Any] = {}
+        if self.tls is not None:
+            options = {
+                "ssl": True,
+                "root_certificates": self.tls.get("ca"),
+                "private_key": self.tls.get("key"),
+                "certificate_chain": self.tls.get("cert"),
+            }
+        return self.client_library.InferenceServerClient(self.url, **options)
+
+    def live(self, timeout: float) -> Any:
+        return self.client.is_server_live(client_timeout=timeout)
+
+    def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
+        inputs, outputs = self._asked(question)
+        yield outputs_of(self.client.infer(question.model, inputs, question.version, outputs, client_timeout=timeout))
+
+    def index(self) -> List[Dict[str, Any]]:
+        return list(self.client.get_model_repository_index(as_json=True).get("models", []))
+
+    def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
+        found = self.client.get_model_metadata(model, version, as_json=True, client_timeout=self.timeout)
+        # Whole numbers of 64 bits are texts in protobuf's JSON.
+        for one in [*found.get("inputs", []), *found.get("outputs", [])]:
+            one["shape"] = [int(size) for size in one.get("shape", [])]
+        return dict(found)
+
+    def config(self, model: str, version: str = "") -> Dict[str, Any]:
+        return dict(self.client.get_model_config(model, version, as_json=True, client_timeout=self.timeout)["config"])
+
+
+class Stream(Grpc):
+    """gRPC's stream, over which a request may have any number of responses. A client has one stream, so each has its client."""
+
+    protocol = "stream"
+
+    def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
+        """Closing it before its end cancels the request."""
+        inputs, outputs = self._asked(question)
+        arrived: queue.Queue[Tuple[Any, Any]] = queue.Queue()
+        until = time.monotonic() + timeout
+        client = self.new_client()
+        try:
+            # With the header newer servers tell an error's status; older ones pass it over.
+            client.start_stream(
+                lambda result, error: arrived.put((result, error)), stream_timeout=timeout, headers={"triton_grpc_error": "true"}
+            )
+            client.async_stream_infer(
+                question.model, inputs, question.version, outputs, enable_empty_final_response=True
+            )  # fmt: skip
+            while True:
+                try:
+                    # The stream ends by itself at its timeout, and says so: a moment later is soon enough.
+                    result, error = arrived.get(timeout=max(until - time.monotonic(), 0) + 1)
+                except queue.Empty:
+                    raise TimeoutError(f"no response within {timeout:g} s") from None
+                if error is not None:
+                    raise error
+                response = result.get_response()
+                if response.outputs:
+                    yield outputs_of(result)
+                if response.parameters["triton_final_response"].bool_param:
+                    return
+        finally:
+            client.stop_stream(cancel_requests=True)
+            client.close()
+
+
+class Raw(Service):
+    """gRPC by the generated stub, without tritonclient's own types: what a client in any other language sends."""
+
+    protocol = "raw"
+
+    def connect(self) -> None:
+        self.grpc = importlib.import_module("grpc")
+        self.messages = importlib.import_module("tritonclient.grpc.service_pb2")
+        stub = importlib.import_module("tritonclient.grpc.service_pb2_grpc").GRPCInferenceServiceStub
+        # Any length of a message, as tritonclient has it
+        options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        if self.tls is None:
+            channel = self.grpc.insecure_channel(self.url, options=options)
+        else:
+            parts = [_content(self.tls.get(name)) for name in ("ca", "key", "cert")]
+            channel = self.grpc.secure_channel(self.url, self.grpc.ssl_channel_credentials(*parts), options=options)
+        self.stub = stub(channel)
+
+    def call(self, method: str, timeout: float, /, **fields: Any) -> Any:
+        """One call of the stub. Raises the error of tritonclient for that of grpc."""
+        from tritonclient.utils import InferenceServerException
+
+        request = getattr(self.messages, f"{method}Request")(**fields)
+        try:
+            return getattr(self.stub, method)(request, timeout=timeout)
+        except self.grpc.RpcError as error:
+            raise InferenceServerException(error.details(), str(error.code())) from None
+
+    def live(self, timeout: float) -> Any:
+        return self.call("ServerLive", timeout)
+
+    def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
+        request = self.messages.ModelInferRequest
+        inputs = [
+            request.InferInputTensor(name=name, datatype=dtype, shape=array.shape)
+            for name, (dtype, array) in question.inputs.items()
+        ]
+        names = list(question.outputs) + [name for name in question.classes if name not in question.outputs]
+        outputs = [request.InferRequestedOutputTensor(name=name) for name in names]
+        for output in outputs:
+            if question.classes.get(output.name):
+                output.parameters["classification"].int64_param = question.classes[output.name]
+        contents = [encoded(dtype, array) for dtype, array in question.inputs.values()]
+        response = self.call(
+            "ModelInfer",
+            timeout,
+            model_name=question.model,
+            model_version=question.version,
+            inputs=inputs,
+            outputs=outputs,
+            raw_input_contents=contents,
+        )
+        found = {}
+        for number, one in enumerate(response.outputs):
+            shape = [int(size) for size in one.shape]
+            data = response.raw_output_contents[number] if number < len(response.raw_output_contents) else None
+            found[one.name] = Output(one.datatype, shape, None if data is None else decoded(one.datatype, shape, data))
+        yield found
+
+    def index(self) -> List[Dict[str, Any]]:
+        models = self.call("RepositoryIndex", self.timeout).models
+        return [{"name": one.name, "state": one.state, "reason": one.reason} for one in models]
+
+    def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
+        found = self.call("ModelMetadata", self.timeout, name=model, version=version)
+        return {
+            kind: [{"name": one.name, "datatype": one.datatype, "shape": list(one.shape)} for one in getattr(found, kind)]
+            for kind in ("inputs", "outputs")
+        }
+
+    def config(self, model: str, version: str = "") -> Dict[str, Any]:
+        found = self.call("ModelConfig", self.timeout, name=model, version=version).config
+        return {"output": [{"name": one.name, "label_filename": one.label_filename} for one in found.output]}
+
+
+SERVICES: Dict[str, Callable[..., Service]] = {one.protocol: one for one in (Http, Grpc, Stream, Raw)}
+PROTOCOLS = tuple(SERVICES)
+
+
+def _content(path: Optional[str]) -> Optional[bytes]:
+    if not path:
+        return None
+    with open(path, "rb") as source:
+        return source.read()
+
+
+def tls_context(tls: Mapping[str, Any]) -> ssl.SSLContext:
+    """A context for HTTPS: the server is verified by `ca`, or by what the system trusts."""
+    context = ssl.create_default_context(cafile=tls.get("ca"))
+    if tls.get("insecure"):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if tls.get("cert"):
+        context.load_cert_chain(tls["cert"], tls.get("key"))
+    return context
+
+
+def encoded(dtype: str, array: Any) -> bytes:
+    """An array as the bytes that travel: little endian, row by row; a length of four bytes before each of BYTES."""
+    from tritonclient.utils import serialize_bf16_tensor, serialize_byte_tensor
+
+    if dtype in ("BYTES", "BF16"):
+        data = (serialize_byte_tensor if dtype == "BYTES" else serialize_bf16_tensor)(array)
+        return data.item() if data.size else b""
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def decoded(dtype: str, shape: Sequence[int], data: bytes) -> Any:
+    """The array of such bytes, None where they are not what dtype and shape promise."""
+    import numpy as np
+    from tritonclient.utils import deserialize_bf16_tensor, deserialize_bytes_tensor
+
+    try:
+        if dtype == "BYTES":
+            array = deserialize_bytes_tensor(data)
+        elif dtype == "BF16":
+            array = deserialize_bf16_tensor(data)
+        else:
+            array = np.frombuffer(data, np.dtype(NUMPY[dtype]).newbyteorder("<"))
+        return array.reshape(shape)
+    except Exception:
+        return None
+
+
+def outputs_of(result: Any) -> Dict[str, Output]:
+    """The outputs of a result of tritonclient."""
+    response = result.get_response()
+    found = {}
+    for one in response.get("outputs", []) if isinstance(response, dict) else response.outputs:
+        if isinstance(one, dict):
+            name, dtype, shape = one["name"], one["datatype"], one["shape"]
+        else:
+            name, dtype, shape = one.name, one.datatype, one.shape
+        try:
+            array = result.as_numpy(name)
+        except Exception:
+            array = None
+        found[name] = Output(dtype, [int(size) for size in shape], array)
+    return found
+
+
+def joined(responses: Sequence[Mapping[str, Output]]) -> Dict[str, Output]:
+    """The outputs of all responses, one below the other along their first dimension in the order in which they came."""
+    import numpy as np
+
+    found: Dict[str, Output] = {}
+    for name in dict.fromkeys(name for response in responses for name in response):
+        parts = [response[name] for response in responses if name in response]
+        found[name] = parts[0]
+        if len(parts) > 1:
+            dtype = " and ".join(sorted({part.dtype for part in parts}))
+            try:
+                array = np.concatenate([part.array for part in parts])
+                found[name] = Output(dtype, list(array.shape), array)
+            except (ValueError, TypeError):
+                found[name] = Output(dtype, parts[0].shape, None)
+    return found
+
+
+# Running a document
+
+
+class Check(NamedTuple):
+    """A check of a document with its arrays unpacked."""
+
+    model: str
+    inputs: Dict[str, Tuple[str, Rows]]
+    expect: Dict[str, Any]
+    error: Optional[Mapping[str, str]]
+    responses: Optional[int]
+    cancel: Optional[Mapping[str, int]]
+    most_ms: Optional[float]
+    timeout: Optional[float]
+
+    def question(self, request: Request) -> Question:
+        """What this request asks."""
+        arrays = {name: (dtype, rows.take(request.rows)) for name, (dtype, rows) in self.inputs.items()}
+        inputs = {name: (dtype or triton_dtype(array), array) for name, (dtype, array) in arrays.items()}
+        classes = {
+            name: wanted.get("class_count", 1) for name, wanted in self.expect.items() if {"class_count", "label"} & wanted.keys()
+        }
+        return Question(self.model, inputs, classes, list(self.expect) if classes else [])
+
+
+def prepared(model: str, check: Mapping[str, Any]) -> Check:
+    """A check of a document, ready to be asked."""
+    inputs = {name: (packed.get("dtype", ""), unpack(packed)) for name, packed in check["inputs"].items()}
+    expect = with_rows(check.get("expect") or {})
+    rest = [check.get(key) for key in ("error", "responses", "cancel", "ms", "timeout")]
+    return Check(model, inputs, expect, *rest)
 
 
 def run(document: Mapping[str, Any]) -> Dict[str, Any]:
@@ -290,62 +809,180 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
     results: List[Dict[str, Any]] = []
     for one in document["checks"]:
         model = one["model"]
-        for check in one["checks"]:
-            expect, arrays = with_rows(check["expect"]), {name: _rows(packed) for name, packed in check["inputs"].items()}
-            for request in requests(model, check, document["host_index"]):
+        for raw in one["checks"]:
+            check = prepared(model, raw)
+            asked = list(requests(model, raw, document["host_index"]))
+            if raw.get("instances"):
+                # One result for each protocol: its requests are repeated until every instance has answered.
+                asked = list({request.protocol: request for request in reversed(asked)}.values())[::-1]
+            for request in asked:
                 protocol = request.protocol
                 result = {"name": request.name, "model": model, "protocol": protocol, "ok": False, "why": "", "ms": None}
                 results.append(result)
                 if protocol not in services:
-                    services[protocol] = Service(protocol, document["server"], document["timeout"])
+                    services[protocol] = service_of(protocol, document)
                     given_up[protocol, ""] = services[protocol].silent()
                 result["why"] = given_up[protocol, ""] or given_up.get((protocol, model), "")
-                if not result["why"]:
-                    whole, one_model = ask(services[protocol], model, arrays, request, expect, result)
+                if result["why"]:
+                    continue
+                if raw.get("instances"):
+                    mine = [each for each in requests(model, raw, document["host_index"]) if each.protocol == protocol]
+                    result["name"] = "{}/{}/{}".format(model, protocol, raw["name"])
+                    ask_instances(document, check, mine, result)
+                else:
+                    whole, one_model = ask(services[protocol], check, request, result)
                     given_up[protocol, ""], given_up[protocol, model] = whole, one_model
     return {"host": document["host"], "checks": results}
 
 
-def ask(
-    service: Service,
-    model: str,
-    arrays: Mapping[str, Mapping[int, Any]],
-    request: Request,
-    expect: Mapping[str, Any],
-    result: Dict[str, Any],
-) -> Tuple[str, str]:
-    """Send one request and complete its result. Returns why to give up on the (whole service, model), empty to go on."""
-    import numpy as np
+def service_of(protocol: str, document: Mapping[str, Any]) -> Service:
+    """The service of a document's server."""
+    server = document["server"]
+    url = "{}:{}".format(server["address"], server["http_port" if protocol == "http" else "grpc_port"])
+    return SERVICES[protocol](url, document["timeout"])
 
+
+def ask(service: Service, check: Check, request: Request, result: Dict[str, Any]) -> Tuple[str, str]:
+    """Send one request and complete its result. Returns why to give up on the (whole service, model), empty to go on."""
     try:
-        inputs = {name: np.stack([rows[row] for row in request.rows]) for name, rows in arrays.items()}
-        image = drawable(inputs, request)
-        if image is not None:
-            result["image"] = image
-        seen = picture(inputs, request)
-        if seen is not None:
-            result["picture"] = seen
-        answer, taken = service.infer(model, inputs)
-        result["ms"] = round(taken, 2)
-        result.update(describe(answer, request, expect))
-        why = judge(answer, request, expect)
-        result["ok"], result["why"] = not why, "; ".join(why)
-        return "", ""
+        question = check.question(request)
+        arrays = {name: array for name, (_dtype, array) in question.inputs.items()}
+        for key, seen in (("image", drawable(arrays, request)), ("picture", picture(arrays, request))):
+            if seen is not None:
+                result[key] = seen
+        answer = cancelled(service, question, check) if check.cancel else service.infer(question, check.timeout)
+        if answer.error is not None:
+            given_up = _failed(service, check, answer, result)
+            if given_up is not None:
+                return given_up
+        result["ms"] = round(answer.ms, 2)
+        reasons = judge_answer(check, request, answer)
+        result.update(describe(answer.outputs, request, check.expect))
+        result["ok"], result["why"] = not reasons, "; ".join(reasons)
     except Exception as error:
         result["why"] = reason(error)
-        if of_connection(error):
-            gone = service.silent()
-            if gone:
-                result["why"] = gone
-                return gone, ""
-        if timed_out(error):
-            result["why"] = f"no answer within {service.timeout:g} s; {model} is not asked again over {service.protocol}"
+    return "", ""
+
+
+def _failed(service: Service, check: Check, answer: Answer, result: Dict[str, Any]) -> Optional[Tuple[str, str]]:
+    """Complete the result of a request that ended in an error; returns as `ask` does, None where the error was to come."""
+    error = answer.error
+    assert error is not None
+    gone = service.silent() if of_connection(error) else ""
+    if gone:
+        result["why"] = gone
+        return gone, ""
+    if check.error is not None:
+        return None
+    result["why"] = reason(error)
+    if timed_out(error):
+        limit = check.timeout or service.timeout
+        result["why"] = f"no answer within {limit:g} s"
+        if limit >= service.timeout:
+            result["why"] += f"; {check.model} is not asked again over {service.protocol}"
             return "", str(result["why"])
-        if status_of(error) in ("404", "NOT_FOUND"):
-            said = service.index(model)
-            result["why"] += f"; {said}" if said else ""
-            return "", str(result["why"])
-        return "", ""
+    elif status_of(error) in ("404", "NOT_FOUND"):
+        said = service.said_of(check.model)
+        result["why"] += f"; {said}" if said else ""
+        return "", str(result["why"])
+    elif answer.responses:
+        result["why"] += f"; it came after {answer.responses} response{'s' * (answer.responses > 1)}"
+    return "", ""
+
+
+def judge_answer(check: Check, request: Request, answer: Answer) -> List[str]:
+    """Every reason why an answer is not the expected one."""
+    why = []
+    if check.error is not None and answer.error is None:
+        wanted = " ".join(f"{key} {one!r}" for key, one in sorted(check.error.items()))
+        why.append(f"it was answered, wanted an error: {wanted}")
+    elif check.error is not None and answer.error is not None:
+        why += judge_error(answer.error, check.error)
+    if check.responses is not None and answer.responses != check.responses:
+        why.append(f"{answer.responses} response{'s' * (answer.responses != 1)} came, wanted {check.responses}")
+    why += judge(answer.outputs, request, check.expect)
+    if check.most_ms is not None and answer.ms > check.most_ms:
+        why.append(f"took {answer.ms:.1f} ms, wanted at most {check.most_ms:g} ms")
+    return why
+
+
+def cancelled(service: Service, question: Question, check: Check) -> Answer:
+    """Cancel a stream after so many responses, and again as often as the check says: each has to begin to answer.
+
+    A server that went on with the cancelled ones would have no room left. The outputs are those of the last stream.
+    """
+    assert check.cancel is not None
+    after, times = check.cancel["after"], check.cancel.get("times", 2)
+    timeout = check.timeout or service.timeout
+    began = time.monotonic()
+    responses: List[Dict[str, Output]] = []
+    failure: Optional[Exception] = None
+    for number in range(times):
+        stream = service.answers(question, timeout)
+        responses = []
+        try:
+            responses.extend(itertools.islice(stream, after))
+        except Exception as error:
+            failure = error
+        # Closing the generator is what cancels.
+        stream.close()  # type: ignore[attr-defined]
+        if failure is None and len(responses) < after:
+            failure = ValueError(f"it ended after {len(responses)} responses, wanted to cancel it after {after}")
+        if failure is not None:
+            if number:
+                said = f"no answer within {timeout:g} s" if timed_out(failure) else reason(failure)
+                failure = ValueError(f"stream {number + 1}, after {number} were cancelled: {said}")
+            break
+    return Answer(joined(responses), len(responses), (time.monotonic() - began) * 1000, failure)
+
+
+def ask_instances(document: Mapping[str, Any], check: Check, asked: Sequence[Request], result: Dict[str, Any]) -> None:
+    """Repeat requests, ever more at once, until each instance of the model has answered one: its backend counts them.
+
+    Triton itself does not tell which instance answers. Every answer is judged; `ms` is that of the slowest.
+    """
+    server = document["server"]
+    url = "http://{}:{}/metrics".format(server["address"], server.get("metrics_port", 8002))
+    until = time.monotonic() + document["timeout"]
+
+    def one(request: Request) -> Tuple[float, List[str]]:
+        # A client for each thread, which tritonclient's HTTP needs
+        answer = service_of(request.protocol, document).infer(check.question(request), check.timeout)
+        return answer.ms, [reason(answer.error)] if answer.error is not None else judge_answer(check, request, answer)
+
+    try:
+        before = answered(url, check.model)
+        silent, sent, why, width = sorted(before), 0, [], 2 * len(before)
+        if not before:
+            why = [f"{url} does not tell which instance of {check.model} answers, wanted {ANSWERED} of the backend rbln"]
+        while silent and not why and (not sent or time.monotonic() < until):
+            width = min(width, WIDEST)
+            with ThreadPoolExecutor(width) as threads:
+                for taken, reasons in threads.map(one, list(asked) * width):
+                    result["ms"] = max(result["ms"] or 0, round(taken, 2))
+                    why += [each for each in reasons if each not in why]
+                    sent += 1
+            now = answered(url, check.model)
+            silent = [instance for instance in silent if now.get(instance, 0) <= before[instance]]
+            width *= 2
+        why += [f"instance {instance} answered none of {sent} requests" for instance in silent] if before and not why else []
+        result["ok"], result["why"], result["instances"] = not why, "; ".join(why), len(before)
+    except Exception as error:
+        result["why"] = reason(error)
+
+
+def answered(url: str, model: str) -> Dict[str, float]:
+    """{instance: requests that it has answered} of a model, from a page of metrics."""
+    # Straight to the server: a site's proxy is not for it.
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=SIGN_OF_LIFE) as page:
+        lines = page.read().decode("utf-8", "replace").splitlines()
+    found = {}
+    for line in lines:
+        match = re.fullmatch(ANSWERED + r"\{(.*)\} (\S+)", line)
+        labels = dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', match.group(1))) if match else {}
+        if match and labels.get("model") == model:
+            found["{} on NPU {}".format(labels.get("instance", "?"), labels.get("npu", "?"))] = float(match.group(2))
+    return found
 
 
 def status_of(error: Exception) -> str:
@@ -369,7 +1006,7 @@ def reason(error: Exception) -> str:
     message = getattr(error, "message", None)
     if callable(message):
         return _line(str(message())) or status_of(error) or type(error).__name__
-    kind = "" if isinstance(error, OSError) else type(error).__name__ + ": "
+    kind = "" if isinstance(error, (OSError, ValueError)) and str(error) else type(error).__name__ + ": "
     return _line(kind + str(error)).strip(": ") or type(error).__name__
 
 
@@ -380,30 +1017,41 @@ def _line(text: str) -> str:
 # The way into the container and back
 
 
-def pack(array: Any, rows: Sequence[int]) -> Dict[str, Any]:
-    """These rows of an array as JSON."""
+def pack(array: Any, rows: Optional[Sequence[int]] = None) -> Dict[str, Any]:
+    """These rows of an array as JSON, or all of it as it is. Bytes are kept to the last zero, which numpy's own would drop."""
     import numpy as np
 
+    numbers = None if rows is None else list(rows)
+    taken = array if numbers is None else array[numbers]
+    if taken.dtype.kind == "O":
+        data = [base64.b64encode(bytes(one)).decode() for one in taken.flat]
+        return {"rows": numbers, "shape": list(taken.shape), "bytes": data}
     buffer = io.BytesIO()
-    np.save(buffer, array[list(rows)], allow_pickle=False)
-    return {"rows": list(rows), "data": base64.b64encode(buffer.getvalue()).decode()}
+    np.save(buffer, taken, allow_pickle=False)
+    return {"rows": numbers, "data": base64.b64encode(buffer.getvalue()).decode()}
 
 
-def _rows(packed: Mapping[str, Any]) -> Dict[int, Any]:
-    """{row number: row} of what `pack` made."""
+def unpack(packed: Mapping[str, Any]) -> Rows:
+    """What `pack` made."""
     import numpy as np
 
-    data = np.load(io.BytesIO(base64.b64decode(packed["data"])), allow_pickle=False)
-    return dict(zip(packed["rows"], data))
+    if "bytes" in packed:
+        array = np.empty(len(packed["bytes"]), dtype=np.object_)
+        array[:] = [base64.b64decode(one) for one in packed["bytes"]]
+        array = array.reshape(packed["shape"])
+    else:
+        array = np.load(io.BytesIO(base64.b64decode(packed["data"])), allow_pickle=False)
+    numbers = packed["rows"]
+    return Rows(None if numbers is None else {row: place for place, row in enumerate(numbers)}, array)
 
 
 def with_rows(expect: Mapping[str, Any]) -> Dict[str, Any]:
-    """Expectations whose golden values are unpacked: {output: {..., "values": {"rows": {number: row}, "atol", "rtol"}}}."""
+    """Expectations whose golden values are unpacked: {output: {..., "values": {"rows": Rows, "atol", "rtol"}}}."""
     unpacked = {}
     for name, wanted in expect.items():
         unpacked[name] = dict(wanted)
         if "values" in wanted:
-            unpacked[name]["values"] = {**wanted["values"], "rows": _rows(wanted["values"])}
+            unpacked[name]["values"] = {**wanted["values"], "rows": unpack(wanted["values"])}
     return unpacked
 
 

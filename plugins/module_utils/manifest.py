@@ -42,7 +42,7 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
     directory = os.path.join(entry.get("repository") or variables["npufleet_model_repository"], name)
     if not os.path.isfile(os.path.join(directory, "config.pbtxt")):
         raise Refusal([f"model {name}: found no {directory}/config.pbtxt: every model is a directory with one"])
-    artefacts = entry.get("artefacts") or {}
+    artefacts = {key: compiled.digested(one) for key, one in (entry.get("artefacts") or {}).items()}
     artefact = _artefact(name, artefacts, variables)
     files: Dict[str, Dict[str, Any]] = {}
     contents: Dict[str, bytes] = {}
@@ -123,7 +123,7 @@ def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, A
             ]
         )
     reasons = [
-        f"model {name}: artefact {place} needs `sha256` (64 hex digits) and `url` or `file`"
+        f"model {name}: artefact {place} needs `url` or `file`, and `sha256` (64 hex digits) where no record of it tells"
         for place, found in sorted(artefacts.items())
         if not re.fullmatch("[0-9a-f]{64}", str(found.get("sha256"))) or not ("url" in found or "file" in found)
     ]
@@ -278,9 +278,22 @@ def manifests(variables: Mapping[str, Any]) -> Tuple[Dict[str, Dict[str, Any]], 
     """Manifests of all models placed on this host, and the reasons why some cannot be."""
     found: Dict[str, Dict[str, Any]] = {}
     reasons: List[str] = []
-    for entry in placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"]):
+    placed = placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"])
+    for entry in placed:
         try:
             found[entry["name"]] = manifest(entry, variables)
         except Refusal as refusal:
             reasons += refusal.reasons
-    return found, reasons
+    return found, reasons + _missing_steps(found, [entry["name"] for entry in placed])
+
+
+def _missing_steps(found: Mapping[str, Mapping[str, Any]], placed: List[str]) -> List[str]:
+    """Why ensembles could not be loaded: Triton wants every step of one beside it."""
+    reasons = []
+    for name, one in found.items():
+        config = parse_config(one["contents"]["config.pbtxt"].decode(), f"{name}/config.pbtxt")
+        for step in sorted({step.model_name for step in config.ensemble_scheduling.step} - set(placed)):
+            reasons.append(
+                f"model {name}: its step {step} is not placed on this host: list it in `triton_models`, for the same hosts"
+            )
+    return reasons

@@ -14,12 +14,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
     models,
     monitoring,
     server,
+    watchdog,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 
 # Group of a host -> concerns that it has, in the order in which they are applied.
 BY_GROUP = {
-    "npu_hosts": ("driver", "engine", "image", "models", "server"),
+    "npu_hosts": ("driver", "engine", "image", "models", "server", "watchdog"),
     "monitoring_hosts": ("monitoring",),
 }
 REQUIRED = {
@@ -105,6 +106,7 @@ def survey(
         "image": pinned,
         "models": lambda: models.desired(variables, found),
         "server": lambda: server.desired(variables, pinned(), found),
+        "watchdog": lambda: watchdog.desired(variables),
         "monitoring": lambda: monitoring.desired(variables, now),
     }
     for concern in concerns:

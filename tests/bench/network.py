@@ -1,15 +1,10 @@
-#!/usr/bin/env python3
-"""A network of ResNet-50's shapes that costs next to nothing: network.py CARD DIRECTORY, with the SDK on the path.
+"""A network of ResNet-50's shapes that costs next to nothing.
 
-Writes network.onnx and model.rbln into DIRECTORY, compiled for batches 1 to 4. What is measured is the server and its backend,
-so the time of the network itself is that of the (emulated) device alone. Yet an answer depends on its input: on values from the
+What is measured is the server and its backend, so the time of the network itself is that of the (emulated) device alone. Yet an answer depends on its input: on values from the
 whole picture, the first and the last among them, so that a batch that was cut short, shifted or mixed up is seen.
 """
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -44,18 +39,3 @@ def as_onnx() -> bytes:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8, producer_name="npufleet")
     onnx.checker.check_model(model)
     return model.SerializeToString()
-
-
-def main(card: str, directory: Path) -> None:
-    """Compile and save."""
-    import rebel
-
-    directory.mkdir(parents=True, exist_ok=True)
-    network = as_onnx()
-    (directory / "network.onnx").write_bytes(network)
-    buckets = [[("INPUT__0", [batch, *PICTURE], "float32")] for batch in range(1, LARGEST + 1)]
-    rebel.compile_from_onnx(network, input_info=buckets, npu=card).save(directory / "model.rbln")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))

@@ -25,8 +25,9 @@ def variables(release: str, npus: int) -> Dict[str, Any]:
 def served(name: str, profile: str, release: str, npus: int) -> Mapping[str, bytes]:
     """Small files of model `name` of backend `rbln`, with the profile that a host's manifest renders."""
     source = BUILD / "source" / release
-    shutil.copytree(SOURCES / "rbln", source / name, dirs_exist_ok=True)
-    compiled = ensure_network(release) / "model.rbln"
+    (source / name).mkdir(parents=True, exist_ok=True)
+    (source / name / "config.pbtxt").write_text('backend: "rbln"\n')
+    compiled = ensure_network(release)
     row = ROWS[RELEASES[release]]
     entry = {
         "name": name,
@@ -44,10 +45,10 @@ def make(place: str, release: str, rbln: Mapping[str, Any], waits: Iterable[floa
     and `others` of tests/bench/models by name."""
     repository = BUILD / "repository" / place
     shutil.rmtree(repository, ignore_errors=True)
-    network = ensure_network(release)
+    compiled = ensure_network(release)
     for name, (profile, npus) in rbln.items():
         (repository / name / "1").mkdir(parents=True)
-        shutil.copy2(network / "network.onnx", repository / name / "1")
+        shutil.copy2(compiled.with_name("network.onnx"), repository / name / "1")
         for path, content in served(name, profile, release, npus).items():
             (repository / name / path).write_bytes(content)
     for name in others:
@@ -59,7 +60,7 @@ def make(place: str, release: str, rbln: Mapping[str, Any], waits: Iterable[floa
         parameter = f'parameters {{key: "wait_ms" value {{string_value: "{wait_ms:g}"}}}}\n'
         (repository / name / "config.pbtxt").write_text(config + parameter)
     for model in {*rbln, "naive"} & {path.name for path in repository.iterdir()}:
-        shutil.copy2(network / "model.rbln", repository / model / "1")
+        shutil.copy2(compiled, repository / model / "1" / "model.rbln")
     return repository
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -15,7 +16,9 @@ from types import TracebackType
 from typing import Optional, Tuple, Type
 
 import images
+import network
 import standins
+from artefact import compile_onnx
 from engine import docker
 from settings import BUILD as LAB_BUILD
 from settings import LABEL, ROOT, LabError, run
@@ -54,23 +57,26 @@ def ensure_image(release: str) -> str:
 
 
 def sdk_wheel(release: str) -> Path:
-    """The stand-in SDK of this checkout, as the wheel that a release row names."""
-    version = standins.ROWS[RELEASES[release]]["sdk"]
+    """The stand-in SDK of this checkout, of the line that a release row names."""
+    version = standins.sdk_version(RELEASES[release])
     return Path(run(sys.executable, str(ROOT / "lab/sdk/build.py"), version, str(BUILD / "sdk")))
 
 
 def ensure_network(release: str) -> Path:
-    """Directory with network.onnx and model.rbln, compiled by the stand-in SDK of this release."""
+    """The compiled file of the bench's network for a release, with its record and network.onnx beside it."""
     directory = BUILD / "network" / release
-    wheel = sdk_wheel(release)
-    script = ROOT / "tests/bench/network.py"
-    inputs = hashlib.sha256(wheel.read_bytes() + script.read_bytes()).hexdigest()
+    inputs = standins.digest_of(ROOT / "lab/sdk", ROOT / "lab/models", ROOT / "files/compile", ROOT / "tests/bench")
     done = directory / ".done"
-    if not done.exists() or done.read_text() != inputs:
-        card = standins.ROWS[RELEASES[release]]["card"]
-        run("env", f"PYTHONPATH={wheel}", sys.executable, str(script), card, str(directory))
-        done.write_text(inputs)
-    return directory
+    if not done.exists() or json.loads(done.read_text())["inputs"] != inputs:
+        shutil.rmtree(directory, ignore_errors=True)
+        row = RELEASES[release]
+        onnx = network.as_onnx()
+        tensor = {"name": "INPUT__0", "shape": list(network.PICTURE), "dtype": "float32"}
+        batches = tuple(range(1, network.LARGEST + 1))
+        made = compile_onnx("bench", onnx, [tensor], batches, standins.ROWS[row]["card"], standins.sdk_version(row), directory)
+        (directory / "network.onnx").write_bytes(onnx)
+        done.write_text(json.dumps({"inputs": inputs, "path": made["path"]}))
+    return Path(json.loads(done.read_text())["path"])
 
 
 class Server:

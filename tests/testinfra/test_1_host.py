@@ -182,4 +182,4 @@ def test_lock_pins_the_archive_that_was_kept(lock):
         while block := source.read(1 << 20):
             digest.update(block)
     assert lock["archive"] == f"sha256:{digest.hexdigest()}"
-    assert lock["versions"]["rebel-compiler"] == "0.6.2+lab"
+    assert lock["versions"]["rebel-compiler"].startswith("0.6.2+lab")

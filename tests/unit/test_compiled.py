@@ -110,6 +110,16 @@ def test_record_beside_a_file_is_found(tmp_path: Path) -> None:
     assert subject.record_of(artefact, "RBLN-CA12") == (record(1), [])
 
 
+def test_digest_is_the_record_s_where_nobody_says_it(tmp_path: Path) -> None:
+    (tmp_path / "m.rbln.json").write_text(json.dumps(record(1)))
+    file = str(tmp_path / "m.rbln")
+    _config, one = made(tmp_path, 'backend: "rbln"', None, {"artefacts": {"CA12/0.6": {"file": file}}})
+    assert one["files"]["1/model.rbln"]["sha256"] == SHA
+    assert one["origins"] == {SHA: {"file": file}}
+    (reason,) = refused(tmp_path, 'backend: "rbln"', None, {"artefacts": {"CA12/0.6": {"file": str(tmp_path / "other.rbln")}}})
+    assert reason == ("model m: artefact CA12/0.6 needs `url` or `file`, and `sha256` (64 hex digits) where no record of it tells")
+
+
 def test_record_does_not_count_in_the_source(tmp_path: Path) -> None:
     text = 'backend: "rbln" max_batch_size: 1'
     _config, without = made(tmp_path, text, None)

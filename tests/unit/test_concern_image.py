@@ -101,7 +101,7 @@ def test_the_roles_recipe_names_what_is_installed() -> None:
         "base": "triton:base",
         "base_archive": "",
         "python": "3.10",
-        "requirements": ["rebel-compiler==0.6.2", "tritonclient[http,grpc]==2.41.1", "numpy<2"],
+        "requirements": ["rebel-compiler==0.6.2", "tritonclient[http,grpc]==2.41.1", "numpy<2", "pillow==12.3.0"],
     }
     newer = fleet(npufleet_row={**ROW, "sdk": {**ROW["sdk"], "version": "0.9.4"}})
     assert newer["triton_image_recipe"]["requirements"][0] == "rebel-compiler==0.9.4"

@@ -326,14 +326,14 @@ def test_no_compiled_file_for_this_card_and_sdk_is_refused(repository: Path) -> 
 )
 def test_incomplete_artefact_is_refused(repository: Path, artefact: dict[str, str]) -> None:
     assert refused(repository, {"artefacts": {"CA12/0.6": artefact}}) == [
-        "model digits: artefact CA12/0.6 needs `sha256` (64 hex digits) and `url` or `file`"
+        "model digits: artefact CA12/0.6 needs `url` or `file`, and `sha256` (64 hex digits) where no record of it tells"
     ]
 
 
 def test_incomplete_artefact_of_another_card_is_refused_too(repository: Path) -> None:
     artefacts = {**ARTEFACTS, "CA22/0.9": {"url": "https://models.example.com/x"}}
     assert refused(repository, {"artefacts": artefacts}) == [
-        "model digits: artefact CA22/0.9 needs `sha256` (64 hex digits) and `url` or `file`"
+        "model digits: artefact CA22/0.9 needs `url` or `file`, and `sha256` (64 hex digits) where no record of it tells"
     ]
 
 

@@ -12,7 +12,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
     models,
     monitoring,
     server,
+    watchdog,
 )
 
 # Each has desired() for the controller, read() for the host, and diff() between the two.
-CONCERNS: Dict[str, ModuleType] = {one.CONCERN: one for one in (driver, engine, image, models, server, monitoring)}
+CONCERNS: Dict[str, ModuleType] = {one.CONCERN: one for one in (driver, engine, image, models, server, watchdog, monitoring)}

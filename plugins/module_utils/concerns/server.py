@@ -39,7 +39,6 @@ DEFAULTS: Dict[str, Any] = {
 def desired(variables: Mapping[str, Any], image: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
     """The container, and name, versions and release digest of every model that it has to serve."""
     mode = variables["triton_server_model_control_mode"]
-    listen = variables["triton_server_listen_address"]
     container = {
         "image": image["id"],
         "command": command(variables, sorted(manifests)),
@@ -63,11 +62,17 @@ def desired(variables: Mapping[str, Any], image: Mapping[str, Any], manifests: M
         "name": variables["triton_server_name"],
         "container": container,
         "published_ports": [f"{where}:{port.split('/')[0]}" for port, where in sorted(container["ports"].items())],
-        "address": "127.0.0.1" if listen in ("", "0.0.0.0", "::") else listen,
+        "address": address(variables),
         "http_port": int(variables["npufleet_http_port"]),
         "mode": mode,
         "models": {name: {"versions": one["versions"], "release": one["release"]} for name, one in manifests.items()},
     }
+
+
+def address(variables: Mapping[str, Any]) -> str:
+    """Where the host itself reaches the server."""
+    listen = str(variables["triton_server_listen_address"])
+    return "127.0.0.1" if listen in ("", "0.0.0.0", "::") else listen
 
 
 def command(variables: Mapping[str, Any], models: List[str]) -> List[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -143,3 +144,39 @@ def test_wheels_are_fetched_once_and_again_when_the_list_changes(tmp_path: Path,
         listing.write_text(words)
         standins.download("--requirement", str(listing), into=tmp_path / "wheels")
         assert len(runs) == count
+
+
+def test_another_source_of_the_sdk_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kept index, image or compiled file of before fits no longer; the row's line stays."""
+    monkeypatch.setattr(standins, "ROOT", tmp_path)
+    source = tmp_path / "lab/sdk/rebel/__init__.py"
+    source.parent.mkdir(parents=True)
+    seen = set()
+    for text in ("one", "two", "one"):
+        source.write_text(text)
+        seen.add(standins.sdk_version("lab-24.01"))
+    assert len(seen) == 2
+    assert all(re.fullmatch(r"0\.6\.2\+lab\.s[0-9a-f]{8}", version) for version in seen)
+
+
+def test_models_are_compiled_once_and_again_when_what_makes_them_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[tuple[str, ...]] = []
+
+    def script(*arguments: str) -> str:
+        runs.append(arguments)
+        path = Path(arguments[-1], "digits.rbln")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"compiled")
+        return json.dumps({"path": str(path), "sha256": "0" * 64})
+
+    monkeypatch.setattr(standins, "ROOT", tmp_path)
+    monkeypatch.setattr(standins, "ARTEFACTS", tmp_path / "artefacts")
+    monkeypatch.setattr(standins, "_script", script)
+    source = tmp_path / "files/compile/program.py"
+    source.parent.mkdir(parents=True)
+    for text, count in (("one", 1), ("one", 1), ("two", 2)):
+        source.write_text(text)
+        found = standins.ensure_models("lab-24.01")
+        assert found == {"digits": {"key": "CA12/0.6", "path": "models/digits.rbln", "sha256": "0" * 64}}
+        assert len(runs) == count
+    assert runs[0][:3] == ("lab/models/digits.py", "RBLN-CA12", standins.sdk_version("lab-24.01"))

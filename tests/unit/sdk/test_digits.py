@@ -54,11 +54,25 @@ def test_same_file_whatever_the_linear_algebra(made: dict[str, Any], tmp_path: P
     assert Path(other["path"]).name == "digits-CA12-0.6.rbln"
 
 
+def test_its_record_says_what_it_is(made: dict[str, Any]) -> None:
+    record = json.loads(Path(made["path"] + ".json").read_text())
+    assert record["buckets"] == [
+        {
+            "inputs": [{"name": "INPUT__0", "shape": [batch, 64], "dtype": "float32"}],
+            "outputs": [{"name": "OUTPUT__0", "shape": [batch, 10], "dtype": "float32"}],
+        }
+        for batch in digits.BATCHES
+    ]
+    assert (record["format"], record["sha256"], record["npu"], record["devices"]) == (1, made["sha256"], "RBLN-CA12", 1)
+    assert record["compiler_version"] == "0.6.2+lab"
+    weights = digits.as_onnx(digits.fit(*training()))
+    assert record["source"] == {"kind": "onnx", "sha256": hashlib.sha256(weights).hexdigest()}
+    assert record["device_memory"][0] > len(weights)
+
+
 def test_refuses_a_model_that_reads_badly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted = digits.fit(*training())
     monkeypatch.setattr(digits, "fit", lambda images, labels: {**fitted, "w2": -fitted["w2"]})
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(rebel, "__version__", rebel.__version__)
     with pytest.raises(SystemExit, match=r"of the held-out images are read right, wanted 0\.95"):
         digits.main("RBLN-CA12", "0.6.2+lab", tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -41,7 +41,7 @@ def test_wheel(tmp_path: Path, version: str) -> None:
         metadata = message_from_bytes(archive.read(f"{info}/METADATA"))
     assert "rebel/core/exception.py" in names
     assert (metadata["Name"], metadata["Version"]) == ("rebel-compiler", version)
-    assert metadata.get_all("Requires-Dist") == ["numpy<2", "onnxruntime==1.22.1", 'onnx; extra == "compile"']
+    assert metadata.get_all("Requires-Dist") == ["numpy<2", "onnxruntime==1.22.1"]
 
 
 def test_pip_installs_it_and_it_knows_its_version(tmp_path: Path) -> None:

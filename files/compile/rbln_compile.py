@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Compiles one model with the SDK of the Python that runs this: rbln_compile.py SPEC.
+
+SPEC is a JSON file, paths in it are relative to it:
+
+  {"name", "npu": such as "RBLN-CA22", "sdk": version that is wanted, "devices": NPUs that one instance spans,
+   "source": {"kind": "onnx", "path"} or {"kind": "torch", "path": directory, "module", "function"},
+   "batches": [1, 4] or [] for none, "inputs": [{"name", "shape": without the batch, "dtype"}],
+   "outputs": null or as inputs, "digests": {"sha256", "spec"}, "output": file}
+
+Writes the compiled file and beside it, at its name with .json, the record of it: what it was compiled from, for and into.
+Prints the record; a failure is one line on standard error and exit code 1, and leaves neither of both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import re
+import sys
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+FORMAT = 1
+
+
+class CompileError(Exception):
+    """Why a model cannot be compiled, in words for who wrote its spec."""
+
+
+def main(path: str) -> Dict[str, Any]:
+    """Compile what the spec says; returns the record."""
+    with open(path, encoding="utf-8") as source:
+        spec = json.load(source)
+    os.chdir(os.path.dirname(os.path.abspath(path)))
+    try:
+        import rebel
+    except ImportError as error:
+        raise CompileError(f"found no usable SDK in {sys.executable}: {error}; wanted the one of the release") from error
+    if line(rebel.__version__) != line(spec["sdk"]):
+        raise CompileError(f"found SDK {rebel.__version__} in {sys.executable}, wanted {spec['sdk']} of the release row")
+    batches = spec["batches"] or [None]
+    info = [[(one["name"], shaped(one, batch), one["dtype"]) for one in spec["inputs"]] for batch in batches]
+    options = {"npu": spec["npu"]}
+    if spec["devices"] > 1:
+        options[name_of_devices(rebel.__version__)] = spec["devices"]
+    module = None
+    try:
+        if spec["source"]["kind"] == "torch":
+            module = module_of(spec["source"])
+            compiled = rebel.compile_from_torch(module, info if spec["batches"] else info[0], **options)
+        else:
+            compiled = rebel.compile_from_onnx(spec["source"]["path"], info if spec["batches"] else info[0], **options)
+    except CompileError:
+        raise
+    except Exception as error:  # a compiler's errors are of many kinds, and all of them are the model's
+        raise CompileError(f"the compiler of SDK {rebel.__version__} refuses it: {words(error)}") from error
+    draft = spec["output"] + ".draft"
+    compiled.save(draft)
+    buckets = [
+        {"inputs": [{"name": name, "shape": shape, "dtype": dtype} for name, shape, dtype in one], "outputs": outputs}
+        for one, outputs in zip(info, outputs_of(rebel, draft, spec, info, module))
+    ]
+    memory = (
+        list(compiled.get_alloc_per_node())
+        if hasattr(compiled, "get_alloc_per_node")
+        else [compiled.get_total_device_alloc() // spec["devices"]] * spec["devices"]
+    )
+    record = {
+        "format": FORMAT,
+        "sha256": sha256_of(draft),
+        "npu": spec["npu"],
+        "compiler_version": rebel.__version__,
+        "devices": spec["devices"],
+        "device_memory": [int(size) for size in memory],
+        "buckets": buckets,
+        "source": {"kind": spec["source"]["kind"], **spec["digests"]},
+    }
+    with open(draft + ".json", "w", encoding="utf-8") as target:
+        json.dump(record, target, indent=1, sort_keys=True)
+        target.write("\n")
+    # The file first: a record is only ever beside the file that it is of.
+    os.replace(draft, spec["output"])
+    os.replace(draft + ".json", spec["output"] + ".json")
+    return record
+
+
+def shaped(one: Mapping[str, Any], batch: Optional[int]) -> List[int]:
+    """Shape of an input or output in the bucket of a batch."""
+    return [*([] if batch is None else [batch]), *one["shape"]]
+
+
+def name_of_devices(version: str) -> str:
+    """Since 0.11 the argument has another name."""
+    return "num_devices" if line(version) >= [0, 11] else "tensor_parallel_size"
+
+
+def line(version: str) -> List[int]:
+    """The minor line of an SDK, within which compiled files run: [0, 9] of 0.9.4."""
+    return [int(part) for part in re.findall(r"\d+", version)[:2]]
+
+
+def module_of(source: Mapping[str, str]) -> Any:
+    """The PyTorch module that the site's function makes."""
+    try:
+        import torch  # noqa: F401  named here, before the site's own import of it fails with less
+    except ImportError as error:
+        raise CompileError(f"found no PyTorch in {sys.executable}, wanted it for a torch source: {error}") from error
+    sys.path.insert(0, source["path"])
+    try:
+        function = getattr(importlib.import_module(source["module"]), source["function"])
+    except (ImportError, AttributeError) as error:
+        raise CompileError(f"found no {source['module']}:{source['function']} in its path: {error}") from error
+    return function()
+
+
+def outputs_of(
+    rebel: Any, path: str, spec: Mapping[str, Any], info: Sequence[Sequence[Any]], module: Any
+) -> List[List[Dict[str, Any]]]:
+    """Outputs of every bucket: as the spec says them, else as the SDK tells them, else as the source's own runtime does."""
+    batches = spec["batches"] or [None]
+    if spec.get("outputs"):
+        return [[{**one, "shape": shaped(one, batch)} for one in spec["outputs"]] for batch in batches]
+    if hasattr(rebel.RBLNCompiledModel, "inspect"):
+        found = rebel.RBLNCompiledModel.inspect(path)
+        every = field(found, "input_info")
+        if every and len(every) == len(info):
+            return [[described(one) for one in field(bucket, "outputs")] for bucket in every]
+        # It tells the first bucket alone: the others differ in the batch.
+        first = [described(one) for one in field(found, "outputs")]
+        if not spec["batches"]:
+            return [first]
+        if all(one["shape"][:1] == batches[:1] for one in first):
+            return [[{**one, "shape": [batch, *one["shape"][1:]]} for one in first] for batch in batches]
+    try:
+        return [run_of_torch(module, one) if module is not None else run_of_onnx(spec["source"]["path"], one) for one in info]
+    except ImportError:
+        raise CompileError(
+            f"SDK {rebel.__version__} does not tell the outputs of a compiled file: give them as `outputs`, like `inputs`"
+        ) from None
+
+
+def run_of_onnx(path: str, bucket: Sequence[Any]) -> List[Dict[str, Any]]:
+    """Outputs of one run on zeros. Raises ImportError where there is no onnxruntime."""
+    import numpy
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    arrays = session.run(None, {name: numpy.zeros(shape, dtype) for name, shape, dtype in bucket})
+    names = [one.name for one in session.get_outputs()]
+    return [{"name": name, "shape": list(array.shape), "dtype": str(array.dtype)} for name, array in zip(names, arrays)]
+
+
+def run_of_torch(module: Any, bucket: Sequence[Any]) -> List[Dict[str, Any]]:
+    """Outputs of one run on zeros; they have no names."""
+    import torch
+
+    with torch.no_grad():
+        found = module.eval()(*[torch.zeros(shape, dtype=getattr(torch, dtype)) for _name, shape, dtype in bucket])
+    tensors = found if isinstance(found, (list, tuple)) else [found]
+    return [{"name": None, "shape": list(one.shape), "dtype": str(one.dtype).rpartition(".")[2]} for one in tensors]
+
+
+def field(found: Any, name: str) -> Any:
+    """A field of what `inspect` gives, which is a mapping or an object; None where it has none."""
+    return found.get(name) if isinstance(found, Mapping) else getattr(found, name, None)
+
+
+def described(one: Any) -> Dict[str, Any]:
+    return {"name": field(one, "name"), "shape": [int(size) for size in field(one, "shape")], "dtype": str(field(one, "dtype"))}
+
+
+def sha256_of(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as source:
+        for block in iter(lambda: source.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def words(error: Exception) -> str:
+    """An error as one line."""
+    return " ".join(str(error).split())[:600] or type(error).__name__
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(main(sys.argv[1]), sort_keys=True))
+    except (CompileError, OSError) as problem:
+        sys.exit(words(problem))

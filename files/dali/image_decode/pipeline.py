@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Writes the DALI pipeline of `image_decode`: pipeline.py [1/model.dali]. Run it with the nvidia-dali of the image or an older one.
+
+It makes the pictures of the Pillow step, within a level of 255, but for what is transparent, which shows the colour below. It has
+no limit of pixels, and a broken image fails the whole batch that it is in: where strangers send images, take the Pillow step.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from nvidia.dali import fn, pipeline_def, types
+
+RESIZE, CROP = 256, 224
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def middle(length: Any) -> Any:
+    """Where the crop begins, as a share of what is left over: half of it, a half rounded to the even pixel as torchvision does."""
+    left_over = length - CROP
+    half = left_over // 2
+    odd = (left_over - half * 2) * (half - half // 2 * 2)
+    return fn.cast(half + odd, dtype=types.FLOAT) / left_over
+
+
+@pipeline_def(batch_size=4, num_threads=2, device_id=None)
+def decode() -> Any:
+    """IMAGE uint8 [bytes] -> PIXELS float32 [3, CROP, CROP]."""
+    encoded = fn.external_source(device="cpu", name="IMAGE", dtype=types.UINT8, ndim=1)
+    image = fn.decoders.image(encoded, device="cpu", output_type=types.RGB)
+    sides = fn.peek_image_shape(encoded, dtype=types.INT32)[:2]
+    size = sides * RESIZE // fn.reductions.min(sides)
+    resized = fn.resize(image, size=fn.cast(size, dtype=types.FLOAT), interp_type=types.INTERP_TRIANGULAR, antialias=True)
+    return fn.crop_mirror_normalize(
+        resized,
+        name="PIXELS",
+        crop=(CROP, CROP),
+        crop_pos_y=middle(size[0]),
+        crop_pos_x=middle(size[1]),
+        mean=[255 * one for one in MEAN],
+        std=[255 * one for one in STD],
+        output_layout="CHW",
+        dtype=types.FLOAT,
+    )
+
+
+def main(path: Path) -> None:
+    """Write the pipeline."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    decode().serialize(filename=str(path))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "1" / "model.dali")

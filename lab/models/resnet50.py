@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Makes the lab's `resnet50` and compiles it: resnet50.py CARD SDK_VERSION DIRECTORY.
+
+A network with the inputs and outputs of ResNet-50, its stem and its head, and fixed random weights between them: two
+million multiplications for a picture, so that a CPU can stand in for an NPU. It tells pictures apart, but not what is on them.
+Prints {"path", "sha256"} as JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+SDK = Path(__file__).resolve().parents[1] / "sdk"
+BATCHES = (1, 2, 3, 4)
+CLASSES = 1000
+# One by which the photographs of the golden data have five clear classes each
+SEED = 20240176
+# How far scores lie apart: the likeliest class of a picture has about half of the probability.
+SPREAD = 4
+
+
+def weights(seed: int = SEED) -> dict[str, np.ndarray]:
+    """Weights {"w1" [16, 3, 7, 7], "w2" [64, 16, 3, 3], "w3" [256, CLASSES]}, float32, rounded so that machines agree."""
+    random = np.random.RandomState(seed)
+    shapes = {"w1": (16, 3, 7, 7), "w2": (64, 16, 3, 3), "w3": (256, CLASSES)}
+    made = {}
+    for name, shape in shapes.items():
+        fan_in = shape[0] if len(shape) == 2 else int(np.prod(shape[1:]))
+        made[name] = random.normal(size=shape) * (2 / fan_in) ** 0.5
+    # Features are never negative: without their common part, which all pictures share, scores follow what differs.
+    made["w3"] = SPREAD * (made["w3"] - made["w3"].mean(axis=0))
+    return {name: np.round(array, 4).astype(np.float32) for name, array in made.items()}
+
+
+def as_onnx(seed: int = SEED) -> bytes:
+    """The network as ONNX: INPUT__0 float32 [batch, 3, 224, 224] -> OUTPUT__0 float32 [batch, 1000]."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["INPUT__0", "w1"], ["stem"], kernel_shape=[7, 7], strides=[8, 8], pads=[3, 3, 3, 3]),
+            helper.make_node("Relu", ["stem"], ["positive"]),
+            helper.make_node("MaxPool", ["positive"], ["pooled"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+            helper.make_node("Conv", ["pooled", "w2"], ["deep"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", ["deep"], ["features"]),
+            helper.make_node("AveragePool", ["features"], ["quarters"], kernel_shape=[4, 4], strides=[3, 3]),
+            helper.make_node("Flatten", ["quarters"], ["row"]),
+            helper.make_node("Gemm", ["row", "w3"], ["OUTPUT__0"]),
+        ],
+        "resnet50",
+        [helper.make_tensor_value_info("INPUT__0", TensorProto.FLOAT, ["batch", 3, 224, 224])],
+        [helper.make_tensor_value_info("OUTPUT__0", TensorProto.FLOAT, ["batch", CLASSES])],
+        [numpy_helper.from_array(array, name) for name, array in weights(seed).items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8, producer_name="npufleet")
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
+def main(card: str, version: str, directory: Path) -> None:
+    """Compile, save, report."""
+    sys.path.insert(0, str(SDK))
+    import rebel
+
+    rebel.__version__ = version
+    buckets = [[("INPUT__0", [batch, 3, 224, 224], "float32")] for batch in BATCHES]
+    compiled = rebel.compile_from_onnx(as_onnx(), input_info=buckets, npu=card)
+    line = ".".join(version.split(".")[:2])
+    path = directory / f"resnet50-{card.removeprefix('RBLN-')}-{line}.rbln"
+    directory.mkdir(parents=True, exist_ok=True)
+    compiled.save(path)
+    print(json.dumps({"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

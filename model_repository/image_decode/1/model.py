@@ -1,0 +1,70 @@
+"""Encoded images in, normalised pictures out: the first step of `image_classifier`."""
+
+import json
+import math
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+try:
+    from preprocess import ImageError, Settings, pixels
+except ImportError as error:
+    # Pillow is not in Triton's image: the release image brings it.
+    raise pb_utils.TritonModelException(f"model image_decode needs Pillow in the image: {error}") from None
+
+
+class TritonPythonModel:
+    """One instance. How a picture is made comes from `parameters` and the output of config.pbtxt."""
+
+    def initialize(self, args: Dict[str, str]) -> None:
+        """Read the parameters, all of whose mistakes are told at once."""
+        self.name = args["model_name"]
+        config = json.loads(args["model_config"])
+        given = {key: one["string_value"] for key, one in (config.get("parameters") or {}).items()}
+        default, reasons = Settings(), []
+        dims = [int(size) for size in config["output"][0]["dims"]]
+        if len(dims) != 3 or dims[0] != 3 or min(dims) < 1:
+            reasons.append(f"output {config['output'][0]['name']} has dims {dims}, wanted 3, height, width")
+            dims = [3, *default.crop]
+        resize = _numbers("resize", given, [default.resize], reasons)
+        limit = _numbers("max_pixels", given, [default.max_pixels], reasons)
+        mean = _numbers("mean", given, default.mean, reasons)
+        std = _numbers("std", given, default.std, reasons)
+        if resize[0] < max(dims[1:]) or resize[0] % 1:
+            reasons.append(f"resize is {resize[0]:g}, wanted a whole number of at least {max(dims[1:])}, the side that is cut out")
+        if limit[0] < 1:
+            reasons.append(f"max_pixels is {limit[0]:g}, wanted at least 1")
+        if min(std) <= 0:
+            reasons.append(f"std is {given['std']!r}, wanted numbers above 0")
+        if reasons:
+            raise pb_utils.TritonModelException(f"model {self.name}: " + "; ".join(reasons))
+        self.settings = Settings(int(resize[0]), (dims[1], dims[2]), mean, std, int(limit[0]))
+
+    def execute(self, requests: List[Any]) -> List[Any]:
+        """A response for each request in its order. One with a broken image is its sender's error alone."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        images = pb_utils.get_input_tensor_by_name(request, "IMAGE").as_numpy().reshape(-1)
+        pictures = np.empty((len(images), 3, *self.settings.crop), np.float32)
+        for number, encoded in enumerate(images):
+            try:
+                pictures[number] = pixels(encoded, self.settings)
+            except ImageError as error:
+                which = f"image {number + 1} of {len(images)}" if len(images) > 1 else "the image"
+                refusal = pb_utils.TritonError(f"{self.name}: {which} {error}", pb_utils.TritonError.INVALID_ARG)
+                return pb_utils.InferenceResponse(error=refusal)
+        return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("PIXELS", pictures)])
+
+
+def _numbers(name: str, given: Dict[str, str], default: Any, reasons: List[str]) -> Tuple[float, ...]:
+    """As many finite numbers as the default has, out of a list such as "0.485,0.456,0.406"."""
+    try:
+        found = tuple(float(one) for one in given[name].split(",")) if name in given else tuple(default)
+    except ValueError:
+        found = ()
+    if len(found) != len(default) or not all(math.isfinite(one) for one in found):
+        reasons.append(f"{name} is {given[name]!r}, wanted {'a number' if len(default) == 1 else f'{len(default)} numbers'}")
+        return tuple(default)
+    return found

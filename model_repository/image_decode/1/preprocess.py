@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""An encoded image as the input of a network of ImageNet, by Pillow and numpy: what torchvision's transforms do.
+
+For the data of a check: preprocess.py IMAGE.jpg PIXELS.npy writes the picture as a batch of one.
+"""
+
+import io
+import sys
+from pathlib import Path
+from typing import NamedTuple, Tuple
+
+import numpy as np
+from PIL import Image, ImageOps
+
+# Nothing else is decoded: each further format would be one more parser for what strangers send.
+FORMATS = ("JPEG", "PNG")
+# `Settings.max_pixels` is the limit, and a stricter one.
+Image.MAX_IMAGE_PIXELS = None
+
+
+class ImageError(Exception):
+    """Why an image cannot be used, in words for who sent it."""
+
+
+class Settings(NamedTuple):
+    """How a picture is made: `crop` is (height, width), `mean` and `std` are of red, green and blue between 0 and 1."""
+
+    resize: int = 256
+    crop: Tuple[int, int] = (224, 224)
+    mean: Tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: Tuple[float, ...] = (0.229, 0.224, 0.225)
+    max_pixels: int = 50_000_000
+
+
+DEFAULTS = Settings()
+
+
+def pixels(encoded: bytes, settings: Settings = DEFAULTS) -> np.ndarray:
+    """float32 [3, *crop] of a JPEG or PNG: upright, in RGB, its shorter side `resize`, the centre, normalised.
+
+    Raises ImageError.
+    """
+    image = decode(encoded, settings)
+    width, height = (side * settings.resize // min(image.size) for side in image.size)
+    image = image.resize((width, height), Image.Resampling.BILINEAR)
+    rows, columns = settings.crop
+    top, left = round((height - rows) / 2), round((width - columns) / 2)
+    levels = np.asarray(image, np.float32)[top : top + rows, left : left + columns]
+    normal = (levels / 255 - np.float32(settings.mean)) / np.float32(settings.std)
+    return np.ascontiguousarray(normal.transpose(2, 0, 1))
+
+
+def decode(encoded: bytes, settings: Settings) -> Image.Image:
+    """The image upright and in RGB; what is transparent lies on white."""
+    if not encoded:
+        raise ImageError("is empty, wanted a JPEG or PNG image")
+    try:
+        image = Image.open(io.BytesIO(encoded), formats=FORMATS)
+        _refuse_bombs(image, settings)
+        image.load()
+        return _in_rgb(_upright(image))
+    except ImageError:
+        raise
+    except Image.UnidentifiedImageError:
+        raise ImageError(f"is no JPEG or PNG image that can be read: its first bytes are {encoded[:8].hex(' ')}") from None
+    except Exception as error:  # Pillow's parsers raise whatever the broken bytes led them to
+        words = str(error).splitlines() or [""]
+        raise ImageError(f"is broken and cannot be decoded: {words[0] or type(error).__name__}") from None
+
+
+def _refuse_bombs(image: Image.Image, settings: Settings) -> None:
+    """Judge the size that the header tells, and the one after resizing: of a strip as thin as a hair that is larger."""
+    width, height = image.size
+    resized = max(width, height) * settings.resize**2 // min(width, height)
+    if max(width * height, resized) > settings.max_pixels:
+        raise ImageError(
+            f"has {width} x {height} pixels, wanted at most {settings.max_pixels}, "
+            f"also with its shorter side resized to {settings.resize}"
+        )
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as its EXIF data says; data that cannot be read says nothing."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # as above: the picture itself is whole
+        return image
+
+
+def _in_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):
+        # 16 bits of grey, which Pillow would cut off at 255
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        paper = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(paper, image).convert("RGB")
+    return image.convert("RGB")
+
+
+if __name__ == "__main__":
+    try:
+        np.save(sys.argv[2], pixels(Path(sys.argv[1]).read_bytes())[None])
+    except ImageError as error:
+        sys.exit(f"{sys.argv[1]} {error}")

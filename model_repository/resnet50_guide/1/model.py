@@ -1,0 +1,51 @@
+"""ResNet-50 behind Triton's python backend, one instance on each NPU, batched dynamically: the form of the vendor's guide."""
+
+import json
+import os
+from typing import Any, Dict, List
+
+import numpy as np
+import rebel
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """One instance on the NPU of its index."""
+
+    def initialize(self, args: Dict[str, str]) -> None:
+        """Load the compiled file, a runtime for each batch size; the instance's index is the last part of its name."""
+        config = json.loads(args["model_config"])
+        self.name, self.largest = args["model_name"], int(config["max_batch_size"])
+        batches = [int(size) for size in config["parameters"]["batches"]["string_value"].split(",")]
+        if max(batches) < self.largest:
+            raise pb_utils.TritonModelException(
+                f"model {self.name}: max_batch_size is {self.largest}, wanted at most {max(batches)}, the largest of `batches`"
+            )
+        device = int(args["model_instance_name"].rsplit("_", 1)[-1]) % max(rebel.device_count(), 1)
+        compiled = rebel.RBLNCompiledModel(os.path.join(args["model_repository"], args["model_version"], "model.rbln"))
+        self.runtimes = {
+            size: compiled.create_runtime(input_info_index=index, tensor_type="np", device=device)
+            for index, size in enumerate(batches)
+        }
+
+    def execute(self, requests: List[Any]) -> List[Any]:
+        """A response for each request in its order. The batcher joins no more rows than max_batch_size."""
+        inputs = [pb_utils.get_input_tensor_by_name(request, "INPUT__0").as_numpy() for request in requests]
+        ends = np.cumsum([len(rows) for rows in inputs])
+        try:
+            scores = self.run(np.concatenate(inputs) if len(inputs) > 1 else inputs[0])
+        except RuntimeError as error:
+            text = f"{self.name}: {error}"
+            return [pb_utils.InferenceResponse(error=pb_utils.TritonError(text)) for _request in requests]
+        parts = np.split(scores, ends[:-1])
+        return [pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("OUTPUT__0", part)]) for part in parts]
+
+    def run(self, rows: np.ndarray) -> np.ndarray:
+        """Scores [n, 1000] of rows [n, 3, 224, 224], run at the next size that the file was compiled for."""
+        size = min(size for size in self.runtimes if size >= len(rows))
+        padding = np.zeros((size - len(rows), *rows.shape[1:]), rows.dtype)
+        return self.runtimes[size].run(np.concatenate([rows, padding]) if len(padding) else np.ascontiguousarray(rows))[: len(rows)]
+
+    def finalize(self) -> None:
+        """Give the NPU back."""
+        self.runtimes.clear()

@@ -1,0 +1,88 @@
+"""The words of TEXT, one answer each, COUNT times: a pattern for models that answer a request more than once, or not at all."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+# Seconds after which a stream that waits looks whether its request was cancelled
+LOOK = 0.05
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class TritonPythonModel:
+    """One instance, which answers several streams side by side."""
+
+    def initialize(self, args: Dict[str, str]) -> None:
+        """Read the parameter and start what answers: `execute` itself must not wait for a stream's end."""
+        self.name = args["model_name"]
+        parameters = json.loads(args["model_config"]).get("parameters") or {}
+        given = parameters.get("streams", {}).get("string_value", "8")
+        if not given.isdecimal() or not int(given):
+            raise pb_utils.TritonModelException(f"model {self.name}: streams is {given!r}, wanted a number of at least 1")
+        self.streams = ThreadPoolExecutor(int(given), thread_name_prefix=self.name)
+        self.unloaded = threading.Event()
+
+    def execute(self, requests: List[Any]) -> None:
+        """Hand each request to a stream. Its inputs are read here: they may be gone when its turn comes."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                words, count, wait = self._asked(request)
+            except ValueError as error:
+                refused = pb_utils.TritonError(f"{self.name}: {error}", pb_utils.TritonError.INVALID_ARG)
+                sender.send(pb_utils.InferenceResponse(error=refused), flags=FINAL)
+                continue
+            self.streams.submit(self._answer, sender, words, count, wait)
+
+    @staticmethod
+    def _asked(request: Any) -> Tuple[List[bytes], int, float]:
+        """(words, answers, seconds before each) of a request. Raises ValueError with every reason."""
+        reasons = []
+        words = pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy()[0].split()
+        count = int(pb_utils.get_input_tensor_by_name(request, "COUNT").as_numpy()[0])
+        given = pb_utils.get_input_tensor_by_name(request, "WAIT_MS")
+        wait = int(given.as_numpy()[0]) if given is not None else 0
+        if not words:
+            reasons.append("TEXT has no word, wanted one at least")
+        if count < 0:
+            reasons.append(f"COUNT is {count}, wanted 0 or more")
+        if wait < 0:
+            reasons.append(f"WAIT_MS is {wait}, wanted 0 or more")
+        if reasons:
+            raise ValueError("; ".join(reasons))
+        return words, count, wait / 1000
+
+    def _answer(self, sender: Any, words: List[bytes], count: int, wait: float) -> None:
+        """Send the answers of one request, and the mark of its end whatever happens: a stream without it never ends."""
+        try:
+            for index in range(count):
+                if self._gone(sender, wait):
+                    why = pb_utils.TritonError(f"{self.name}: cancelled after {index} of {count}", pb_utils.TritonError.CANCELLED)
+                    sender.send(pb_utils.InferenceResponse(error=why), flags=FINAL)
+                    return
+                word = np.array([words[index % len(words)]], dtype=np.object_)
+                place = np.array([index], dtype=np.int32)
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("WORD", word), pb_utils.Tensor("INDEX", place)]))
+        except Exception as error:
+            why = pb_utils.TritonError(f"{self.name}: {type(error).__name__}", pb_utils.TritonError.INTERNAL)
+            sender.send(pb_utils.InferenceResponse(error=why), flags=FINAL)
+            pb_utils.Logger.log_error(f"model {self.name}: {error!r}")
+            return
+        sender.send(flags=FINAL)
+
+    def _gone(self, sender: Any, wait: float) -> bool:
+        """Whether nobody wants the next answer any more, after its wait."""
+        while wait > 0 and not sender.is_cancelled():
+            part = min(wait, LOOK)
+            self.unloaded.wait(part)
+            wait -= part
+        return sender.is_cancelled()
+
+    def finalize(self) -> None:
+        """Let the streams end."""
+        self.streams.shutdown(wait=True)
+        pb_utils.Logger.log_info(f"model {self.name}: unloaded")

@@ -1,0 +1,53 @@
+"""RESULT = TEMPLATE with each TEXT in it, cut to LIMIT characters: a pattern for models of text, with no batch dimension."""
+
+import json
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+PLACE = "{text}"
+
+
+class TritonPythonModel:
+    """One instance. That inputs are neither missing nor too many, and of which dtype and shape, Triton itself sees to."""
+
+    def initialize(self, args: Dict[str, str]) -> None:
+        """Learn the name, and the output's dtype from the config."""
+        self.name = args["model_name"]
+        outputs = json.loads(args["model_config"])["output"]
+        kind = next(one["data_type"] for one in outputs if one["name"] == "LENGTH")
+        self.length = pb_utils.triton_string_to_numpy(kind)
+
+    def execute(self, requests: List[Any]) -> List[Any]:
+        """Answer each request; one that is wrong fails alone, with every reason."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        reasons: List[str] = []
+        texts = self._texts(request, "TEXT", reasons)
+        templates = self._texts(request, "TEMPLATE", reasons)
+        limit = int(pb_utils.get_input_tensor_by_name(request, "LIMIT").as_numpy()[0])
+        if templates and PLACE not in templates[0]:
+            reasons.append(f"TEMPLATE lacks {PLACE}, which each text takes the place of")
+        if limit < 0:
+            reasons.append(f"LIMIT is {limit}, wanted 0 for none, or more")
+        if reasons:
+            error = pb_utils.TritonError(f"{self.name}: " + "; ".join(reasons), pb_utils.TritonError.INVALID_ARG)
+            return pb_utils.InferenceResponse(error=error)
+        results = [templates[0].replace(PLACE, text)[: limit or None] for text in texts]
+        encoded = np.empty(len(results), dtype=np.object_)
+        encoded[:] = [result.encode() for result in results]
+        lengths = np.array([len(result) for result in results], dtype=self.length)
+        return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("RESULT", encoded), pb_utils.Tensor("LENGTH", lengths)])
+
+    @staticmethod
+    def _texts(request: Any, name: str, reasons: List[str]) -> Tuple[str, ...]:
+        """The texts of an input, empty where one of them is no UTF-8."""
+        texts = []
+        for number, one in enumerate(pb_utils.get_input_tensor_by_name(request, name).as_numpy()):
+            try:
+                texts.append(one.decode())
+            except UnicodeDecodeError as error:
+                reasons.append(f"{name}[{number}] is not UTF-8: byte {error.start} is 0x{one[error.start]:02x}")
+        return tuple(texts)

@@ -1,0 +1,151 @@
+"""Arrays out of what a check file or a command line names: files, texts, numbers, made-up values. Controller only.
+
+Every function raises Unfit where there is no array, with what was found and what was wanted. Texts and the bytes of files
+become arrays of dtype object, one `bytes` for each element, as Triton's BYTES are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import NUMPY
+
+# Length of a made-up element of BYTES
+LENGTH = 16
+LETTERS = b"abcdefghijklmnopqrstuvwxyz"
+
+
+class Unfit(Exception):
+    """What was found where an array was to come from, and what was wanted."""
+
+    def __init__(self, found: Any, wanted: str) -> None:
+        super().__init__(f"found {found}, wanted {wanted}")
+        self.found, self.wanted = found, wanted
+
+
+def of_npy(path: str) -> Any:
+    """The array of an .npy file, numbers read as far as they are used."""
+    import numpy as np
+
+    wanted = "an array of rows, as numpy.save writes it"
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if array.ndim == 0:
+            raise ValueError("it has no rows")
+    except (OSError, ValueError, EOFError, AttributeError) as error:
+        raise Unfit(f"{path}: {error}", wanted) from None
+    if array.dtype.kind in "SU":
+        return _of_bytes([one.encode() if isinstance(one, str) else bytes(one) for one in array.flat], array.shape)
+    if array.dtype.kind not in "fiub":
+        raise Unfit(f"{array.dtype} in {path}", "numbers or bytes")
+    return array
+
+
+def of_text(value: Any) -> Any:
+    """UTF-8 of one text, shape [1], or of nested lists of texts."""
+    flat, shape = _nested(value if isinstance(value, list) else [value], lambda one: isinstance(one, str), "texts")
+    return _of_bytes([one.encode() for one in flat], shape)
+
+
+def of_numbers(value: Any, dtype: Optional[str] = None) -> Any:
+    """Nested lists of numbers as a Triton dtype that holds each of them, or as numpy takes them."""
+    import numpy as np
+
+    flat, shape = _nested(value if isinstance(value, list) else [value], lambda one: isinstance(one, (bool, int, float)), "numbers")
+    try:
+        with np.errstate(over="ignore"):
+            array = np.array(flat, dtype=NUMPY[dtype] if dtype else None).reshape(shape)
+    except (OverflowError, ValueError, TypeError) as error:
+        raise Unfit(str(error), f"numbers of {dtype}" if dtype else "numbers of one kind") from None
+    if array.dtype.kind not in "fiub":
+        raise Unfit(f"numbers that become {array.dtype}", "numbers of one kind")
+    # numpy cuts what does not fit; a float is as near as its dtype allows, but not infinite.
+    lost = [
+        one
+        for one, kept in zip(flat, array.flat)
+        if (array.dtype.kind in "iub" and kept != one) or (array.dtype.kind == "f" and abs(one) < float("inf") == abs(float(kept)))
+    ]
+    if lost:
+        raise Unfit(lost[0], f"numbers that {dtype} holds")
+    return array
+
+
+def of_raw(data: bytes, dtype: str, shape: Sequence[int]) -> Any:
+    """Values as they lie in a file: little endian, row by row. BF16 and BYTES have no form of their own there."""
+    import numpy as np
+
+    if dtype in ("BF16", "BYTES"):
+        raise Unfit(dtype, "another dtype: a file of raw values has none of this one")
+    kind = np.dtype(NUMPY[dtype]).newbyteorder("<")
+    size = int(np.prod(shape, dtype=np.int64))
+    if len(data) != size * kind.itemsize:
+        raise Unfit(f"{len(data)} bytes", f"{size * kind.itemsize}, {size} values of {dtype} for shape {list(shape)}")
+    return np.frombuffer(data, kind).reshape(shape).astype(NUMPY[dtype])
+
+
+def of_files(value: Any, read: Callable[[str], bytes], dtype: str = "BYTES") -> Any:
+    """The bytes of files, one name or nested lists of them: an element each or a row of UINT8. One name is [1] or [n]."""
+    import numpy as np
+
+    single = not isinstance(value, list)
+    flat, shape = _nested([value] if single else value, lambda one: isinstance(one, str) and bool(one.strip()), "names of files")
+    contents = [read(name) for name in flat]
+    if dtype == "BYTES":
+        return _of_bytes(contents, shape)
+    lengths = sorted({len(one) for one in contents})
+    if len(lengths) > 1:
+        raise Unfit(f"files of {' and '.join(map(str, lengths))} bytes", "one length, as rows of UINT8 have, or dtype BYTES")
+    array = np.frombuffer(b"".join(contents), np.uint8).reshape([*shape, lengths[0]])
+    return array[0] if single else array
+
+
+def generated(dtype: str, shape: Sequence[int], seed: int = 0, low: Optional[float] = None, high: Optional[float] = None) -> Any:
+    """Made-up values, equal for equal arguments: floats from `low` (0) to `high` (1), whole numbers to below it (128)."""
+    import numpy as np
+
+    # The old generator: its numbers are promised to stay.
+    random = np.random.RandomState(seed)
+    if dtype == "BYTES":
+        count = int(np.prod(shape, dtype=np.int64))
+        letters = np.frombuffer(LETTERS, np.uint8)[random.randint(0, len(LETTERS), (count, LENGTH))]
+        return _of_bytes([row.tobytes() for row in letters], shape)
+    kind = np.dtype(NUMPY[dtype])
+    if kind.kind == "b":
+        return random.randint(0, 2, shape).astype(bool)
+    if kind.kind == "f":
+        low, high = low or 0.0, 1.0 if high is None else high
+        return (low + (high - low) * random.random_sample(shape)).astype(kind)
+    limits = np.iinfo(kind)
+    low, high = int(low or 0), int(min(128, int(limits.max) + 1) if high is None else high)
+    if not limits.min <= low < high <= limits.max + 1:
+        raise Unfit(f"low {low} and high {high}", f"low below high, both within {dtype}")
+    return random.randint(low, high, shape, dtype=kind)
+
+
+def source_of(one: Mapping[str, Any], sources: Sequence[str]) -> str:
+    """The one of these keys that says where an array comes from."""
+    named = [key for key in sources if key in one]
+    if len(named) != 1:
+        raise Unfit(" and ".join(named) or "none", f"exactly one of {', '.join(sources)}")
+    return named[0]
+
+
+def _of_bytes(flat: Sequence[bytes], shape: Sequence[int]) -> Any:
+    import numpy as np
+
+    array = np.empty(len(flat), dtype=np.object_)
+    array[:] = flat
+    return array.reshape(shape)
+
+
+def _nested(value: Any, fits: Callable[[Any], bool], what: str) -> Tuple[List[Any], List[int]]:
+    """(elements, shape) of lists in lists, all of one length at each depth."""
+    if not isinstance(value, list):
+        if not fits(value):
+            raise Unfit(repr(value), what)
+        return [value], []
+    parts = [_nested(one, fits, what) for one in value]
+    shapes = {tuple(shape) for _flat, shape in parts}
+    if not parts or len(shapes) > 1:
+        raise Unfit("lists of different lengths" if parts else "an empty list", f"{what} in lists of one length")
+    return [one for flat, _shape in parts for one in flat], [len(parts), *shapes.pop()]

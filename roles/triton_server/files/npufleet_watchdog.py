@@ -1,0 +1,729 @@
+#!/usr/bin/python3
+"""Watches a Triton server by what its probes do not tell, and reloads a model or restarts the container.
+
+npufleet_watchdog.py CONFIG: a JSON file, see `Config`. Runs as root beside the engine, on Python 3.9 and the standard library.
+What it sees is judged by `Judge`, which is pure; whether it may act by `Ledger`; everything that touches the host is in `Host`.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import fcntl
+import hashlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from datetime import datetime
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+ENGINE = "/var/run/docker.sock"
+BACKENDS = "/opt/tritonserver/backends"
+# Whoever changes what the server serves holds the lock to make the mark; while it is there and young, nothing is done.
+LOCK = "/run/npufleet-watchdog.lock"
+DEPLOYMENT = "/run/npufleet-deployment"
+# The kernel keeps 15 characters of triton_python_backend_stub.
+STUB = "triton_python_b"
+# Up to here Triton starts a dead stub anew by itself, and one that is killed in the midst of a request takes the server with it.
+LAST_TO_RESTART_STUBS = (2, 46)
+# Requests that never reached the model say nothing about it.
+NEVER_RUN = ("REJECTED", "CANCELED")
+WORK = ("nv_inference_request_success", "nv_inference_count", "nv_inference_exec_count")
+HOUR = 3600.0
+# Seconds within which a model that has to be reloaded again was not helped by it
+RELAPSE = 900.0
+# Seconds: for one answer; for the processes of an unloaded model to end
+ANSWER, SETTLE = 5.0, 10.0
+KEPT = 50
+
+Labels = Dict[str, str]
+Page = Dict[str, List[Tuple[Labels, float]]]
+
+
+class Config(NamedTuple):
+    """The configuration: times in seconds."""
+
+    container: str
+    address: str
+    http_port: int
+    # None where the server offers no metrics: then only whether it answers is judged
+    metrics_port: Optional[int]
+    mode: str
+    root: str
+    vendor_tool: str
+    interval: float
+    fault_limit: float
+    stall_limit: float
+    stub_limit: float
+    silence_limit: float
+    start_limit: float
+    actions: int
+    backoff: float
+    load_limit: float
+    stop_limit: float
+    free_limit: float
+    deployment_limit: float
+
+
+class Reading(NamedTuple):
+    """What one look at the host found."""
+
+    at: float
+    # Identity of this run of the container, None while it does not run
+    life: Optional[str]
+    age: float
+    # None while the server does not answer
+    metrics: Optional[Page]
+    # {model: {version: state}}, None where the index is not to be had
+    models: Optional[Dict[str, Dict[str, str]]]
+    # {model: names of instances without a process}
+    dead: Dict[str, List[str]]
+    ensembles: Tuple[str, ...] = ()
+
+
+class Finding(NamedTuple):
+    """Something that has lasted for too long. `model` None means the whole server."""
+
+    rule: str
+    model: Optional[str]
+    found: str
+    wanted: str
+
+
+class Failure(Exception):
+    """Why something could not be done."""
+
+
+def parse(text: str) -> Page:
+    """A page of metrics as {name: [(labels, value)]}; lines that are none are passed over."""
+    page: Page = {}
+    for line in text.splitlines():
+        match = re.match(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)", line)
+        if match:
+            pairs = re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', match[2] or "")
+            labels = {name: re.sub(r"\\(.)", r"\1", value) for name, value in pairs}
+            with contextlib.suppress(ValueError):
+                page.setdefault(match[1], []).append((labels, float(match[3])))
+    return page
+
+
+class Judge:
+    """The rules. It remembers how long something has been so; `forget` makes it start anew."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._life: Optional[str] = None
+        self._answered = False
+        self._since: Dict[Tuple[str, ...], float] = {}
+        self._seen: Set[Tuple[str, ...]] = set()
+        self._work: Dict[Tuple[str, str], Tuple[float, ...]] = {}
+        # Requests that a reload left behind wait for ever in the gauge of a server that could not end their process.
+        self._lost: Dict[Tuple[str, str], float] = {}
+        self._lose: Optional[str] = None
+
+    def forget(self, reloaded: Optional[str] = None) -> None:
+        """Nothing lasts any more. What waits for a model just `reloaded` at the next look will never be answered."""
+        self._since.clear()
+        self._work.clear()
+        self._lose = reloaded or self._lose
+
+    def judge(self, reading: Reading) -> List[Finding]:
+        """What has lasted for longer than its limit, the surest first."""
+        if reading.life != self._life:
+            self.forget()
+            self._lost.clear()
+            self._life, self._answered, self._lose = reading.life, False, None
+        if reading.life is None:
+            return []
+        self._seen.clear()
+        silent = self._lasting(("silent",), reading.metrics is None, reading.at)
+        if reading.metrics is None:
+            patient = reading.age <= self._config.start_limit and not self._answered
+            if silent <= self._config.silence_limit or patient:
+                return []
+            found = f"a container that runs, and a server that has not answered for {silent:.0f} s"
+            return [Finding("silent", None, found, "answers")]
+        self._answered = True
+        findings = self._faults(reading) + self._stubs(reading) + self._stalls(reading)
+        # What was unloaded meanwhile does not last any more.
+        self._since = {key: since for key, since in self._since.items() if key in self._seen}
+        return findings
+
+    def _lasting(self, key: Tuple[str, ...], so: bool, now: float) -> float:
+        """Seconds for which it has been `so` at every look."""
+        if not so:
+            self._since.pop(key, None)
+            return 0.0
+        self._seen.add(key)
+        return now - self._since.setdefault(key, now)
+
+    def _faults(self, reading: Reading) -> List[Finding]:
+        """An NPU that does not answer, as the backend itself says."""
+        silent: Dict[str, List[str]] = {}
+        longest = 0.0
+        for labels, value in (reading.metrics or {}).get("rbln_device_fault", []):
+            key = ("fault", *(labels.get(one, "") for one in ("model", "version", "instance", "npu")))
+            seconds = self._lasting(key, value > 0, reading.at)
+            if seconds > self._config.fault_limit:
+                longest = max(longest, seconds)
+                silent.setdefault(labels.get("model", ""), []).append("NPU {} of {}".format(labels.get("npu", "?"), key[3]))
+        return [
+            Finding(
+                "fault", model, "{} without an answer for {:.0f} s".format(", ".join(sorted(npus)), longest), "NPUs that answer"
+            )
+            for model, npus in sorted(silent.items())
+        ]
+
+    def _stubs(self, reading: Reading) -> List[Finding]:
+        """Instances whose process is gone. Probes stay 200 and the index READY, each request to them fails."""
+        findings = []
+        for model, instances in sorted(reading.dead.items()):
+            seconds = self._lasting(("stub", model), True, reading.at)
+            if seconds > self._config.stub_limit:
+                found = "no process of {} for {:.0f} s".format(", ".join(instances), seconds)
+                findings.append(Finding("stub", model, found, "a process of every instance"))
+        return findings
+
+    def _stalls(self, reading: Reading) -> List[Finding]:
+        """Requests wait and none is answered, although every probe is 200. An ensemble has no process: its steps are judged."""
+        page = reading.metrics or {}
+        findings = []
+        for labels, pending in page.get("nv_inference_pending_request_count", []):
+            model, version = labels.get("model", ""), labels.get("version", "")
+            key = (model, version)
+            if self._lose == model:
+                self._lost[key] = pending
+            self._lost[key] = min(self._lost.get(key, 0.0), pending)
+            work = self._done(page, model, version)
+            stuck = pending > self._lost[key] and self._work.get(key) == work and model not in reading.ensembles
+            # From the look before, whose work was the same
+            seconds = self._lasting(("stall", model, version), stuck, reading.at)
+            self._work[key] = work
+            if seconds > self._config.stall_limit:
+                found = f"{pending - self._lost[key]:.0f} requests waiting and none answered for {seconds:.0f} s"
+                findings.append(Finding("stall", model, found, "answers"))
+        self._lose = None
+        return findings
+
+    @staticmethod
+    def _done(page: Page, model: str, version: str) -> Tuple[float, ...]:
+        """Every counter that moves when the model has worked, well or not."""
+        of = {"model": model, "version": version}
+
+        def total(name: str, *without: str) -> float:
+            return sum(
+                value
+                for labels, value in page.get(name, [])
+                if of.items() <= labels.items() and labels.get("reason") not in (None, *without)
+            )
+
+        counts = [value for name in WORK for labels, value in page.get(name, []) if of.items() <= labels.items()]
+        # Without a reason, as before 24.05, a failure may be one that only waited for too long.
+        return (*counts, total("nv_inference_request_failure", *NEVER_RUN))
+
+
+class Ledger:
+    """What was done, in a file that outlives the process, and whether more may be done."""
+
+    def __init__(self, config: Config, clock: Callable[[], float] = time.time) -> None:
+        self._config = config
+        self._clock = clock
+        self.path = config.root + "/watchdog.json"
+        self.state: Dict[str, Any] = {"actions": [], "counts": {"reload": 0, "restart": 0, "failed": 0}, "restarting": None}
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with open(self.path, encoding="utf-8") as source:
+                found = json.load(source)
+            if isinstance(found["actions"], list) and isinstance(found["counts"], dict):
+                self.state.update({key: found[key] for key in ("actions", "counts", "restarting")})
+        self.state.update(format=1, running=None, paused=None, gave_up=None)
+
+    def note(self, **changes: Any) -> None:
+        """Keep these, and write the file where they differ."""
+        if any(self.state.get(key) != value for key, value in changes.items()):
+            self.state.update(changes)
+            self._write()
+
+    def record(self, action: Dict[str, Any]) -> None:
+        """Keep an action: {"at", "model", "rule", "action", "found", "did", "worked"}, `at` in seconds since 1970."""
+        counts = dict(self.state["counts"])
+        counts[action["action"]] = counts.get(action["action"], 0) + 1
+        counts["failed"] = counts.get("failed", 0) + (not action["worked"])
+        self.state.update(counts=counts, actions=[*self.state["actions"], action][-KEPT:])
+        self._write()
+
+    def lately(self) -> List[Dict[str, Any]]:
+        """The actions of the last hour. One of the future, by a clock that was set back, counts as well."""
+        return [one for one in self.state["actions"] if self._clock() - one["at"] < HOUR]
+
+    def waits(self) -> Tuple[float, Optional[str]]:
+        """(seconds until something may be done, why nothing will be done although that is far)."""
+        lately = self.lately()
+        if not lately:
+            return 0.0, None
+        if len(lately) >= self._config.actions:
+            why = f"{len(lately)} actions within an hour, which is the limit"
+            return lately[-self._config.actions]["at"] + HOUR - self._clock(), why
+        return lately[-1]["at"] + self._config.backoff * 2 ** (len(lately) - 1) - self._clock(), None
+
+    def relapsed(self, model: str) -> bool:
+        """Whether this model was reloaded a short while ago, and that did not help."""
+        return any(
+            one["action"] == "reload" and one["model"] == model and self._clock() - one["at"] < RELAPSE
+            for one in self.state["actions"]
+        )
+
+    def _write(self) -> None:
+        new = self.path + ".new"
+        try:
+            with open(new, "w", encoding="utf-8") as target:
+                json.dump(self.state, target, indent=1, sort_keys=True)
+            os.replace(new, self.path)
+        except OSError as error:
+            why = f"found {self.path} not to be written ({error.strerror}), wanted to keep there what was done"
+            say(f"{why}: see `df {self.path}`", 4)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(ENGINE)
+
+
+class Host:
+    """Everything outside of this process: the engine, the server, processes, cards, marks."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    # Reading
+
+    def read(self) -> Reading:
+        """One look. Raises Failure while the engine does not answer."""
+        now = time.monotonic()
+        facts = self.container()
+        state = (facts or {}).get("State") or {}
+        if not facts or state.get("Status") != "running":
+            return Reading(now, None, 0.0, None, None, {})
+        life, age = facts["Id"] + state["StartedAt"], _age(state["StartedAt"])
+        metrics = self._metrics()
+        index = self.index() if metrics is not None else None
+        dead, ensembles = self._dead(int(state["Pid"]), index or {})
+        return Reading(now, life, age, metrics, index, dead, ensembles)
+
+    def container(self) -> Optional[Dict[str, Any]]:
+        """`docker inspect`, None where there is no such container."""
+        status, facts = self._engine("GET", f"/containers/{self._config.container}/json")
+        if status not in (200, 404):
+            raise Failure(f"the engine answers {status}: {facts}")
+        return facts if status == 200 else None
+
+    def _engine(self, method: str, resource: str, timeout: float = 20.0) -> Tuple[int, Any]:
+        return self._exchange(_UnixConnection("localhost", timeout=timeout), method, resource)
+
+    def _server(self, method: str, resource: str, timeout: float = ANSWER, body: str = "") -> Tuple[int, Any]:
+        connection = http.client.HTTPConnection(self._config.address, self._config.http_port, timeout=timeout)
+        return self._exchange(connection, method, resource, body)
+
+    @staticmethod
+    def _exchange(connection: http.client.HTTPConnection, method: str, resource: str, body: str = "") -> Tuple[int, Any]:
+        """(status, JSON or text) of one exchange; status 0 and the reason where there was none."""
+        try:
+            connection.request(method, resource, body=body or None)
+            answer = connection.getresponse()
+            raw = answer.read().decode("utf-8", "replace")
+        except (OSError, http.client.HTTPException) as error:
+            return 0, str(error) or type(error).__name__
+        finally:
+            connection.close()
+        try:
+            return answer.status, json.loads(raw)
+        except ValueError:
+            return answer.status, raw
+
+    def _metrics(self) -> Optional[Page]:
+        if self._config.metrics_port is None:
+            return {} if self._server("GET", "/v2/health/live")[0] else None
+        connection = http.client.HTTPConnection(self._config.address, self._config.metrics_port, timeout=ANSWER)
+        status, text = self._exchange(connection, "GET", "/metrics")
+        return parse(str(text)) if status == 200 else None
+
+    def index(self) -> Optional[Dict[str, Dict[str, str]]]:
+        """{model: {version: state}}, None where the server does not say."""
+        status, found = self._server("POST", "/v2/repository/index")
+        if status != 200 or not isinstance(found, list):
+            return None
+        index: Dict[str, Dict[str, str]] = {}
+        for one in found:
+            index.setdefault(one["name"], {})[str(one.get("version", "-"))] = one.get("state", "")
+        return index
+
+    def _dead(self, init: int, index: Dict[str, Dict[str, str]]) -> Tuple[Dict[str, List[str]], Tuple[str, ...]]:
+        """({model: its instances that have no process}, ensembles) of the models that are READY."""
+        wanted: Dict[str, List[str]] = {}
+        ensembles = []
+        for model, versions in index.items():
+            for version in [version for version, state in versions.items() if state == "READY"]:
+                status, config = self._server("GET", f"/v2/models/{model}/versions/{version}/config")
+                if status != 200 or not isinstance(config, dict):
+                    continue
+                if config.get("platform") == "ensemble":
+                    ensembles.append(model)
+                elif self._in_processes(init, str(config.get("backend"))):
+                    wanted.setdefault(model, []).extend(
+                        "{}_{}".format(group.get("name"), number)
+                        for group in config.get("instance_group") or []
+                        for number in range(int(group.get("count") or 0))
+                        # A group on GPUs has other names
+                        if group.get("kind") in ("KIND_CPU", "KIND_MODEL")
+                    )
+        alive = collections.Counter(self.stubs(init).values()) if wanted else {}
+        asked = collections.Counter(name for names in wanted.values() for name in names)
+        lacking = {name for name in asked if asked[name] > alive[name]}
+        dead = {model: sorted(lacking & set(names)) for model, names in wanted.items()}
+        return {model: names for model, names in dead.items() if names}, tuple(ensembles)
+
+    @staticmethod
+    def _in_processes(init: int, backend: str) -> bool:
+        """Whether the instances of this backend are processes of their own."""
+        return backend == "python" or os.path.exists(f"/proc/{init}/root{BACKENDS}/{backend}/model.py")
+
+    @staticmethod
+    def stubs(init: int) -> Dict[int, str]:
+        """{process: instance} of the living stubs of the container whose first process is `init`."""
+        found = {}
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            words = _words(f"/proc/{pid}/cmdline") if _words(f"/proc/{pid}/comm") == [STUB] else []
+            # A dead one that nobody waited for has no words; the last word but one is the instance
+            if len(words) > 2 and _same_namespace(pid, str(init)):
+                found[int(pid)] = words[-2]
+        return found
+
+    def paused(self) -> Optional[str]:
+        """Why nothing is to be done, None where something may be."""
+        if os.path.exists(self._config.root + "/maintenance.json"):
+            return "maintenance"
+        try:
+            age = time.time() - os.stat(DEPLOYMENT).st_mtime
+        except OSError:
+            return None
+        # A run that broke off does not leave the server unwatched for ever
+        return "deployment" if 0 <= age < self._config.deployment_limit else None
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """While this is held no deployment begins."""
+        with open(LOCK, "w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    # Acting
+
+    def version(self) -> Tuple[int, ...]:
+        """The server's version; one that is not told counts as old."""
+        found = self._server("GET", "/v2")[1]
+        match = re.match(r"(\d+)\.(\d+)", str(found.get("version")) if isinstance(found, dict) else "")
+        return (int(match[1]), int(match[2])) if match else (0, 0)
+
+    def reload(self, model: str) -> str:
+        """Unload, end what does not end by itself, load. Without the unload Triton would answer 200 and do nothing."""
+        facts = self.container()
+        if not facts:
+            raise Failure("the container is gone")
+        init = int(facts["State"]["Pid"])
+        status, config = self._server("GET", f"/v2/models/{model}/config")
+        groups = (config.get("instance_group") or []) if status == 200 else []
+        prefixes = tuple("{}_".format(group.get("name")) for group in groups)
+        before = {pid for pid, instance in self.stubs(init).items() if prefixes and re.sub(r"\d+$", "", instance) in prefixes}
+        self._control(model, "unload", ANSWER, '{"parameters": {"unload_dependents": false}}')
+        left = self._left(init, before, SETTLE)
+        killed = ""
+        # Where Triton starts stubs anew, killing one in the midst of a request ends the whole server.
+        if left and self.version() > LAST_TO_RESTART_STUBS:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            stay = self._left(init, left, SETTLE)
+            if stay:
+                raise Failure("process {} of it does not end, not even killed".format(", ".join(map(str, sorted(stay)))))
+            killed = f", killed {len(left)} processes of it that did not end"
+        self._control(model, "load", self._config.load_limit, "{}")
+        states = (self.index() or {}).get(model) or {}
+        if "READY" not in states.values():
+            raise Failure(f"it is {', '.join(states.values()) or 'not there'} after the load")
+        return f"unloaded{killed} and loaded it"
+
+    def _left(self, init: int, pids: Iterable[int], seconds: float) -> Set[int]:
+        """Those of the stubs that live on after at most this long."""
+        deadline = time.monotonic() + seconds
+        left = set(pids) & set(self.stubs(init))
+        while left and time.monotonic() < deadline:
+            time.sleep(0.2)
+            left &= set(self.stubs(init))
+        return left
+
+    def _control(self, model: str, verb: str, timeout: float, body: str) -> None:
+        status, answer = self._server("POST", f"/v2/repository/models/{model}/{verb}", timeout, body)
+        if status != 200:
+            reason = answer.get("error") if isinstance(answer, dict) else answer
+            raise Failure(f"Triton would not {verb} it (status {status}: {_line(reason)})")
+
+    def stop(self, identity: str) -> None:
+        """Stop the container, as patiently as it says itself."""
+        status, answer = self._engine("POST", f"/containers/{identity}/stop", self._config.stop_limit)
+        if status not in (204, 304):
+            raise Failure(f"the engine could not stop the container ({_line(answer)}): reboot the host")
+
+    def start(self, identity: str) -> None:
+        """Start it."""
+        status, answer = self._engine("POST", f"/containers/{identity}/start", self._config.stop_limit)
+        if status not in (204, 304):
+            raise Failure(f"the engine could not start the container: {_line(answer)}")
+
+    def contexts(self) -> List[Tuple[str, str]]:
+        """(process, name) of every context on the cards; nothing where the vendor's tool does not tell."""
+        with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, AttributeError):
+            done = subprocess.run([self._config.vendor_tool, "-j"], capture_output=True, timeout=20, check=True)
+            return [(str(one.get("pid")), str(one.get("process"))) for one in json.loads(done.stdout).get("contexts") or []]
+        return []
+
+    def foreign(self, init: int) -> List[Tuple[str, str]]:
+        """Contexts of living processes that are not the container's."""
+        return [
+            (pid, name)
+            for pid, name in self.contexts()
+            if _words(f"/proc/{pid}/comm") == [name[:15]] and not _same_namespace(pid, str(init))
+        ]
+
+    def free(self, foreign: List[Tuple[str, str]]) -> bool:
+        """Wait until only `foreign` contexts are left: a start beside one that ends can wedge the card."""
+        deadline = time.monotonic() + self._config.free_limit
+        while set(self.contexts()) - set(foreign):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.5)
+        return True
+
+
+class Watchdog:
+    """Reads, judges, and does what is to be done."""
+
+    def __init__(self, config: Config, host: Host, ledger: Ledger, judge: Judge) -> None:
+        self._config, self._host, self._ledger, self._judge = config, host, ledger, judge
+        self._said: Optional[str] = None
+        # When the container was restarted, until the server answers again
+        self._acted: Optional[float] = None
+
+    def round(self) -> None:
+        """One look, and at most one action."""
+        paused = self._host.paused()
+        self._ledger.note(paused=paused)
+        if paused:
+            self._judge.forget()
+            # Whoever works there now starts it again.
+            self._ledger.note(restarting=None)
+            return
+        try:
+            if self._ledger.state["restarting"]:
+                self._finish()
+            reading = self._host.read()
+        except Failure as failure:
+            self._once(f"found {failure}, wanted to look at the container: see `systemctl status docker`", 4)
+            self._judge.forget()
+            return
+        findings = self._judge.judge(reading)
+        if not findings:
+            self._well(reading)
+            return
+        seconds, why = self._ledger.waits()
+        if seconds > 0:
+            if why:
+                words = f"{_sentence(findings[0])}, did nothing: {why}. Look at the NPUs, then restart it"
+                self._once(words, 3)
+                self._ledger.note(gave_up=self._ledger.state["gave_up"] or words)
+            return
+        with self._host.alone():
+            if not self._host.paused():
+                self._act(findings[0], reading)
+
+    def _well(self, reading: Reading) -> None:
+        if reading.metrics is None:
+            return
+        if self._acted is not None:
+            say(f"the server answers again, {time.monotonic() - self._acted:.0f} s after its start")
+            self._acted = None
+        self._said = None
+        self._ledger.note(gave_up=None)
+
+    def _once(self, words: str, level: int) -> None:
+        """Say it, unless it was the last thing said; figures do not make it another."""
+        key = re.sub(r"\d+", "", words)
+        if key != self._said:
+            say(words, level)
+            self._said = key
+
+    def _act(self, finding: Finding, reading: Reading) -> None:
+        """The mildest thing that may help; the next one at once where that cannot be done."""
+        model = finding.model
+        harder = self._reload_is_no_use(finding, reading)
+        if model is not None and harder is None:
+            states = (reading.models or {}).get(model) or {}
+            if "READY" not in states.values():
+                # Somebody is loading or unloading it.
+                return
+            try:
+                self._do(finding, "reload", lambda: self._host.reload(model))
+                self._judge.forget(reloaded=model)
+                return
+            except Failure:
+                pass
+        self._judge.forget()
+        with contextlib.suppress(Failure):
+            self._do(finding, "restart", self._restart, harder)
+
+    def _reload_is_no_use(self, finding: Finding, reading: Reading) -> Optional[str]:
+        """Why the container is restarted without a reload, None where a reload comes first."""
+        if finding.model is None:
+            return "the whole server is silent"
+        if self._config.mode != "explicit":
+            return f"mode {self._config.mode} takes no requests to load"
+        if reading.models is None:
+            return "the server does not tell its models"
+        if self._ledger.relapsed(finding.model):
+            return "it was reloaded a short while ago"
+        if finding.rule == "stall" and self._host.version() <= LAST_TO_RESTART_STUBS:
+            return "a Triton of this age cannot end a process that hangs"
+        return None
+
+    def _do(self, finding: Finding, action: str, do: Callable[[], str], because: Optional[str] = None) -> None:
+        """One action, said in one line and written down. Raises Failure where it did not work."""
+        began = time.monotonic()
+        failed: Optional[Failure] = None
+        try:
+            did = do()
+        except Failure as failure:
+            failed, did = failure, f"tried a {action}, and {failure}"
+        took = time.monotonic() - began
+        if because and not failed:
+            did += f" ({because})"
+        say(f"{_sentence(finding)}, did: {did}, {took:.1f} s", 3 if failed else 4)
+        self._ledger.record(
+            {
+                "at": round(time.time(), 1),
+                "rule": finding.rule,
+                "model": finding.model,
+                "found": finding.found,
+                "action": action,
+                "did": did,
+                "worked": failed is None,
+                "seconds": round(took, 1),
+            }
+        )
+        self._said = None
+        if failed:
+            raise failed
+        if action == "restart":
+            self._acted = time.monotonic()
+
+    def _restart(self) -> str:
+        """Stop, wait for the cards, start. It is written down before: whoever comes after a crash of this process starts it."""
+        facts = self._host.container()
+        if not facts or not facts["State"].get("Running"):
+            raise Failure("somebody has stopped the container meanwhile: it stays so")
+        foreign = self._host.foreign(int(facts["State"]["Pid"]))
+        self._ledger.note(restarting=facts["Id"])
+        self._host.stop(facts["Id"])
+        free = self._host.free(foreign)
+        self._host.start(facts["Id"])
+        self._ledger.note(restarting=None)
+        return "restarted the container" + (
+            "" if free else f" although the cards were not free within {self._config.free_limit:.0f} s"
+        )
+
+    def _finish(self) -> None:
+        """A restart that this process or its forerunner did not end."""
+        with self._host.alone():
+            if self._host.paused():
+                return
+            facts = self._host.container()
+            if facts and facts["Id"] == self._ledger.state["restarting"] and not facts["State"].get("Running"):
+                self._host.start(facts["Id"])
+                say("found the container stopped by a restart that was not finished, wanted it running, did: started it", 4)
+            self._ledger.note(restarting=None)
+
+
+def _sentence(finding: Finding) -> str:
+    of = f"model {finding.model}: " if finding.model else ""
+    return f"{of}found {finding.found}, wanted {finding.wanted}"
+
+
+def _line(words: Any) -> str:
+    return " ".join(str(words).split())[:200]
+
+
+def _words(path: str) -> List[str]:
+    """What a file of /proc holds, in words; nothing of a process that is gone."""
+    try:
+        with open(path, "rb") as source:
+            return source.read().replace(b"\0", b" ").decode("utf-8", "replace").split()
+    except OSError:
+        return []
+
+
+def _same_namespace(one: str, other: str) -> bool:
+    """Whether two processes are of the same container."""
+    try:
+        return os.readlink(f"/proc/{one}/ns/pid") == os.readlink(f"/proc/{other}/ns/pid")
+    except OSError:
+        return False
+
+
+def _age(started: str) -> float:
+    """Seconds since the engine's time of a start, such as 2026-01-31T12:00:00.123456789Z."""
+    return time.time() - datetime.fromisoformat(started[:19] + "+00:00").timestamp()
+
+
+def say(words: str, level: int = 6) -> None:
+    """One line to the journal, with syslog's level: 3 error, 4 warning, 6 information."""
+    print(f"<{level}>{words}", flush=True)
+
+
+def notify(state: str) -> None:
+    """Tell systemd, where it waits for it."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, contextlib.suppress(OSError):
+            line.sendto(state.encode(), address.replace("@", "\0", 1) if address.startswith("@") else address)
+
+
+def digest(path: str) -> str:
+    """SHA-256 of a file."""
+    with open(path, "rb") as source:
+        return hashlib.sha256(source.read()).hexdigest()
+
+
+def main() -> None:
+    """Entry point."""
+    path = sys.argv[1]
+    running = {"program": digest(os.path.abspath(__file__)), "config": digest(path)}
+    with open(path, encoding="utf-8") as source:
+        config = Config(**json.load(source))
+    ledger = Ledger(config)
+    ledger.note(running=running)
+    watchdog = Watchdog(config, Host(config), ledger, Judge(config))
+    say(f"watches {config.container} at {config.address}, every {config.interval:g} s")
+    notify("READY=1")
+    while True:
+        notify("WATCHDOG=1")
+        watchdog.round()
+        time.sleep(config.interval)
+
+
+if __name__ == "__main__":
+    main()

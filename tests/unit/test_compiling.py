@@ -1,0 +1,199 @@
+"""Which models have to be compiled: every reason to, none without one, and specs that are refused as a whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import compiling
+from ansible_collections.npufleet.triton.plugins.module_utils.manifest import file_digest
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from helpers import ROOT
+
+SDK = {"version": "0.9.4", "shape": "0.9"}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> dict[str, Any]:
+    source = tmp_path / "net.onnx"
+    source.write_bytes(b"onnx")
+    tensor = {"name": "x", "shape": [3, 8], "dtype": "float32"}
+    return {"name": "net", "source": {"onnx": str(source)}, "inputs": [tensor], "batches": [1, 4]}
+
+
+def plan(model: dict[str, Any], directory: Path, card: str = "RBLN-CA22", sdk: dict[str, str] = SDK) -> dict[str, Any]:
+    (found,) = compiling.plan([model], card, sdk, str(directory))
+    return found
+
+
+@pytest.fixture
+def compiled(model: dict[str, Any], tmp_path: Path) -> Path:
+    """`model`, as the program leaves it behind."""
+    one = plan(model, tmp_path)
+    path = Path(one["file"])
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"compiled")
+    spec = one["spec"]
+    record = {"npu": spec["npu"], "source": {"kind": "onnx", **spec["digests"]}, "sha256": file_digest(str(path))}
+    Path(one["file"] + ".json").write_text(json.dumps({**record, "compiler_version": "0.9.4"}))
+    return path
+
+
+def test_a_model_that_was_never_compiled(model: dict[str, Any], tmp_path: Path) -> None:
+    one = plan(model, tmp_path)
+    assert (one["key"], one["why"], one["artefacts"]) == ("CA22/0.9", "there is no compiled file yet", {})
+    assert (one["file"], one["push"]) == (str(tmp_path / "net/CA22-0.9/model.rbln"), model["source"]["onnx"])
+    spec = one["spec"]
+    assert (spec["npu"], spec["sdk"], spec["devices"], spec["batches"]) == ("RBLN-CA22", "0.9.4", 1, [1, 4])
+    assert spec["source"] == {"kind": "onnx", "path": "source/net.onnx"}
+    assert spec["digests"]["sha256"] == file_digest(one["push"])
+
+
+def test_a_compiled_model_is_left_alone_and_says_what_to_list(model: dict[str, Any], tmp_path: Path, compiled: Path) -> None:
+    one = plan(dict(reversed(model.items())), tmp_path)
+    assert one["why"] == ""
+    assert one["artefacts"] == {"CA22/0.9": {"file": str(compiled), "sha256": file_digest(str(compiled))}}
+
+
+@pytest.mark.parametrize(
+    "change, why",
+    [
+        ({"batches": [1, 2]}, "its spec or the SDK changed: compiled with 0.9.4, wanted 0.9.4"),
+        ({"devices": 2}, "its spec or the SDK changed"),
+        ({"outputs": [{"name": "y", "shape": [8], "dtype": "float32"}]}, "its spec or the SDK changed"),
+        ({"inputs": [{"name": "x", "shape": [3, 9], "dtype": "float32"}]}, "its spec or the SDK changed"),
+    ],
+)
+def test_another_spec(model: dict[str, Any], tmp_path: Path, compiled: Path, change: dict[str, Any], why: str) -> None:
+    assert plan({**model, **change}, tmp_path)["why"].startswith(why)
+
+
+def test_another_sdk_of_the_same_line(model: dict[str, Any], tmp_path: Path, compiled: Path) -> None:
+    one = plan(model, tmp_path, sdk={"version": "0.9.5", "shape": "0.9"})
+    assert one["why"] == "its spec or the SDK changed: compiled with 0.9.4, wanted 0.9.5"
+
+
+def test_another_card_or_line_is_another_file(model: dict[str, Any], tmp_path: Path, compiled: Path) -> None:
+    assert plan(model, tmp_path, card="RBLN-CA25")["why"] == "there is no compiled file yet"
+    assert plan({**model, "npu": "RBLN-CA12"}, tmp_path)["key"] == "CA12/0.9"
+    assert plan(model, tmp_path, sdk={"version": "0.11.2", "shape": "0.11"})["key"] == "CA22/0.11"
+
+
+def test_a_record_of_another_card_is_not_believed(model: dict[str, Any], tmp_path: Path, compiled: Path) -> None:
+    record = Path(f"{compiled}.json")
+    record.write_text(json.dumps({**json.loads(record.read_text()), "npu": "RBLN-CA25"}))
+    assert plan(model, tmp_path)["why"] == "it is compiled for RBLN-CA25, wanted RBLN-CA22"
+
+
+def test_another_source(model: dict[str, Any], tmp_path: Path, compiled: Path) -> None:
+    Path(model["source"]["onnx"]).write_bytes(b"other")
+    assert plan(model, tmp_path)["why"] == "its source changed"
+
+
+def test_a_file_that_is_not_the_one_of_its_record(model: dict[str, Any], tmp_path: Path, compiled: Path) -> None:
+    compiled.write_bytes(b"half")
+    assert plan(model, tmp_path)["why"] == f"{compiled} is not the file of its record"
+
+
+@pytest.mark.parametrize("record", [None, "{", "[]", '{"npu": "RBLN-CA22"}'])
+def test_no_usable_record(model: dict[str, Any], tmp_path: Path, compiled: Path, record: str | None) -> None:
+    beside = Path(f"{compiled}.json")
+    beside.unlink() if record is None else beside.write_text(record)
+    assert plan(model, tmp_path)["why"] == f"there is no record beside {compiled}"
+
+
+def test_a_place_of_its_own(model: dict[str, Any], tmp_path: Path) -> None:
+    assert plan({**model, "output": str(tmp_path / "mine")}, tmp_path)["file"] == str(tmp_path / "mine/net/CA22-0.9/model.rbln")
+
+
+def test_a_torch_source_is_its_directory(model: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "torch/parts").mkdir(parents=True)
+    (tmp_path / "torch/net.py").write_text("one")
+    (tmp_path / "torch/parts/block.py").write_text("two")
+    torch = {**model, "source": {"torch": "net:make", "path": str(tmp_path / "torch")}}
+    one = plan(torch, tmp_path)
+    assert one["spec"]["source"] == {"kind": "torch", "path": "source", "module": "net", "function": "make"}
+    digests = [one["spec"]["digests"]["sha256"]]
+    (tmp_path / "torch/__pycache__").mkdir()
+    (tmp_path / "torch/__pycache__/net.pyc").write_text("made by a run")
+    assert plan(torch, tmp_path)["spec"]["digests"]["sha256"] == digests[0]
+    changes: list[Callable[[], Any]] = [
+        lambda: (tmp_path / "torch/parts/block.py").write_text("changed"),
+        lambda: os.rename(tmp_path / "torch/parts/block.py", tmp_path / "torch/block.py"),
+    ]
+    for change in changes:
+        change()
+        digests.append(plan(torch, tmp_path)["spec"]["digests"]["sha256"])
+    assert len(set(digests)) == 3
+
+
+def test_all_that_is_wrong_is_said_at_once(model: dict[str, Any], tmp_path: Path) -> None:
+    tensor = model["inputs"][0]
+    wrong = [
+        {**model, "name": "../net", "batch": [1]},
+        {**model, "name": "a", "source": {"onnx": str(tmp_path / "none.onnx")}},
+        {**model, "name": "b", "source": {"onnx": "x", "torch": "y:z"}},
+        {**model, "name": "c", "source": {"torch": "net", "path": str(tmp_path / "none")}},
+        {**model, "name": "d", "inputs": []},
+        {**model, "name": "e", "inputs": [{**tensor, "shape": [0]}, {**tensor, "name": "y", "dtype": "FP32"}, tensor]},
+        {**model, "name": "f", "outputs": [{"name": "y"}], "batches": [1, 1], "devices": 0, "npu": 22},
+        {**model, "name": "f"},
+        "net",
+    ]
+    with pytest.raises(Refusal) as refusal:
+        compiling.plan(wrong, "RBLN-CA22", SDK, str(tmp_path))
+    text = "\n".join(refusal.value.reasons)
+    for reason in (
+        "model ../net: found the key batch, wanted only name, source",
+        'model ../net: name: found "../net", wanted letters',
+        "model a: source: found no .*none.onnx on the controller",
+        "model b: source: found .*, wanted {onnx: file} or {torch:",
+        "model c: source: torch: found net, wanted module:function",
+        "model c: source: found no directory .*none on the controller",
+        r"model d: inputs: found \[\], wanted a list",
+        r"model e: inputs: x: found shape \[0\], wanted sizes of 1 and more",
+        'model e: inputs: y: found dtype "FP32", wanted one of bool',
+        "model e: inputs: found {.*, and a name that no other has",
+        'model f: outputs: found {"name": "y"}, wanted name, shape and dtype',
+        r"model f: batches: found \[1, 1\], wanted different sizes",
+        "model f: devices: found 0, wanted the number of NPUs",
+        "model f: npu: found 22, wanted a text",
+        "model f: is listed more than once",
+        'entry 8: found "net", wanted a mapping',
+    ):
+        assert re.search(reason, text), reason
+    assert len(refusal.value.reasons) == 16
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({}, "there is no compiled file yet"),
+        ({"batches": 4, "devices": "two"}, 'model net: devices: found "two", wanted the number of NPUs that one instance spans'),
+    ],
+)
+def test_the_lookup_gives_the_plan_or_the_reasons(model: dict[str, Any], tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    call = (
+        "lookup('npufleet.triton.compile_plan', *models, card='RBLN-CA22', sdk={'version': '0.9.4', 'shape': '0.9'}, "
+        f"directory='{tmp_path}')"
+    )
+    (tmp_path / "models.json").write_text(json.dumps({"models": [{**model, **change}]}))
+    message = f"msg={{{{ ({call}).models | map(attribute='why') | join or ({call}).reasons | last }}}}"
+    command = [str(Path(sys.executable).with_name("ansible")), "localhost", "-i", "localhost,", "-m", "ansible.builtin.debug"]
+    done = subprocess.run(
+        [*command, "-a", message, "-e", f"@{tmp_path}/models.json"],
+        cwd=ROOT,
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert said in " ".join(done.stdout.split())

@@ -1,0 +1,137 @@
+"""The watchdog in the plan: unit, configuration and program, enabled, active, and running with what is on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import watchdog as subject
+from helpers import ROOT, fleet
+from test_watchdog import subject as program
+
+WANTED_TEXT = "enabled and active, as the inventory has it"
+
+
+def wanted(**inventory: Any) -> dict[str, Any]:
+    return subject.desired(fleet(**inventory))
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def actual(asked: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """What is read of a host that has this watchdog."""
+    files = asked["files"]
+    running = {"program": files["program"], "config": digest(files["config"])}
+    return {**files, "enabled": True, "active": "active", "state": {"running": running}, **changes}
+
+
+def found(words: str) -> list[dict[str, Any]]:
+    item = {"concern": "watchdog", "name": "npufleet-watchdog.service", "current": words, "desired": WANTED_TEXT, "action": "watch"}
+    return [item]
+
+
+def test_configuration_is_what_the_program_takes_with_the_servers_own_variables() -> None:
+    files = wanted(triton_server_name="npu", npufleet_http_port=9000, triton_server_stop_timeout=100)["files"]
+    config = program.Config(**json.loads(files["config"]))
+    assert (config.container, config.address, config.http_port, config.metrics_port) == ("npu", "127.0.0.1", 9000, 8002)
+    assert config.stop_limit > 100
+    assert (config.mode, config.root) == ("explicit", "/var/lib/npufleet")
+    assert files["program"] == hashlib.sha256((ROOT / "roles/triton_server/files/npufleet_watchdog.py").read_bytes()).hexdigest()
+
+
+def test_every_variable_of_the_role_reaches_the_program() -> None:
+    before = json.loads(wanted()["files"]["config"])
+    for name in subject.LIMITS:
+        value = before[name] + 7
+        assert json.loads(wanted(**{"triton_server_watchdog_" + name: value})["files"]["config"])[name] == value
+    text = (ROOT / "roles/triton_server/defaults/main.yml").read_text()
+    named = {line.split(":")[0] for line in text.splitlines() if line.startswith("triton_server_watchdog_")}
+    assert named == {"triton_server_watchdog_" + name for name in subject.LIMITS}
+
+
+def test_server_without_metrics() -> None:
+    assert json.loads(wanted(triton_server_allow_metrics=False)["files"]["config"])["metrics_port"] is None
+
+
+def test_systemd_is_more_patient_than_the_longest_round() -> None:
+    files = wanted(triton_server_ready_timeout=1000, triton_server_stop_timeout=200)["files"]
+    (line,) = [line for line in files["unit"].splitlines() if line.startswith("WatchdogSec=")]
+    assert int(line.split("=")[1]) > 1000 + 2 * 200 + 60
+    assert f"ExecStart=/usr/bin/python3 -I {subject.PROGRAM} {subject.CONFIG}" in files["unit"]
+
+
+def test_watchdog_as_wanted_is_no_difference() -> None:
+    assert subject.diff(wanted(), actual(wanted())) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"unit": None, "config": None, "program": None}, "no unit file, no configuration, no program"),
+        ({"unit": "[Unit]\n"}, "another unit file"),
+        ({"config": "{}"}, "another configuration"),
+        ({"program": "0" * 64}, "another program"),
+        ({"enabled": False}, "disabled"),
+        ({"enabled": False, "active": "failed"}, "disabled, failed"),
+        ({"active": "activating"}, "activating"),
+        ({"active": "inactive"}, "inactive"),
+        ({"state": {}}, "running with older files"),
+        ({"state": {"running": {"program": "0" * 64, "config": "0" * 64}}}, "running with older files"),
+    ],
+)
+def test_differences(changes: dict[str, Any], words: str) -> None:
+    assert subject.diff(wanted(), actual(wanted(), **changes)) == found(words)
+
+
+def test_watchdog_that_is_not_wanted_is_taken_away() -> None:
+    off = wanted(triton_server_watchdog=False)
+    there = actual(wanted())
+    assert [(one["current"], one["desired"], one["action"]) for one in subject.diff(off, there)] == [
+        ("there: unit, config, program", None, "unwatch")
+    ]
+    bare = {**there, "unit": None, "config": None, "program": None, "enabled": False, "active": "inactive", "state": {}}
+    assert subject.diff(off, bare) == []
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The places of the watchdog below a directory, and systemd's answer."""
+    for name in ("UNIT_FILE", "PROGRAM", "CONFIG"):
+        monkeypatch.setattr(subject, name, f"{tmp_path}/{name}")
+    monkeypatch.setattr(subject, "run", lambda *_words: (0, "ActiveState=active\nUnitFileState=enabled"))
+    return tmp_path
+
+
+def test_read_and_compare(host: Path) -> None:
+    asked = {**wanted(), "root": str(host)}
+    (host / "UNIT_FILE").write_text(asked["files"]["unit"])
+    (host / "CONFIG").write_text(asked["files"]["config"])
+    (host / "PROGRAM").write_bytes((ROOT / "roles/triton_server/files/npufleet_watchdog.py").read_bytes())
+    running = {"program": asked["files"]["program"], "config": digest(asked["files"]["config"])}
+    (host / "watchdog.json").write_text(json.dumps({"running": running, "gave_up": None}))
+    there = subject.read(asked)
+    assert subject.diff(asked, there) == []
+    assert there["state"]["running"] == running
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]"])
+def test_bare_host_and_a_state_that_cannot_be_read(host: Path, monkeypatch: pytest.MonkeyPatch, content: str | None) -> None:
+    monkeypatch.setattr(subject, "run", lambda *_words: (127, "systemctl is not installed"))
+    if content:
+        (host / "watchdog.json").write_text(content)
+    there = subject.read({**wanted(), "root": str(host)})
+    assert there == {"unit": None, "config": None, "program": None, "enabled": False, "active": "unknown", "state": {}}
+    assert subject.diff(wanted(), there) == found("no unit file, no configuration, no program")
+
+
+def test_server_that_was_given_up_is_a_warning_while_the_watchdog_runs() -> None:
+    state = {"gave_up": "model ok: found nothing"}
+    assert subject.warning({"active": "active", "state": state}) == "the watchdog gave up: model ok: found nothing"
+    assert subject.warning({"active": "inactive", "state": state}) is None
+    assert subject.warning({"active": "active", "state": {"gave_up": None}}) is None
+    assert subject.warning({}) is None

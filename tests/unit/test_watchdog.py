@@ -1,0 +1,831 @@
+"""The watchdog on the host: each rule on pages that real servers gave, and what is done about it, how often, and when not."""
+
+from __future__ import annotations
+
+import ast
+import fcntl
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from helpers import FIXTURES, ROOT, http_server, unix_server
+
+PROGRAM = ROOT / "roles/triton_server/files/npufleet_watchdog.py"
+# What Triton 24.01 and 24.10 gave: `healthy`, a request answered by each of two models; `hung`, both instances of `hang` hang and
+# one request waits; `reloaded`, `hang` was unloaded and loaded
+PAGES = {path.stem: path.read_text() for path in sorted((FIXTURES / "metrics").glob("*.txt"))}
+RELEASES = ("24.01", "24.10")
+FAULT = 'rbln_device_fault{{model="hang",version="1",npu="{npu}",instance="hang_0_{npu}"}} {value}\n'
+READY = {"hang": {"1": "READY"}, "ok": {"1": "READY"}}
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("npufleet_watchdog", PROGRAM)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+subject = load()
+CONFIG = {
+    "container": "triton",
+    "address": "127.0.0.1",
+    "http_port": 1,
+    "metrics_port": 1,
+    "mode": "explicit",
+    "root": "/nowhere",
+    "vendor_tool": "/nowhere/rbln-stat",
+    "interval": 5,
+    "fault_limit": 30,
+    "stall_limit": 60,
+    "stub_limit": 10,
+    "silence_limit": 60,
+    "start_limit": 900,
+    "deployment_limit": 3600,
+    "actions": 4,
+    "backoff": 30,
+    "load_limit": 5,
+    "stop_limit": 5,
+    "free_limit": 0.6,
+}
+
+
+def configured(**changes: Any) -> Any:
+    return subject.Config(**{**CONFIG, **changes})
+
+
+def reading(at: float, page: str | None = "24.10-healthy", more: str = "", **changes: Any) -> Any:
+    """A look at a container that has run for an hour."""
+    metrics = None if page is None else subject.parse(PAGES[page] + more)
+    facts = {"life": "c1", "age": 3600.0 + at, "metrics": metrics, "models": READY, "dead": {}, **changes}
+    return subject.Reading(at=float(at), **facts)
+
+
+def found(judge: Any, *readings: Any) -> list[tuple[float, str, str | None]]:
+    """(second, rule, model) of each look that found something."""
+    return [(one.at, finding.rule, finding.model) for one in readings for finding in judge.judge(one)]
+
+
+@pytest.fixture
+def judge() -> Any:
+    return subject.Judge(configured())
+
+
+# Pages
+
+
+def test_recorded_pages_are_read_whole() -> None:
+    for name, text in PAGES.items():
+        page = subject.parse(text)
+        assert sum(map(len, page.values())) == sum(not line.startswith("#") for line in text.splitlines() if line), name
+    assert len(PAGES) == 6
+
+
+def test_labels_with_marks_and_lines_that_are_none() -> None:
+    page = subject.parse('# HELP a\na{x="1,\\"2\\"",y="}"} 3\nb 1e3\nbroken{\nc{x="1"} word\n\n')
+    assert page == {"a": [({"x": '1,"2"', "y": "}"}, 3.0)], "b": [({}, 1000.0)], "c": []}
+
+
+# (a) an NPU that does not answer
+
+
+def test_fault_that_lasts_is_found_once_its_limit_is_over(judge: Any) -> None:
+    one = FAULT.format(npu=0, value=0) + FAULT.format(npu=1, value=1)
+    looks = [reading(at, more=one) for at in range(0, 40, 5)]
+    assert found(judge, *looks) == [(35.0, "fault", "hang")]
+    (finding,) = judge.judge(reading(40, more=one))
+    assert finding.found == "NPU 1 of hang_0_1 without an answer for 40 s"
+
+
+def test_fault_that_goes_and_comes_again_does_not_last(judge: Any) -> None:
+    looks = [reading(at, more=FAULT.format(npu=0, value=at != 20)) for at in range(0, 50, 5)]
+    assert found(judge, *looks) == []
+
+
+def test_fault_of_a_model_that_was_unloaded_meanwhile_does_not_last(judge: Any) -> None:
+    looks = [reading(0, more=FAULT.format(npu=0, value=1)), reading(5), reading(60, more=FAULT.format(npu=0, value=1))]
+    assert found(judge, *looks) == []
+
+
+def test_two_npus_of_one_model_are_one_finding(judge: Any) -> None:
+    both = FAULT.format(npu=0, value=1) + FAULT.format(npu=1, value=1)
+    judge.judge(reading(0, more=both))
+    (finding,) = judge.judge(reading(31, more=both))
+    assert finding.found == "NPU 0 of hang_0_0, NPU 1 of hang_0_1 without an answer for 31 s"
+
+
+# (b) requests wait and none is answered
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_hung_model_is_found_after_its_limit_and_its_neighbour_is_not(judge: Any, release: str) -> None:
+    looks = [reading(0, f"{release}-healthy"), *(reading(at, f"{release}-hung") for at in range(5, 75, 5))]
+    assert found(judge, *looks) == [(70.0, "stall", "hang")]
+    (finding,) = judge.judge(reading(75, f"{release}-hung"))
+    assert finding.found == "1 requests waiting and none answered for 70 s"
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_waiting_requests_of_a_model_that_works_are_none(judge: Any, release: str) -> None:
+    def busy(at: int) -> str:
+        line = 'nv_inference_request_success{model="hang",version="1"} '
+        assert line + "1\n" in PAGES[f"{release}-hung"]
+        return PAGES[f"{release}-hung"].replace(line + "1\n", f"{line}{1 + at // 50}\n")
+
+    looks = [reading(at, metrics=subject.parse(busy(at))) for at in range(0, 300, 5)]
+    assert found(judge, *looks) == []
+
+
+@pytest.mark.parametrize(("reason", "stalls"), [("REJECTED", True), ("CANCELED", True), ("BACKEND", False), ("OTHER", False)])
+def test_failures_that_never_reached_the_model_are_no_sign_of_life(judge: Any, reason: str, stalls: bool) -> None:
+    line = f'nv_inference_request_failure{{model="hang",reason="{reason}",version="1"}} '
+    text = PAGES["24.10-hung"]
+    assert line + "0\n" in text
+    looks = [reading(at, metrics=subject.parse(text.replace(line + "0\n", f"{line}{at}\n"))) for at in range(0, 100, 5)]
+    assert bool(found(judge, *looks)) is stalls
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_requests_that_a_reload_left_behind_are_not_found_again(judge: Any, release: str) -> None:
+    for at in range(0, 80, 5):
+        judge.judge(reading(at, f"{release}-hung"))
+    judge.forget(reloaded="hang")
+    # 24.01 keeps the lost request in its gauge
+    looks = [reading(at, f"{release}-hung") for at in range(100, 1000, 5)]
+    assert found(judge, *looks) == []
+    # One more that waits is
+    more = PAGES[f"{release}-hung"].replace(
+        'pending_request_count{model="hang",version="1"} 1', 'pending_request_count{model="hang",version="1"} 2'
+    )
+    looks = [reading(at, metrics=subject.parse(more)) for at in range(1000, 1080, 5)]
+    assert found(judge, *looks)[0] == (1065.0, "stall", "hang")
+
+
+def test_what_is_lost_is_not_known_before_the_look_after_a_pause(judge: Any) -> None:
+    judge.judge(reading(0, "24.10-hung"))
+    judge.forget(reloaded="hang")
+    judge.forget()
+    looks = [reading(at, "24.10-hung") for at in range(100, 300, 5)]
+    assert found(judge, *looks) == []
+
+
+def test_ensemble_is_not_judged_by_what_waits_in_it(judge: Any) -> None:
+    looks = [reading(at, "24.10-hung", ensembles=("hang",)) for at in range(0, 200, 5)]
+    assert found(judge, *looks) == []
+
+
+# (c) an instance without a process
+
+
+def test_dead_stub_is_found_although_the_page_is_healthy(judge: Any) -> None:
+    looks = [reading(at, dead={"ok": ["ok_0_1"]} if at else {}) for at in range(0, 20, 5)]
+    assert found(judge, *looks) == []
+    (finding,) = judge.judge(reading(20, dead={"ok": ["ok_0_1"]}))
+    assert (finding.rule, finding.model, finding.found) == ("stub", "ok", "no process of ok_0_1 for 15 s")
+
+
+def test_stub_that_the_server_itself_started_again_is_none(judge: Any) -> None:
+    looks = [reading(at, dead={"ok": ["ok_0_1"]} if at != 10 else {}) for at in range(0, 25, 5)]
+    assert found(judge, *looks) == []
+
+
+# (d) a server that is silent
+
+
+def test_server_that_answered_and_is_silent_is_found(judge: Any) -> None:
+    looks = [reading(0), *(reading(at, None, age=10.0) for at in range(5, 75, 5))]
+    assert found(judge, *looks) == [(70.0, "silent", None)]
+
+
+def test_server_that_still_loads_has_its_grace(judge: Any) -> None:
+    looks = [reading(at, None, age=float(at)) for at in range(0, 1000, 50)]
+    assert found(judge, *looks) == [(950.0, "silent", None)]
+
+
+def test_silence_of_a_restarted_container_begins_anew(judge: Any) -> None:
+    looks = [reading(0), reading(5, None), reading(70, None, life="c2", age=1.0), reading(130, None, life="c2", age=61.0)]
+    assert found(judge, *looks) == []
+
+
+def test_container_that_does_not_run_is_nobodys_business(judge: Any) -> None:
+    looks = [reading(0), *(reading(at, None, life=None) for at in range(5, 2000, 100))]
+    assert found(judge, *looks) == []
+
+
+# What is done about it
+
+
+class Clock:
+    """Both clocks, moved by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1_800_000_000.0
+        monkeypatch.setattr(subject.time, "time", lambda: self.now)
+        monkeypatch.setattr(subject.time, "monotonic", lambda: self.now)
+
+
+class Played(subject.Host):  # type: ignore[name-defined,misc]
+    """A host whose server is what a test says. Keeps what was done to it."""
+
+    def __init__(self, config: Any, clock: Clock, tmp_path: Path) -> None:
+        super().__init__(config)
+        self.clock, self.lock = clock, tmp_path / "lock"
+        self.done: list[str] = []
+        self.sick: dict[str, Any] = {"dead": {"ok": ["ok_0_0"]}}
+        self.why_paused: list[str | None] = [None]
+        self.triton = (2, 51)
+        self.fails: dict[str, str] = {}
+        self.running = True
+        self.lives = 1
+        self.after: Any = None
+
+    def read(self) -> Any:
+        if not self.running:
+            return subject.Reading(self.clock.now, None, 0.0, None, None, {})
+        return reading(self.clock.now, **{"life": f"c{self.lives}", **self.sick})
+
+    def container(self) -> Any:
+        return {"Id": "c", "State": {"Running": self.running, "Pid": 1}}
+
+    def paused(self) -> str | None:
+        return self.why_paused[0] if len(self.why_paused) == 1 else self.why_paused.pop(0)
+
+    def version(self) -> tuple[int, ...]:
+        return self.triton
+
+    def _do(self, what: str) -> None:
+        self.done.append(what)
+        if what.split()[0] in self.fails:
+            raise subject.Failure(self.fails[what.split()[0]])
+        if self.after:
+            self.after(what)
+
+    def reload(self, model: str) -> str:
+        self._do(f"reload {model}")
+        return "unloaded and loaded it"
+
+    def stop(self, identity: str) -> None:
+        self._do("stop")
+        self.running = False
+
+    def foreign(self, init: int) -> Any:
+        return []
+
+    def free(self, foreign: Any) -> bool:
+        self._do("free")
+        return True
+
+    def start(self, identity: str) -> None:
+        self._do("start")
+        self.running = True
+        self.lives += 1
+
+
+class Scene:
+    """A watchdog on a played host, looked after every five seconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **changes: Any) -> None:
+        monkeypatch.setattr(subject, "LOCK", str(tmp_path / "lock"))
+        self.config = configured(root=str(tmp_path), **changes)
+        self.clock = Clock(monkeypatch)
+        self.host = Played(self.config, self.clock, tmp_path)
+        self.start()
+
+    def start(self) -> None:
+        """A new process."""
+        self.ledger = subject.Ledger(self.config, lambda: self.clock.now)
+        self.watchdog = subject.Watchdog(self.config, self.host, self.ledger, subject.Judge(self.config))
+
+    def run(self, seconds: float) -> list[str]:
+        """What was done in this time."""
+        before, end = len(self.host.done), self.clock.now + seconds
+        while self.clock.now < end:
+            self.watchdog.round()
+            self.clock.now += 5
+        return self.host.done[before:]
+
+    def state(self) -> Any:
+        return json.loads(Path(self.ledger.path).read_text())
+
+
+RESTART = ["stop", "free", "start"]
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Scene:
+    return Scene(monkeypatch, tmp_path)
+
+
+def heal(scene: Scene, by: str) -> None:
+    """The server is well after this was done."""
+
+    def healed(what: str) -> None:
+        if what.startswith(by):
+            scene.host.sick = {}
+
+    scene.host.after = healed
+
+
+def test_reload_comes_first_is_said_in_one_line_and_counted(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    heal(scene, "reload")
+    assert scene.run(600) == ["reload ok"]
+    assert capsys.readouterr().out.splitlines() == [
+        "<4>model ok: found no process of ok_0_0 for 15 s, wanted a process of every instance, did: unloaded and loaded it, 0.0 s"
+    ]
+    state = scene.state()
+    assert state["counts"] == {"reload": 1, "restart": 0, "failed": 0}
+    (action,) = state["actions"]
+    assert (action["rule"], action["model"], action["worked"]) == ("stub", "ok", True)
+
+
+def test_reload_that_does_not_help_is_followed_by_a_restart_after_the_backoff(scene: Scene) -> None:
+    began = scene.clock.now
+    heal(scene, "start")
+    assert scene.run(600) == ["reload ok", *RESTART]
+    first, second = scene.state()["actions"]
+    assert 30 <= second["at"] - first["at"] < 40
+    assert first["at"] - began == 15
+
+
+def test_reload_that_cannot_be_done_is_followed_by_a_restart_at_once(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    scene.host.fails = {"reload": "Triton would not load it (status 400: no memory)"}
+    heal(scene, "start")
+    assert scene.run(600) == ["reload ok", *RESTART]
+    lines = capsys.readouterr().out.splitlines()
+    assert "did: tried a reload, and Triton would not load it (status 400: no memory)" in lines[0]
+    assert "did: restarted the container" in lines[1]
+    assert lines[2:] == ["<6>the server answers again, 5 s after its start"]
+    assert scene.state()["counts"] == {"reload": 1, "restart": 1, "failed": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sick", "triton", "because"),
+    [
+        ({"mode": "poll"}, {"dead": {"ok": ["ok_0_0"]}}, (2, 51), "mode poll takes no requests to load"),
+        ({}, {"dead": {"ok": ["ok_0_0"]}, "models": None}, (2, 51), "the server does not tell its models"),
+        ({}, {"page": None}, (2, 51), "the whole server is silent"),
+        ({}, {"page": "24.01-hung"}, (2, 42), "a Triton of this age cannot end a process that hangs"),
+    ],
+)
+def test_restart_without_a_reload(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changes: Any, sick: Any, triton: Any, because: str
+) -> None:
+    scene = Scene(monkeypatch, tmp_path, **changes)
+    scene.host.sick, scene.host.triton = sick, triton
+    heal(scene, "start")
+    assert scene.run(600) == RESTART
+    assert scene.state()["actions"][0]["did"] == f"restarted the container ({because})"
+
+
+def test_hung_model_of_a_newer_triton_is_reloaded(scene: Scene) -> None:
+    scene.host.sick = {"page": "24.10-hung"}
+    heal(scene, "reload")
+    assert scene.run(600) == ["reload hang"]
+
+
+@pytest.mark.parametrize("state", ["LOADING", "UNLOADING", "UNAVAILABLE"])
+def test_model_that_somebody_loads_is_left_alone(scene: Scene, state: str) -> None:
+    scene.host.sick["models"] = {"ok": {"1": state}}
+    assert scene.run(600) == []
+
+
+# Bounds
+
+
+def test_actions_are_bounded_with_growing_pauses_and_then_left_to_hands(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    assert scene.run(3000) == ["reload ok", *RESTART, *RESTART, *RESTART]
+    times = [one["at"] for one in scene.state()["actions"]]
+    pauses = [later - earlier for earlier, later in zip(times, times[1:])]
+    assert all(pause >= wanted for pause, wanted in zip(pauses, (30, 60, 120))), pauses
+    words = "did nothing: 4 actions within an hour, which is the limit. Look at the NPUs, then restart it"
+    assert len([line for line in capsys.readouterr().out.splitlines() if words in line]) == 1
+    assert words in scene.state()["gave_up"]
+    scene.run(10000)
+    times = [one["at"] for one in scene.state()["actions"]]
+    assert len(times) > 8
+    assert all(later - earlier >= 3600 for earlier, later in zip(times, times[4:]))
+    scene.host.sick = {}
+    scene.run(10)
+    assert scene.state()["gave_up"] is None
+
+
+def test_bounds_outlive_the_process(scene: Scene) -> None:
+    scene.run(1000)
+    before = len(scene.host.done)
+    scene.start()
+    scene.run(600)
+    assert len(scene.host.done) == before
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"actions": 1}', "null"])
+def test_state_that_cannot_be_read_is_made_anew(scene: Scene, content: str) -> None:
+    Path(scene.ledger.path).write_text(content)
+    scene.start()
+    heal(scene, "reload")
+    assert scene.run(60) == ["reload ok"]
+    assert len(scene.state()["actions"]) == 1
+
+
+def test_state_that_cannot_be_written_keeps_it_from_nothing(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    scene.ledger.path = "/nowhere/watchdog.json"
+    heal(scene, "reload")
+    assert scene.run(60) == ["reload ok"]
+    assert "found /nowhere/watchdog.json not to be written" in capsys.readouterr().out
+
+
+# When it does nothing
+
+
+@pytest.mark.parametrize("why", ["maintenance", "deployment"])
+def test_nothing_is_done_while_somebody_works_there_and_time_begins_anew_after_that(scene: Scene, why: str) -> None:
+    scene.run(10)
+    scene.host.why_paused = [why]
+    assert scene.run(4000) == []
+    assert scene.state()["paused"] == why
+    scene.host.why_paused = [None]
+    assert scene.run(10) == []
+    assert scene.run(10) == ["reload ok"]
+    assert scene.state()["paused"] is None
+
+
+def test_mark_that_appears_between_look_and_action_is_heeded(scene: Scene) -> None:
+    scene.run(15)
+    scene.host.why_paused = [None, "deployment"]
+    assert scene.run(5) == []
+
+
+def test_container_that_was_stopped_is_left_stopped(scene: Scene) -> None:
+    scene.run(10)
+    scene.host.running = False
+    assert scene.run(4000) == []
+
+
+def test_container_that_is_stopped_between_look_and_restart_stays_stopped(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    def stopped(_model: str) -> str:
+        scene.host.running = False
+        raise subject.Failure("it is gone")
+
+    scene.host.reload = stopped  # type: ignore[method-assign]
+    assert scene.run(600) == []
+    assert "somebody has stopped the container meanwhile: it stays so" in capsys.readouterr().out
+
+
+def test_restart_that_was_not_finished_is_finished_by_the_next_process(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    scene.host.sick = {"page": None}
+    scene.host.fails = {"start": "the engine could not start the container: busy"}
+    scene.run(900)
+    assert scene.state()["restarting"] == "c"
+    assert not scene.host.running
+    scene.host.fails, scene.host.sick = {}, {}
+    scene.start()
+    assert scene.run(5) == ["start"]
+    assert scene.host.running
+    assert scene.state()["restarting"] is None
+    assert "found the container stopped by a restart that was not finished" in capsys.readouterr().out
+
+
+def test_restart_that_was_not_finished_is_left_to_a_person_who_took_the_host_out(scene: Scene) -> None:
+    scene.ledger.note(restarting="c")
+    scene.host.running = False
+    scene.host.why_paused = ["maintenance"]
+    assert scene.run(10) == []
+    scene.host.why_paused = [None]
+    assert scene.run(100) == []
+    assert not scene.host.running
+
+
+def test_engine_that_does_not_answer_is_said_once(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    def silent() -> Any:
+        raise subject.Failure(f"the engine answers 0: timeout {scene.clock.now}")
+
+    scene.host.read = silent  # type: ignore[method-assign]
+    assert scene.run(600) == []
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+# The host
+
+
+@pytest.fixture
+def marks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(subject, "DEPLOYMENT", str(tmp_path / "deployment"))
+    monkeypatch.setattr(subject, "LOCK", str(tmp_path / "lock"))
+    return tmp_path
+
+
+def test_marks(marks: Path) -> None:
+    host = subject.Host(configured(root=str(marks)))
+    assert host.paused() is None
+    (marks / "deployment").touch()
+    assert host.paused() == "deployment"
+    # A run that broke off an hour ago, and a clock that was set back
+    for age in (3601, -60):
+        os.utime(marks / "deployment", (time.time() - age,) * 2)
+        assert host.paused() is None
+    (marks / "maintenance.json").touch()
+    assert host.paused() == "maintenance"
+
+
+def test_deployment_waits_until_an_action_has_ended(marks: Path) -> None:
+    """With the very command of the role."""
+    task = (ROOT / "roles/common/tasks/watchdog_idle.yml").read_text()
+    assert f"flock --wait 900 {load().LOCK} " in task
+    assert f"touch {load().DEPLOYMENT}\n" in (ROOT / "roles/common/tasks/watchdog_hold.yml").read_text()
+    assert f"path: {load().DEPLOYMENT}\n" in (ROOT / "roles/common/tasks/watchdog_release.yml").read_text()
+    host = subject.Host(configured(root=str(marks)))
+    with host.alone():
+        hold = subprocess.Popen(["flock", "--wait", "20", str(marks / "lock"), "touch", str(marks / "deployment")])
+        with (marks / "lock").open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert host.paused() is None
+    assert hold.wait(20) == 0
+    assert host.paused() == "deployment"
+
+
+def inspected(**state: Any) -> dict[str, tuple[int, Any]]:
+    facts = {"Status": "running", "Running": True, "Pid": os.getpid(), "StartedAt": "2026-01-31T12:00:00.123456789Z", **state}
+    return {"GET /containers/triton/json": (200, {"Id": "c0", "State": facts})}
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    monkeypatch.setattr(subject, "ENGINE", str(tmp_path / "engine.sock"))
+    with unix_server(tmp_path / "engine.sock", inspected()) as kept:
+        yield kept
+
+
+def of_two(backend: str = "python", **more: Any) -> dict[str, Any]:
+    group = {"name": "ok_0", "kind": "KIND_CPU", "count": 2}
+    return {"backend": backend, "platform": "", "instance_group": [group], **more}
+
+
+TRITON: dict[str, tuple[int, Any]] = {
+    "GET /metrics": (200, PAGES["24.10-healthy"].encode()),
+    "GET /v2": (200, {"version": "2.51.0"}),
+    "POST /v2/repository/index": (200, [{"name": "ok", "version": "1", "state": "READY"}]),
+    "GET /v2/models/ok/versions/1/config": (200, of_two()),
+    "GET /v2/models/ok/config": (200, of_two()),
+    "POST /v2/repository/models/ok/unload": (200, None),
+    "POST /v2/repository/models/ok/load": (200, None),
+}
+
+
+@pytest.fixture
+def triton() -> Iterator[Any]:
+    with http_server(dict(TRITON)) as kept:
+        yield kept
+
+
+def host_of(triton: Any, **changes: Any) -> Any:
+    return subject.Host(configured(http_port=triton.port, metrics_port=triton.port, **changes))
+
+
+@pytest.fixture
+def stub(tmp_path: Path) -> Iterator[Any]:
+    """Starts processes that have a stub's name."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(instance: str) -> subprocess.Popen[bytes]:
+        link = tmp_path / "triton_python_b"
+        if not link.exists():
+            link.symlink_to("/usr/bin/sleep")
+        # The kernel takes the name of what is executed, not of what the link leads to.
+        one = subprocess.Popen([str(link), "60", "0", "0"], executable=str(link))
+        started.append(one)
+        named[one.pid] = instance
+        return one
+
+    named: dict[int, str] = {}
+    start.named = named  # type: ignore[attr-defined]
+    yield start
+    for one in started:
+        one.kill()
+        one.wait()
+
+
+@pytest.fixture
+def words(monkeypatch: pytest.MonkeyPatch, stub: Any) -> Any:
+    """What stands in /proc for these: sleep takes no words of a stub."""
+    real = subject._words
+
+    def played(path: str) -> list[str]:
+        pid = path.split("/")[2]
+        if path.endswith("/cmdline") and pid.isdigit() and int(pid) in stub.named:
+            return ["stub", "/models/ok/1/model.py", "shm", stub.named[int(pid)], "DEFAULT"] if real(path) else []
+        return list(real(path))
+
+    monkeypatch.setattr(subject, "_words", played)
+    return stub
+
+
+def test_look_at_a_server_that_is_well(engine: Any, triton: Any, words: Any) -> None:
+    words("ok_0_0"), words("ok_0_1")
+    look = host_of(triton).read()
+    assert look.life == "c02026-01-31T12:00:00.123456789Z"
+    assert look.metrics == subject.parse(PAGES["24.10-healthy"])
+    assert look.models == {"ok": {"1": "READY"}}
+    assert (look.dead, look.ensembles) == ({}, ())
+
+
+def test_killed_stub_is_dead_also_while_nobody_waited_for_it(engine: Any, triton: Any, words: Any) -> None:
+    words("ok_0_0")
+    one = words("ok_0_1")
+    one.kill()
+    os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
+    assert host_of(triton).read().dead == {"ok": ["ok_0_1"]}
+
+
+def test_two_versions_have_instances_of_the_same_name(engine: Any, triton: Any, words: Any) -> None:
+    both = [{"name": "ok", "version": version, "state": "READY"} for version in "12"]
+    triton.answers.update({"POST /v2/repository/index": (200, both), "GET /v2/models/ok/versions/2/config": (200, of_two())})
+    for name in ("ok_0_0", "ok_0_1", "ok_0_0"):
+        words(name)
+    assert host_of(triton).read().dead == {"ok": ["ok_0_1"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "dead"),
+    [
+        (of_two(), {"ok": ["ok_0_0", "ok_0_1"]}),
+        (of_two("onnxruntime"), {}),
+        (of_two("rbln"), {}),
+        (of_two(instance_group=[{"name": "ok_0", "kind": "KIND_GPU", "count": 1, "gpus": [0]}]), {}),
+        (of_two(instance_group=None), {}),
+    ],
+)
+def test_instances_that_are_processes(engine: Any, triton: Any, words: Any, config: Any, dead: Any) -> None:
+    triton.answers["GET /v2/models/ok/versions/1/config"] = (200, config)
+    assert host_of(triton).read().dead == dead
+
+
+def test_backend_written_in_python_has_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine: Any, triton: Any) -> None:
+    (tmp_path / "rbln").mkdir()
+    (tmp_path / "rbln/model.py").touch()
+    # Inside this process' own root, as inside the container's
+    monkeypatch.setattr(subject, "BACKENDS", str(tmp_path))
+    triton.answers["GET /v2/models/ok/versions/1/config"] = (200, of_two("rbln"))
+    assert host_of(triton).read().dead == {"ok": ["ok_0_0", "ok_0_1"]}
+
+
+def test_ensemble_is_known(engine: Any, triton: Any) -> None:
+    triton.answers["GET /v2/models/ok/versions/1/config"] = (200, of_two(platform="ensemble", backend=""))
+    look = host_of(triton).read()
+    assert (look.dead, look.ensembles) == ({}, ("ok",))
+
+
+def test_server_that_does_not_answer_or_hides_its_models(engine: Any, triton: Any) -> None:
+    triton.answers["POST /v2/repository/index"] = (403, {"error": "restricted"})
+    look = host_of(triton).read()
+    assert (look.models, look.dead) == (None, {})
+    triton.answers["GET /metrics"] = (503, b"")
+    assert host_of(triton).read().metrics is None
+    assert subject.Host(configured()).read().metrics is None
+
+
+def test_without_metrics_only_life_is_asked_for(engine: Any, triton: Any, words: Any) -> None:
+    words("ok_0_0"), words("ok_0_1")
+    host = subject.Host(configured(http_port=triton.port, metrics_port=None))
+    assert host.read().metrics == {}
+    assert "GET /v2/health/live" in triton.asked
+
+
+@pytest.mark.parametrize("state", [{"Status": "exited"}, {"Status": "restarting"}, {"Status": "paused"}])
+def test_container_that_does_not_run_is_not_asked(engine: Any, triton: Any, state: dict[str, Any]) -> None:
+    engine.answers.update(inspected(**state))
+    assert host_of(triton).read().life is None
+    assert triton.asked == []
+
+
+def test_no_container_and_no_engine(engine: Any, triton: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.answers.clear()
+    assert host_of(triton).read().life is None
+    monkeypatch.setattr(subject, "ENGINE", "/nowhere/engine.sock")
+    with pytest.raises(subject.Failure, match=r"the engine answers 0: .*No such file"):
+        host_of(triton).read()
+
+
+def test_reload_unloads_first_because_a_load_alone_does_nothing(engine: Any, triton: Any) -> None:
+    assert host_of(triton).reload("ok") == "unloaded and loaded it"
+    control = [one for one in triton.asked if "/repository/models/" in one]
+    assert control == ["POST /v2/repository/models/ok/unload", "POST /v2/repository/models/ok/load"]
+
+
+@pytest.mark.parametrize(
+    ("version", "killed"), [("2.51.0", True), ("2.47.0", True), ("2.46.0", False), ("2.42.0", False), ("", False)]
+)
+def test_processes_that_do_not_end_are_killed_where_the_server_survives_it(
+    monkeypatch: pytest.MonkeyPatch, engine: Any, triton: Any, words: Any, version: str, killed: bool
+) -> None:
+    monkeypatch.setattr(subject, "SETTLE", 0.3)
+    triton.answers["GET /v2"] = (200, {"version": version})
+    hung, other = words("ok_0_0"), words("ok_0_0_other")
+    # Nobody in the real thing waits for them either; here Python would.
+    did = host_of(triton).reload("ok")
+    assert (did == "unloaded, killed 1 processes of it that did not end and loaded it") is killed
+    assert (hung.poll() is not None) is killed
+    assert other.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words_of"),
+    [
+        (
+            {"POST /v2/repository/models/ok/unload": (403, {"error": "restricted"})},
+            r"would not unload it \(status 403: restricted\)",
+        ),
+        ({"POST /v2/repository/models/ok/load": (400, {"error": "no\nmemory"})}, r"would not load it \(status 400: no memory\)"),
+        ({"POST /v2/repository/index": (200, [{"name": "ok", "version": "1", "state": "UNAVAILABLE"}])}, "it is UNAVAILABLE"),
+        ({"POST /v2/repository/index": (200, [])}, "it is not there after the load"),
+    ],
+)
+def test_reload_that_fails_says_why(engine: Any, triton: Any, changes: Any, words_of: str) -> None:
+    triton.answers.update(changes)
+    with pytest.raises(subject.Failure, match=words_of):
+        host_of(triton).reload("ok")
+
+
+@pytest.mark.parametrize(("status", "fails"), [(204, False), (304, False), (404, True), (500, True)])
+def test_engine_is_told_to_stop_and_start(engine: Any, triton: Any, status: int, fails: bool) -> None:
+    host = host_of(triton)
+    for verb in ("stop", "start"):
+        engine.answers[f"POST /containers/c0/{verb}"] = (status, {"message": "tried to kill"} if status >= 400 else b"")
+        if fails:
+            with pytest.raises(subject.Failure, match=f"could not {verb} the container"):
+                getattr(host, verb)("c0")
+        else:
+            getattr(host, verb)("c0")
+
+
+def tool(tmp_path: Path, *contexts: dict[str, str]) -> str:
+    path = tmp_path / "rbln-stat"
+    (tmp_path / "contexts.json").write_text(json.dumps({"contexts": list(contexts)}))
+    path.write_text(f"#!/bin/sh\ncat {tmp_path}/contexts.json\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_start_waits_for_the_cards_but_not_for_those_of_others(tmp_path: Path, triton: Any) -> None:
+    ours = {"npu": "0", "pid": "999999", "process": "triton_python_b"}
+    comm = Path("/proc/self/comm").read_text().strip()
+    theirs = {"npu": "1", "pid": str(os.getpid()), "process": comm}
+    host = host_of(triton, vendor_tool=tool(tmp_path, ours, theirs))
+    # A process of the same namespace is the container's own
+    assert host.foreign(os.getpid()) == []
+    assert host.foreign(999999) == [(str(os.getpid()), comm)]
+    assert host.free([(str(os.getpid()), comm)]) is False
+    freed = threading.Timer(0.2, tool, (tmp_path, theirs))
+    freed.start()
+    assert host.free([(str(os.getpid()), comm)]) is True
+    freed.join()
+
+
+def test_tool_that_is_not_there_keeps_nothing_from_starting(triton: Any) -> None:
+    assert host_of(triton).free([]) is True
+
+
+# The program
+
+
+def test_program_is_python_3_9_of_the_standard_library() -> None:
+    tree = ast.parse(PROGRAM.read_text(), feature_version=(3, 9))
+    names = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in names} <= set(sys.stdlib_module_names)
+
+
+def test_program_tells_systemd_that_it_lives_and_says_what_it_runs(tmp_path: Path) -> None:
+    import hashlib
+    import socket
+
+    config = tmp_path / "watchdog.json.config"
+    config.write_text(json.dumps({**CONFIG, "root": str(tmp_path), "interval": 0.05}))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+        line.bind(str(tmp_path / "notify"))
+        line.settimeout(20)
+        environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")}
+        running = subprocess.Popen([sys.executable, "-I", str(PROGRAM), str(config)], env=environment, stdout=subprocess.PIPE)
+        try:
+            assert [line.recv(100) for _time in range(3)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
+            state = json.loads((tmp_path / "watchdog.json").read_text())
+        finally:
+            running.kill()
+            output = running.communicate()[0].decode()
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (PROGRAM, config)]
+    assert [state["running"]["program"], state["running"]["config"]] == digests
+    assert "<6>watches triton at 127.0.0.1, every 0.05 s" in output
+
+
+def test_pages_are_of_both_kinds() -> None:
+    assert 'reason="BACKEND"' in PAGES["24.10-hung"]
+    assert "reason=" not in PAGES["24.01-hung"]
