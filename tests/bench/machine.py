@@ -12,6 +12,7 @@ from typing import Dict, Optional, Tuple
 # user, nice, system, irq, softirq, steal of /proc/stat, in its order
 BUSY = (0, 1, 2, 5, 6, 7)
 CGROUPS = Path("/sys/fs/cgroup")
+PROC = Path("/proc")
 
 
 class Others:
@@ -34,7 +35,7 @@ class Others:
 
 def container_seconds(pid: int) -> Optional[float]:
     """CPU seconds of the control group that a process is in, of either version; None where there is none to read."""
-    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+    for line in (PROC / str(pid) / "cgroup").read_text().splitlines():
         _number, controllers, path = line.split(":", 2)
         with suppress(OSError, StopIteration):
             if controllers == "cpuacct" or controllers.endswith(",cpuacct"):

@@ -1,7 +1,8 @@
 """A network of ResNet-50's shapes that costs next to nothing.
 
-What is measured is the server and its backend, so the time of the network itself is that of the (emulated) device alone. Yet an answer depends on its input: on values from the
-whole picture, the first and the last among them, so that a batch that was cut short, shifted or mixed up is seen.
+What is measured is the server and its backend, so the time of the network itself is that of the (emulated) device alone. Yet an
+answer depends on its input: on values from the whole picture, the first and the last among them, so that a batch that was cut
+short, shifted or mixed up is seen.
 """
 
 from __future__ import annotations

@@ -95,3 +95,9 @@ def read(said: str, table: str) -> Reading:
         stable=len(last) == WINDOWS and noise <= STABILITY,
         **{name: microseconds / 1000 for name, microseconds in value.items()},
     )
+
+
+def counter(text: str, name: str, model: str) -> int:
+    """Sum of a Prometheus counter over the versions of a model."""
+    found = re.findall(rf'^{name}\{{[^}}]*model="{re.escape(model)}"[^}}]*\}} (\S+)$', text, re.MULTILINE)
+    return round(sum(float(one) for one in found))

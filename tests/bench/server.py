@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import sys
 import time
@@ -20,6 +19,7 @@ import network
 import standins
 from artefact import compile_onnx
 from engine import docker
+from perf import counter
 from settings import BUILD as LAB_BUILD
 from settings import LABEL, ROOT, LabError, run
 
@@ -169,9 +169,3 @@ class Server:
     def execute(self, *command: str, check: bool = True) -> str:
         """Standard output of a command inside the container."""
         return docker("exec", self.name, *command, check=check)
-
-
-def counter(text: str, name: str, model: str) -> int:
-    """Sum of a Prometheus counter over the versions of a model."""
-    found = re.findall(rf'^{name}\{{[^}}]*model="{re.escape(model)}"[^}}]*\}} (\S+)$', text, re.MULTILINE)
-    return round(sum(float(one) for one in found))

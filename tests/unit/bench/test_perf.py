@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from perf import WINDOWS, Unreadable, command, read, requests_command
+from perf import WINDOWS, Unreadable, command, counter, read, requests_command
 
 SAID = """*** Measurement Settings ***
   Batch size: 1
@@ -74,3 +74,15 @@ def test_the_command_measures_over_grpc_with_shared_memory() -> None:
 def test_a_number_of_requests_is_reached_within_the_windows() -> None:
     option = next(one for one in requests_command("m", 16, 100_000) if "request-count" in one)
     assert int(option.split("=")[1]) * WINDOWS >= 100_000
+
+
+def test_counters_of_a_model_are_summed_over_its_versions() -> None:
+    text = """# TYPE nv_inference_request_success counter
+nv_inference_request_success{model="rbln",version="1"} 12
+nv_inference_request_success{model="rbln",version="2"} 3
+nv_inference_request_success{model="rbln-two",version="1"} 100
+nv_inference_count{model="rbln",version="1"} 40
+"""
+    assert counter(text, "nv_inference_request_success", "rbln") == 15
+    assert counter(text, "nv_inference_count", "rbln") == 40
+    assert counter(text, "nv_inference_count", "naive") == 0
