@@ -66,7 +66,7 @@ def ensure_network(release: str) -> Path:
     """The compiled file of the bench's network for a release, with its record and network.onnx beside it."""
     directory = BUILD / "network" / release
     inputs = standins.digest_of(ROOT / "lab/sdk", ROOT / "lab/models", ROOT / "files/compile", ROOT / "tests/bench")
-    done = directory / ".done"
+    done = directory / "made.json"
     if not done.exists() or json.loads(done.read_text())["inputs"] != inputs:
         shutil.rmtree(directory, ignore_errors=True)
         row = RELEASES[release]
