@@ -58,7 +58,9 @@ class TritonPythonModel:
         try:
             path = compiled.find(pb_utils.get_model_dir(), said)
             added = compiled.complete(said, compiled.facts_of(path, said, SDK().inspect(path)))
-        except (Fault, RuntimeError) as error:
+        except Fault as error:
+            raise pb_utils.TritonModelException(f"model {said['name']}: {error}") from None
+        except RuntimeError as error:  # the vendor's, of a file that it cannot read
             raise pb_utils.TritonModelException(f"model {said['name']}: {words(error)}") from None
         if "max_batch_size" in added:
             config.set_max_batch_size(added["max_batch_size"])
@@ -75,10 +77,10 @@ class TritonPythonModel:
         self._name = args["model_name"]
         try:
             self._load(args)
-        except (Fault, RuntimeError) as error:
-            if getattr(error, "trace", ""):
-                pb_utils.Logger.log_error(f"model {self._name}: {error.trace}")  # type: ignore[union-attr]
-            raise pb_utils.TritonModelException(f"model {self._name}: {words(error)}") from None
+        except Fault as error:
+            if error.trace:
+                pb_utils.Logger.log_error(f"model {self._name}: {error.trace}")
+            raise pb_utils.TritonModelException(f"model {self._name}: {error}") from None
 
     def _load(self, args: Dict[str, str]) -> None:
         config = json.loads(args["model_config"])
@@ -132,8 +134,10 @@ class TritonPythonModel:
                 items.append(self._item(request, index, arrived))
             except Fault as error:
                 responses[index] = self._failure(error)
-        for group in self._batcher.groups(items):
-            for one, response in zip(group, self._run(group)):
+        groups = self._batcher.groups(items)
+        for group in groups:
+            # Triton reads the lane's outputs when this returns, so a run that another one follows has its answers copied.
+            for one, response in zip(group, self._run(group, group is not groups[-1])):
                 responses[one.index] = response
         return responses
 
@@ -162,11 +166,11 @@ class TritonPythonModel:
             tensors.append(tensor.as_numpy())
         return self._batcher.item(request, tensors, index, arrived)
 
-    def _run(self, items: List[Item]) -> List[Any]:
+    def _run(self, items: List[Item], copy: bool) -> List[Any]:
         """Run requests as one batch, and wait for it."""
         kept = [one for one in items if not self._cancelled(one)]
         if len(kept) < len(items):
-            done = iter(self._run(kept) if kept else [])
+            done = iter(self._run(kept, copy) if kept else [])
             return [next(done) if one in kept else self._cancellation() for one in items]
         try:
             backing = self._device.ready()
@@ -191,7 +195,8 @@ class TritonPythonModel:
         responses = []
         first = 0
         for one in items:
-            responses.append(self._response(self._batcher.cut(lane.outputs[bucket], first, one)))
+            arrays = self._batcher.cut(lane.outputs[bucket], first, one)
+            responses.append(self._response([array.copy() for array in arrays] if copy else arrays))
             first += one.rows
         return responses
 
@@ -232,7 +237,7 @@ class TritonPythonModel:
         if self._metrics is not None:
             self._metrics.error(error.kind)
         code = getattr(pb_utils.TritonError, CODES[error.kind])
-        return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"model {self._name}: {words(error)}", code))
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"model {self._name}: {error}", code))
 
     def _cancellation(self) -> Any:
         code = getattr(pb_utils.TritonError, "CANCELLED", pb_utils.TritonError.UNAVAILABLE)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import subprocess
+import gc
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,182 +10,23 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from played import (
+    NPU,
+    Families,
+    Serve,
+    TritonError,
+    TritonModelException,
+    arguments,
+    ask,
+    is_answer,
+    output,
+    parameters,
+    request,
+    requests,
+    until,
+)
 
-ROOT = Path(__file__).resolve().parents[3]
-BACKEND = ROOT / "files/backends/rbln/model.py"
-KINDS = {"TYPE_FP32": np.float32, "TYPE_INT64": np.int64, "TYPE_FP64": np.float64}
-
-
-class Tensor:
-    """Triton's tensor."""
-
-    def __init__(self, name: str, array: np.ndarray) -> None:
-        self._name, self._array = name, array
-
-    def name(self) -> str:
-        return self._name
-
-    def as_numpy(self) -> np.ndarray:
-        return self._array
-
-
-class TritonError:
-    UNAVAILABLE, INTERNAL, INVALID_ARG = "unavailable", "internal", "invalid_arg"
-
-    def __init__(self, message: str, code: str) -> None:
-        self.message, self.code = message, code
-
-
-class TritonModelException(Exception):
-    """A model that cannot be loaded."""
-
-
-class Response:
-    def __init__(self, output_tensors: Any = (), error: Optional[TritonError] = None) -> None:
-        self.error = error
-        self.names = [tensor.name() for tensor in output_tensors]
-        self.outputs = {tensor.name(): tensor.as_numpy() for tensor in output_tensors}
-
-
-class NPU:
-    """The SDK with `count` NPUs: B squared and A twice, for the batches that the file was compiled for (0: no batch)."""
-
-    def __init__(self, count: int = 2, batches: tuple[int, ...] = (1, 2, 4)) -> None:
-        self.count, self.batches = count, batches
-        self.runs: list[tuple[np.ndarray, ...]] = []
-        self.devices: list[int] = []
-        self.alive = 0
-        self.answer: Callable[[np.ndarray, np.ndarray], Any] = lambda a, b: (b * b, a * 2)
-
-    def device_count(self) -> int:
-        return self.count
-
-    def RBLNCompiledModel(self, path: str) -> Any:
-        assert Path(path).read_bytes() == b"compiled"
-        return SimpleNamespace(create_runtime=self.create_runtime)
-
-    def create_runtime(self, *, input_info_index: int, tensor_type: str, device: int) -> Any:
-        if device >= self.count:
-            raise RuntimeError(f"NPU {device} is not available: {self.count} NPUs are visible.")
-        self.devices.append(device)
-        npu, batch = self, self.batches[input_info_index]
-
-        class Runtime:
-            def __init__(self) -> None:
-                npu.alive += 1
-
-            def __del__(self) -> None:
-                npu.alive -= 1
-
-            def run(self, a: np.ndarray, b: np.ndarray) -> Any:
-                assert batch == 0 or (len(a), len(b)) == (batch, batch), "not a compiled batch"
-                npu.runs.append((a.copy(), b.copy()))
-                return npu.answer(a, b)
-
-        return Runtime()
-
-
-@pytest.fixture
-def log() -> list[str]:
-    """Errors that the backend wrote to the server's log."""
-    return []
-
-
-@pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> ModuleType:
-    """The backend's module, imported anew with Triton's utilities played."""
-    utils = ModuleType("triton_python_backend_utils")
-    utils.__dict__.update(
-        Tensor=Tensor,
-        TritonError=TritonError,
-        TritonModelException=TritonModelException,
-        InferenceResponse=Response,
-        Logger=SimpleNamespace(log_info=lambda message: None, log_error=log.append),
-        triton_string_to_numpy=KINDS.__getitem__,
-        get_input_tensor_by_name=lambda request, name: Tensor(name, request[name]) if name in request else None,
-    )
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
-    return load_backend()
-
-
-def load_backend() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("npufleet_backend_rbln", BACKEND)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.dont_write_bytecode = before
-    return module
-
-
-Serve = Callable[..., Any]
-
-
-@pytest.fixture
-def serve(backend: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
-    """Load model `two` on an NPU: serve(npu, instance=..., batches="1,2,4", npus=..., <config keys>=...)."""
-
-    def load(npu: NPU, instance: str = "two_0_0", **config: Any) -> Any:
-        monkeypatch.setitem(sys.modules, "rebel", npu)  # type: ignore[arg-type]
-        parameters = {name: {"string_value": config.pop(name)} for name in ("batches", "npus") if name in config}
-        parameters.setdefault("batches", {"string_value": ",".join(str(one) for one in npu.batches)})
-        whole = {
-            "max_batch_size": max(npu.batches),
-            "input": [{"name": "A", "data_type": "TYPE_FP32", "dims": [3]}, {"name": "B", "data_type": "TYPE_INT64", "dims": [2]}],
-            "output": [output("SQUARE", "TYPE_INT64", [2]), output("TWICE", "TYPE_FP32", [3])],
-            "parameters": parameters,
-            **config,
-        }
-        path = tmp_path / "two" / "1" / (whole.get("default_model_filename") or "model.rbln")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"compiled")
-        model = backend.TritonPythonModel()
-        model.initialize(arguments(tmp_path / "two", whole, instance))
-        return model
-
-    return load
-
-
-def arguments(repository: Path, config: dict[str, Any], instance: str) -> dict[str, str]:
-    """What Triton 24.01 hands to initialize(); the device id of a KIND_MODEL instance is always 0."""
-    return {
-        "model_config": json.dumps(config),
-        "model_name": "two",
-        "model_instance_name": instance,
-        "model_instance_kind": "MODEL",
-        "model_instance_device_id": "0",
-        "model_repository": str(repository),
-        "model_version": "1",
-    }
-
-
-def output(name: str, kind: str, dims: list[int], **more: Any) -> dict[str, Any]:
-    return {"name": name, "data_type": kind, "dims": dims, **more}
-
-
-def request(rows: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Inputs that are nobody else's: no value is 0, which pads."""
-    base = 1 + 1000 * seed
-    return {
-        "A": np.arange(base, base + rows * 3, dtype=np.float32).reshape(rows, 3),
-        "B": np.arange(base, base + rows * 2, dtype=np.int64).reshape(rows, 2),
-    }
-
-
-def requests(*sizes: int) -> list[dict[str, np.ndarray]]:
-    return [request(rows, seed) for seed, rows in enumerate(sizes)]
-
-
-def is_answer(response: Response, asked: dict[str, np.ndarray]) -> bool:
-    """Whether a response has both outputs of this very request, in the config's order and types."""
-    if response.error is not None or response.names != ["SQUARE", "TWICE"]:
-        return False
-    square, twice = response.outputs["SQUARE"], response.outputs["TWICE"]
-    kinds = (square.dtype, twice.dtype) == (np.int64, np.float32)
-    return kinds and np.array_equal(square, asked["B"] ** 2) and np.array_equal(twice, asked["A"] * 2)
+BOTH = pytest.mark.parametrize("release", ["24.01", "24.10"], indirect=True)
 
 
 class TestJoining:
@@ -207,13 +45,13 @@ class TestJoining:
             ((3, 5), [2, 2, 2], [5, 3]),
         ],
     )
+    @BOTH
     def test_each_request_gets_its_own_rows(
         self, serve: Serve, batches: tuple[int, ...], sizes: list[int], runs: list[int]
     ) -> None:
         npu = NPU(batches=batches)
-        model = serve(npu)
         asked = requests(*sizes)
-        responses = model.execute(asked)
+        responses = ask(serve(npu), asked)
         assert len(responses) == len(asked)
         assert all(is_answer(response, one) for response, one in zip(responses, asked))
         assert sorted(len(a) for a, _b in npu.runs) == sorted(runs)
@@ -222,18 +60,22 @@ class TestJoining:
         random = np.random.RandomState(7)
         for _round in range(200):
             limit = int(random.randint(1, 9))
-            sizes = [int(size) for size in random.randint(0, limit + 1, random.randint(0, 12))]
-            joined = backend.groups(sizes, limit)
-            assert [index for members in joined for index in members] == list(range(len(sizes)))
-            totals = [sum(sizes[index] for index in members) for members in joined]
+            tensor = backend.compiled.Tensor("A", (limit, 3), "float32")
+            bucket = backend.compiled.Bucket((tensor,), (tensor,))
+            batcher = backend.Batcher(backend.compiled.Plan(True, (bucket,), (limit,)))
+            sizes = [int(size) for size in random.randint(1, limit + 1, random.randint(0, 12))]
+            items = [batcher.item(None, [np.zeros((rows, 3), np.float32)], index) for index, rows in enumerate(sizes)]
+            joined = batcher.groups(items)
+            assert [one.index for members in joined for one in members] == list(range(len(sizes)))
+            totals = [sum(one.rows for one in members) for members in joined]
             assert all(total <= limit for total in totals)
-            firsts = [sizes[members[0]] for members in joined[1:]]
+            firsts = [members[0].rows for members in joined[1:]]
             assert all(total + first > limit for total, first in zip(totals, firsts)), "joined too little"
 
     def test_padding_is_zeros_and_is_not_answered(self, serve: Serve) -> None:
         npu = NPU()
         asked = requests(2, 1)
-        responses = serve(npu).execute(asked)
+        responses = ask(serve(npu), asked)
         (a, b), *more = npu.runs
         assert not more
         np.testing.assert_array_equal(a, [*asked[0]["A"], *asked[1]["A"], [0, 0, 0]])
@@ -256,6 +98,7 @@ class TestJoining:
         npu = NPU()
         npu.answer = lambda a, b: [b * b, a * 2]
         assert is_answer(serve(npu).execute(requests(1))[0], request(1))
+        npu = NPU()
         npu.answer = lambda a, b: a * 2
         (response,) = serve(npu, output=[output("TWICE", "TYPE_FP32", [3])]).execute(requests(1))
         np.testing.assert_array_equal(response.outputs["TWICE"], request(1)["A"] * 2)
@@ -264,7 +107,7 @@ class TestJoining:
 class TestErrors:
     def test_too_many_rows_fail_alone_and_name_the_limit(self, serve: Serve) -> None:
         asked = requests(1, 5, 2)
-        first, second, third = serve(NPU()).execute(asked)
+        first, second, third = ask(serve(NPU()), asked)
         assert is_answer(first, asked[0]) and is_answer(third, asked[2])
         assert second.error.code == TritonError.INVALID_ARG
         assert second.error.message == "model two: a batch of 5 is above the largest compiled one, 4"
@@ -280,67 +123,131 @@ class TestErrors:
         npu = NPU()
         asked = requests(1, 1, 1)
         change(asked[1])
-        first, second, third = serve(npu).execute(asked)
+        first, second, third = ask(serve(npu), asked)
         assert is_answer(first, asked[0]) and is_answer(third, asked[2])
         assert (second.error.code, second.error.message) == (TritonError.INVALID_ARG, message)
 
+    @BOTH
     @pytest.mark.parametrize("kind", [RuntimeError, ValueError, TypeError, OSError])
     def test_a_run_that_fails_fails_its_requests_only(self, serve: Serve, log: list[str], kind: type[Exception]) -> None:
         npu = NPU()
+        model = serve(npu, instance="two_0_1")
 
         def answer(a: np.ndarray, b: np.ndarray) -> Any:
             if len(npu.runs) == 1:
-                raise kind("Inference failed: 501 in /opt/vendor/lib/librbln.so\n  at /opt/vendor/src/run.cc:7")
+                raise kind("LAUNCH_FAILED in /opt/vendor/lib/librbln.so\n  at /opt/vendor/src/run.cc:7")
             return b * b, a * 2
 
         npu.answer = answer
         asked = requests(2, 2, 3)
-        first, second, third = serve(npu, instance="two_0_1").execute(asked)
+        first, second, third = ask(model, asked)
         assert is_answer(third, asked[2])
         for response in (first, second):
             assert response.error.code == TritonError.UNAVAILABLE
-            assert response.error.message == "model two: Inference failed: 501 in librbln.so"
+            assert response.error.message == "model two: NPU 1: LAUNCH_FAILED in librbln.so"
         assert len(log) == 1
         assert "NPU 1" in log[0] and "run.cc:7" in log[0] and "Traceback" in log[0]
+
+    @BOTH
+    @pytest.mark.parametrize(
+        "error, code, kind, message",
+        [
+            (
+                RuntimeError("Lack of device memory"),
+                TritonError.UNAVAILABLE,
+                "no_memory",
+                "NPU 0 has no memory left: free some, or give the model fewer instances or smaller batches (Lack of device memory)",
+            ),
+            (
+                MemoryError(),
+                TritonError.UNAVAILABLE,
+                "no_memory",
+                "NPU 0 has no memory left: free some, or give the model fewer instances or smaller batches (MemoryError)",
+            ),
+            (
+                RuntimeError("Inference failed: 503"),
+                TritonError.UNAVAILABLE,
+                "device",
+                "NPU 0 refuses to run: the card may be wedged, end what else uses it or reset it (Inference failed: 503)",
+            ),
+            (
+                RuntimeError("run timed out"),
+                TritonError.UNAVAILABLE,
+                "timeout",
+                "NPU 0 did not answer in time (run timed out)",
+            ),
+        ],
+    )
+    def test_the_vendors_errors_say_what_to_do(
+        self, serve: Serve, families: Families, error: Exception, code: str, kind: str, message: str
+    ) -> None:
+        npu = NPU()
+        model = serve(npu)
+
+        def answer(a: np.ndarray, b: np.ndarray) -> Any:
+            raise error
+
+        npu.answer = answer
+        for response in ask(model, requests(1, 1)):
+            assert (response.error.code, response.error.message) == (code, f"model two: {message}")
+        assert families.value("rbln_device_fault") == (1 if kind == "timeout" else 0)
+        npu.answer = lambda a, b: (b * b, a * 2)
+        assert is_answer(ask(model, requests(1))[0], request(1))
+        assert families.value("rbln_device_fault") == 0
+        model._metrics.flush()
+        assert families.value("rbln_errors_total", kind=kind) == families.value("rbln_errors_total") == 2
 
     def test_every_failed_request_has_a_response_of_its_own(self, serve: Serve) -> None:
         """One object for two requests crashes Triton 24.01, all of it."""
         npu = NPU()
+        model = serve(npu)
         npu.answer = lambda a, b: 1 / 0
-        responses = serve(npu).execute(requests(1, 1, 1, 1))
+        responses = model.execute(requests(1, 1, 1, 1))
         assert len({id(response) for response in responses}) == len({id(response.error) for response in responses}) == 4
-
-    def test_an_error_without_words_says_its_kind(self, serve: Serve) -> None:
-        npu = NPU()
-
-        def answer(a: np.ndarray, b: np.ndarray) -> Any:
-            raise MemoryError
-
-        npu.answer = answer
-        assert serve(npu).execute(requests(1))[0].error.message == "model two: MemoryError"
 
     @pytest.mark.parametrize(
         "answer, message",
         [
-            (lambda a, b: b * b, "the compiled file has 1 outputs, the config names 2"),
-            (lambda a, b: (a * 2, b * b), "output SQUARE of the compiled file is float32[2, 3], the config says int64[2, 2]"),
+            (lambda a, b: b * b, "the compiled file gave 1 outputs, 2 are known of it"),
+            (lambda a, b: (a * 2, b * b), "output SQUARE of the compiled file is float32[2, 3], wanted int64[2, 2]"),
             (
                 lambda a, b: (b * b, (a * 2).astype(np.float64)),
-                "output TWICE of the compiled file is float64[2, 3], the config says float32[2, 3]",
+                "output TWICE of the compiled file is float64[2, 3], wanted float32[2, 3]",
             ),
-            (lambda a, b: (b * b, a[:1]), "output TWICE of the compiled file is float32[1, 3], the config says float32[2, 3]"),
-            (lambda a, b: (b * b, a.ravel()), "output TWICE of the compiled file is float32[6], the config says float32[2, 3]"),
+            (lambda a, b: (b * b, a[:1]), "output TWICE of the compiled file is float32[1, 3], wanted float32[2, 3]"),
+            (lambda a, b: (b * b, a.ravel()), "output TWICE of the compiled file is float32[6], wanted float32[2, 3]"),
         ],
     )
-    def test_outputs_that_are_not_the_configs(self, serve: Serve, answer: Callable[..., Any], message: str) -> None:
+    def test_outputs_that_are_not_the_buckets(self, serve: Serve, answer: Callable[..., Any], message: str) -> None:
+        npu = NPU()
+        model = serve(npu)
+        npu.answer = answer
+        (response,) = model.execute([request(2)])
+        assert (response.error.code, response.error.message) == (TritonError.INTERNAL, f"model two: {message}")
+
+    @pytest.mark.parametrize(
+        "answer, message",
+        [
+            (lambda a, b: b * b, "config has 2 outputs ['SQUARE', 'TWICE'], the file 1 ['?']"),
+            (
+                lambda a, b: (b * b, (a * 2).astype(np.float64)),
+                "output TWICE is TYPE_FP32, in the file TYPE_FP64",
+            ),
+            (lambda a, b: (b * b, a[:, :1]), "output TWICE has dims [3], in the file [1]"),
+        ],
+    )
+    def test_outputs_that_are_not_the_configs_are_found_at_load(
+        self, serve: Serve, answer: Callable[..., Any], message: str
+    ) -> None:
         npu = NPU()
         npu.answer = answer
-        (response,) = serve(npu).execute([request(2)])
-        assert (response.error.code, response.error.message) == (TritonError.INTERNAL, f"model two: {message}")
+        with pytest.raises(TritonModelException, match=r"^model two: config.pbtxt is not what a run of it says of ") as told:
+            serve(npu)
+        assert str(told.value).endswith(message)
 
     def test_open_and_reshaped_dims_of_the_config(self, serve: Serve) -> None:
         outputs = [output("SQUARE", "TYPE_INT64", [-1]), output("TWICE", "TYPE_FP32", [1, 3], reshape={"shape": [3]})]
-        assert is_answer(serve(NPU(), output=outputs).execute([request(2)])[0], request(2))
+        assert is_answer(ask(serve(NPU(), output=outputs), [request(2)])[0], request(2))
 
 
 class TestWhichNPU:
@@ -362,28 +269,26 @@ class TestWhichNPU:
         serve(sdk, instance=instance, **({"npus": npus} if npus else {}))
         assert sdk.devices == [npu] * 3
 
-    def test_nothing_is_touched_before_initialize(self) -> None:
-        """In a process of its own, where importing the SDK would fail."""
-        code = f"""
-import importlib.util, sys, types
-sys.dont_write_bytecode = True
-sys.modules["triton_python_backend_utils"] = types.ModuleType("triton_python_backend_utils")
-sys.modules["rebel"] = None
-spec = importlib.util.spec_from_file_location("model", {str(BACKEND)!r})
-model = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(model)
-config = object()
-assert model.TritonPythonModel.auto_complete_config(config) is config
-"""
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+    @pytest.mark.parametrize("index, npus", [(0, [0, 1]), (1, [2, 3]), (2, [0, 1]), (3, [2, 3])])
+    def test_a_model_that_spans_npus_takes_consecutive_ones(self, serve: Serve, index: int, npus: list[int]) -> None:
+        sdk = NPU(count=5)
+        serve(sdk, instance=f"two_0_{index}", npus_per_instance="2")
+        assert sdk.devices == [npus] * 3
+
+    def test_nothing_is_touched_before_initialize(self, backend: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The import of the SDK would fail; a config that leaves nothing out needs none."""
+        monkeypatch.setitem(sys.modules, "rebel", None)  # type: ignore[arg-type]
+        whole = {"name": "two", "input": [{"name": "A"}], "output": [{"name": "B"}]}
+        config = SimpleNamespace(as_dict=lambda: whole)
+        assert backend.TritonPythonModel.auto_complete_config(config) is config
 
     def test_finalize_gives_the_npu_back(self, serve: Serve) -> None:
         sdk = NPU()
         model = serve(sdk)
         assert sdk.alive == 3
         model.finalize()
-        assert sdk.alive == 0
+        del model
+        until(lambda: gc.collect() is not None and sdk.alive == 0)
 
 
 class TestLoading:
@@ -391,13 +296,17 @@ class TestLoading:
         "npu, config, message",
         [
             (NPU(count=0), {}, "no NPU is visible: the container needs /dev/rbln* and /dev/rsd0"),
-            (NPU(), {"npus": "5"}, "NPU 5 is not available: 2 NPUs are visible."),
+            (NPU(), {"npus": "5"}, "parameter npus names NPU 5, 2 are visible"),
             (NPU(), {"npus": "all"}, "parameter npus is 'all', wanted numbers such as 1,2,4"),
             (NPU(), {"npus": "-1"}, "parameter npus is '-1', wanted numbers such as 1,2,4"),
             (NPU(), {"batches": "1;2"}, "parameter batches is '1;2', wanted numbers such as 1,2,4"),
             (NPU(), {"batches": ""}, "parameter batches is '', wanted numbers such as 1,2,4"),
             (NPU(), {"batches": "0,4"}, "parameter batches names 0, wanted sizes of 1 and above"),
             (NPU(), {"max_batch_size": 8}, "max_batch_size is 8, compiled batches are [1, 2, 4]"),
+            (NPU(), {"npus_per_instance": "3"}, "parameter npus_per_instance is 3, the model may use 2 NPUs: [0, 1]"),
+            (NPU(), {"npus_per_instance": "0"}, "parameter npus_per_instance is '0', wanted a number of 1 and above"),
+            (NPU(), {"device_timeout_ms": "soon"}, "parameter device_timeout_ms is 'soon', wanted a number of 1 and above"),
+            (NPU(), {"isolation": "thread"}, "parameter isolation is 'thread', wanted process or none"),
             (NPU(), {"instance": "two"}, "instance two has no trailing index to choose an NPU by"),
         ],
     )
@@ -405,11 +314,11 @@ class TestLoading:
         with pytest.raises(TritonModelException) as refusal:
             serve(npu, **config)
         assert str(refusal.value) == f"model two: {message}"
-        assert npu.alive == 0
 
     def test_no_file(self, backend: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "rebel", NPU())  # type: ignore[arg-type]
         config = {"max_batch_size": 0, "input": [], "output": []}
+        (tmp_path / "1").mkdir()
         for name, wanted in ((None, "model.rbln"), ("other.rbln", "other.rbln")):
             with pytest.raises(TritonModelException, match=f"^model two: version 1 has no {wanted}$"):
                 args = arguments(tmp_path, {**config, "default_model_filename": name}, "two_0_0")
@@ -418,56 +327,11 @@ class TestLoading:
     def test_no_sdk(self, backend: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "rebel", None)  # type: ignore[arg-type]
         with pytest.raises(TritonModelException, match=r"^model two: the image has no usable SDK, rebel-compiler: "):
-            backend.TritonPythonModel().initialize(arguments(tmp_path, {}, "two_0_0"))
+            (tmp_path / "1").mkdir()
+            (tmp_path / "1/model.rbln").touch()
+            backend.TritonPythonModel().initialize(arguments(tmp_path, {"parameters": parameters(isolation="none")}, "two_0_0"))
 
     def test_file_of_another_name(self, serve: Serve, tmp_path: Path) -> None:
         model = serve(NPU(), default_model_filename="resnet.rbln")
         assert [path.name for path in (tmp_path / "two/1").iterdir()] == ["resnet.rbln"]
-        assert is_answer(model.execute(requests(1))[0], request(1))
-
-
-def test_with_the_stand_in_sdk(backend: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calls that the backend makes are those of the SDK: a compiled file, and an instance on its own node."""
-    monkeypatch.syspath_prepend(str(ROOT / "lab/sdk"))
-    import rebel
-
-    dev = tmp_path / "dev"
-    dev.mkdir()
-    for name in ("rbln0", "rbln1", "rsd0"):
-        (dev / name).touch()
-    monkeypatch.setattr(rebel, "DEV_ROOT", dev)
-    monkeypatch.setattr(rebel, "VISIBLE", None)
-    monkeypatch.delenv("RBLN_DEVICES", raising=False)
-
-    def held() -> set[str]:
-        """Nodes that this process holds open."""
-        links = [Path(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
-        # The listing's own descriptor is gone by now.
-        targets = [link.readlink() for link in links if link.is_symlink()]
-        return {target.name for target in targets if target.parent == dev}
-
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["A", "A"], ["TWICE"])],
-        "twice",
-        [value("A", TensorProto.FLOAT, ["n", 3])],
-        [value("TWICE", TensorProto.FLOAT, ["n", 3])],
-    )
-    whole = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
-    buckets = [[("A", [rows, 3], "float32")] for rows in (1, 4)]
-    (tmp_path / "two/1").mkdir(parents=True)
-    rebel.compile_from_onnx(whole, input_info=buckets).save(tmp_path / "two/1/model.rbln")
-    config = {
-        "max_batch_size": 4,
-        "input": [{"name": "A", "data_type": "TYPE_FP32", "dims": [3]}],
-        "output": [output("TWICE", "TYPE_FP32", [3])],
-        "parameters": {"batches": {"string_value": "1,4"}},
-    }
-    model = backend.TritonPythonModel()
-    model.initialize(arguments(tmp_path / "two", config, "two_0_1"))
-    asked = requests(1, 2, 1, 1)
-    for one, response in zip(asked, model.execute(asked)):
-        np.testing.assert_array_equal(response.outputs["TWICE"], one["A"] * 2)
-    assert held() == {"rbln1"}
-    model.finalize()
-    assert held() == set()
+        assert is_answer(ask(model, requests(1))[0], request(1))

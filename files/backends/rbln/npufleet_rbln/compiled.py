@@ -15,6 +15,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .errors import Fault
 
+CONFIG = "config.pbtxt"
 COMPILED_FILE = "model.rbln"
 # Triton's types by numpy's names; what is missing here no compiled file takes.
 TYPES = {
@@ -212,7 +213,7 @@ def _from_config(config: Mapping[str, Any]) -> Facts:
     for rows in sizes:
         lead = (rows,) if rows else ()
         buckets.append(Bucket(tuple(Tensor(one["name"], (*lead, *_dims(one)), NUMPY[one["data_type"]]) for one in inputs), ()))
-    return Facts("config.pbtxt", tuple(buckets))
+    return Facts(CONFIG, tuple(buckets))
 
 
 def _dims(one: Mapping[str, Any]) -> List[int]:
@@ -276,7 +277,8 @@ def plan_of(config: Mapping[str, Any], facts: Facts) -> Plan:
         order = _order(side, named, [getattr(bucket, side + "s") for bucket in facts.buckets], bool(rows), wrong, learnt)
         sides.append(order)
     if wrong:
-        raise Fault(f"config.pbtxt and the compiled file ({facts.source}) disagree: " + "; ".join(wrong))
+        by = "" if facts.source == CONFIG else f"config.pbtxt is not what {facts.source} says of the compiled file: "
+        raise Fault(by + "; ".join(wrong))
     buckets = []
     for bucket in facts.buckets:
         inputs = tuple(replace(one, name=name) for one, name in zip(bucket.inputs, sides[0]))

@@ -22,7 +22,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 import numpy as np
 
 from . import compiled
-from .errors import Fault, vendor
+from .errors import Fault, vendor, words
 from .sdk import SDK, Run
 from .shared import ENDED, START, Views, allot, attach
 
@@ -45,7 +45,11 @@ class Worker:
         self.npu = ",".join(str(one) for one in self.npus)
         if max(self.npus) >= count:
             raise Fault(f"parameter npus names NPU {max(self.npus)}, {count} are visible")
-        facts = compiled.facts_of(job["path"], config, sdk.inspect(job["path"]))
+        try:
+            inspected = sdk.inspect(job["path"])
+        except Exception as error:  # the vendor's errors have no common base
+            raise Fault(words(error)) from error
+        facts = compiled.facts_of(job["path"], config, inspected)
         wrong = compiled.against_sdk(facts, sdk.version)
         wrong += compiled.against_card(facts, {npu: sdk.card(npu) for npu in self.npus}, each)
         try:
@@ -123,8 +127,11 @@ class Worker:
 
 def refusal(error: BaseException) -> Dict[str, Any]:
     """Why a worker could not be made, as the stub reads it."""
-    fault = error if isinstance(error, Fault) else Fault(f"{type(error).__name__}: {error}")
-    return {"refused": str(fault), "kind": fault.kind, "trace": traceback.format_exc()[-16000:]}
+    if isinstance(error, Fault):
+        # What the vendor raised is behind it; a refusal of ours needs no traceback.
+        trace = traceback.format_exc()[-16000:] if error.__cause__ else ""
+        return {"refused": str(error), "kind": error.kind, "trace": trace}
+    return {"refused": f"{type(error).__name__}: {words(error)}", "kind": "internal", "trace": traceback.format_exc()[-16000:]}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,0 +1,233 @@
+"""Triton's side of the `rbln` backend, played: its utilities as 24.01 and as 24.10 have them, and an SDK without an NPU."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Callable, Optional
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[3]
+BACKEND = ROOT / "files/backends/rbln"
+KINDS = {"TYPE_FP32": np.float32, "TYPE_INT64": np.int64, "TYPE_FP64": np.float64}
+Serve = Callable[..., Any]
+REFUSAL = "'get_response_sender' function must be called only when the model is using the decoupled transaction policy."
+
+
+def until(true: Callable[[], Any], seconds: float = 20.0) -> None:
+    """Wait for a condition; a test that waits in vain fails here."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.002)
+
+
+class Tensor:
+    """Triton's tensor."""
+
+    def __init__(self, name: str, array: np.ndarray) -> None:
+        self._name, self._array = name, array
+
+    def name(self) -> str:
+        return self._name
+
+    def as_numpy(self) -> np.ndarray:
+        return self._array
+
+
+class TritonError:
+    UNAVAILABLE, INTERNAL, INVALID_ARG, CANCELLED = "unavailable", "internal", "invalid_arg", "cancelled"
+
+    def __init__(self, message: str, code: str) -> None:
+        self.message, self.code = message, code
+
+
+class TritonModelException(Exception):
+    """A model that cannot be loaded, and what pb_utils itself raises."""
+
+
+class Response:
+    """A response as it leaves: Triton copies it, so later changes of the arrays do not count."""
+
+    def __init__(self, output_tensors: Any = (), error: Optional[TritonError] = None) -> None:
+        self.error = error
+        self.names = [tensor.name() for tensor in output_tensors]
+        self.outputs = {tensor.name(): tensor.as_numpy() for tensor in output_tensors}
+
+    def taken(self) -> Response:
+        self.outputs = {name: array.copy() for name, array in self.outputs.items()}
+        return self
+
+
+class Sender:
+    """The way back of a request."""
+
+    def __init__(self) -> None:
+        self.responses: list[Response] = []
+        self.at = 0.0
+        self.gone = False
+
+    def send(self, response: Response, flags: int = 0) -> None:
+        if self.gone:
+            raise TritonModelException("the client is gone")
+        assert flags == 1, "the one response is the final one"
+        self.at = time.monotonic()
+        self.responses.append(response.taken())
+
+    @property
+    def response(self) -> Response:
+        (only,) = self.responses
+        return only
+
+
+class Request(dict[str, np.ndarray]):
+    """A client's request: tensors by name, and its way back where Triton gives one."""
+
+    later = False
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.sender = Sender()
+        self.cancelled = False
+
+    def get_response_sender(self) -> Sender:
+        if not Request.later:
+            raise TritonModelException(REFUSAL)
+        return self.sender
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
+
+
+class Families:
+    """Triton's metrics endpoint: value by name and labels."""
+
+    COUNTER, GAUGE = "counter", "gauge"
+
+    def __init__(self) -> None:
+        self.values: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
+        self.lock = threading.Lock()
+
+    def __call__(self, name: str, description: str, kind: str) -> Any:
+        assert description
+        family = self.values.setdefault(name, {})
+
+        def metric(labels: dict[str, str]) -> Any:
+            key = frozenset(labels.items())
+            family.setdefault(key, 0)
+
+            def increment(value: float) -> None:
+                assert kind == self.COUNTER and value >= 0
+                with self.lock:
+                    family[key] += value
+
+            def assign(value: float) -> None:
+                assert kind == self.GAUGE
+                family[key] = value
+
+            return SimpleNamespace(increment=increment, set=assign)
+
+        return SimpleNamespace(Metric=metric)
+
+    def value(self, name: str, **labels: str) -> float:
+        """Sum over the metrics of a family that have these labels."""
+        found = [value for key, value in self.values[name].items() if labels.items() <= dict(key).items()]
+        assert found, f"no {name} with {labels}"
+        return sum(found)
+
+
+class NPU:
+    """The SDK with `count` NPUs: B squared and A twice, for the batches that the file was compiled for (0: no batch)."""
+
+    __version__ = ""
+
+    def __init__(self, count: int = 2, batches: tuple[int, ...] = (1, 2, 4)) -> None:
+        self.count, self.batches = count, batches
+        self.runs: list[tuple[np.ndarray, ...]] = []
+        self.devices: list[Any] = []
+        self.alive = 0
+        self.answer: Callable[[np.ndarray, np.ndarray], Any] = lambda a, b: (b * b, a * 2)
+        self.addresses: list[int] = []
+
+    def device_count(self) -> int:
+        return self.count
+
+    def RBLNCompiledModel(self, path: str) -> Any:
+        assert Path(path).read_bytes() == b"compiled"
+        return SimpleNamespace(create_runtime=self.create_runtime)
+
+    def create_runtime(self, *, input_info_index: int, tensor_type: str, device: Any, timeout: int) -> Any:
+        assert tensor_type == "np"
+        self.devices.append(device)
+        npu, batch = self, self.batches[input_info_index]
+
+        class Runtime:
+            def __init__(self) -> None:
+                npu.alive += 1
+
+            def __del__(self) -> None:
+                npu.alive -= 1
+
+            def run(self, a: np.ndarray, b: np.ndarray) -> Any:
+                assert batch == 0 or (len(a), len(b)) == (batch, batch), "not a compiled batch"
+                npu.runs.append((a.copy(), b.copy()))
+                npu.addresses.append(a.ctypes.data)
+                return npu.answer(a, b)
+
+        return Runtime()
+
+
+def arguments(repository: Path, config: dict[str, Any], instance: str) -> dict[str, str]:
+    """What Triton 24.01 hands to initialize(); the device id of a KIND_MODEL instance is always 0."""
+    return {
+        "model_config": json.dumps(config),
+        "model_name": "two",
+        "model_instance_name": instance,
+        "model_instance_kind": "MODEL",
+        "model_instance_device_id": "0",
+        "model_repository": str(repository),
+        "model_version": "1",
+    }
+
+
+def output(name: str, kind: str, dims: list[int], **more: Any) -> dict[str, Any]:
+    return {"name": name, "data_type": kind, "dims": dims, **more}
+
+
+def parameters(**values: str) -> dict[str, Any]:
+    return {name: {"string_value": value} for name, value in values.items()}
+
+
+def request(rows: int, seed: int = 0) -> Request:
+    """Inputs that are nobody else's: no value is 0, which pads."""
+    base = 1 + 1000 * seed
+    return Request(
+        A=np.arange(base, base + rows * 3, dtype=np.float32).reshape(rows, 3),
+        B=np.arange(base, base + rows * 2, dtype=np.int64).reshape(rows, 2),
+    )
+
+
+def requests(*sizes: int) -> list[Request]:
+    return [request(rows, seed) for seed, rows in enumerate(sizes)]
+
+
+def is_answer(response: Response, asked: Request) -> bool:
+    """Whether a response has both outputs of this very request, in the config's order and types."""
+    if response.error is not None or response.names != ["SQUARE", "TWICE"]:
+        return False
+    square, twice = response.outputs["SQUARE"], response.outputs["TWICE"]
+    kinds = (square.dtype, twice.dtype) == (np.int64, np.float32)
+    return kinds and np.array_equal(square, asked["B"] ** 2) and np.array_equal(twice, asked["A"] * 2)
+
+
+def ask(model: Any, asked: list[Request]) -> list[Response]:
+    """Responses to requests of one call, in order, whichever way they come."""
+    returned = model.execute(asked)
+    if returned is not None:
+        return [one.taken() for one in returned]
+    until(lambda: all(one.sender.responses for one in asked))
+    return [one.sender.response for one in asked]
