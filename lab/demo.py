@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""From a bare machine to hosts that read handwritten digits: lab, site.yml, status, check, a table and the report."""
+"""From a bare machine to hosts that read digits and classify photographs: lab, site.yml, status, check, a table, the report."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def step(title: str, *command: str) -> int:
 
 
 def main() -> int:
+    os.environ.setdefault("LAB_MODELS", "images")
     hosts = host_names(int(os.environ.get("HOSTS", "2")))[1:]
     began = time.monotonic()
     for made in ("check", "report"):

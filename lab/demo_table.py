@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws what the demo read back: versions, cards, models with digests, and ten digits with the labels they got.
+"""Draws what the demo read back: versions, cards, models with digests, and ten digits and two photographs with their labels.
 
 Reads build/status.json and build/check/<host>.json. The last line counts what is true; exit 1 unless all of it is good.
 """
@@ -7,18 +7,29 @@ Reads build/status.json and build/check/<host>.json. The last line counts what i
 from __future__ import annotations
 
 import argparse
+import base64
+import io
 import json
 import math
 import os
 import sys
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Mapping, Sequence
+
+import numpy as np
+from PIL import Image
 
 BUILD = Path(__file__).resolve().parents[1] / "build"
 DRAWN = 10
 # Grey levels of the images, and the first and last grey of the 256-colour palette
 LEVELS = 16
 GREYS = (232, 255)
+# Characters that a photograph is wide, and how many of its labels are told
+WIDE = 32
+LABELS = 3
+# From dark to light, where there are no colours
+SHADES = " ░▒▓█"
 # Above this level a pixel is drawn where there are no colours
 INK = 5
 GAP = "  "
@@ -103,6 +114,40 @@ def digits(checks: Sequence[Mapping[str, Any]], colour: bool) -> list[str]:
     return lines
 
 
+def paint(picture: Image.Image, colour: bool) -> list[str]:
+    """A photograph WIDE characters wide, two pixels to a character where the terminal has colours, else one tall one."""
+    height = max(1, round(picture.height * WIDE / picture.width / 2))
+    if colour:
+        pixels = np.asarray(picture.convert("RGB").resize((WIDE, 2 * height)))
+        cells = [
+            ["\033[38;2;{};{};{};48;2;{};{};{}m▀".format(*a, *b) for a, b in zip(*two)] for two in zip(pixels[::2], pixels[1::2])
+        ]
+        return ["".join(row) + "\033[0m" for row in cells]
+    levels = np.asarray(picture.convert("L").resize((WIDE, height)), np.int64)
+    return ["".join(SHADES[level * len(SHADES) // 256] for level in row) for row in levels]
+
+
+def photographs(checks: Sequence[Mapping[str, Any]], colour: bool) -> list[str]:
+    """The photographs that were sent encoded, each with its likeliest labels and the latency. Empty where there are none."""
+    shown = [
+        one for one in checks if one.get("model") == "image_classifier" and one.get("picture") and isinstance(one.get("got"), list)
+    ]
+    # HTTP stands first.
+    shown = [one for one in shown if one["protocol"] == shown[0]["protocol"]]
+    if not shown:
+        return []
+    pictures = [Image.open(io.BytesIO(base64.b64decode(one["picture"].partition(",")[2]))) for one in shown]
+    painted = zip_longest(*(paint(picture, colour) for picture in pictures), fillvalue=" " * WIDE)
+    lines = ["", *((" " * 8 + GAP.join(row)).rstrip() for row in painted)]
+    for number in range(min(LABELS, *(len(one["got"]) for one in shown))):
+        words = [f"{one['got'][number]}{'' if one['ok'] else ' !'}" for one in shown]
+        lines.append(f"  {'read' if number == 0 else '':6}" + GAP.join(f"{word:<{WIDE}}" for word in words).rstrip())
+    if all(one["ok"] for one in shown):
+        lines.append(f"  {'is':6}the same by onnxruntime alone: this network's weights are random")
+    lines.append(f"  {'ms':6}" + GAP.join(f"{one['ms']:<{WIDE}.1f}" for one in shown).rstrip())
+    return lines
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hosts", required=True, help="the hosts that have to serve, such as npu1,npu2")
@@ -117,7 +162,7 @@ def main() -> int:
         passed, total = passed + len(good), total + len(checks)
         serving += bool(good) and status.get("state") == "in sync"
         print(host)
-        print("\n".join([*facts(status), *digits(checks, colour)]))
+        print("\n".join([*facts(status), *digits(checks, colour), *photographs(checks, colour)]))
         for one in checks:
             if not one["ok"]:
                 print(f"  WRONG   {one['name']}: {one['why']}")

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The lab: lab.py up | down | inventory.
 
-Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), NPUS (2 per host),
+Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), NPUS (2 per host), LAB_MODELS (what is placed: digits, or
+images for the image classifier too; default is what the lab has, digits for a new one),
 LAB_FAULTS (JSON, faults by host: {"npu2": [{"kind": "no_rsd0"}]}).
 """
 
@@ -13,12 +14,17 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
 
 import engine
 import hosts
 import images
 import standins
 from settings import ARTEFACT_PORT, BUILD, OPS_USER, Lab, LabError, current_lab, die, say
+
+# The sets of models that inventories/lab knows how to place
+PLACINGS = ("digits", "images")
 
 
 def main() -> None:
@@ -48,6 +54,10 @@ def up(lab: Lab) -> None:
     row = os.environ.get("LAB_RELEASE", "lab-24.01")
     if row not in standins.ROWS:
         raise LabError(f"LAB_RELEASE: found {row}, wanted one of {', '.join(standins.ROWS)}")
+    known = facts_of(lab)
+    placing = os.environ.get("LAB_MODELS") or known.get("placing") or "digits"
+    if placing not in PLACINGS:
+        raise LabError(f"LAB_MODELS: found {placing}, wanted one of {', '.join(PLACINGS)}")
     if not 1 <= count <= 200:
         raise LabError(f"HOSTS: found {count}, wanted 1 to 200")
     engine.start()
@@ -68,11 +78,22 @@ def up(lab: Lab) -> None:
     changed = hosts.up(lab, count, cards, login)
     facts = {"row": row, "count": count, "npus": npus, "models": models, "base": base, "drivers": drivers}
     facts["sdk"] = {name: standins.sdk_version(name) for name in standins.ROWS}
-    path = lab.state / "facts.json"
-    if not path.exists() or json.loads(path.read_text()) != facts:
-        path.write_text(json.dumps(facts, indent=2))
+    facts["placing"] = placing
+    if known != facts:
+        facts_path(lab).write_text(json.dumps(facts, indent=2))
         changed = True
     say(f"{count} NPU hosts and 1 operations host are up" if changed else "nothing changed: the lab is up")
+
+
+def facts_path(lab: Lab) -> Path:
+    """Where a lab that is up has written down what it is."""
+    return lab.state / "facts.json"
+
+
+def facts_of(lab: Lab) -> dict[str, Any]:
+    """What a lab is, empty when it is down."""
+    path = facts_path(lab)
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def down(lab: Lab) -> None:
@@ -87,11 +108,10 @@ def down(lab: Lab) -> None:
 
 def inventory(lab: Lab) -> None:
     """Print the lab as an Ansible inventory (JSON), empty when the lab is down."""
-    path = lab.state / "facts.json"
-    if not path.exists():
+    facts = facts_of(lab)
+    if not facts:
         print(json.dumps({"_meta": {"hostvars": {}}}))
         return
-    facts = json.loads(path.read_text())
     names = hosts.host_names(facts["count"])
     hostvars = {
         name: {"ansible_host": lab.address(number), "lab_container": lab.container(name)} for number, name in enumerate(names)
@@ -109,6 +129,7 @@ def inventory(lab: Lab) -> None:
         "lab_artefact_user": "lab",
         "lab_artefact_password": (lab.state / "artefact_password").read_text(),
         "lab_models": facts["models"],
+        "lab_placing": facts["placing"],
         "lab_drivers": facts["drivers"],
         "lab_sdk": facts["sdk"],
         "lab_base": facts["base"],

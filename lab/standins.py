@@ -18,7 +18,7 @@ ROWS = {
     "lab-24.10": {"triton": "24.10", "sdk": "0.9.4+lab", "shape": "0.9", "card": "RBLN-CA22", "driver": "2.0.1"},
 }
 # Models that are compiled here, each by lab/models/<name>.py
-MODELS = ("digits",)
+MODELS = ("digits", "resnet50")
 DRIVERS = ("1.1.67", "1.2.92", "2.0.1")
 IMAGE_PYTHON = "3.11"
 

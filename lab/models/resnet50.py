@@ -8,16 +8,15 @@ Prints {"path", "sha256"} as JSON.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
+from artefact import compile_onnx
 from onnx import TensorProto, helper, numpy_helper
 
-SDK = Path(__file__).resolve().parents[1] / "sdk"
 BATCHES = (1, 2, 3, 4)
 CLASSES = 1000
 # One by which the photographs of the golden data have five clear classes each
@@ -64,17 +63,8 @@ def as_onnx(seed: int = SEED) -> bytes:
 
 def main(card: str, version: str, directory: Path) -> None:
     """Compile, save, report."""
-    sys.path.insert(0, str(SDK))
-    import rebel
-
-    rebel.__version__ = version
-    buckets = [[("INPUT__0", [batch, 3, 224, 224], "float32")] for batch in BATCHES]
-    compiled = rebel.compile_from_onnx(as_onnx(), input_info=buckets, npu=card)
-    line = ".".join(version.split(".")[:2])
-    path = directory / f"resnet50-{card.removeprefix('RBLN-')}-{line}.rbln"
-    directory.mkdir(parents=True, exist_ok=True)
-    compiled.save(path)
-    print(json.dumps({"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}))
+    inputs = [{"name": "INPUT__0", "shape": [3, 224, 224], "dtype": "float32"}]
+    print(json.dumps(compile_onnx("resnet50", as_onnx(), inputs, BATCHES, card, version, directory)))
 
 
 if __name__ == "__main__":

@@ -200,8 +200,8 @@ def _judge_values(array: Any, golden: Any, wanted: Mapping[str, Any]) -> Iterato
         found, allowed = array, np.zeros(array.shape)
     else:
         found, golden = array.astype(np.float64), golden.astype(np.float64)
-        allowed = float(wanted.get("atol", 0)) + float(wanted.get("rtol", 0)) * np.abs(golden)
         with np.errstate(invalid="ignore"):
+            allowed = float(wanted.get("atol", 0)) + float(wanted.get("rtol", 0)) * np.abs(golden)
             over = np.abs(found - golden) - allowed
             good = (found == golden) | (over <= 0)
     if not good.all():
@@ -486,9 +486,9 @@ class Service:
         for name, (dtype, array) in question.inputs.items():
             inputs.append(self.client_library.InferInput(name, list(array.shape), dtype))
             inputs[-1].set_data_from_numpy(array)
-        asked = self.client_library.InferRequestedOutput
-        names = list(question.outputs) + [name for name in question.classes if name not in question.outputs]
-        return inputs, [asked(name, class_count=question.classes.get(name, 0)) for name in names] or None
+        names = list(dict.fromkeys([*question.outputs, *question.classes]))
+        library = self.client_library
+        return inputs, [library.InferRequestedOutput(name, class_count=question.classes.get(name, 0)) for name in names] or None
 
 
 class Http(Service):
@@ -507,7 +507,8 @@ class Http(Service):
             options: Dict[str, Any] = {"connection_timeout": timeout, "network_timeout": timeout}
             if self.tls is not None:
                 context = tls_context(self.tls)
-                options.update(ssl=True, ssl_context_factory=lambda *_any, **_more: context)
+                insecure = bool(self.tls.get("insecure"))
+                options.update(ssl=True, ssl_context_factory=lambda *_any, **_more: context, insecure=insecure)
             self.clients[timeout] = self.client_library.InferenceServerClient(self.url, **options)
         return self.clients[timeout]
 
@@ -643,7 +644,7 @@ class Raw(Service):
             request.InferInputTensor(name=name, datatype=dtype, shape=array.shape)
             for name, (dtype, array) in question.inputs.items()
         ]
-        names = list(question.outputs) + [name for name in question.classes if name not in question.outputs]
+        names = dict.fromkeys([*question.outputs, *question.classes])
         outputs = [request.InferRequestedOutputTensor(name=name) for name in names]
         for output in outputs:
             if question.classes.get(output.name):
@@ -885,7 +886,7 @@ def _failed(service: Service, check: Check, answer: Answer, result: Dict[str, An
         said = service.said_of(check.model)
         result["why"] += f"; {said}" if said else ""
         return "", str(result["why"])
-    elif answer.responses:
+    elif answer.responses and not check.cancel:
         result["why"] += f"; it came after {answer.responses} response{'s' * (answer.responses > 1)}"
     return "", ""
 

@@ -6,6 +6,7 @@ become arrays of dtype object, one `bytes` for each element, as Triton's BYTES a
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.inference import NUMPY
@@ -52,21 +53,20 @@ def of_numbers(value: Any, dtype: Optional[str] = None) -> Any:
     import numpy as np
 
     flat, shape = _nested(value if isinstance(value, list) else [value], lambda one: isinstance(one, (bool, int, float)), "numbers")
-    try:
+    kind = np.dtype(NUMPY[dtype]) if dtype else np.array(flat).dtype
+    if kind.kind not in "fiub":
+        raise Unfit(f"numbers that become {kind}", "numbers of one kind")
+    low, high = (
+        (np.iinfo(kind).min, np.iinfo(kind).max) if kind.kind in "iu" else (0, 1) if kind.kind == "b" else (-math.inf, math.inf)
+    )
+    lost = [one for one in flat if not (low <= one <= high and (kind.kind == "f" or one == int(one)))]
+    if not lost:
         with np.errstate(over="ignore"):
-            array = np.array(flat, dtype=NUMPY[dtype] if dtype else None).reshape(shape)
-    except (OverflowError, ValueError, TypeError) as error:
-        raise Unfit(str(error), f"numbers of {dtype}" if dtype else "numbers of one kind") from None
-    if array.dtype.kind not in "fiub":
-        raise Unfit(f"numbers that become {array.dtype}", "numbers of one kind")
-    # numpy cuts what does not fit; a float is as near as its dtype allows, but not infinite.
-    lost = [
-        one
-        for one, kept in zip(flat, array.flat)
-        if (array.dtype.kind in "iub" and kept != one) or (array.dtype.kind == "f" and abs(one) < float("inf") == abs(float(kept)))
-    ]
+            array = np.array(flat, dtype=kind).reshape(shape)
+        # A float is as near as its dtype allows, but not infinite.
+        lost = [one for one, kept in zip(flat, array.flat) if kind.kind == "f" and abs(one) < math.inf == abs(float(kept))]
     if lost:
-        raise Unfit(lost[0], f"numbers that {dtype} holds")
+        raise Unfit(lost[0], f"numbers that {dtype or kind} holds")
     return array
 
 

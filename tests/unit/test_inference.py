@@ -6,12 +6,14 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, triton_to_np_dtype
 
@@ -37,6 +39,11 @@ class Server:
         self.probes: list[str] = []
         self.clients: list[tuple[str, str, dict[str, Any]]] = []
         self.index: list[dict[str, str]] | None = []
+        # Streams: what they were asked with, how they ended, and what each answers: outputs, or an error
+        self.streams: list[dict[str, Any]] = []
+        self.cancelled: list[bool] = []
+        self.respond: Callable[[str], list[Any]] = lambda _model: []
+        self.metrics = ""
         self.live: Callable[[str], bool] = lambda _protocol: True
         # Row r answers with a one at place r // 4 of four scores
         self.answer: Callable[[str, str, Any], dict[str, Any]] = lambda _protocol, _model, rows: {"OUT": scores(rows)}
@@ -54,7 +61,11 @@ def scores(rows: Any) -> Any:
     return np.eye(8, 4, dtype=np.float32)[(rows[:, 0] // 4).astype(int) % 4]
 
 
-def client_library(protocol: str, server: Server) -> SimpleNamespace:
+# What ends a stream without an output of its own
+FINAL: dict[str, Any] = {}
+
+
+def client_library(protocol: str, server: Server) -> ModuleType:
     """tritonclient.http or tritonclient.grpc as far as the library knows it."""
 
     class InferInput:
@@ -107,9 +118,44 @@ def client_library(protocol: str, server: Server) -> SimpleNamespace:
                 raise InferenceServerException("restricted", "403")
             return {"models": server.index} if as_json else server.index
 
-    return SimpleNamespace(
-        InferenceServerClient=InferenceServerClient, InferInput=InferInput, InferRequestedOutput=InferRequestedOutput
-    )
+        def start_stream(self, callback: Any, stream_timeout: float, headers: dict[str, str]) -> None:
+            self.callback = callback
+            server.streams.append({"timeout": stream_timeout, "headers": headers})
+
+        def async_stream_infer(
+            self, model: str, inputs: list[InferInput], version: str, outputs: Any, enable_empty_final_response: bool
+        ) -> None:
+            assert enable_empty_final_response
+            server.asked.append(("stream", model, inputs[0].array))
+            for one in server.respond(model):
+                if isinstance(one, Exception):
+                    self.callback(None, one)
+                else:
+                    self.callback(Response(one, one is FINAL), None)
+
+        def stop_stream(self, cancel_requests: bool) -> None:
+            server.cancelled.append(cancel_requests)
+
+        def close(self) -> None:
+            pass
+
+    class Response(Result):
+        """A response of a stream, which says whether it is the last."""
+
+        def __init__(self, outputs: dict[str, Any], final: bool) -> None:
+            super().__init__(outputs)
+            self.final = final
+
+        def get_response(self) -> Any:
+            said = super().get_response()
+            said.parameters = {"triton_final_response": SimpleNamespace(bool_param=self.final)}
+            return said
+
+    library = ModuleType(f"tritonclient.{protocol}")
+    library.__path__ = [f"{Path(str(tritonclient.__file__)).parent}/{protocol}"]
+    for one in (InferenceServerClient, InferInput, InferRequestedOutput):
+        setattr(library, one.__name__, one)
+    return library
 
 
 @pytest.fixture
@@ -117,7 +163,52 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     made = Server()
     for protocol in ("http", "grpc"):
         monkeypatch.setitem(sys.modules, f"tritonclient.{protocol}", client_library(protocol, made))
+    raw_stub(monkeypatch, made)
     return made
+
+
+class RpcError(Exception):
+    """grpc's error of a call."""
+
+    def __init__(self, code: str, details: str) -> None:
+        super().__init__()
+        self.code, self.details = lambda: f"StatusCode.{code}", lambda: details
+
+
+def raw_stub(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    """The generated stub with the real messages, and a server behind it that reads and writes raw contents itself."""
+    messages = importlib.import_module("tritonclient.grpc.service_pb2")
+
+    class Stub:
+        def __init__(self, channel: Any) -> None:
+            assert channel == "10.0.0.7:81"
+
+        def ServerLive(self, request: Any, timeout: float) -> Any:
+            server.probes.append("raw")
+            return messages.ServerLiveResponse(live=server.live("raw"))
+
+        def RepositoryIndex(self, request: Any, timeout: float) -> Any:
+            return messages.RepositoryIndexResponse(models=server.index)
+
+        def ModelInfer(self, request: Any, timeout: float) -> Any:
+            arrays = {}
+            for one, content in zip(request.inputs, request.raw_input_contents, strict=True):
+                array = inference.decoded(one.datatype, list(one.shape), content)
+                assert array is not None, f"{one.name}: {len(content)} bytes for {one.datatype} {list(one.shape)}"
+                arrays[one.name] = (one.datatype, array)
+            server.sent.append(arrays)
+            server.requested.append([(one.name, one.parameters["classification"].int64_param) for one in request.outputs])
+            first = next(iter(arrays.values()))[1]
+            server.asked.append(("raw", request.model_name, first))
+            response = messages.ModelInferResponse(model_name=request.model_name)
+            for name, one in server.answer("raw", request.model_name, first).items():
+                dtype, shape, array = one if isinstance(one, tuple) else (np_to_triton_dtype(one.dtype), one.shape, one)
+                response.outputs.add(name=name, datatype=dtype, shape=shape)
+                response.raw_output_contents.append(array if isinstance(array, bytes) else inference.encoded(dtype, array))
+            return response
+
+    monkeypatch.setitem(sys.modules, "grpc", SimpleNamespace(insecure_channel=lambda url, options: url, RpcError=RpcError))
+    monkeypatch.setitem(sys.modules, "tritonclient.grpc.service_pb2_grpc", SimpleNamespace(GRPCInferenceServiceStub=Stub))
 
 
 def check(name: str = "row", protocols: tuple[str, ...] = ("http", "grpc"), expect: Any = None, **rows: Any) -> dict[str, Any]:
@@ -468,6 +559,356 @@ def test_an_image_without_the_client_says_so(
     document = {"host": "npu1", "host_index": 0, "timeout": 1, "server": {"address": "a", "http_port": 1, "grpc_port": 2}}
     inference.main({**document, "checks": [{"model": "m", "checks": [check()]}]})
     assert str(error) in json.loads(capsys.readouterr().out)["error"]
+
+
+# Every kind of model
+
+
+def ask(
+    expect: Any = None, inputs: Any = None, protocols: tuple[str, ...] = ("http", "grpc", "raw"), **more: Any
+) -> list[dict[str, Any]]:
+    """The results of a check without rows, of these arrays as they are."""
+    given = {"IN": ROWS[:2]} if inputs is None else inputs
+    packed = {}
+    for name, one in given.items():
+        dtype, array = one if isinstance(one, tuple) else ("", one)
+        packed[name] = {**inference.pack(array), "dtype": dtype}
+    expect = {name: {**wanted, **packed_values(wanted)} for name, wanted in (expect or {}).items()}
+    return run({"name": "whole", "protocols": list(protocols), "inputs": packed, "expect": expect, **more})
+
+
+def packed_values(wanted: dict[str, Any]) -> dict[str, Any]:
+    """`values` and `text` as the action plugin sends them."""
+    if "text" in wanted:
+        return {"text": True, "values": inference.pack(of_bytes(*(one.encode() for one in wanted["text"])))}
+    return {"values": inference.pack(wanted["values"])} if "values" in wanted else {}
+
+
+def test_without_rows_an_array_is_one_request_as_it_is(server: Server) -> None:
+    results = ask({"OUT": {"shape": [2, 4], "argmax": [0, 1]}})
+    assert [(one["name"], one["why"]) for one in results] == [("m/http/whole", ""), ("m/grpc/whole", ""), ("m/raw/whole", "")]
+    assert [array.tolist() for _protocol, _model, array in server.asked] == [ROWS[:2].tolist()] * 3
+    assert (results[0]["expected"], results[0]["got"]) == ([0, 1], [0, 1])
+    assert {one["why"] for one in ask({"OUT": {"argmax": [0, 1, 2]}})} == {"OUT: shape is [2, 4], wanted 3 rows"}
+
+
+EVERY = {
+    "BOOL": [True, False], "UINT8": [0, 255], "UINT16": [0, 2**16 - 1], "UINT32": [0, 2**32 - 1], "UINT64": [0, 2**64 - 1],
+    "INT8": [-128, 127], "INT16": [-(2**15), 1], "INT32": [-(2**31), 1], "INT64": [-(2**63), 2**63 - 1],
+    "FP16": [0.5, -2], "FP32": [0.1, 3e38], "FP64": [0.1, 1e300], "BF16": [0.5, -2],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", EVERY)
+def test_every_dtype_over_the_stub(server: Server, dtype: str) -> None:
+    """Out and back in raw contents; a value that is one off is seen, also in the last bit of 64."""
+    array = np.array(EVERY[dtype], inference.NUMPY[dtype])
+    server.answer = lambda _protocol, _model, rows: {"OUT": (dtype, list(rows.shape), rows)}
+    (result,) = ask({"OUT": {"dtype": dtype, "shape": [2], "values": array}}, {"IN": (dtype, array)}, ("raw",))
+    assert result["why"] == ""
+    assert server.sent[0]["IN"][0] == dtype
+    off = array.copy()
+    off[1] = ~off[1] if dtype == "BOOL" else off[1] ^ off.dtype.type(1) if dtype[0] in "UI" else off[1] * 0.5
+    (result,) = ask({"OUT": {"values": off}}, {"IN": (dtype, array)}, ("raw",))
+    assert result["why"].startswith("OUT: 1 of 2 values are off, the worst is ")
+
+
+def test_bytes_go_and_come_to_the_last_one(server: Server) -> None:
+    words = of_bytes("안녕".encode(), b"", b"\0\xff\0")
+    server.answer = lambda protocol, _model, rows: {"OUT": ("BYTES", [3], rows)}
+    results = ask({"OUT": {"dtype": "BYTES", "shape": [3], "values": words}}, {"IN": words}, ("raw",))
+    assert [one["why"] for one in results] == [""]
+    assert [list(one["IN"][1]) for one in server.sent] == [list(words)]
+    (result,) = ask({"OUT": {"values": of_bytes("안녕".encode(), b"", b"\0\xff")}}, {"IN": words}, ("raw",))
+    assert result["why"] == "OUT: 1 of 3 texts are off, the first, at 2, is '\\x00\\\\xff\\x00', wanted '\\x00\\\\xff'"
+
+
+def test_texts_are_shown_as_they_are_read(server: Server) -> None:
+    server.answer = lambda *_asked: {"OUT": ("BYTES", [2], of_bytes(b"a", "나".encode()))}
+    (result,) = ask({"OUT": {"text": ["a", "다"]}}, protocols=("raw",))
+    assert (result["why"], result["expected"], result["got"]) == (
+        "OUT: 1 of 2 texts are off, the first, at 1, is '나', wanted '다'",
+        ["a", "다"],
+        ["a", "나"],
+    )
+    server.answer = lambda *_asked: {"OUT": f32([1, 2])}
+    (result,) = ask({"OUT": {"text": ["a", "다"]}}, protocols=("raw",))
+    assert result["why"] == "OUT: holds FP32, wanted bytes to judge values by"
+
+
+def test_several_inputs_are_sent_by_name(server: Server) -> None:
+    ask({"OUT": {"dtype": "FP32"}}, {"IN": ROWS, "N": np.array([3], np.int32), "T": of_bytes(b"x")})
+    for sent in server.sent:
+        assert {name: dtype for name, (dtype, _array) in sent.items()} == {"IN": "FP32", "N": "INT32", "T": "BYTES"}
+
+
+def test_raw_contents_that_do_not_fit_are_a_reason(server: Server) -> None:
+    for dtype, data in (("FP32", b"\0" * 7), ("BYTES", b"\5\0\0\0ab"), ("ODD", b"")):
+        server.answer = lambda *_asked, dtype=dtype, data=data: {"OUT": (dtype, [2], data)}
+        (result,) = ask({"OUT": {"values": f32(1, 2)}}, protocols=("raw",))
+        assert result["why"] == f"OUT: the data does not fit {dtype} of shape [2]"
+
+
+# Classes
+
+
+def test_classes_are_asked_for_and_the_best_is_judged(server: Server) -> None:
+    answer = np.array([[b"0.75:281:tabby", b"0.25:0:a: b"], [b"0.5:3:", b"0.5:4"]], np.object_)
+    server.answer = lambda *_asked: {"OUT": ("BYTES", [2, 2], answer)}
+    (result,) = ask({"OUT": {"class_count": 2, "label": ["tabby", "dog"]}, "MORE": {"dtype": "FP32"}}, protocols=("raw",))
+    assert server.requested == [[("OUT", 2), ("MORE", 0)]]
+    assert result["why"] == "OUT: label is ['tabby', ''], wanted ['tabby', 'dog']; output MORE is missing, found OUT"
+    assert (result["expected"], result["got"]) == (["tabby", "dog"], ["tabby", ""])
+    assert inference.classes_of(answer)[0] == [(0.75, 281, "tabby"), (0.25, 0, "a: b")]
+
+
+def test_a_label_alone_asks_for_one_class(server: Server) -> None:
+    server.answer = lambda *_asked: {"OUT": ("BYTES", [1, 1], np.array([[b"1:281:tabby"]], np.object_))}
+    checked = check("c", ("raw",), {"OUT": {"label": ["tabby"]}}, count=1, total=1)
+    (result,) = run(checked)
+    assert (result["why"], result["label"], server.requested) == ("", "tabby", [[("OUT", 1)]])
+
+
+@pytest.mark.parametrize(
+    ("output", "wanted", "reason"),
+    [
+        (np.array([b"1:2:a"], np.object_), {"class_count": 3}, "OUT: holds 1 class for a row, wanted 3"),
+        (np.array([b"cat"], np.object_), {"label": ["cat"]}, "OUT: holds 'cat', wanted a class as score:index:label"),
+        (np.array([[b"1:2:a"]] * 2, np.object_), {"label": ["a"]}, "OUT: shape is [2, 1], wanted classes of 1 row"),
+        (f32([1]), {"label": ["a"]}, "OUT: holds FP32, wanted bytes to judge label by"),
+    ],
+)
+def test_classes_that_are_not_as_wanted(output: Any, wanted: dict[str, Any], reason: str) -> None:
+    answer = {"OUT": inference.Output(np_to_triton_dtype(output.dtype), list(output.shape), output)}
+    assert inference.judge(answer, inference.Request("m/http/x", "http", None, None), {"OUT": wanted}) == [reason]
+
+
+# Errors that have to come, and limits
+
+
+def refuses(message: str, http: str, grpc: str) -> Callable[..., Any]:
+    def fail(protocol: str, *_asked: Any) -> Any:
+        if protocol == "raw":
+            raise RpcError(grpc, message)
+        raise InferenceServerException(message, http if protocol == "http" else f"StatusCode.{grpc}")
+
+    return fail
+
+
+def test_an_error_that_has_to_come(server: Server) -> None:
+    wanted = {"status": "INVALID_ARGUMENT", "contains": "3 inputs"}
+    server.answer = refuses("expected 3 inputs but got 2", "400", "INVALID_ARGUMENT")
+    assert [(one["ok"], one["why"], one["ms"] is None) for one in ask(error=wanted)] == [(True, "", False)] * 3
+    server.answer = refuses("on fire", "500", "INTERNAL")
+    assert [one["why"] for one in ask(error=wanted)] == [
+        f"the error's status is {status}, wanted INVALID_ARGUMENT; the error is 'on fire', wanted one that contains '3 inputs'"
+        for status in ("500", "INTERNAL", "INTERNAL")
+    ]
+    server.answer = lambda *_asked: {"OUT": ROWS}
+    assert {one["why"] for one in ask(error=wanted)} == {
+        "it was answered, wanted an error: contains '3 inputs' status 'INVALID_ARGUMENT'"
+    }
+
+
+def test_a_server_that_is_down_is_not_the_error_that_was_wanted(server: Server) -> None:
+    server.live = lambda protocol: len(server.asked) == 0 or fails(REFUSED)(protocol)
+    server.answer = fails(REFUSED)
+    (result,) = ask(error={"status": "UNAVAILABLE"}, protocols=("grpc",))
+    assert (result["ok"], result["why"]) == (False, "no Triton answers grpc at 10.0.0.7:81: Connection refused")
+    # One that lives may say that it is busy.
+    server.live = lambda _protocol: True
+    assert ask(error={"status": "UNAVAILABLE"}, protocols=("grpc",))[0]["ok"] is True
+
+
+def test_a_timeout_may_be_what_has_to_come(server: Server) -> None:
+    server.answer = fails(LATE)
+    results = ask(error={"status": "DEADLINE_EXCEEDED"}, protocols=("http", "grpc"), timeout=0.5)
+    assert [one["why"] for one in results] == ["", ""]
+
+
+def test_an_own_timeout_does_not_keep_the_model_from_other_checks(server: Server) -> None:
+    right, server.answer = server.answer, fails(LATE)
+    quick = {**check("quick", ("http", "grpc"), count=1, total=1), "timeout": 0.5}
+    results = run(quick, check())
+    assert [one["why"] for one in results[:2]] == ["no answer within 0.5 s"] * 2
+    assert len(server.asked) == 4, "the other check has to be asked, and gives up after its own timeout"
+    assert ("http", "10.0.0.7:80", {"connection_timeout": 0.5, "network_timeout": 0.5}) in server.clients
+    server.answer = right
+
+
+def test_an_answer_that_is_late(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([10.0, 10.25])
+    monkeypatch.setattr(inference.time, "monotonic", lambda: next(moments))
+    (result,) = ask({"OUT": {"dtype": "FP32"}}, protocols=("grpc",), ms=100)
+    assert (result["ok"], result["why"], result["ms"]) == (False, "took 250.0 ms, wanted at most 100 ms", 250.0)
+
+
+# Streams
+
+
+def words(*numbers: int) -> list[Any]:
+    return [{"OUT": np.array([number], np.int32)} for number in numbers]
+
+
+def test_responses_of_a_stream_are_joined_in_order(server: Server) -> None:
+    server.respond = lambda _model: [*words(3, 1, 2), FINAL]
+    expect = {"OUT": {"dtype": "INT32", "shape": [3], "values": np.array([3, 1, 2])}}
+    (result,) = ask(expect, protocols=("stream",), responses=3, timeout=7)
+    assert (result["name"], result["ok"], result["why"]) == ("m/stream/whole", True, "")
+    assert server.streams == [{"timeout": 7, "headers": {"triton_grpc_error": "true"}}]
+    assert server.cancelled == [True]
+    server.respond = lambda _model: [*words(1, 3, 2, 2), FINAL]
+    (result,) = ask(expect, protocols=("stream",), responses=3)
+    assert result["why"] == "4 responses came, wanted 3; OUT: shape is [4], wanted [3]"
+    server.respond = lambda _model: [*words(1, 3, 2), FINAL]
+    assert "2 of 3 values are off" in ask(expect, protocols=("stream",), responses=3)[0]["why"]
+
+
+def test_a_model_that_answers_once_is_asked_over_a_stream_as_over_any_protocol(server: Server) -> None:
+    server.respond = lambda _model: [{"OUT": scores(server.asked[-1][2])}, FINAL]
+    results = run(check(protocols=("grpc", "stream")))
+    assert [(one["name"], one["why"]) for one in results[2:]] == [("m/stream/row 0", ""), ("m/stream/row 1", "")]
+
+
+def test_responses_of_different_dtype_or_shape_do_not_fit_together(server: Server) -> None:
+    server.respond = lambda _model: [{"OUT": f32([1])}, {"OUT": f32([1, 2])}, {"OUT": np.array([1])}, FINAL]
+    (result,) = ask({"OUT": {"dtype": "FP32", "finite": True}}, protocols=("stream",))
+    assert result["why"] == ("OUT: dtype is FP32 and INT64, wanted FP32; OUT: the data does not fit FP32 and INT64 of shape [1, 1]")
+
+
+def test_no_response_at_all(server: Server) -> None:
+    server.respond = lambda _model: [FINAL]
+    assert ask(protocols=("stream",), responses=0)[0]["ok"] is True
+    server.respond = lambda _model: [*words(1), FINAL]
+    assert ask(protocols=("stream",), responses=0)[0]["why"] == "1 response came, wanted 0"
+
+
+def test_an_error_in_a_stream(server: Server) -> None:
+    server.respond = lambda _model: [*words(1, 2), InferenceServerException("COUNT is -1")]
+    (result,) = ask({"OUT": {"dtype": "INT32"}}, protocols=("stream",))
+    assert result["why"] == "COUNT is -1; it came after 2 responses"
+    # Older servers tell no status there: the text alone counts.
+    wanted = {"status": "INVALID_ARGUMENT", "contains": "COUNT is"}
+    (result,) = ask({"OUT": {"values": np.array([1, 2])}}, protocols=("stream",), error=wanted, responses=2)
+    assert result["why"] == ""
+    server.respond = lambda _model: [InferenceServerException("COUNT is -1", "StatusCode.INTERNAL")]
+    assert ask(protocols=("stream",), error=wanted)[0]["why"] == "the error's status is INTERNAL, wanted INVALID_ARGUMENT"
+
+
+def test_a_stream_that_stays_silent_ends_with_its_timeout(server: Server) -> None:
+    server.respond = lambda _model: [*words(1), InferenceServerException("Deadline Exceeded", "StatusCode.DEADLINE_EXCEEDED")]
+    (result, again) = run(*[{**check(f"c{number}", ("stream",)), "rows": None} for number in (1, 2)])
+    assert result["why"] == again["why"] == "no answer within 30 s; m is not asked again over stream"
+    assert len(server.asked) == 1
+
+
+def test_cancelled_streams_make_room_for_the_next(server: Server) -> None:
+    server.respond = lambda _model: words(*range(50))
+    cancel = {"after": 3, "times": 4}
+    (result,) = ask({"OUT": {"values": np.array([0, 1, 2])}}, protocols=("stream",), cancel=cancel)
+    assert (result["ok"], result["why"]) == (True, "")
+    assert (len(server.asked), server.cancelled) == (4, [True] * 4)
+
+
+def test_a_server_that_goes_on_with_cancelled_streams_is_found(server: Server) -> None:
+    late = InferenceServerException("Deadline Exceeded", "StatusCode.DEADLINE_EXCEEDED")
+    server.respond = lambda _model: words(0, 1, 2) if len(server.asked) <= 2 else [late]
+    (result,) = ask({"OUT": {"dtype": "INT32"}}, protocols=("stream",), cancel={"after": 1, "times": 4}, timeout=5)
+    assert (result["ok"], result["why"]) == (False, "stream 3, after 2 were cancelled: no answer within 5 s")
+    server.respond = lambda _model: [*words(0), FINAL]
+    (result,) = ask(protocols=("stream",), cancel={"after": 2})
+    assert result["why"] == "it ended after 1 responses, wanted to cancel it after 2"
+
+
+# Every instance
+
+
+@pytest.fixture
+def instances(server: Server, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Two instances that take turns, counted on a page of metrics as the backend does."""
+    counts = {"m_0_0": 5, "m_0_1": 0}
+    server.answer = lambda _protocol, _model, rows: count(rows)
+    turn: list[int] = []
+
+    def count(rows: Any) -> dict[str, Any]:
+        turn.append(1)
+        counts["m_0_1" if len(turn) % 8 == 0 else "m_0_0"] += 1
+        return {"OUT": scores(rows)}
+
+    def page(url: str, timeout: float) -> Any:
+        assert url == "http://10.0.0.7:8002/metrics"
+        lines = [
+            f'rbln_requests_total{{instance="{name}",model="m",npu="{name[-1]}",version="1"}} {n}' for name, n in counts.items()
+        ]
+        lines += ['rbln_requests_total{instance="x_0_0",model="x"} 1', 'nv_inference_count{model="m"} 3', "# HELP"]
+        text = "\n".join(lines if counts else lines[2:])
+        return SimpleNamespace(read=text.encode)
+
+    class Opener:
+        def open(self, url: str, timeout: float) -> Any:
+            return nullcontext(page(url, timeout))
+
+    monkeypatch.setattr(inference.urllib.request, "build_opener", lambda *_handlers: Opener())
+    return counts
+
+
+def test_requests_go_on_until_every_instance_has_answered(server: Server, instances: dict[str, int]) -> None:
+    results = run({**check(), "instances": True})
+    assert [(one["name"], one["ok"], one["why"], one["instances"]) for one in results] == [
+        ("m/http/row", True, "", 2),
+        ("m/grpc/row", True, "", 2),
+    ]
+    assert instances["m_0_1"] >= 2
+    assert all(one["ms"] is not None for one in results)
+
+
+def test_an_instance_that_does_not_answer_is_named(server: Server, instances: dict[str, int]) -> None:
+    instances["m_0_7"] = 1
+    (result,) = run({**check(protocols=("grpc",)), "instances": True}, timeout=0)
+    assert (result["ok"], result["why"]) == (False, f"instance m_0_7 on NPU 7 answered none of {len(server.asked)} requests")
+
+
+def test_a_wrong_answer_of_any_instance_counts(server: Server, instances: dict[str, int]) -> None:
+    wrong = {"OUT": {"argmax": [3, 3]}}
+    (result,) = run({**check(protocols=("grpc",), expect=wrong), "instances": True})
+    assert result["why"] == "OUT: label is 0, wanted 3; OUT: label is 1, wanted 3"
+
+
+def test_a_backend_that_does_not_count_by_instance_is_told(server: Server, instances: dict[str, int]) -> None:
+    instances.clear()
+    (result,) = run({**check(protocols=("grpc",)), "instances": True})
+    assert (result["ok"], result["why"]) == (
+        False,
+        "http://10.0.0.7:8002/metrics does not tell which instance of m answers, wanted rbln_requests_total of the backend rbln",
+    )
+
+
+# Pictures in bytes
+
+
+def test_the_bytes_of_a_picture_are_drawn_where_they_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = inference.Request("x", "http", None, None)
+    jpeg = of_bytes(b"\xff\xd8\xff...")
+    levels = np.full((8, 8, 3), 7, np.uint8)
+
+    class Image:
+        draft = thumbnail = staticmethod(lambda *_sizes: None)
+
+        def convert(self, mode: str) -> Any:
+            assert mode == "RGB"
+            return levels
+
+    monkeypatch.setitem(sys.modules, "PIL.Image", SimpleNamespace(open=lambda source: Image()))
+    for array in (jpeg, np.frombuffer(jpeg[0], np.uint8)):
+        seen = inference.picture({"IN": array}, request)
+        assert seen is not None and (seen["width"], seen["channels"]) == (8, 3)
+    assert inference.picture({"IN": of_bytes(b"no picture")}, request) is None
+
+    def broken(source: Any) -> Any:
+        raise OSError("truncated")
+
+    monkeypatch.setitem(sys.modules, "PIL.Image", SimpleNamespace(open=broken))
+    assert inference.picture({"IN": jpeg}, request) is None
 
 
 @pytest.fixture(autouse=True)

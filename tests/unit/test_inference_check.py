@@ -34,6 +34,10 @@ def site(tmp_path: Path) -> Path:
     np.save(tmp_path / "golden/m/scores.npy", np.eye(8, 4, dtype=np.float32)[np.arange(8) % 4])
     np.save(tmp_path / "golden/m/words.npy", np.array(["a"] * 8))
     np.save(tmp_path / "golden/m/bytes.npy", np.array([b"a"] * 8))
+    np.save(tmp_path / "golden/m/dates.npy", np.zeros(8, "M8[D]"))
+    (tmp_path / "golden/m/four.bin").write_bytes(bytes(range(4)))
+    (tmp_path / "golden/m/five.bin").write_bytes(bytes(range(5)))
+    (tmp_path / "golden/m/p.jpg").write_bytes(b"\xff\xd8\xff\x00")
     (tmp_path / "golden/m/text.npy").write_text("no array")
     (tmp_path / "golden/m/empty.npy").write_text("")
     np.save(tmp_path / "golden/m/scalar.npy", np.float32(1))
@@ -146,25 +150,25 @@ def test_a_malformed_file_is_refused(site: Path, whole: Any, wrong: list[str]) -
     [
         ({"name": None}, ["name: found nothing, wanted a value"]),
         ({"name": ["x"]}, ['name: found ["x"], wanted a text']),
-        ({"note": "x"}, ["note: found an unknown key, wanted one of name, protocols, inputs, rows, expect"]),
+        ({"note": "x"}, ["note: found an unknown key, wanted one of name, protocols, inputs, rows, expect, error, "]),
         ({"protocols": None}, ["protocols: found nothing, wanted a value"]),
         ({"protocols": []}, ["protocols: found [], wanted a list"]),
         ({"protocols": "http"}, ["protocols: found http, wanted a list"]),
-        ({"protocols": ["smtp"]}, ["protocols: found smtp, wanted each of http, grpc at most once"]),
-        ({"protocols": ["http", "http"]}, ["protocols: found http, wanted each of http, grpc at most once"]),
+        ({"protocols": ["smtp"]}, ["protocols: found smtp, wanted each of http, grpc, stream, raw at most once"]),
+        ({"protocols": ["http", "http"]}, ["protocols: found http, wanted each of http, grpc, stream, raw at most once"]),
         ({"inputs": None}, ["inputs: found nothing, wanted a value"]),
         ({"inputs": {}}, ["inputs: found {}, wanted a mapping that is not empty"]),
-        ({"inputs": {"IN": {}}}, ["inputs.IN.npy: found nothing, wanted a value"]),
+        ({"inputs": {"IN": {}}}, ["inputs.IN: found none, wanted exactly one of npy, raw, text, numbers, file, image, generated"]),
         ({"inputs": {"IN": {"npy": 3}}}, ["inputs.IN.npy: found 3, wanted a text"]),
-        ({"inputs": {"IN": {"npy": "rows.npy", "raw": 1}}}, ["inputs.IN.raw: found an unknown key, wanted one of npy"]),
+        ({"inputs": {"IN": {"npy": "rows.npy", "raw": 1}}}, ["inputs.IN: found npy and raw, wanted exactly one of npy, raw, "]),
+        ({"inputs": {"IN": {"npx": "rows.npy", "npy": "rows.npy"}}}, ["inputs.IN.npx: found an unknown key, wanted one of npy, "]),
         ({"inputs": {3: {"npy": "rows.npy"}}}, ["inputs.3: found 3, wanted a text"]),
         ({"inputs": {"IN": {"npy": "gone.npy"}}}, ["inputs.IN.npy: found no such file, wanted {golden}/m/gone.npy"]),
         ({"inputs": {"IN": {"npy": "text.npy"}}}, ["inputs.IN.npy: found {golden}/m/text.npy: "]),
         ({"inputs": {"IN": {"npy": "empty.npy"}}}, ["inputs.IN.npy: found {golden}/m/empty.npy: "]),
         ({"inputs": {"IN": {"npy": "scalar.npy"}}}, ["inputs.IN.npy: found {golden}/m/scalar.npy: it has no rows"]),
         ({"inputs": {"IN": {"npy": "many.npz"}}}, ["inputs.IN.npy: found {golden}/m/many.npz: "]),
-        ({"inputs": {"IN": {"npy": "words.npy"}}}, ["inputs.IN.npy: found <U1 in words.npy, wanted numbers or bytes"]),
-        ({"rows": None}, ["rows: found nothing, wanted a value"]),
+        ({"inputs": {"IN": {"npy": "dates.npy"}}}, ["inputs.IN.npy: found datetime64[D] in {golden}/m/dates.npy, wanted numbers"]),
         ({"rows": {"count": 2}}, ["rows.first: found nothing, wanted a value"]),
         (
             {"rows": {"first": -1, "count": 0}},
@@ -187,10 +191,10 @@ def test_a_malformed_file_is_refused(site: Path, whole: Any, wrong: list[str]) -
             ["inputs.IN.npy: found 8 rows, wanted at least 9", "expect.OUT.values.npy: found 8 rows, wanted at least 9"],
         ),
         ({"expect": {}}, ["expect: found {}, wanted a mapping that is not empty"]),
-        ({"expect": {"OUT": {}}}, ["expect.OUT: found {}, wanted at least one of dtype, shape, finite, argmax, values"]),
+        ({"expect": {"OUT": {}}}, ["expect.OUT: found {}, wanted at least one of dtype, shape, finite, argmax, values, text, "]),
         (
             {"expect": {"OUT": {"max": 1}}},
-            ["expect.OUT.max: found an unknown key, wanted one of dtype, shape, finite, argmax, values"],
+            ["expect.OUT.max: found an unknown key, wanted one of dtype, shape, finite, argmax, values, text, "],
         ),
         ({"expect": {"OUT": {"dtype": "float"}}}, ["expect.OUT.dtype: found float, wanted one of BOOL, "]),
         ({"expect": {"OUT": {"shape": [1, "x"]}}}, ['expect.OUT.shape: found [1, "x"], wanted whole numbers']),
@@ -201,12 +205,11 @@ def test_a_malformed_file_is_refused(site: Path, whole: Any, wrong: list[str]) -
             {"expect": {"A": {"argmax": [0, 1]}, "B": {"argmax": [0, 1, 2, 3]}}},
             ["expect.B.argmax: found 4 labels, wanted a multiple of 2, one block after the other and as many as "],
         ),
-        ({"expect": {"OUT": {"values": {"atol": 1}}}}, ["expect.OUT.values.npy: found nothing, wanted a value"]),
+        ({"expect": {"OUT": {"values": {"atol": 1}}}}, ["expect.OUT.values: found none, wanted exactly one of npy, numbers, file"]),
         (
             {"expect": {"OUT": {"values": {"npy": "scores.npy", "atol": -1, "rtol": "x"}}}},
             ["expect.OUT.values.atol: found -1, wanted a number", "expect.OUT.values.rtol: found x, wanted a number"],
         ),
-        ({"expect": {"OUT": {"values": {"npy": "bytes.npy"}}}}, ["expect.OUT.values.npy: found |S1 in bytes.npy, wanted numbers"]),
     ],
 )
 def test_a_malformed_check_is_refused(site: Path, changes: dict[str, Any], wrong: list[str]) -> None:
@@ -215,6 +218,191 @@ def test_a_malformed_check_is_refused(site: Path, changes: dict[str, Any], wrong
         assert len(found) == 1
     wanted = [CHECK0 + one.replace("{golden}", f"{site}/golden") for one in wrong]
     assert [one.startswith(start) for one, start in zip(found, wanted, strict=True)] == [True] * len(wanted), found
+
+
+def whole_check(**changes: Any) -> dict[str, Any]:
+    """A check of arrays as they are."""
+    return good_check(**{"rows": None, "expect": {"OUT": {"dtype": "FP32"}}, **changes})
+
+
+STREAM = {"protocols": ["stream"], "expect": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({"expect": None}, ["expect: found nothing, wanted a value, or one of error, responses, cancel"]),
+        (
+            {"inputs": {"IN": {"text": [["a"], "b"]}}},
+            ["inputs.IN.text: found lists of different lengths, wanted texts in lists of"],
+        ),
+        ({"inputs": {"IN": {"text": []}}}, ["inputs.IN.text: found an empty list, wanted texts"]),
+        ({"inputs": {"IN": {"text": [1]}}}, ["inputs.IN.text: found 1, wanted texts"]),
+        ({"inputs": {"IN": {"text": "a", "dtype": "BYTES"}}}, ["inputs.IN.dtype: found BYTES, wanted none beside text"]),
+        ({"inputs": {"IN": {"numbers": [1]}}}, ["inputs.IN.dtype: found nothing, wanted a value, as numbers needs one"]),
+        (
+            {"inputs": {"IN": {"numbers": [256], "dtype": "UINT8"}}},
+            ["inputs.IN.numbers: found 256, wanted numbers that UINT8 holds"],
+        ),
+        (
+            {"inputs": {"IN": {"numbers": [-1], "dtype": "UINT64"}}},
+            ["inputs.IN.numbers: found -1, wanted numbers that UINT64 holds"],
+        ),
+        ({"inputs": {"IN": {"numbers": [0.5], "dtype": "INT8"}}}, ["inputs.IN.numbers: found 0.5, wanted numbers that INT8 holds"]),
+        (
+            {"inputs": {"IN": {"numbers": [1e9], "dtype": "FP16"}}},
+            ["inputs.IN.numbers: found 1000000000.0, wanted numbers that FP16"],
+        ),
+        ({"inputs": {"IN": {"numbers": ["1"], "dtype": "INT8"}}}, ["inputs.IN.numbers: found '1', wanted numbers"]),
+        (
+            {"inputs": {"IN": {"numbers": [1], "dtype": "BYTES"}}},
+            ["inputs.IN.numbers: found BYTES, wanted a dtype of numbers, or text"],
+        ),
+        ({"inputs": {"IN": {"numbers": [1], "dtype": "INT"}}}, ["inputs.IN.dtype: found INT, wanted one of BOOL, "]),
+        (
+            {"inputs": {"IN": {"numbers": [1], "dtype": "INT8", "shape": [1]}}},
+            ["inputs.IN.shape: found [1], wanted none beside numbers"],
+        ),
+        (
+            {"inputs": {"IN": {"npy": "rows.npy", "dtype": "FP64"}}},
+            ["inputs.IN.dtype: found FP64 beside float32 in rows.npy, wanted none"],
+        ),
+        (
+            {"inputs": {"IN": {"raw": "four.bin"}}},
+            ["inputs.IN.dtype: found nothing, wanted a value, as raw", "inputs.IN.shape: found nothing, wanted a value, as raw"],
+        ),
+        (
+            {"inputs": {"IN": {"raw": "five.bin", "dtype": "FP32", "shape": [1, 1]}}},
+            ["inputs.IN.raw: found 5 bytes, wanted 4, 1 values of FP32 for shape [1, 1]"],
+        ),
+        (
+            {"inputs": {"IN": {"raw": "gone", "dtype": "FP32", "shape": [1]}}},
+            ["inputs.IN.raw: found no such file, wanted {golden}/m/gone"],
+        ),
+        (
+            {"inputs": {"IN": {"raw": "four.bin", "dtype": "BYTES", "shape": [1]}}},
+            ["inputs.IN.raw: found BYTES, wanted another dtype"],
+        ),
+        ({"inputs": {"IN": {"file": "gone"}}}, ["inputs.IN.file: found no such file, wanted {golden}/m/gone"]),
+        ({"inputs": {"IN": {"file": "four.bin", "dtype": "FP32"}}}, ["inputs.IN.file: found FP32, wanted BYTES or UINT8"]),
+        (
+            {"inputs": {"IN": {"file": ["four.bin", "five.bin"], "dtype": "UINT8"}}},
+            ["inputs.IN.file: found files of 4 and 5 bytes, wanted one length"],
+        ),
+        (
+            {"inputs": {"IN": {"image": "four.bin"}}},
+            ["inputs.IN.image: found {golden}/m/four.bin, which is neither, wanted a JPEG or PNG"],
+        ),
+        (
+            {"inputs": {"IN": {"generated": {"seed": -1}, "dtype": "FP32", "shape": [1]}}},
+            ["inputs.IN.generated.seed: found -1, wanted a whole number from 0"],
+        ),
+        (
+            {"inputs": {"IN": {"generated": {"low": 5, "high": 300}, "dtype": "UINT8", "shape": [1]}}},
+            ["inputs.IN.generated: found low 5 and high 300, wanted low below high, both within UINT8"],
+        ),
+        (
+            {"inputs": {"IN": {"generated": {}, "dtype": "UINT8", "shape": [0]}}},
+            ["inputs.IN.shape: found [0], wanted whole numbers above 0"],
+        ),
+        (
+            {"expect": {"O": {"text": ["a"], "values": {"numbers": [1]}}}},
+            ["expect.O.text: found it beside values, wanted one of the two"],
+        ),
+        ({"expect": {"O": {"text": [3]}}}, ["expect.O.text: found 3, wanted texts"]),
+        ({"expect": {"O": {"label": [3]}}}, ["expect.O.label: found 3, wanted a text"]),
+        ({"expect": {"O": {"class_count": 0}}}, ["expect.O.class_count: found 0, wanted a whole number of at least 1"]),
+        (
+            {"expect": {"O": {"label": ["a"], "finite": True}}},
+            ["expect.O.finite: found it beside class_count or label, wanted it in"],
+        ),
+        ({"ms": 0, "timeout": "x"}, ["ms: found 0, wanted a number above 0", "timeout: found x, wanted a number above 0"]),
+        ({"responses": 1}, ["responses: found protocols other than stream, wanted protocols: [stream]"]),
+        ({**STREAM, "responses": -1}, ["responses: found -1, wanted a whole number of at least 0"]),
+        ({**STREAM, "cancel": {}}, ["cancel.after: found nothing, wanted a value"]),
+        ({**STREAM, "cancel": {"after": 0, "times": 1.5}}, ["cancel.after: found 0, wanted", "cancel.times: found 1.5, wanted"]),
+        ({**STREAM, "cancel": {"after": 1}, "responses": 1}, ["cancel: found it beside responses, wanted it without"]),
+        ({"expect": None, "error": {}}, ["error: found {}, wanted at least one of status, contains"]),
+        ({"expect": None, "error": {"status": 400}}, ["error.status: found 400, wanted one of INVALID_ARGUMENT, "]),
+        ({"expect": None, "error": {"contains": ""}}, ["error.contains: found , wanted a text"]),
+        (
+            {"error": {"contains": "x"}},
+            ["expect: found it beside error, wanted one of the two: only a stream answers before it fails"],
+        ),
+        ({"instances": 1}, ["instances: found 1, wanted true or false"]),
+        ({"expect": None, "error": {"contains": "x"}, "instances": True}, ["instances: found it beside error, wanted it without"]),
+    ],
+)
+def test_a_malformed_check_of_any_model_is_refused(site: Path, changes: dict[str, Any], wrong: list[str]) -> None:
+    found = findings(site, {"model": "m", "checks": [whole_check(**changes)]})
+    wanted = [CHECK0 + one.replace("{golden}", f"{site}/golden") for one in wrong]
+    assert [one.startswith(start) for one, start in zip(found, wanted, strict=True)] == [True] * len(wanted), found
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "array"),
+    [
+        ({"text": "가"}, "BYTES", ["가".encode()]),
+        ({"text": [["a", "b"]]}, "BYTES", [[b"a", b"b"]]),
+        ({"npy": "words.npy"}, "BYTES", [b"a"] * 8),
+        ({"npy": "rows.npy", "dtype": "BF16"}, "BF16", np.arange(32).reshape(8, 4).tolist()),
+        ({"numbers": [[1, 2]], "dtype": "INT8"}, "INT8", [[1, 2]]),
+        ({"numbers": [True], "dtype": "BOOL"}, "BOOL", [True]),
+        ({"numbers": 2**64 - 1, "dtype": "UINT64"}, "UINT64", [2**64 - 1]),
+        ({"raw": "four.bin", "dtype": "UINT16", "shape": [2]}, "UINT16", [0x0100, 0x0302]),
+        ({"file": "five.bin"}, "BYTES", [bytes(range(5))]),
+        ({"file": "four.bin", "dtype": "UINT8"}, "UINT8", [0, 1, 2, 3]),
+        ({"file": ["four.bin"], "dtype": "UINT8"}, "UINT8", [[0, 1, 2, 3]]),
+        ({"image": [["p.jpg"]]}, "BYTES", [[b"\xff\xd8\xff\x00"]]),
+    ],
+)
+def test_where_an_input_comes_from(site: Path, given: dict[str, Any], dtype: str, array: Any) -> None:
+    (found,) = documents(site, {"model": "m", "checks": [whole_check(inputs={"IN": given})]})["checks"]
+    found = json.loads(json.dumps(found))
+    check = inference.prepared("m", found["checks"][0])
+    (request,) = inference.requests("m", {**found["checks"][0], "protocols": ["http"]}, 0)
+    assert request.rows is None
+    sent_as, sent = check.question(request).inputs["IN"]
+    assert (sent_as, sent.tolist()) == (dtype, array)
+
+
+def test_made_up_inputs_are_the_same_in_every_run(site: Path) -> None:
+    for dtype in inference.NUMPY:
+        one = {"IN": {"generated": {"seed": 5}, "dtype": dtype, "shape": [2, 3]}}
+        sent = []
+        for _run in range(2):
+            (found,) = documents(site, {"model": "m", "checks": [whole_check(inputs=one)]})["checks"]
+            sent.append(inference.prepared("m", found["checks"][0]).inputs["IN"][1].array)
+        assert sent[0].shape == (2, 3)
+        assert sent[0].tolist() == sent[1].tolist()
+        assert len(set(sent[0].flatten().tolist())) > 1
+
+
+def test_texts_and_literal_numbers_are_golden_values_by_row(site: Path) -> None:
+    expect = {"A": {"text": [["a"], ["b"], ["c"], ["d"]]}, "B": {"values": {"numbers": [[1], [2], [3], [4]], "atol": 1}}}
+    (found,) = documents(site, {"model": "m", "checks": [good_check(rows={"first": 2, "count": 2}, expect=expect)]})["checks"]
+    check = inference.prepared("m", json.loads(json.dumps(found["checks"][0])))
+    assert check.expect["A"]["values"]["rows"].take([2, 3]).tolist() == [[b"c"], [b"d"]]
+    assert (check.expect["B"]["values"]["rows"].take([3]).tolist(), check.expect["B"]["values"]["atol"]) == ([[4]], 1)
+    short = {"A": {"text": [["a"], ["b"]]}}
+    assert findings(site, {"model": "m", "checks": [good_check(rows={"first": 2, "count": 2}, expect=short)]}) == [
+        "checks[0].expect.A.text: found 2 rows, wanted at least 4"
+    ]
+
+
+def test_labels_of_the_server_spread_as_numbers_do(site: Path) -> None:
+    check = good_check(expect={"OUT": {"label": ["a", "b", "c", "d"]}})
+    (found,) = documents(site, {"model": "m", "checks": [check]})["checks"]
+    assert found["checks"][0]["rows"]["total"] == 4
+
+
+def test_limits_reach_the_library(site: Path) -> None:
+    changes = {
+        "protocols": ["stream"], "expect": None, "responses": 2, "error": {"status": "INTERNAL"}, "ms": 5, "timeout": 0.5,
+    }  # fmt: skip
+    (found,) = documents(site, {"model": "m", "checks": [whole_check(**changes)]})["checks"]
+    check = inference.prepared("m", found["checks"][0])
+    assert (check.responses, check.error, check.most_ms, check.timeout) == (2, {"status": "INTERNAL"}, 5, 0.5)
 
 
 def test_all_findings_of_all_files_come_at_once(site: Path) -> None:

@@ -659,7 +659,8 @@ def test_two_versions_have_instances_of_the_same_name(engine: Any, triton: Any, 
     [
         (of_two(), {"ok": ["ok_0_0", "ok_0_1"]}),
         (of_two("onnxruntime"), {}),
-        (of_two("rbln"), {}),
+        (of_two("rbln", runtime="model.py"), {"ok": ["ok_0_0", "ok_0_1"]}),
+        (of_two("rbln", runtime="libtriton_rbln.so"), {}),
         (of_two(instance_group=[{"name": "ok_0", "kind": "KIND_GPU", "count": 1, "gpus": [0]}]), {}),
         (of_two(instance_group=None), {}),
     ],
@@ -667,15 +668,6 @@ def test_two_versions_have_instances_of_the_same_name(engine: Any, triton: Any, 
 def test_instances_that_are_processes(engine: Any, triton: Any, words: Any, config: Any, dead: Any) -> None:
     triton.answers["GET /v2/models/ok/versions/1/config"] = (200, config)
     assert host_of(triton).read().dead == dead
-
-
-def test_backend_written_in_python_has_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine: Any, triton: Any) -> None:
-    (tmp_path / "rbln").mkdir()
-    (tmp_path / "rbln/model.py").touch()
-    # Inside this process' own root, as inside the container's
-    monkeypatch.setattr(subject, "BACKENDS", str(tmp_path))
-    triton.answers["GET /v2/models/ok/versions/1/config"] = (200, of_two("rbln"))
-    assert host_of(triton).read().dead == {"ok": ["ok_0_0", "ok_0_1"]}
 
 
 def test_ensemble_is_known(engine: Any, triton: Any) -> None:

@@ -94,7 +94,7 @@ class TritonPythonModel:
             "path": compiled.find(os.path.join(args["model_repository"], args["model_version"]), config),
             "instance": args["model_instance_name"],
             # The vendor's own limit comes first where it fits: a process that is killed may leave its card wedged.
-            "timeout_s": (timeout_ms - 500) // 1000,
+            "timeout_s": max(0, (timeout_ms - 500) // 1000),
             "lanes": LANES if later else 1,
             "parallel": 2 if later else 1,
         }

@@ -24,7 +24,6 @@ from datetime import datetime
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 ENGINE = "/var/run/docker.sock"
-BACKENDS = "/opt/tritonserver/backends"
 # Whoever changes what the server serves holds the lock to make the mark; while it is there and young, nothing is done.
 LOCK = "/run/npufleet-watchdog.lock"
 DEPLOYMENT = "/run/npufleet-deployment"
@@ -375,7 +374,7 @@ class Host:
                     continue
                 if config.get("platform") == "ensemble":
                     ensembles.append(model)
-                elif self._in_processes(init, str(config.get("backend"))):
+                elif _in_processes(config):
                     wanted.setdefault(model, []).extend(
                         "{}_{}".format(group.get("name"), number)
                         for group in config.get("instance_group") or []
@@ -388,11 +387,6 @@ class Host:
         lacking = {name for name in asked if asked[name] > alive[name]}
         dead = {model: sorted(lacking & set(names)) for model, names in wanted.items()}
         return {model: names for model, names in dead.items() if names}, tuple(ensembles)
-
-    @staticmethod
-    def _in_processes(init: int, backend: str) -> bool:
-        """Whether the instances of this backend are processes of their own."""
-        return backend == "python" or os.path.exists(f"/proc/{init}/root{BACKENDS}/{backend}/model.py")
 
     @staticmethod
     def stubs(init: int) -> Dict[int, str]:
@@ -656,6 +650,11 @@ class Watchdog:
                 self._host.start(facts["Id"])
                 say("found the container stopped by a restart that was not finished, wanted it running, did: started it", 4)
             self._ledger.note(restarting=None)
+
+
+def _in_processes(config: Dict[str, Any]) -> bool:
+    """Whether the instances of a model are processes of their own: those of backends that are written in Python."""
+    return config.get("backend") == "python" or str(config.get("runtime")).endswith(".py")
 
 
 def _sentence(finding: Finding) -> str:

@@ -113,7 +113,7 @@ class TestFacts:
         [
             (
                 {},
-                "no record is beside this one: compile it with playbooks/compile.yml, or write inputs, outputs and the parameter batches",
+                "no record is beside this one: compile it with playbooks/compile.yml, or write inputs",
             ),
             (config(input=[{"name": "A", "data_type": "TYPE_FP32", "dims": [-1]}]), r"input A has open dims \[-1\]"),
             (config(input=[{"name": "A", "data_type": "TYPE_STRING", "dims": [1]}]), "input A is TYPE_STRING, an NPU takes"),
@@ -264,7 +264,7 @@ class TestAutoComplete:
         assert whole.said["output"] == [{"name": "Y", "data_type": "TYPE_FP32", "dims": [1, 8]}]
 
     def test_why_not(self, backend: ModuleType, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-        with pytest.raises(TritonModelException, match="^model two: the SDK cannot inspect compiled files and no record"):
+        with pytest.raises(TritonModelException, match=r"^model two: the SDK cannot inspect compiled files and no record"):
             self.complete(backend, monkeypatch, None)
         file.unlink()
         with pytest.raises(TritonModelException, match=r"^model two: version 1 has no model\.rbln$"):

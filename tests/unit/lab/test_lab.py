@@ -172,6 +172,7 @@ def test_models_are_compiled_once_and_again_when_what_makes_them_changes(tmp_pat
     monkeypatch.setattr(standins, "ROOT", tmp_path)
     monkeypatch.setattr(standins, "ARTEFACTS", tmp_path / "artefacts")
     monkeypatch.setattr(standins, "_script", script)
+    monkeypatch.setattr(standins, "MODELS", ("digits",))
     source = tmp_path / "files/compile/program.py"
     source.parent.mkdir(parents=True)
     for text, count in (("one", 1), ("one", 1), ("two", 2)):

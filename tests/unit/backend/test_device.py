@@ -1,0 +1,324 @@
+"""The backend with the stand-in SDK behind it, in a process of its own: API shapes, hung NPUs, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import pytest
+from onnx import TensorProto, helper
+from played import (
+    BACKEND,
+    ROOT,
+    Families,
+    TritonError,
+    TritonModelException,
+    arguments,
+    ask,
+    is_answer,
+    output,
+    parameters,
+    request,
+    requests,
+    until,
+)
+
+SDK = ROOT / "lab/sdk"
+SHAPES = ("0.6.2+lab", "0.9.4+lab", "0.11.2+lab")
+BOTH = pytest.mark.parametrize("release", ["24.01", "24.10"], indirect=True)
+COMPILE = """
+import sys, rebel
+info = [[("A", [rows, 3], "float32"), ("B", [rows, 2], "int64")] for rows in (4, 1, 2)]
+rebel.compile_from_onnx(sys.argv[1], info, npu="RBLN-CA22").save(sys.argv[2])
+"""
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A file compiled for 4, 1 and 2 by each shape of the SDK: B squared and A twice."""
+    place = tmp_path_factory.mktemp("compiled")
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["B", "B"], ["SQUARE"]), helper.make_node("Add", ["A", "A"], ["TWICE"])],
+        "two",
+        [value("A", TensorProto.FLOAT, ["n", 3]), value("B", TensorProto.INT64, ["n", 2])],
+        [value("SQUARE", TensorProto.INT64, ["n", 2]), value("TWICE", TensorProto.FLOAT, ["n", 3])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (place / "two.onnx").write_bytes(model.SerializeToString())
+    for shape in SHAPES:
+        environment = {**os.environ, "PYTHONPATH": str(SDK), "RBLN_LAB_VERSION": shape, "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-c", COMPILE, str(place / "two.onnx"), str(place / shape)]
+        subprocess.run(command, env=environment, check=True)
+    return {shape: (place / shape).read_bytes() for shape in SHAPES}
+
+
+class Host:
+    """Two NPUs of the stand-in, their faults and their ledger."""
+
+    def __init__(self, place: Path) -> None:
+        self.dev, self.faults, self.ledger = place / "dev", place / "faults.json", place / "ledger"
+        self.dev.mkdir()
+        self.ledger.mkdir()
+        for name in ("rbln0", "rbln1", "rsd0"):
+            (self.dev / name).touch()
+
+    def fault(self, *faults: dict[str, Any]) -> None:
+        partial = self.faults.with_suffix(".partial")
+        partial.write_text(json.dumps(faults))
+        partial.rename(self.faults)
+
+    def runs(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for path in self.ledger.glob("*.jsonl") for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    found = Host(tmp_path)
+    monkeypatch.syspath_prepend(str(SDK))
+    settings = {"DEV_ROOT": found.dev, "FAULTS": found.faults, "LEDGER": found.ledger, "NPU_NAME": "RBLN-CA22"}
+    for name, setting in settings.items():
+        monkeypatch.setenv(f"RBLN_LAB_{name}", str(setting))
+    monkeypatch.delenv("RBLN_DEVICES", raising=False)
+    found.fault()
+    return found
+
+
+Load = Callable[..., Any]
+
+
+@pytest.fixture
+def load(backend: Any, host: Host, files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+    """Load the compiled file as `two`: load(shape="0.9.4+lab", instance="two_0_0", <parameters>=...)."""
+    models = []
+    before = set(sys.modules)
+
+    def make(shape: str = "0.9.4+lab", instance: str = "two_0_0", rows: int = 4, **named: str) -> Any:
+        monkeypatch.setenv("RBLN_LAB_VERSION", shape)
+        if shape < "0.9":
+            named.setdefault("batches", "4,1,2")
+        config = {
+            "name": "two",
+            "max_batch_size": rows,
+            "input": [{"name": "A", "data_type": "TYPE_FP32", "dims": [3]}, {"name": "B", "data_type": "TYPE_INT64", "dims": [2]}],
+            "output": [output("SQUARE", "TYPE_INT64", [2]), output("TWICE", "TYPE_FP32", [3])],
+            "parameters": parameters(**named),
+        }
+        (tmp_path / "two/1").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "two/1/model.rbln").write_bytes(files[shape])
+        model = backend.TritonPythonModel()
+        model.initialize(arguments(tmp_path / "two", config, instance))
+        models.append(model)
+        return model
+
+    yield make
+    for model in models:
+        model.finalize()
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == "rebel":
+            del sys.modules[name]
+
+
+def process(model: Any) -> subprocess.Popen[bytes]:
+    found: subprocess.Popen[bytes] = model._device.ready().process
+    return found
+
+
+class TestShapes:
+    @BOTH
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_of_the_api(self, load: Load, host: Host, shape: str) -> None:
+        """The calls that the backend makes are those of the SDK, and nothing of it is in the stub."""
+        model = load(shape, instance="two_0_1")
+        asked = requests(1, 2, 1, 3)
+        assert all(is_answer(response, one) for response, one in zip(ask(model, asked), asked))
+        assert {one["npu"] for one in host.runs()} == {1}
+        assert "rebel" not in sys.modules
+        nodes = {Path(link).name for link in links(process(model).pid) if link.startswith(str(host.dev))}
+        assert nodes == {"rbln1"}
+
+    def test_without_a_process_of_its_own(self, load: Load) -> None:
+        model = load(isolation="none")
+        asked = requests(4, 1)
+        assert all(is_answer(response, one) for response, one in zip(ask(model, asked), asked))
+        assert model._device.ready().process is None and "rebel" in sys.modules
+
+    @pytest.mark.parametrize("release", ["24.10"], indirect=True)
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_the_npu_goes_from_batch_to_batch(self, load: Load, host: Host, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The next batch is with the NPU when one ends: in the ledger they touch."""
+        monkeypatch.setenv("RBLN_LAB_DEVICE_MS", "50")
+        model = load(shape)
+        learning = len(host.runs())
+        asked = requests(*[4] * 5)
+        for one in asked:
+            model.execute([one])
+        until(lambda: all(one.sender.responses for one in asked))
+        runs = sorted(host.runs(), key=lambda one: float(one["begin"]))[learning:]
+        assert len(runs) == 5
+        gaps = [after["begin"] - before["end"] for before, after in zip(runs, runs[1:])]
+        assert max(gaps) < 1e-6, gaps
+
+
+class TestLoading:
+    @pytest.mark.parametrize(
+        "setting, value, message",
+        [
+            ("NPU_NAME", "RBLN-CA12", "the file was compiled for RBLN-CA22, NPU 0 is RBLN-CA12"),
+            ("VERSION", "0.11.2+lab", "the file was compiled with SDK 0.9.4+lab, here is 0.11.2+lab: compile it again with 0.11"),
+        ],
+    )
+    def test_what_contradicts_is_named_all_at_once(
+        self, load: Load, monkeypatch: pytest.MonkeyPatch, setting: str, value: str, message: str
+    ) -> None:
+        set_version = monkeypatch.setenv
+
+        def other(name: str, text: str) -> None:
+            set_version(name, value if name == f"RBLN_LAB_{setting}" else text)
+
+        other(f"RBLN_LAB_{setting}", value)
+        monkeypatch.setattr(monkeypatch, "setenv", other)
+        with pytest.raises(TritonModelException) as told:
+            load(rows=8)
+        assert str(told.value) == (
+            f"model two: {message}; config.pbtxt is not what inspect says of the compiled file: "
+            "max_batch_size is 8, compiled batches are [4, 1, 2]"
+        )
+
+    def test_no_memory(self, load: Load, host: Host, log: list[str]) -> None:
+        host.fault({"npu": 0, "kind": "no_memory"})
+        with pytest.raises(TritonModelException) as told:
+            load()
+        advice = "free some, or give the model fewer instances or smaller batches"
+        assert str(told.value) == f"model two: NPU 0 has no memory left: {advice} (Lack of device memory)"
+        assert "Traceback" in log[0]
+
+    def test_a_process_that_dies_while_it_loads(self, load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        (tmp_path / "rebel.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        with pytest.raises(TritonModelException, match=r"^model two: the device process was killed by signal 11 while it loaded"):
+            load()
+
+
+class TestHung:
+    @BOTH
+    @pytest.mark.parametrize("kind", ["hang", "hang_forever"])
+    def test_nobody_waits_longer_than_the_timeout_and_it_comes_back(
+        self, load: Load, host: Host, families: Families, kind: str
+    ) -> None:
+        """`hang_forever` holds Python's lock in the device process, as a native call may; that process is killed."""
+        model = load(device_timeout_ms="400")
+        first = process(model).pid
+        host.fault({"npu": 0, "kind": kind})
+        asked = requests(1, 2, 1, 1)
+        since = time.monotonic()
+        responses = ask(model, asked)
+        assert 0.39 < time.monotonic() - since < 2
+        for response in responses:
+            assert response.error.code == TritonError.UNAVAILABLE
+        wanted = "model two: NPU 0 did not answer within 400 ms: it is being started again, try later"
+        assert responses[0].error.message == wanted
+        assert families.value("rbln_device_fault") == 1
+        since = time.monotonic()
+        (response,) = ask(model, requests(1))
+        assert response.error.code == TritonError.UNAVAILABLE and time.monotonic() - since < 0.3
+        host.fault()
+        until(lambda: families.value("rbln_device_fault") == 0, 60)
+        assert is_answer(ask(model, [request(1)])[0], request(1))
+        assert process(model).pid != first
+        until(lambda: not Path(f"/proc/{first}").exists())
+        model._metrics.flush()
+        assert families.value("rbln_errors_total", kind="timeout") == families.value("rbln_errors_total") == 5
+
+    def test_a_process_that_dies_is_started_again(self, load: Load, families: Families) -> None:
+        model = load()
+        first = process(model)
+        first.kill()
+        until(lambda: model._device.backing is None or process(model) is not first)
+        until(lambda: model._device.backing is not None, 60)
+        assert is_answer(ask(model, [request(3)])[0], request(3))
+        assert families.value("rbln_device_fault") == 0
+
+    def test_without_a_process_of_its_own_it_waits_for_the_call(self, load: Load, host: Host, families: Families) -> None:
+        model = load(device_timeout_ms="300", isolation="none")
+        host.fault({"npu": 0, "kind": "hang"})
+        (response,) = ask(model, requests(1))
+        assert response.error.message.startswith("model two: NPU 0 did not answer within 300 ms")
+        assert families.value("rbln_device_fault") == 1
+        host.fault()
+        until(lambda: families.value("rbln_device_fault") == 0)
+        assert is_answer(ask(model, [request(2)])[0], request(2))
+
+    def test_the_vendors_own_limit_comes_first(self, load: Load, host: Host) -> None:
+        """A process that is killed may leave its card wedged: a runtime that gives up by itself keeps its process."""
+        model = load("0.11.2+lab", device_timeout_ms="1600")
+        first = process(model).pid
+        host.fault({"npu": 0, "kind": "hang", "times": 1})
+        (response,) = ask(model, requests(1))
+        assert "within the timeout of 1 s" in response.error.message
+        assert process(model).pid == first
+        assert is_answer(ask(model, [request(2)])[0], request(2))
+
+
+class TestNothingIsLeft:
+    def test_after_the_model(self, load: Load, host: Host) -> None:
+        shared = set(os.listdir("/dev/shm"))
+        model = load()
+        ask(model, requests(1))
+        gone = process(model).pid
+        descriptors = len(os.listdir("/proc/self/fd"))
+        model.finalize()
+        assert not Path(f"/proc/{gone}").exists()
+        assert len(os.listdir("/proc/self/fd")) < descriptors
+        # The state of the played NPUs is the stand-in's.
+        assert {name for name in set(os.listdir("/dev/shm")) - shared if "lab" not in name} == set()
+
+    def test_after_a_stub_that_was_killed(self, files: dict[str, bytes], host: Host, tmp_path: Path) -> None:
+        """Nobody closes anything: the kernel ends the device process with its stub, even one whose call never returns."""
+        (tmp_path / "model.rbln").write_bytes(files["0.9.4+lab"])
+        code = f"""
+            import sys, time
+            sys.path[:0] = [{str(BACKEND)!r}, {str(SDK)!r}]
+            from npufleet_rbln.device import Device
+            tensor = lambda name, kind, dims: {{"name": name, "data_type": kind, "dims": dims}}
+            config = {{"max_batch_size": 4, "input": [tensor("A", "TYPE_FP32", [3]), tensor("B", "TYPE_INT64", [2])],
+                      "output": [tensor("SQUARE", "TYPE_INT64", [2]), tensor("TWICE", "TYPE_FP32", [3])]}}
+            job = {{"config": config, "path": {str(tmp_path / "model.rbln")!r}, "instance": "two_0_0", "timeout_s": 0, "lanes": 1,
+                   "parallel": 1}}
+            device = Device(job, True, 60.0, print)
+            device.ready().lanes[0].submit(0)
+            print(device.ready().process.pid, flush=True)
+            time.sleep(60)
+        """
+        host.fault({"npu": 0, "kind": "hang_forever"})
+        environment = {**os.environ, "RBLN_LAB_VERSION": "0.9.4+lab", "PYTHONDONTWRITEBYTECODE": "1"}
+        stub = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, env=environment)
+        try:
+            assert stub.stdout is not None
+            child = int(stub.stdout.readline())
+            assert Path(f"/proc/{child}").exists()
+        finally:
+            stub.send_signal(signal.SIGKILL)
+            stub.wait()
+            stub.stdout.close()  # type: ignore[union-attr]
+        until(lambda: ended(child))
+
+
+def ended(pid: int) -> bool:
+    """Whether a process is gone, or is a dead one that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def links(pid: int) -> list[str]:
+    """What the descriptors of a process lead to."""
+    return [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
