@@ -10,6 +10,8 @@ from typing import List
 
 OUTPUT_BYTES = 16384
 CSV = "/tmp/bench.csv"
+# A server that does not answer would keep perf_analyzer for ever; `timeout` then ends with 124.
+SECONDS = 60
 PASS = re.compile(r"Pass \[\d+\] throughput: ([\d.]+) infer/sec")
 COUNT = re.compile(r"Client:.*?Request count: (\d+)", re.DOTALL)
 # Windows of a measurement; it is stable when each window's throughput is within so many percent of their mean.
@@ -57,7 +59,7 @@ class Reading:
 def command(model: str, clients: int, window_ms: int) -> List[str]:
     """Measure with `clients` requests in flight, each of one row, inputs and outputs in system shared memory."""
     return [
-        *("perf_analyzer", "-v", "-m", model, "-i", "grpc", "-u", "localhost:8001"),
+        *("timeout", str(SECONDS), "perf_analyzer", "-v", "-m", model, "-i", "grpc", "-u", "localhost:8001"),
         *("--shared-memory=system", f"--output-shared-memory-size={OUTPUT_BYTES}", f"--concurrency-range={clients}"),
         *(f"--measurement-interval={window_ms}", *ANY, "-f", CSV, "--verbose-csv"),
     ]
@@ -66,7 +68,7 @@ def command(model: str, clients: int, window_ms: int) -> List[str]:
 def requests_command(model: str, clients: int, requests: int) -> List[str]:
     """Send at least `requests` requests, in three windows whose figures may differ as they like."""
     return [
-        *("perf_analyzer", "-m", model, "-i", "grpc", "-u", "localhost:8001"),
+        *("timeout", str(10 * SECONDS), "perf_analyzer", "-m", model, "-i", "grpc", "-u", "localhost:8001"),
         *("--shared-memory=system", f"--output-shared-memory-size={OUTPUT_BYTES}", f"--concurrency-range={clients}"),
         *("--measurement-mode=count_windows", f"--measurement-request-count={-(-requests // WINDOWS)}", *ANY),
     ]

@@ -231,7 +231,7 @@ def report(bench: Bench, seconds: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--window", type=int, default=2000, metavar="MS", help="length of one window; three have to agree (2000)")
+    parser.add_argument("--window", type=int, default=1500, metavar="MS", help="length of one of three windows (1500)")
     parser.add_argument("--attempts", type=int, default=2, metavar="N", help="measurements of a point that misses its target (2)")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run (all)")
     chosen = parser.parse_args()
