@@ -10,7 +10,7 @@ from typing import List
 
 OUTPUT_BYTES = 16384
 CSV = "/tmp/bench.csv"
-# A server that does not answer would keep perf_analyzer for ever; `timeout` then ends with 124.
+# A server that does not answer would keep perf_analyzer for ever: after so many seconds more than it needs, `timeout` ends with 124.
 SECONDS = 60
 PASS = re.compile(r"Pass \[\d+\] throughput: ([\d.]+) infer/sec")
 COUNT = re.compile(r"Client:.*?Request count: (\d+)", re.DOTALL)
@@ -59,7 +59,18 @@ class Reading:
 def command(model: str, clients: int, window_ms: int) -> List[str]:
     """Measure with `clients` requests in flight, each of one row, inputs and outputs in system shared memory."""
     return [
-        *("timeout", str(SECONDS), "perf_analyzer", "-v", "-m", model, "-i", "grpc", "-u", "localhost:8001"),
+        *(
+            "timeout",
+            str(SECONDS + WINDOWS * window_ms // 1000),
+            "perf_analyzer",
+            "-v",
+            "-m",
+            model,
+            "-i",
+            "grpc",
+            "-u",
+            "localhost:8001",
+        ),
         *("--shared-memory=system", f"--output-shared-memory-size={OUTPUT_BYTES}", f"--concurrency-range={clients}"),
         *(f"--measurement-interval={window_ms}", *ANY, "-f", CSV, "--verbose-csv"),
     ]
