@@ -10,7 +10,7 @@ from typing import List
 
 OUTPUT_BYTES = 16384
 CSV = "/tmp/bench.csv"
-# A server that does not answer would keep perf_analyzer for ever: after so many seconds more than it needs, `timeout` ends with 124.
+# So many seconds more than it needs it is given: a server that does not answer would keep it for ever. `timeout` ends with 124.
 SECONDS = 60
 PASS = re.compile(r"Pass \[\d+\] throughput: ([\d.]+) infer/sec")
 COUNT = re.compile(r"Client:.*?Request count: (\d+)", re.DOTALL)
