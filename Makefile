@@ -75,6 +75,7 @@ test-quick: lint unit ## lint and unit tests
 test: venv browser ## everything
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line molecule-default lint unit report-test molecule-production
 
+<<<<<<< HEAD
 build/heavy/.done: tests/heavy/requirements.txt
 	@echo "make: installing what the heavy tests need into build/heavy"
 	@python3 -m venv build/heavy
@@ -83,6 +84,19 @@ build/heavy/.done: tests/heavy/requirements.txt
 
 test-heavy: build/heavy/.done ## what needs large downloads: models out of PyTorch, DALI (not in `make test`)
 	@build/heavy/bin/python -m pytest tests/heavy
+=======
+bench-serving: venv ## how fast rbln models are served, against targets (ARGS="--only memory" ...); wants a quiet machine
+	@PYTHONPATH=lab:lab/models:collections $(PY) tests/bench/serving.py $(ARGS)
+
+test-heavy: ## tests that need large downloads (DALI), in .venv-heavy
+	@if ! cmp --silent requirements-heavy.txt .venv-heavy/.done; then \
+	  echo "make: installing the tools and large packages of the heavy tests into .venv-heavy"; \
+	  python3 -m venv .venv-heavy; \
+	  .venv-heavy/bin/pip install --quiet --disable-pip-version-check -r requirements-heavy.txt; \
+	  cp requirements-heavy.txt .venv-heavy/.done; \
+	fi
+	@.venv-heavy/bin/python -m pytest tests/heavy
+>>>>>>> d56506a403be7bfff4dc35185382f5616cb76668
 
 test-mutants: venv ## seed defects one at a time; each must turn a test red
 	@$(PY) tests/mutants.py
@@ -90,4 +104,4 @@ test-mutants: venv ## seed defects one at a time; each must turn a test red
 clean: ## remove what was built; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-down converge status check lint unit browser report-test report-image molecule molecule-default molecule-production test-quick test test-heavy test-mutants clean
+.PHONY: help venv demo lab lab-down converge status check lint unit browser report-test report-image molecule molecule-default molecule-production test-quick test bench-serving test-heavy test-mutants clean

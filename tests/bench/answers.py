@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Whether answers are right when they come in batches: answers.py MODEL NETWORK.onnx. Runs inside the server's container.
+
+Requests of one to four rows, each of a picture of its own, many in flight at once, so that the server joins them. Every answer is
+compared with what onnxruntime says of that picture alone: an answer of another request, or of a row beside it, is wrong.
+Prints {"requests", "rows", "wrong": [the first reasons]} as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+
+import numpy as np
+import onnxruntime
+import tritonclient.grpc as client
+
+REQUESTS = 240
+IN_FLIGHT = 16
+PICTURES = 40
+# Most requests have one row; those of more make batches that do not end where a request does.
+ROWS = (1, 1, 1, 2, 1, 3, 1, 1, 4, 1)
+TOLERANCE = 1e-4
+SHOWN = 5
+
+
+def main(model: str, network: str) -> None:
+    """Ask, compare, report."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(network, options, providers=["CPUExecutionProvider"])
+    random = np.random.default_rng(7)
+    pictures = random.standard_normal((PICTURES, 3, 224, 224), np.float32)
+    expected = np.concatenate([session.run(None, {"INPUT__0": pictures[[number]]})[0] for number in range(PICTURES)])
+    apart = min(np.abs(one - two).max() for index, one in enumerate(expected) for two in expected[:index])
+    if apart < 100 * TOLERANCE:
+        sys.exit(f"two pictures have answers only {apart:g} apart: a mix-up could not be told")
+    wrong: list[str] = []
+    free = threading.Semaphore(IN_FLIGHT)
+    server = client.InferenceServerClient("localhost:8001")
+    rows = 0
+
+    def done(number: int, chosen: np.ndarray) -> object:
+        def answered(result: client.InferResult, error: Exception | None) -> None:
+            if error is not None:
+                wrong.append(f"request {number}: {error}")
+            else:
+                scores = result.as_numpy("OUTPUT__0")
+                if scores.shape != (len(chosen), 1000):
+                    wrong.append(f"request {number}: found shape {list(scores.shape)}, wanted {[len(chosen), 1000]}")
+                elif (off := float(np.abs(scores - expected[chosen]).max())) > TOLERANCE:
+                    wrong.append(
+                        f"request {number} of {len(chosen)} rows: {off:g} away from what onnxruntime says of these pictures"
+                    )
+            free.release()
+
+        return answered
+
+    for number in range(REQUESTS):
+        chosen = random.integers(0, PICTURES, ROWS[number % len(ROWS)])
+        rows += len(chosen)
+        tensor = client.InferInput("INPUT__0", [len(chosen), 3, 224, 224], "FP32")
+        tensor.set_data_from_numpy(pictures[chosen])
+        free.acquire()
+        server.async_infer(model, [tensor], done(number, chosen), client_timeout=30)
+    for _one in range(IN_FLIGHT):
+        free.acquire()
+    print(json.dumps({"requests": REQUESTS, "rows": rows, "wrong": wrong[:SHOWN]}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

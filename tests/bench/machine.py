@@ -1,0 +1,73 @@
+"""Who used the machine: a server's processes and their memory, and the cores that everything else took meanwhile."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Dict, Optional, Tuple
+
+# user, nice, system, irq, softirq, steal of /proc/stat, in its order
+BUSY = (0, 1, 2, 5, 6, 7)
+CGROUPS = Path("/sys/fs/cgroup")
+PROC = Path("/proc")
+
+
+class Others:
+    """Cores that processes outside of one container use, from its making until `cores` is asked."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.began = self._now()
+
+    def cores(self) -> Optional[float]:
+        """Cores on average, None where the container's own share cannot be read."""
+        seconds, busy, own = (one - two for one, two in zip(self._now(), self.began))
+        return None if self.began[2] < 0 else max(0.0, (busy - own) / seconds)
+
+    def _now(self) -> Tuple[float, float, float]:
+        ticks = [int(one) for one in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+        own = container_seconds(self.pid)
+        return time.monotonic(), sum(ticks[one] for one in BUSY) / os.sysconf("SC_CLK_TCK"), -1.0 if own is None else own
+
+
+def container_seconds(pid: int) -> Optional[float]:
+    """CPU seconds of the control group that a process is in, of either version; None where there is none to read."""
+    for line in (PROC / str(pid) / "cgroup").read_text().splitlines():
+        _number, controllers, path = line.split(":", 2)
+        with suppress(OSError, StopIteration):
+            if controllers == "cpuacct" or controllers.endswith(",cpuacct"):
+                return int((CGROUPS / controllers / path.lstrip("/") / "cpuacct.usage").read_text()) / 1e9
+            if not controllers:
+                lines = (CGROUPS / path.lstrip("/") / "cpu.stat").read_text().splitlines()
+                return next(int(one.split()[1]) for one in lines if one.startswith("usage_usec")) / 1e6
+    return None
+
+
+def memory(pid: int) -> Tuple[float, float]:
+    """(MiB of a container's first process and everything below it, MiB used in the container's /dev/shm).
+
+    Memory is the proportional set without shared memory, which is counted once, as /dev/shm.
+    """
+    kib = 0
+    for one in descendants(pid):
+        with suppress(OSError):  # ended since it was listed
+            rollup = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path(f"/proc/{one}/smaps_rollup").read_text(), re.MULTILINE))
+            if rollup:  # a process that is ending has none
+                kib += int(rollup["Pss"]) - int(rollup["Pss_Shmem"])
+    shm = os.statvfs(f"/proc/{pid}/root/dev/shm")
+    return kib / 1024, (shm.f_blocks - shm.f_bfree) * shm.f_frsize / 2**20
+
+
+def descendants(pid: int) -> Dict[int, int]:
+    """{process: its parent} of a process and everything below it."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents[int(path.parts[2])] = int(path.read_text().rsplit(")", 1)[1].split()[1])
+    found = {pid: parents.get(pid, 0)}
+    while more := {one: parent for one, parent in parents.items() if parent in found and one not in found}:
+        found.update(more)
+    return found

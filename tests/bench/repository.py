@@ -1,0 +1,69 @@
+"""The model repositories that are measured: `rbln` models as a host would get them, and the two models to compare with."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, Dict, Iterable, Mapping
+
+import yaml
+from ansible_collections.npufleet.triton.plugins.module_utils import manifest
+from server import BUILD, RELEASES, ROOT, ensure_network
+from standins import ROWS, sha256_of
+
+SOURCES = ROOT / "tests/bench/models"
+LAB = ROOT / "inventories/lab/group_vars/all.yml"
+
+
+def variables(release: str, npus: int) -> Dict[str, Any]:
+    """What a manifest asks of a host: the lab's release row of this Triton, and a number of NPUs."""
+    row = RELEASES[release]
+    rows = yaml.safe_load(LAB.read_text())["npufleet_extra_releases"]
+    return {"npufleet_npus": npus, "npufleet_card": ROWS[row]["card"], "npufleet_row": rows[row], "rbln_release": row}
+
+
+def served(name: str, profile: str, release: str, npus: int) -> Mapping[str, bytes]:
+    """Small files of model `name` of backend `rbln`, with the profile that a host's manifest renders."""
+    source = BUILD / "source" / release
+    (source / name).mkdir(parents=True, exist_ok=True)
+    (source / name / "config.pbtxt").write_text('backend: "rbln"\n')
+    compiled = ensure_network(release)
+    row = ROWS[RELEASES[release]]
+    entry = {
+        "name": name,
+        "repository": str(source),
+        "profile": profile,
+        "artefacts": {
+            f"{row['card'].removeprefix('RBLN-')}/{row['shape']}": {"file": str(compiled), "sha256": sha256_of(compiled)}
+        },
+    }
+    return manifest.manifest(entry, variables(release, npus))["contents"]
+
+
+def make(place: str, release: str, rbln: Mapping[str, Any], waits: Iterable[float] = (), others: Iterable[str] = ()) -> Path:
+    """A repository below build/bench: {model: (profile, NPUs)} of backend `rbln`, `empty` models that wait so many milliseconds,
+    and `others` of tests/bench/models by name."""
+    repository = BUILD / "repository" / place
+    shutil.rmtree(repository, ignore_errors=True)
+    compiled = ensure_network(release)
+    for name, (profile, npus) in rbln.items():
+        (repository / name / "1").mkdir(parents=True)
+        shutil.copy2(compiled.with_name("network.onnx"), repository / name / "1")
+        for path, content in served(name, profile, release, npus).items():
+            (repository / name / path).write_bytes(content)
+    for name in others:
+        shutil.copytree(SOURCES / name, repository / name)
+    for wait_ms in waits:
+        name = waiting(wait_ms)
+        shutil.copytree(SOURCES / "empty", repository / name)
+        config = (SOURCES / "empty/config.pbtxt").read_text().replace('name: "empty"', f'name: "{name}"')
+        parameter = f'parameters {{key: "wait_ms" value {{string_value: "{wait_ms:g}"}}}}\n'
+        (repository / name / "config.pbtxt").write_text(config + parameter)
+    for model in {*rbln, "naive"} & {path.name for path in repository.iterdir()}:
+        shutil.copy2(compiled, repository / model / "1" / "model.rbln")
+    return repository
+
+
+def waiting(wait_ms: float) -> str:
+    """Name of the empty model that waits as long as an NPU would."""
+    return f"empty-{wait_ms:g}ms"
