@@ -65,17 +65,16 @@ report-test: venv browser ## the report in a browser
 report-image: venv browser ## docs/images/report.png, of a made-up fleet
 	@$(PY) tests/report/image.py docs/images/report.png
 
-molecule: molecule-default molecule-production ## scenarios on labs of their own: the whole way, and docs/production.md
-molecule-default molecule-production: molecule-%: venv
+molecule: molecule-default molecule-production molecule-serving ## scenarios on labs of their own: the whole way, docs/production.md, every kind of model
+molecule-default molecule-production molecule-serving: molecule-%: venv
 	@tests/molecule.sh $*
 
 test-quick: lint unit ## lint and unit tests
 
 # Two at a time: the scenario `default` waits much, and its tests that measure a pause come last, when the others are over.
 test: venv browser ## everything
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line molecule-default lint unit report-test molecule-production
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line molecule-default lint unit report-test molecule-serving molecule-production
 
-<<<<<<< HEAD
 build/heavy/.done: tests/heavy/requirements.txt
 	@echo "make: installing what the heavy tests need into build/heavy"
 	@python3 -m venv build/heavy
@@ -84,19 +83,9 @@ build/heavy/.done: tests/heavy/requirements.txt
 
 test-heavy: build/heavy/.done ## what needs large downloads: models out of PyTorch, DALI (not in `make test`)
 	@build/heavy/bin/python -m pytest tests/heavy
-=======
+
 bench-serving: venv ## how fast rbln models are served, against targets (ARGS="--only memory" ...); wants a quiet machine
 	@PYTHONPATH=lab:lab/models:collections $(PY) tests/bench/serving.py $(ARGS)
-
-test-heavy: ## tests that need large downloads (DALI), in .venv-heavy
-	@if ! cmp --silent requirements-heavy.txt .venv-heavy/.done; then \
-	  echo "make: installing the tools and large packages of the heavy tests into .venv-heavy"; \
-	  python3 -m venv .venv-heavy; \
-	  .venv-heavy/bin/pip install --quiet --disable-pip-version-check -r requirements-heavy.txt; \
-	  cp requirements-heavy.txt .venv-heavy/.done; \
-	fi
-	@.venv-heavy/bin/python -m pytest tests/heavy
->>>>>>> d56506a403be7bfff4dc35185382f5616cb76668
 
 test-mutants: venv ## seed defects one at a time; each must turn a test red
 	@$(PY) tests/mutants.py
