@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -309,7 +310,11 @@ class TestNothingIsLeft:
             stub.send_signal(signal.SIGKILL)
             stub.wait()
             stub.stdout.close()  # type: ignore[union-attr]
-        until(lambda: ended(child))
+        try:
+            until(lambda: ended(child), 10)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
 
 
 def ended(pid: int) -> bool:
