@@ -56,10 +56,13 @@ def run_of(line: Mapping[str, float]) -> Run:
     return Run(int(line["npu"]), float(line["begin"]), float(line["end"]), int(line["rows"]))
 
 
-def audit(runs: Sequence[Run], device_s: float, largest: int, answered: int) -> List[str]:
-    """Every reason why these runs cannot be what an NPU did that takes `device_s` for a batch of at most `largest` rows and
+def audit(runs: Sequence[Run], device_s: float, largest: int, answered: int, npus: Sequence[int]) -> List[str]:
+    """Every reason why these runs cannot be what `npus` did that take `device_s` for a batch of at most `largest` rows, and
     whose rows went into `answered` answers of one row. None is the empty list."""
     reasons = []
+    used = sorted({run.npu for run in runs})
+    if runs and used != sorted(npus):
+        reasons.append(f"the runs were on NPUs {used}, wanted {sorted(npus)}")
     short = [run for run in runs if run.end - run.begin < device_s - ROUNDING]
     if short:
         least = min(run.end - run.begin for run in short)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, Dict, Iterable, Mapping
+from typing import Any, Dict, Iterable, Mapping, Sequence
 
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils import manifest
@@ -22,8 +22,8 @@ def variables(release: str, npus: int) -> Dict[str, Any]:
     return {"npufleet_npus": npus, "npufleet_card": ROWS[row]["card"], "npufleet_row": rows[row], "rbln_release": row}
 
 
-def served(name: str, profile: str, release: str, npus: int) -> Mapping[str, bytes]:
-    """Small files of model `name` of backend `rbln`, with the profile that a host's manifest renders."""
+def served(name: str, profile: str, release: str, npus: Sequence[int]) -> Mapping[str, bytes]:
+    """Small files of model `name` of backend `rbln` on these NPUs, with the profile that a host's manifest renders."""
     source = BUILD / "source" / release
     (source / name).mkdir(parents=True, exist_ok=True)
     (source / name / "config.pbtxt").write_text('backend: "rbln"\n')
@@ -33,11 +33,12 @@ def served(name: str, profile: str, release: str, npus: int) -> Mapping[str, byt
         "name": name,
         "repository": str(source),
         "profile": profile,
+        "npus": list(npus),
         "artefacts": {
             f"{row['card'].removeprefix('RBLN-')}/{row['shape']}": {"file": str(compiled), "sha256": sha256_of(compiled)}
         },
     }
-    return manifest.manifest(entry, variables(release, npus))["contents"]
+    return manifest.manifest(entry, variables(release, max(npus) + 1))["contents"]
 
 
 def make(place: str, release: str, rbln: Mapping[str, Any], waits: Iterable[float] = (), others: Iterable[str] = ()) -> Path:

@@ -20,7 +20,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import engine
 import figures
@@ -48,6 +48,7 @@ MODELS: Dict[str, Dict[str, Tuple[str, Optional[str]]]] = {
     },
     "24.10": {"empty": ("empty", None), "rbln-throughput": ("rbln-24.10", "throughput")},
 }
+NPU_MODELS = {"one": ("throughput", [0]), "two": ("throughput", [0, 1])}
 MEMORY_DEVICE_MS = 1
 MEMORY_FROM, MEMORY_TO = 10_000, 100_000
 
@@ -63,7 +64,9 @@ class Bench:
         self.summary: Dict[str, Any] = {}
         self.reasons: List[str] = []
 
-    def measure(self, server: Server, model: str, case: str, profile: Optional[str], clients: int) -> Row:
+    def measure(
+        self, server: Server, model: str, case: str, profile: Optional[str], clients: int, npus: Sequence[int] = (0,)
+    ) -> Row:
         """One point, audited. Reasons against it go to `reasons`, with the point's name."""
         ledger = Ledger(server.ledger)
         ledger.new()
@@ -80,7 +83,7 @@ class Bench:
         if reading.count > after[0] - before[0]:
             reasons.append(f"perf_analyzer counts {reading.count} completed requests, the server only {after[0] - before[0]}")
         if case not in figures.NO_NPU:
-            reasons += audit(runs, server.device_ms / 1000, LARGEST, answered)
+            reasons += audit(runs, server.device_ms / 1000, LARGEST, answered, npus)
         self.reasons += [f"Triton {server.release}, {model}, {server.device_ms:g} ms, {clients} clients: {one}" for one in reasons]
         return found
 
@@ -101,7 +104,7 @@ class Bench:
         )
         return best
 
-    def validate(self, server: Server, model: str) -> None:
+    def validate(self, server: Server, model: str, npus: Sequence[int] = (0,)) -> None:
         """Answers of requests in batches are those of onnxruntime, or the run fails."""
         ledger = Ledger(server.ledger)
         ledger.new()
@@ -109,14 +112,16 @@ class Bench:
         found = json.loads(server.execute("python3", "/opt/bench/answers.py", model, network))
         runs = ledger.new()
         name = f"Triton {server.release}, {model}, {server.device_ms:g} ms, answers"
-        self.reasons += [f"{name}: {one}" for one in found["wrong"] + audit(runs, server.device_ms / 1000, LARGEST, found["rows"])]
+        self.reasons += [
+            f"{name}: {one}" for one in found["wrong"] + audit(runs, server.device_ms / 1000, LARGEST, found["rows"], npus)
+        ]
         if len(runs) >= found["requests"]:
             self.reasons.append(f"{name}: {len(runs)} runs for {found['requests']} requests, wanted batches of several requests")
 
     def release(self, release: str) -> None:
         """All cases of one Triton release, at both device times."""
         models = MODELS[release]
-        rbln = {name: (profile, 1) for name, (_case, profile) in models.items() if profile}
+        rbln = {name: (profile, [0]) for name, (_case, profile) in models.items() if profile}
         place = repository.make(release, release, rbln, DEVICE_MS, [name for name in models if name not in rbln])
         for device_ms in DEVICE_MS:
             with Server(release, place, device_ms) as server:
@@ -131,14 +136,16 @@ class Bench:
 
     def npus(self) -> None:
         """Instances on two NPUs against one, with as many clients for each."""
-        place = repository.make("npus", "24.01", {"one": ("throughput", 1), "two": ("throughput", 2)})
+        place = repository.make("npus", "24.01", NPU_MODELS)
         with Server("24.01", place, max(DEVICE_MS), npus=2) as server:
-            for model in ("one", "two"):
-                self.validate(server, model)
+            for model, (_profile, npus) in NPU_MODELS.items():
+                self.validate(server, model, npus)
             attempts = []
             for _attempt in range(self.attempts):
-                one = self.measure(server, "one", "rbln", "throughput", max(CLIENTS))["infer_per_s"]
-                two = self.measure(server, "two", "rbln", "throughput", 2 * max(CLIENTS))["infer_per_s"]
+                one, two = (
+                    self.measure(server, model, "rbln", profile, len(npus) * max(CLIENTS), npus)["infer_per_s"]
+                    for model, (profile, npus) in NPU_MODELS.items()
+                )
                 attempts.append((two / one, figures.npus_verdict(one, two)))
                 if attempts[-1][1].reached:
                     break
@@ -147,7 +154,7 @@ class Bench:
 
     def memory(self) -> None:
         """Growth of the server and its stubs between two requests far apart."""
-        place = repository.make("memory", "24.01", {"rbln": ("throughput", 1)})
+        place = repository.make("memory", "24.01", {"rbln": ("throughput", [0])})
         samples: List[Row] = []
         with Server("24.01", place, MEMORY_DEVICE_MS) as server:
             ledger = Ledger(server.ledger)
@@ -161,7 +168,7 @@ class Bench:
             said = client.communicate()[0]
             samples.append(sample(server))
             requests, rows = server.answered("rbln")
-            reasons = audit(ledger.new(), MEMORY_DEVICE_MS / 1000, LARGEST, rows)
+            reasons = audit(ledger.new(), MEMORY_DEVICE_MS / 1000, LARGEST, rows, [0])
         if client.returncode or requests < MEMORY_TO:
             raise LabError(f"memory: perf_analyzer ended with {client.returncode} after {requests} requests:\n{said[-800:]}")
         self.reasons += [f"memory: {one}" for one in reasons]

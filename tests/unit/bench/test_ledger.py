@@ -18,43 +18,49 @@ def queue(count: int, device_ms: float = 4, rows: int = 4, npu: int = 0, begin: 
 
 
 def test_a_busy_npu_carries_what_was_answered() -> None:
-    assert audit(queue(10), 4 * MS, 4, 40) == []
+    assert audit(queue(10), 4 * MS, 4, 40, [0]) == []
 
 
 def test_padding_is_more_rows_than_answers() -> None:
-    assert audit(queue(10), 4 * MS, 4, 31) == []
+    assert audit(queue(10), 4 * MS, 4, 31, [0]) == []
 
 
 def test_two_npus_may_run_at_the_same_time() -> None:
-    assert audit(queue(10) + queue(10, npu=1), 4 * MS, 4, 80) == []
+    assert audit(queue(10) + queue(10, npu=1), 4 * MS, 4, 80, [0, 1]) == []
+
+
+def test_other_npus_than_the_model_was_given() -> None:
+    runs = queue(10) + queue(10, npu=1)
+    assert audit(runs, 4 * MS, 4, 80, [0]) == ["the runs were on NPUs [0, 1], wanted [0]"]
+    assert audit(queue(10), 4 * MS, 4, 40, [0, 1]) == ["the runs were on NPUs [0], wanted [0, 1]"]
 
 
 def test_fewer_rows_than_answers() -> None:
-    assert audit(queue(10), 4 * MS, 4, 41) == ["the NPUs carried 40 rows, but 41 were answered"]
+    assert audit(queue(10), 4 * MS, 4, 41, [0]) == ["the NPUs carried 40 rows, but 41 were answered"]
 
 
 def test_no_ledger_at_all_carries_nothing() -> None:
-    assert audit([], 4 * MS, 4, 1) == ["the NPUs carried 0 rows, but 1 were answered"]
+    assert audit([], 4 * MS, 4, 1, [0]) == ["the NPUs carried 0 rows, but 1 were answered"]
 
 
 def test_an_interval_shorter_than_set() -> None:
-    reasons = audit([*queue(3), Run(0, 200.0, 200.0039, 4)], 4 * MS, 4, 16)
+    reasons = audit([*queue(3), Run(0, 200.0, 200.0039, 4)], 4 * MS, 4, 16, [0])
     assert reasons == ["1 of 4 intervals are shorter than set: the shortest has 3.900 ms, wanted 4.000 ms"]
 
 
 def test_rounding_of_large_floats_is_not_short() -> None:
     begin = 8_000_000.1
-    assert audit([Run(0, begin, begin + 4 * MS - 2e-9, 4)], 4 * MS, 4, 4) == []
+    assert audit([Run(0, begin, begin + 4 * MS - 2e-9, 4)], 4 * MS, 4, 4, [0]) == []
 
 
 def test_more_rows_than_compiled_for() -> None:
-    assert audit(queue(2, rows=5), 4 * MS, 4, 8) == ["2 of 2 intervals carry [5] rows, wanted 1 to 4"]
+    assert audit(queue(2, rows=5), 4 * MS, 4, 8, [0]) == ["2 of 2 intervals carry [5] rows, wanted 1 to 4"]
 
 
 @pytest.mark.parametrize("order", (1, -1))
 def test_overlap_whatever_the_order_of_the_lines(order: int) -> None:
     runs = [Run(0, 1.0, 1.004, 4), Run(0, 1.0039, 1.0079, 4)][::order]
-    assert audit(runs, 4 * MS, 4, 8) == [
+    assert audit(runs, 4 * MS, 4, 8, [0]) == [
         "1 intervals begin before the one before them on the same NPU ended: NPU 0 1.004000 > 1.003900"
     ]
 
@@ -65,7 +71,7 @@ def test_a_long_interval_overlaps_all_that_began_within_it() -> None:
 
 
 def test_all_reasons_at_once() -> None:
-    assert len(audit([Run(0, 1.0, 1.001, 5), Run(0, 1.0, 1.001, 5)], 4 * MS, 4, 100)) == 4
+    assert len(audit([Run(0, 1.0, 1.001, 5), Run(0, 1.0, 1.001, 5)], 4 * MS, 4, 100, [0])) == 4
 
 
 def test_busy_and_idle_per_npu() -> None:
