@@ -186,8 +186,8 @@ checks:
     ok: {description: Whether the answer was the expected one., type: bool}
     why: {description: "Every reason why not, empty when it was.", type: str}
     ms: {description: "Milliseconds as the client sees them, null without an answer.", type: float}
-    expected: {description: "The label or text wanted, or one for each row of a batch.", type: raw}
-    got: {description: "The label or text found, or one for each row of a batch.", type: raw}
+    expected: {description: "The label wanted, or one for each row of a batch; texts in one line.", type: raw}
+    got: {description: "The label found, or one for each row of a batch; texts in one line.", type: raw}
     label: {description: "The label found for a single row. The file of O(results_dir) has the row itself as C(image).", type: raw}
     instances: {description: "How many instances have answered, where every one had to.", type: int}
 """

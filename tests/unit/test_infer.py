@@ -299,7 +299,7 @@ class Picture:
 def test_pixels_as_imagenets_models_take_them(
     run: Any, server: Server, monkeypatch: pytest.MonkeyPatch, shape: list[int], size: Any, resized: Any, box: Any
 ) -> None:
-    pillow = SimpleNamespace(open=lambda _path: Picture(*size), BILINEAR=2)
+    pillow = SimpleNamespace(open=lambda _path: Picture(*size), Resampling=SimpleNamespace(BILINEAR=2))
     monkeypatch.setitem(sys.modules, "PIL", SimpleNamespace(Image=pillow))
     monkeypatch.setattr(Picture, "done", [])
     server.inputs = [{**IMAGE, "shape": shape}]
