@@ -75,19 +75,19 @@ test-quick: lint unit ## lint and unit tests
 test: venv browser ## everything
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line molecule-default lint unit report-test molecule-production
 
-test-heavy: ## tests that need large downloads (DALI, PyTorch), in .venv-heavy
-	@if ! cmp --silent requirements-heavy.txt .venv-heavy/.done; then \
-	  echo "make: installing the tools and large packages of the heavy tests into .venv-heavy"; \
-	  python3 -m venv .venv-heavy; \
-	  .venv-heavy/bin/pip install --quiet --disable-pip-version-check -r requirements-heavy.txt; \
-	  cp requirements-heavy.txt .venv-heavy/.done; \
-	fi
-	@.venv-heavy/bin/python -m pytest tests/heavy
+build/heavy/.done: tests/heavy/requirements.txt
+	@echo "make: installing what the heavy tests need into build/heavy"
+	@python3 -m venv build/heavy
+	@build/heavy/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+test-heavy: build/heavy/.done ## what needs large downloads: models out of PyTorch, DALI (not in `make test`)
+	@build/heavy/bin/python -m pytest tests/heavy
 
 test-mutants: venv ## seed defects one at a time; each must turn a test red
 	@$(PY) tests/mutants.py
 
 clean: ## remove what was built; the lab has to be down
-	@rm -rf build .venv .venv-heavy .mypy_cache .ruff_cache .pytest_cache .ansible
+	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
 .PHONY: help venv demo lab lab-down converge status check lint unit browser report-test report-image molecule molecule-default molecule-production test-quick test test-heavy test-mutants clean

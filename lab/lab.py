@@ -21,7 +21,7 @@ import engine
 import hosts
 import images
 import standins
-from settings import ARTEFACT_PORT, BUILD, OPS_USER, Lab, LabError, current_lab, die, say
+from settings import ARTEFACT_PORT, ARTEFACTS, BUILD, OPS_USER, Lab, LabError, current_lab, die, say
 
 # The sets of models that inventories/lab knows how to place
 PLACINGS = ("digits", "images")
@@ -128,7 +128,7 @@ def inventory(lab: Lab) -> None:
         "lab_artefact_url": f"http://{lab.address(0)}:{ARTEFACT_PORT}",
         "lab_artefact_user": "lab",
         "lab_artefact_password": (lab.state / "artefact_password").read_text(),
-        "lab_models": facts["models"],
+        "lab_models": {name: {**one, "record": f"{ARTEFACTS / one['path']}.json"} for name, one in facts["models"].items()},
         "lab_placing": facts["placing"],
         "lab_drivers": facts["drivers"],
         "lab_sdk": facts["sdk"],

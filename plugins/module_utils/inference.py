@@ -367,7 +367,7 @@ def _decoded(array: Any) -> Any:
 
 
 def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str, Any]) -> Dict[str, Any]:
-    """What was expected and found as labels or texts, one where one row was sent: {"expected", "got", "label"}, or less."""
+    """What was expected and found, {"expected", "got", "label"} or less: labels, one where one row was sent, or texts in a line."""
     for name, wanted in expect.items():
         kind = next((key for key in ("argmax", "label", "text") if key in wanted), None)
         if not kind:
@@ -375,9 +375,9 @@ def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str
         array = answer[name].array if name in answer else None
         if kind == "text":
             golden = wanted["values"]["rows"].take(request.rows)
-            found = {"expected": _one([shown(one) for one in golden.flat])}
+            found = {"expected": shown(" | ".join(shown(one) for one in golden.flat))}
             if array is not None and array.dtype.kind in BYTES:
-                found["got"] = _one([shown(one) for one in array.flat])
+                found["got"] = shown(" | ".join(shown(one) for one in array.flat))
             return found
         labels = _of_places(wanted[kind], request)
         found = {"expected": _one(labels)}
@@ -580,6 +580,7 @@ class Stream(Grpc):
         inputs, outputs = self._asked(question)
         arrived: queue.Queue[Tuple[Any, Any]] = queue.Queue()
         until = time.monotonic() + timeout
+        ended = False
         client = self.new_client()
         try:
             # With the header newer servers tell an error's status; older ones pass it over.
@@ -598,12 +599,13 @@ class Stream(Grpc):
                 if error is not None:
                     raise error
                 response = result.get_response()
+                ended = response.parameters["triton_final_response"].bool_param
                 if response.outputs:
                     yield outputs_of(result)
-                if response.parameters["triton_final_response"].bool_param:
+                if ended:
                     return
         finally:
-            client.stop_stream(cancel_requests=True)
+            client.stop_stream(cancel_requests=not ended)
             client.close()
 
 
@@ -633,7 +635,7 @@ class Raw(Service):
         try:
             return getattr(self.stub, method)(request, timeout=timeout)
         except self.grpc.RpcError as error:
-            raise InferenceServerException(error.details(), str(error.code())) from None
+            raise InferenceServerException(error.details() or "", str(error.code())) from None
 
     def live(self, timeout: float) -> Any:
         return self.call("ServerLive", timeout)
@@ -808,30 +810,28 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
     services: Dict[str, Service] = {}
     given_up: Dict[Tuple[str, str], str] = {}
     results: List[Dict[str, Any]] = []
-    for one in document["checks"]:
-        model = one["model"]
-        for raw in one["checks"]:
+    for of_model in document["checks"]:
+        model = of_model["model"]
+        for raw in of_model["checks"]:
             check = prepared(model, raw)
             asked = list(requests(model, raw, document["host_index"]))
+            groups = [(request.name, [request]) for request in asked]
             if raw.get("instances"):
                 # One result for each protocol: its requests are repeated until every instance has answered.
-                asked = list({request.protocol: request for request in reversed(asked)}.values())[::-1]
-            for request in asked:
-                protocol = request.protocol
-                result = {"name": request.name, "model": model, "protocol": protocol, "ok": False, "why": "", "ms": None}
+                by_protocol = {one: [request for request in asked if request.protocol == one] for one in raw["protocols"]}
+                groups = [("{}/{}/{}".format(model, one, raw["name"]), group) for one, group in by_protocol.items()]
+            for name, group in groups:
+                protocol = group[0].protocol
+                result = {"name": name, "model": model, "protocol": protocol, "ok": False, "why": "", "ms": None}
                 results.append(result)
                 if protocol not in services:
                     services[protocol] = service_of(protocol, document)
                     given_up[protocol, ""] = services[protocol].silent()
                 result["why"] = given_up[protocol, ""] or given_up.get((protocol, model), "")
-                if result["why"]:
-                    continue
-                if raw.get("instances"):
-                    mine = [each for each in requests(model, raw, document["host_index"]) if each.protocol == protocol]
-                    result["name"] = "{}/{}/{}".format(model, protocol, raw["name"])
-                    ask_instances(document, check, mine, result)
-                else:
-                    whole, one_model = ask(services[protocol], check, request, result)
+                if not result["why"] and raw.get("instances"):
+                    ask_instances(document, check, group, result)
+                elif not result["why"]:
+                    whole, one_model = ask(services[protocol], check, group[0], result)
                     given_up[protocol, ""], given_up[protocol, model] = whole, one_model
     return {"host": document["host"], "checks": results}
 

@@ -52,6 +52,8 @@ def of_numbers(value: Any, dtype: Optional[str] = None) -> Any:
     """Nested lists of numbers as a Triton dtype that holds each of them, or as numpy takes them."""
     import numpy as np
 
+    if dtype == "BYTES":
+        raise Unfit(dtype, "a dtype of numbers, or text")
     flat, shape = _nested(value if isinstance(value, list) else [value], lambda one: isinstance(one, (bool, int, float)), "numbers")
     kind = np.dtype(NUMPY[dtype]) if dtype else np.array(flat).dtype
     if kind.kind not in "fiub":

@@ -7,8 +7,9 @@ DOCUMENTATION = r"""
 module: inference_check
 short_description: Prove a Triton server by real inference
 description:
-  - Sends the requests of check files to a Triton server over HTTP and gRPC and compares names, dtype, shape, finiteness,
-    values and labels of the answers with what the files expect.
+  - Sends the requests of check files to a Triton server over HTTP, gRPC, gRPC's stream and its raw stub, and compares names,
+    dtype, shape, finiteness, values, texts and labels of the answers with what the files expect, or errors where those have to
+    come.
   - The requests leave from a short-lived container of the release image on the host, which carries numpy and tritonclient.
     Neither an open firewall nor a client on the host is needed, and nothing is left behind.
   - Check files and their data are read on the controller. A file that is not right is refused before anything is sent,
@@ -45,6 +46,10 @@ options:
         description: Port of the gRPC service.
         type: int
         default: 8001
+      metrics_port:
+        description: Port of the metrics, by which checks of every instance see which have answered.
+        type: int
+        default: 8002
   timeout:
     description:
       - Seconds that one request may take. A model that lets one pass is not asked again over that protocol, and a server that
@@ -86,23 +91,19 @@ attributes:
     support: full
     description: Asks the server as always; nothing is changed by it.
 notes:
-  - "A check file:"
-  - |
-    model: digits
-    golden: digits                  # directory of the data, default is the model's name
-    checks:
-      - name: digit
-        protocols: [http, grpc]
-        inputs: {INPUT__0: {npy: images.npy}}
-        rows: {first: 0, count: 10} # ten requests of one row; `batch: true` for one request of ten
-        expect:
-          OUTPUT__0:                # any of these
-            dtype: FP32
-            shape: [1, 10]
-            finite: true
-            argmax: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-            values: {npy: scores.npy, atol: 0.01, rtol: 0}
-  - With C(spread) in C(rows), C(argmax) holds several blocks of C(count) labels, and each host and protocol takes the next block.
+  - The form of a check file is shown in the examples.
+  - Without C(rows) every array goes as it is, as one request. That is how models with C(max_batch_size 0) are asked.
+  - With C(spread) in C(rows), C(argmax) and C(label) hold several blocks of C(count) labels, and each host and protocol takes the
+    next block.
+  - C(stream) is gRPC's stream, C(raw) the generated gRPC stub with bytes in C(raw_input_contents), as clients in other languages
+    are.
+  - Responses of one stream are joined along their first dimension in the order in which they came, and judged as one.
+  - A stream that fails is expected with C(error), and C(expect) judges what came before. A server that tells no status there, as
+    Triton 24.01 does not, is judged by its words alone.
+  - A cancelled stream has no more responses by gRPC's own rules. That its model let go of it shows where C(times) is more than the
+    model has room for, as each has to begin to answer.
+  - Triton does not tell which instance answered. C(instances) reads the counter C(rbln_requests_total) of the backend C(rbln), so
+    models of other backends cannot be proven this way.
 """
 
 EXAMPLES = r"""
@@ -120,6 +121,44 @@ EXAMPLES = r"""
     checks_dir: ["{{ inventory_dir }}/checks"]
     golden_dir: ["{{ inventory_dir }}/golden"]
     results_dir: "{{ inventory_dir }}/results"
+
+# A check file, such as files/checks/digits.yml:
+#
+# model: digits
+# golden: digits                    # directory of the data, default is the model's name
+# checks:
+#   - name: digit
+#     protocols: [http, grpc]       # any of http, grpc, stream, raw
+#     inputs: {INPUT__0: {npy: images.npy}}
+#     rows: {first: 0, count: 10}   # ten requests of one row; `batch: true` for one request of ten; none: arrays as they are
+#     expect:
+#       OUTPUT__0:                  # any of these
+#         dtype: FP32
+#         shape: [1, 10]
+#         finite: true
+#         argmax: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+#         values: {npy: scores.npy, atol: 0.01, rtol: 0}   # or {numbers: [[0.1, 0.9]]}, {file: answer.bin}
+#       RESULT: {text: ["one", "둘"]}                      # exactly these
+#       SCORES: {class_count: 5, label: [tabby]}           # classes by the server: how many, and the best one of each row
+#
+# Where an input comes from:
+#
+# {npy: images.npy}                                        # numbers, bytes (kind S) or texts (kind U); BF16 as float32 and a dtype
+# {numbers: [[1, 2]], dtype: INT32}                        # right here, in nested lists
+# {text: ["one", "둘"]}                                    # BYTES, an element for each text; nested lists for more dimensions
+# {file: [sound.wav]}                                      # BYTES, the bytes of each file; `dtype: UINT8` for a row of them each
+# {image: [[tabby.jpg]]}                                   # the same, of JPEG or PNG only, and shown in the report
+# {raw: values.bin, dtype: FP16, shape: [2, 8]}            # values as they lie in a file, little endian
+# {generated: {seed: 1}, dtype: FP32, shape: [4, 16]}      # made up, the same in every run; `low` and `high` are limits
+#
+# What else a check may say:
+#
+# error: {status: INVALID_ARGUMENT, contains: some words}  # it has to be refused; gRPC's names, also over HTTP
+# timeout: 2                                               # seconds for one answer, instead of the module's
+# ms: 50                                                   # milliseconds that one answer may take
+# instances: true                                          # repeat the requests until every instance has answered
+# responses: 5                                             # over a stream: so many, 0 too
+# cancel: {after: 3, times: 20}                            # over a stream: cancel after so many, start anew, so many times
 """
 
 RETURN = r"""
@@ -143,13 +182,14 @@ checks:
   contains:
     name: {description: "Model, protocol and request.", type: str}
     model: {description: The model., type: str}
-    protocol: {description: "V(http) or V(grpc).", type: str}
+    protocol: {description: "V(http), V(grpc), V(stream) or V(raw).", type: str}
     ok: {description: Whether the answer was the expected one., type: bool}
     why: {description: "Every reason why not, empty when it was.", type: str}
     ms: {description: "Milliseconds as the client sees them, null without an answer.", type: float}
-    expected: {description: "The label wanted, or one for each row of a batch.", type: raw}
-    got: {description: "The label found, or one for each row of a batch.", type: raw}
-    label: {description: "The label found for a single row. The file of O(results_dir) has the row itself as C(image).", type: int}
+    expected: {description: "The label wanted, or one for each row of a batch; texts in one line.", type: raw}
+    got: {description: "The label found, or one for each row of a batch; texts in one line.", type: raw}
+    label: {description: "The label found for a single row. The file of O(results_dir) has the row itself as C(image).", type: raw}
+    instances: {description: "How many instances have answered, where every one had to.", type: int}
 """
 
 import json
@@ -184,6 +224,7 @@ new_module = partial(
                 "address": {"type": "str", "default": "127.0.0.1"},
                 "http_port": {"type": "int", "default": 8000},
                 "grpc_port": {"type": "int", "default": 8001},
+                "metrics_port": {"type": "int", "default": 8002},
             },
             "apply_defaults": True,
         },

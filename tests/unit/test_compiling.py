@@ -56,6 +56,14 @@ def test_a_model_that_was_never_compiled(model: dict[str, Any], tmp_path: Path) 
     assert spec["digests"]["sha256"] == file_digest(one["push"])
 
 
+def test_places_are_relative_to_where_the_playbook_is_called(
+    model: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = plan({**model, "source": {"onnx": "net.onnx"}}, Path("out"))
+    assert (one["push"], one["file"]) == (str(tmp_path / "net.onnx"), str(tmp_path / "out/net/CA22-0.9/model.rbln"))
+
+
 def test_a_compiled_model_is_left_alone_and_says_what_to_list(model: dict[str, Any], tmp_path: Path, compiled: Path) -> None:
     one = plan(dict(reversed(model.items())), tmp_path)
     assert one["why"] == ""

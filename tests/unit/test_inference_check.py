@@ -19,7 +19,7 @@ from ansible_collections.npufleet.triton.plugins.action import inference_check a
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.modules import inference_check
-from helpers import ROOT, run_module
+from helpers import FIXTURES, ROOT, run_module
 
 # Check files
 
@@ -324,6 +324,7 @@ STREAM = {"protocols": ["stream"], "expect": None}
         ({**STREAM, "cancel": {"after": 1}, "responses": 1}, ["cancel: found it beside responses, wanted it without"]),
         ({"expect": None, "error": {}}, ["error: found {}, wanted at least one of status, contains"]),
         ({"expect": None, "error": {"status": 400}}, ["error.status: found 400, wanted one of INVALID_ARGUMENT, "]),
+        ({**STREAM, "error": {"status": "INTERNAL"}}, ["error.contains: found nothing, wanted a value, as not every server tells"]),
         ({"expect": None, "error": {"contains": ""}}, ["error.contains: found , wanted a text"]),
         (
             {"error": {"contains": "x"}},
@@ -366,6 +367,17 @@ def test_where_an_input_comes_from(site: Path, given: dict[str, Any], dtype: str
     assert (sent_as, sent.tolist()) == (dtype, array)
 
 
+def test_the_check_of_every_dtype_is_good_and_leaves_none_out(site: Path) -> None:
+    """What the model in fixtures/types is asked: each dtype that a check can name, but BF16, which numpy has not."""
+    (found,) = documents(site, (FIXTURES / "types/check.yml").read_text(), model="types")["checks"]
+    for raw in found["checks"]:
+        check = inference.prepared("types", json.loads(json.dumps(raw)))
+        (request, *_more) = inference.requests("types", raw, 0)
+        sent = {dtype for dtype, _array in check.question(request).inputs.values()}
+        assert sent == set(inference.NUMPY) - {"BF16"}
+        assert {wanted["dtype"] for wanted in check.expect.values()} == sent
+
+
 def test_made_up_inputs_are_the_same_in_every_run(site: Path) -> None:
     for dtype in inference.NUMPY:
         one = {"IN": {"generated": {"seed": 5}, "dtype": dtype, "shape": [2, 3]}}
@@ -398,11 +410,11 @@ def test_labels_of_the_server_spread_as_numbers_do(site: Path) -> None:
 
 def test_limits_reach_the_library(site: Path) -> None:
     changes = {
-        "protocols": ["stream"], "expect": None, "responses": 2, "error": {"status": "INTERNAL"}, "ms": 5, "timeout": 0.5,
+        "protocols": ["stream"], "expect": None, "responses": 2, "error": {"contains": "x"}, "ms": 5, "timeout": 0.5,
     }  # fmt: skip
     (found,) = documents(site, {"model": "m", "checks": [whole_check(**changes)]})["checks"]
     check = inference.prepared("m", found["checks"][0])
-    assert (check.responses, check.error, check.most_ms, check.timeout) == (2, {"status": "INTERNAL"}, 5, 0.5)
+    assert (check.responses, check.error, check.most_ms, check.timeout) == (2, {"contains": "x"}, 5, 0.5)
 
 
 def test_all_findings_of_all_files_come_at_once(site: Path) -> None:
@@ -464,7 +476,7 @@ def test_the_client_runs_in_a_container_that_leaves_nothing() -> None:
     assert command[-3:] == ["sha256:abc", "-c", inference_check.START]
     given = json.loads(options["input"])
     assert given["source"] == LIBRARY
-    assert given["document"]["server"] == {"address": "127.0.0.1", "http_port": 8000, "grpc_port": 8001}
+    assert given["document"]["server"] == {"address": "127.0.0.1", "http_port": 8000, "grpc_port": 8001, "metrics_port": 8002}
     assert (given["document"]["timeout"], given["document"]["host"]) == (30, "npu1")
     assert found == {
         "failed": False,
@@ -479,7 +491,7 @@ def test_the_client_runs_in_a_container_that_leaves_nothing() -> None:
 def test_the_server_may_listen_elsewhere() -> None:
     _found, ran = call(answers(result("a")), server={"address": "::1", "http_port": 9}, timeout=3)
     document = json.loads(ran[0][1]["input"])["document"]
-    assert document["server"] == {"address": "::1", "http_port": 9, "grpc_port": 8001}
+    assert document["server"] == {"address": "::1", "http_port": 9, "grpc_port": 8001, "metrics_port": 8002}
     assert document["timeout"] == 3
 
 

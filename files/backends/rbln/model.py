@@ -7,7 +7,8 @@ returned, one instance keeps two batches with the NPU and joins a third; elsewhe
 Parameters of a model:
   npus               "0,1": NPUs that its instances may use, around which they wrap; default all that are visible
   npus_per_instance  "2": a model that spans NPUs takes consecutive ones; default 1
-  device_timeout_ms  a run that takes longer is given up and the NPU's process started again; default 10000
+  device_timeout_ms  a run that takes longer, its wait for other instances' runs included, is given up and the NPU's process
+                     started again; default 10000
   isolation          "process" (default): a call that never returns is survived; "none": the SDK runs in the stub itself
   batches            "1,2,4": compiled batch sizes in the file's order, where neither SDK nor a record beside the file says them
 The compiled file is `model.rbln` in the version directory, or what the config calls `default_model_filename`.
@@ -204,7 +205,11 @@ class TritonPythonModel:
         """Send the answers of a batch; its lane is not used again before that is done."""
         first = 0
         for one in batch.items:
-            self._send(one.sender, self._response(self._batcher.cut(batch.lane.outputs[batch.bucket], first, one)))
+            try:
+                response = self._response(self._batcher.cut(batch.lane.outputs[batch.bucket], first, one))
+            except Exception as error:  # what escaped here would end the thread that answers
+                response = self._failure(Fault(words(error)))
+            self._send(one.sender, response)
             first += one.rows
         self._count(len(batch.items), batch.rows, batch.padding, began, ended)
 

@@ -15,13 +15,14 @@ class TritonPythonModel:
     def initialize(self, args: Dict[str, str]) -> None:
         """Load the compiled file, a runtime for each batch size; the instance's index is the last part of its name."""
         config = json.loads(args["model_config"])
-        self.name, self.largest = args["model_name"], int(config["max_batch_size"])
-        batches = [int(size) for size in config["parameters"]["batches"]["string_value"].split(",")]
-        if max(batches) < self.largest:
+        self.name, largest = args["model_name"], int(config["max_batch_size"])
+        batches = _numbers(config, "batches")
+        if max(batches) < largest:
             raise pb_utils.TritonModelException(
-                f"model {self.name}: max_batch_size is {self.largest}, wanted at most {max(batches)}, the largest of `batches`"
+                f"model {self.name}: max_batch_size is {largest}, wanted at most {max(batches)}, the largest of `batches`"
             )
-        device = int(args["model_instance_name"].rsplit("_", 1)[-1]) % max(rebel.device_count(), 1)
+        npus = _numbers(config, "npus") or list(range(rebel.device_count())) or [0]
+        device = npus[int(args["model_instance_name"].rsplit("_", 1)[-1]) % len(npus)]
         compiled = rebel.RBLNCompiledModel(os.path.join(args["model_repository"], args["model_version"], "model.rbln"))
         self.runtimes = {
             size: compiled.create_runtime(input_info_index=index, tensor_type="np", device=device)
@@ -49,3 +50,9 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Give the NPU back."""
         self.runtimes.clear()
+
+
+def _numbers(config: Dict[str, Any], name: str) -> List[int]:
+    """Numbers of a parameter such as "1,2,3,4", none where the config has no such parameter."""
+    text = config["parameters"].get(name, {}).get("string_value", "")
+    return [int(one) for one in text.split(",") if one]

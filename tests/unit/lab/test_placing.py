@@ -16,7 +16,8 @@ IMAGES = ["image_classifier", "image_decode", "image_labels", "resnet50", "resne
 def lab(placing: str) -> Any:
     """Variables of a host of the lab."""
     inventory = DataLoader().load_from_file(str(ROOT / "inventories/lab/group_vars/all.yml"), trusted_as_template=True)
-    made = {name: {"key": "CA12/0.6", "path": f"models/{name}.rbln", "sha256": "a" * 64} for name in ("digits", "resnet50")}
+    one = {"key": "CA12/0.6", "sha256": "a" * 64, "record": None}
+    made = {name: {**one, "path": f"models/{name}.rbln"} for name in ("digits", "resnet50")}
     return fleet(
         **{name: inventory[name] for name in ("triton_models", "lab_models_of", "lab_digits", "lab_resnet50")},
         lab_placing=placing,

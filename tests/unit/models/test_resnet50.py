@@ -124,6 +124,15 @@ def test_each_instance_is_on_the_npu_of_its_index(sdk: Sdk, monkeypatch: pytest.
         assert sdk.devices == [npu] * 4
 
 
+def test_a_parameter_names_the_npus(monkeypatch: pytest.MonkeyPatch) -> None:
+    sdk = Sdk(npus=4)
+    monkeypatch.setitem(sys.modules, "rebel", sdk)
+    for instance, npu in ((0, 3), (1, 1), (2, 3)):
+        sdk.devices.clear()
+        guide(monkeypatch, instance, npus="3,1")
+        assert sdk.devices == [npu] * 4
+
+
 def test_requests_are_joined_once_and_answered_in_their_order(sdk: Sdk, monkeypatch: pytest.MonkeyPatch) -> None:
     responses = guide(monkeypatch).execute([request(1), request(2, 3), request(4)])
     assert [answers(one)["OUTPUT__0"][:, 0].tolist() for one in responses] == [[1], [2, 3], [4]]

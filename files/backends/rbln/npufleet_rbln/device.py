@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -30,15 +31,17 @@ CODE = "import sys; sys.path[:] = sys.argv[3].split('\\n'); from npufleet_rbln.w
 class Lane:
     """One batch on its way: the memory of its tensors, and a channel to the thread that runs it."""
 
-    def __init__(self, channel: socket.socket, views: Views, number: int, given: Optional[Dict[int, Any]]) -> None:
-        self._channel, self._number, self._given = channel, number, given
+    def __init__(
+        self, channel: socket.socket, views: Views, number: int, given: Optional[Dict[int, Any]], turns: Iterator[int]
+    ) -> None:
+        self._channel, self._number, self._given, self._turns = channel, number, given, turns
         self.inputs, self.outputs = views.inputs, views.outputs
         self.since = 0.0
 
     def submit(self, bucket: int) -> None:
         """Run what is in this bucket's inputs."""
         self.since = time.monotonic()
-        self._channel.send(START.pack(bucket))
+        self._channel.send(START.pack(bucket, next(self._turns)))
 
     def give(self, inputs: Sequence[np.ndarray]) -> bool:
         """Take the inputs of the next batch as they are, without a copy; False where another process is to read them."""
@@ -86,8 +89,9 @@ class Backing:
         self.npu: str = told["npu"]
         self.source: str = told["source"]
         self.plan = Plan.from_dict(told["plan"])
+        turns = itertools.count()
         self.lanes = [
-            Lane(one, Views(self._memory, self.plan, number), number, self._given) for number, one in enumerate(self._mine)
+            Lane(one, Views(self._memory, self.plan, number), number, self._given, turns) for number, one in enumerate(self._mine)
         ]
 
     def _process(self, job: Mapping[str, Any], others: Sequence[socket.socket]) -> Dict[str, Any]:
@@ -196,14 +200,14 @@ class Device:
             lane.submit(bucket)
         except OSError:
             raise self.broke(backing, "device") from None
-        return self.finish(backing, lane)
+        return self.finish(backing, lane, lane.since)
 
-    def finish(self, backing: Backing, lane: Lane) -> Tuple[float, float]:
-        """Wait for a lane's batch no longer than the device timeout since it was submitted, whatever the NPU does."""
+    def finish(self, backing: Backing, lane: Lane, since: float) -> Tuple[float, float]:
+        """Wait for a lane's batch no longer than the device timeout after `since`, whatever the NPU does."""
         if self.backing is not backing:
             raise self.broke(backing, "device")
         try:
-            times = lane.wait(lane.since + self.timeout_s - time.monotonic())
+            times = lane.wait(since + self.timeout_s - time.monotonic())
         except TimeoutError:
             raise self.broke(backing, "timeout") from None
         except OSError:

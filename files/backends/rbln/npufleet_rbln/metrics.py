@@ -63,7 +63,9 @@ class Metrics:
 
     def fault(self, fault: bool) -> None:
         """The NPU stopped answering, or answers again. Told at once: a watchdog waits for it."""
-        self._fault.set(int(fault))
+        gauge = self._fault
+        if gauge is not None:
+            gauge.set(int(fault))
 
     def flush(self) -> None:
         """Hand over what was counted since the last time."""
@@ -78,7 +80,10 @@ class Metrics:
             self.flush()
 
     def close(self) -> None:
-        """Hand over the rest."""
+        """Hand over the rest, and take the metrics away: the server keeps them for as long as these objects live."""
         self._closing.set()
         self._thread.join()
         self.flush()
+        self._metrics.clear()
+        self._fault = self._info = None
+        self._families.clear()

@@ -7,13 +7,14 @@ batches before the running one ends, and what has gathered by then when it ends.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Callable, Deque, List, Optional
 
 from .batching import Batcher, Item
 from .device import Backing, Device, Lane
-from .errors import Fault
+from .errors import Fault, words
 
 # With the NPU at a time: one that runs and one behind it.
 IN_FLIGHT = 2
@@ -125,6 +126,7 @@ class Pipeline:
 
     def _loop(self) -> None:
         """Wait for the batch that runs, hand out the next, then answer."""
+        idle_since = 0.0
         while True:
             with self._changed:
                 while not self._flying:
@@ -135,9 +137,13 @@ class Pipeline:
             fault: Optional[Fault] = None
             began = ended = 0.0
             try:
-                began, ended = self._device.finish(batch.backing, batch.lane)
+                # A batch that waited behind another one has its whole time from there on.
+                began, ended = self._device.finish(batch.backing, batch.lane, max(batch.lane.since, idle_since))
             except Fault as error:
                 fault = error
+            except Exception as error:  # what escaped here would end the thread that answers
+                fault = Fault(f"{type(error).__name__}: {words(error)}")
+            idle_since = time.monotonic()
             with self._changed:
                 self._flying.popleft()
                 self._next()

@@ -10,7 +10,8 @@ import numpy as np
 
 from .errors import Fault
 
-Run = Callable[[Sequence[np.ndarray]], List[np.ndarray]]
+# Starts a run of a bucket; what it gives waits for the outputs. The vendor's synchronous runtime starts only there.
+Run = Callable[[Sequence[np.ndarray]], Callable[[], List[np.ndarray]]]
 
 
 class SDK:
@@ -105,23 +106,26 @@ def _arrays(found: Any) -> List[np.ndarray]:
 
 def _synchronous(runtime: Any) -> Run:
     run = runtime.run
-    return lambda inputs: _arrays(run(*inputs))
+    return lambda inputs: lambda: _arrays(run(*inputs))
 
 
 def _asynchronous(runtime: Any) -> Run:
-    """Submit and wait: other threads submit meanwhile, so the NPU has the next batch before this one ends."""
+    """The run is on the NPU's queue before anybody waits: it has the next batch when this one ends."""
     start = getattr(runtime, "run", None) or runtime.async_run
 
-    def run(inputs: Sequence[np.ndarray]) -> List[np.ndarray]:
+    def run(inputs: Sequence[np.ndarray]) -> Callable[[], List[np.ndarray]]:
         task = start(*inputs)
-        for name in ("result", "wait"):
-            if hasattr(task, name):
-                return _arrays(getattr(task, name)())
-        if hasattr(task, "__await__"):
-            return _arrays(asyncio.run(_awaited(task)))
-        return _arrays(task)
+        return lambda: _arrays(_joined(task))
 
     return run
+
+
+def _joined(task: Any) -> Any:
+    """Outputs of a task, in whichever way this version of the SDK joins one."""
+    for name in ("result", "wait"):
+        if hasattr(task, name):
+            return getattr(task, name)()
+    return asyncio.run(_awaited(task)) if hasattr(task, "__await__") else task
 
 
 async def _awaited(task: Any) -> Any:

@@ -12,8 +12,9 @@ import numpy as np
 from .compiled import Plan, Tensor
 
 PAGE = 4096
-# To a lane: run this bucket. From it: 0 and when the run began and ended (CLOCK_MONOTONIC, s), or 1 and an error as JSON.
-START = struct.Struct("<I")
+# To a lane: run this bucket, as the one of this number: they start in order.
+# From it: 0 and when the run began and ended (CLOCK_MONOTONIC, s), or 1 and an error as JSON.
+START = struct.Struct("<IQ")
 ENDED = struct.Struct("<Bdd")
 
 

@@ -6,6 +6,7 @@ It is a process of its own, which the stub can kill when a call of the vendor's 
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import json
 import os
@@ -66,6 +67,9 @@ class Worker:
         except Exception as error:  # the vendor's errors have no common base
             raise vendor(error, self.npu) from error
         self._sets: queue.SimpleQueue[List[Run]] = queue.SimpleQueue()
+        self._count = len(sets)
+        # Lanes are threads: without turns a batch could overtake the one that was handed in before it.
+        self._started, self._turn = threading.Condition(), 0
         for one in sets:
             self._sets.put(one)
         self.descriptor = allot(self.plan, job["lanes"])
@@ -76,12 +80,18 @@ class Worker:
 
     def _learn(self, run: Run, bucket: compiled.Bucket) -> compiled.Bucket:
         """A bucket with the outputs that a run with zeros gives."""
-        outputs = run([np.zeros(one.shape, one.dtype) for one in bucket.inputs])
+        outputs = run([np.zeros(one.shape, one.dtype) for one in bucket.inputs])()
         return replace(bucket, outputs=tuple(compiled.Tensor(None, one.shape, one.dtype.name) for one in outputs))
 
     def hello(self) -> Dict[str, Any]:
         """What the stub has to know."""
         return {"plan": self.plan.as_dict(), "npu": self.npu, "source": self.source}
+
+    def close(self) -> None:
+        """Give the NPU back in order, unless a run does not end."""
+        with contextlib.suppress(queue.Empty):
+            for _one in range(self._count):
+                self._sets.get(timeout=1)
 
     def serve(self, lane: int, channel: socket.socket) -> None:
         """Run what this lane asks for, until the other side is gone."""
@@ -93,11 +103,11 @@ class Worker:
                 return
             if not message:
                 return
-            (bucket,) = START.unpack(message)
+            bucket, turn = START.unpack(message)
             began = time.monotonic()
             try:
                 given = self.given.pop(lane) if lane in self.given else views.inputs[bucket]
-                self._run(bucket, given, views.outputs[bucket])
+                self._run(turn, bucket, given, views.outputs[bucket])
                 answer = ENDED.pack(0, began, time.monotonic())
             except Exception as error:  # whatever escaped here would end the lane
                 fault = vendor(error, self.npu)
@@ -108,11 +118,19 @@ class Worker:
             except OSError:
                 return
 
-    def _run(self, bucket: int, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+    def _run(self, turn: int, bucket: int, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
         """Run a bucket's inputs and put what comes out into its outputs."""
         runs = self._sets.get()
         try:
-            found = runs[bucket](inputs)
+            with self._started:
+                while self._turn != turn:
+                    self._started.wait()
+                try:
+                    join = runs[bucket](inputs)
+                finally:
+                    self._turn += 1
+                    self._started.notify_all()
+            found = join()
         finally:
             self._sets.put(runs)
         wanted = self.plan.buckets[bucket].outputs
@@ -155,4 +173,5 @@ def main(arguments: Sequence[str]) -> None:
     control.sendmsg([json.dumps(worker.hello()).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
     os.close(worker.descriptor)
     control.recv(1)  # the stub says nothing more: this returns when it closes its end
-    os._exit(0)
+    worker.close()
+    os._exit(0)  # threads of the vendor's may still be there

@@ -1,0 +1,125 @@
+"""Model `text` with Triton's utilities played: templates, lengths in characters, and errors that are their sender's alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from ansible_collections.npufleet.triton.plugins.action import inference_check
+from ansible_collections.npufleet.triton.plugins.module_utils import inference, manifest
+from helpers import ROOT, fleet
+
+MODEL = ROOT / "model_repository/text"
+
+
+class TritonError:
+    INVALID_ARG = "invalid_arg"
+
+    def __init__(self, message: str, code: str) -> None:
+        self.message, self.code = message, code
+
+
+def tensor(name: str, array: np.ndarray) -> Any:
+    return SimpleNamespace(name=lambda: name, as_numpy=lambda: array)
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The model, loaded."""
+    utils = ModuleType("triton_python_backend_utils")
+    utils.__dict__.update(
+        Tensor=tensor,
+        TritonError=TritonError,
+        InferenceResponse=lambda output_tensors=(), error=None: SimpleNamespace(tensors=output_tensors, error=error),
+        triton_string_to_numpy={"TYPE_INT32": np.int32}.__getitem__,
+        get_input_tensor_by_name=lambda request, name: tensor(name, request[name]),
+    )
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    spec = importlib.util.spec_from_file_location("model_text", MODEL / "1/model.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made = module.TritonPythonModel()
+    outputs = [{"name": "RESULT", "data_type": "TYPE_STRING"}, {"name": "LENGTH", "data_type": "TYPE_INT32"}]
+    made.initialize({"model_name": "text", "model_config": json.dumps({"output": outputs})})
+    return made
+
+
+def request(texts: list[bytes], template: bytes = b"{text}", limit: int = 0) -> dict[str, np.ndarray]:
+    return {"TEXT": np.array(texts, object), "TEMPLATE": np.array([template], object), "LIMIT": np.array([limit], np.int32)}
+
+
+def answer(model: Any, *asked: Any) -> tuple[list[str], list[int]]:
+    (response,) = model.execute([request(*asked)])
+    assert response.error is None, response.error.message
+    result, length = response.tensors
+    assert (result.name(), length.name(), length.as_numpy().dtype) == ("RESULT", "LENGTH", np.int32)
+    return [one.decode() for one in result.as_numpy()], length.as_numpy().tolist()
+
+
+def test_every_text_takes_its_place(model: Any) -> None:
+    texts = ["세계".encode(), b"", "🙂".encode()]
+    assert answer(model, texts, "안녕, {text}! {text}".encode()) == (["안녕, 세계! 세계", "안녕, ! ", "안녕, 🙂! 🙂"], [10, 6, 8])
+
+
+def test_braces_of_a_text_are_its_own(model: Any) -> None:
+    assert answer(model, [b"{0} {x} {text}"], b"<{text}>{y}") == (["<{0} {x} {text}>{y}"], [19])
+
+
+def test_results_are_cut_by_characters_not_bytes(model: Any) -> None:
+    assert answer(model, ["가나다".encode(), b"a"], b"{text}", 2) == (["가나", "a"], [2, 1])
+
+
+def test_no_text_is_no_result(model: Any) -> None:
+    assert answer(model, []) == ([], [])
+
+
+def test_one_bad_request_does_not_fail_its_neighbours(model: Any) -> None:
+    good, bad, again = model.execute([request([b"a"]), request([b"a", b"caf\xe9"], b"\xff{text}", -1), request([b"b"])])
+    assert good.error is None and again.tensors[0].as_numpy().tolist() == [b"b"]
+    assert bad.error.code == TritonError.INVALID_ARG
+    reasons = [
+        "TEXT[1] is not UTF-8: byte 3 is 0xe9",
+        "TEMPLATE[0] is not UTF-8: byte 0 is 0xff",
+        "LIMIT is -1, wanted 0 for none, or more",
+    ]
+    assert bad.error.message == "text: " + "; ".join(reasons)
+
+
+def test_a_template_without_a_place_is_refused(model: Any) -> None:
+    (response,) = model.execute([request([b"a"], b"nothing")])
+    assert response.error.message == "text: TEMPLATE lacks {text}, which each text takes the place of"
+
+
+def test_golden_data_are_this_models(model: Any) -> None:
+    """What the check file expects of every request that has to be answered is what the model answers."""
+    document = inference_check.documents(["text"], [inference_check.CHECKS], [inference_check.GOLDEN], 0)
+    assert document["unproven"] == []
+    proven = 0
+    for raw in document["checks"][0]["checks"]:
+        check = inference.prepared("text", raw)
+        if check.error is None:
+            sent = check.question(inference.Request("x", "http", None, None))
+            (response,) = model.execute([{name: array for name, (_dtype, array) in sent.inputs.items()}])
+            found = {}
+            for one in response.tensors:
+                array = one.as_numpy()
+                found[one.name()] = inference.Output(inference.triton_dtype(array), list(array.shape), array)
+            assert inference.judge(found, inference.Request("x", "http", None, None), check.expect) == []
+            proven += 1
+    assert proven == 2
+
+
+def test_it_can_be_placed() -> None:
+    """The manifest takes it as it is, for a host of any NPUs."""
+    found = manifest.manifest({"name": "text"}, fleet(npufleet_npus=4))
+    config = manifest.parse_config(found["contents"]["config.pbtxt"].decode(), "config.pbtxt")
+    assert [(group.kind, group.count) for group in config.instance_group] == [(config.instance_group[0].KIND_CPU, 1)]
+    assert (config.max_batch_size, len(config.input), len(config.output)) == (0, 3, 2)
+    assert (found["versions"], sorted(found["files"])) == (["1"], ["1/model.py", "config.pbtxt"])

@@ -1,0 +1,448 @@
+"""npufleet-infer against a server that is played: what it asks, what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from helpers import ROOT
+from tritonclient.utils import InferenceServerException
+
+COMMAND = ROOT / "bin/npufleet-infer"
+IMAGE = {"name": "IN", "datatype": "FP32", "shape": [-1, 3, 224, 224]}
+TEXTS = [
+    {"name": "TEXT", "datatype": "BYTES", "shape": [-1]},
+    {"name": "LIMIT", "datatype": "INT32", "shape": [1]},
+]
+
+
+@pytest.fixture(scope="module")
+def infer() -> Any:
+    """The command as a module."""
+    loader = SourceFileLoader("npufleet_infer", str(COMMAND))
+    spec = importlib.util.spec_from_loader("npufleet_infer", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["npufleet_infer"] = module
+    before = sys.dont_write_bytecode, list(sys.path)
+    sys.dont_write_bytecode = True
+    loader.exec_module(module)
+    sys.dont_write_bytecode, sys.path[:] = before
+    return module
+
+
+class Server:
+    """What a service is asked and answers."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, str, float, Any]] = []
+        self.asked: list[inference.Question] = []
+        self.inputs: list[dict[str, Any]] = [{"name": "IN", "datatype": "FP32", "shape": [-1, 4]}]
+        self.labels: list[str] = []
+        self.gone = ""
+        self.answers: Callable[[inference.Question], list[Any]] = lambda question: [{"OUT": question.inputs["IN"][1]}]
+
+
+def output(array: Any) -> inference.Output:
+    return inference.Output(inference.triton_dtype(array), list(array.shape), array)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    played = Server()
+
+    class Service:
+        def __init__(self, protocol: str, url: str, timeout: float, tls: Any) -> None:
+            played.made.append((protocol, url, timeout, tls))
+            self.timeout = timeout
+
+        def silent(self) -> str:
+            return played.gone
+
+        def metadata(self, model: str, version: str) -> Any:
+            if model == "unknown":
+                raise InferenceServerException("Request for unknown model: 'unknown' is not found", "400")
+            return {"inputs": played.inputs, "outputs": [{"name": "OUT", "datatype": "FP32", "shape": [-1, 4]}]}
+
+        def config(self, model: str, version: str) -> Any:
+            return {"output": [{"name": "OUT", "label_filename": "labels.txt" if played.labels else ""}]}
+
+        def said_of(self, model: str) -> str:
+            return "it serves m"
+
+        def answers(self, question: inference.Question, timeout: float) -> Any:
+            played.asked.append(question)
+            for one in played.answers(question):
+                if isinstance(one, Exception):
+                    raise one
+                yield {name: self.classes(array, question.classes.get(name)) for name, array in one.items()}
+
+        def classes(self, array: Any, count: int | None) -> Any:
+            if not count:
+                return output(array)
+            best = [np.argsort(-row)[:count] for row in array]
+            named = [[f"{row[one]}:{one}:{played.labels[one]}".encode() for one in places] for row, places in zip(array, best)]
+            return output(np.array(named, object))
+
+        def infer(self, question: inference.Question) -> Any:
+            return inference.Answer(inference.joined(list(self.answers(question, 1))), 1, 1.0, None)
+
+    services = {name: lambda url, timeout, tls, name=name: Service(name, url, timeout, tls) for name in inference.PROTOCOLS}
+    monkeypatch.setattr(inference, "SERVICES", services)
+    return played
+
+
+@pytest.fixture
+def run(infer: Any, server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """(exit code, lines of standard output, the one of standard error) of a command line."""
+
+    def one(*arguments: str) -> tuple[int, list[str], str]:
+        monkeypatch.setattr(sys, "argv", ["npufleet-infer", *arguments])
+        try:
+            code = infer.main()
+        except SystemExit as end:
+            code = end.code
+        out, err = capsys.readouterr()
+        assert err.count("\n") == (code != 0), "a failure is one line, and nothing else is said there"
+        return code, out.splitlines(), err.strip().removeprefix("npufleet-infer: ")
+
+    return one
+
+
+# Where and what
+
+
+@pytest.mark.parametrize(
+    ("arguments", "made"),
+    [
+        ([], ("http", "localhost:8000", None)),
+        (["--protocol", "grpc"], ("grpc", "localhost:8001", None)),
+        (["--url", "npu1"], ("http", "npu1:8000", None)),
+        (["--url", "grpc://npu1:9"], ("grpc", "npu1:9", None)),
+        (["--url", "grpc://npu1", "--protocol", "stream"], ("stream", "npu1:8001", None)),
+        (["--url", "http://npu1/triton/"], ("http", "npu1:8000/triton", None)),
+        (["--url", "[::1]:9"], ("http", "[::1]:9", None)),
+        (["--url", "https://t.example"], ("http", "t.example:443", {"insecure": False})),
+        (["--url", "https://t.example", "--insecure"], ("http", "t.example:443", {"insecure": True})),
+        (["--url", "grpcs://t.example:8001", "--protocol", "raw"], ("raw", "t.example:8001", {"insecure": False})),
+    ],
+)
+def test_where_it_asks(run: Any, server: Server, arguments: list[str], made: Any) -> None:
+    assert run("m", "--input", "IN=numbers:1,2,3,4", *arguments)[0] == 0
+    protocol, url, _timeout, tls = server.made[0]
+    assert (protocol, url) == made[:2]
+    assert tls == (made[2] if made[2] is None else {"ca": None, "cert": None, "key": None, **made[2]})
+
+
+def test_files_of_tls_are_handed_on(run: Any, server: Server, tmp_path: Path) -> None:
+    for name in ("ca", "cert", "key"):
+        (tmp_path / name).write_text(name)
+    files = [part for name in ("ca", "cert", "key") for part in (f"--{name}", str(tmp_path / name))]
+    assert run("m", "--input", "IN=numbers:1,2,3,4", "--protocol", "grpc", "--timeout", "2.5", *files)[0] == 0
+    assert server.made == [
+        ("grpc", "localhost:8001", 2.5, {**{name: str(tmp_path / name) for name in ("ca", "cert", "key")}, "insecure": False})
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--url", "ftp://a"], "--url: found ftp://, wanted one of http, https, grpc, grpcs"),
+        (["--url", "http://a", "--protocol", "raw"], "--url: found http:// beside --protocol raw, wanted grpc"),
+        (["--url", "grpc://a", "--protocol", "http"], "--url: found grpc:// beside --protocol http, wanted http"),
+        (["--ca", "/none", "--insecure", "--protocol", "grpc"], "--ca: found no file /none; --insecure: found it beside gRPC, "),
+        (["--labels", "/none"], "--labels: [Errno 2] No such file"),
+        (["--repeat", "0"], "argument --repeat: found 0, wanted a whole number above 0; --help tells more"),
+        (["--timeout", "-1"], "argument --timeout: found -1, wanted seconds above 0; --help tells more"),
+        (["--output", "A"], "--output: found A, the model gives OUT"),
+        (["--input", "IN"], "--input: found IN, wanted NAME=KIND:VALUE with a KIND of npy, text, "),
+        (["--input", "A=numbers:1"], "--input: found A, the model takes IN FP32 [-1, 4]"),
+        (["--npy", "x"], "--npy: found 0 inputs without a value, wanted one; the model takes IN FP32 [-1, 4]"),
+    ],
+)
+def test_what_is_not_right_is_told_before_anything_is_asked(run: Any, server: Server, arguments: list[str], why: str) -> None:
+    code, out, err = run("m", "--input", "IN=numbers:1,2,3,4", *arguments)
+    assert (code, out, server.asked) == (2, [], [])
+    assert err.startswith(why), err
+
+
+def test_without_an_input_it_says_what_the_model_takes(run: Any, server: Server) -> None:
+    server.inputs = TEXTS
+    assert run("m") == (2, [], "found no input, the model takes TEXT BYTES [-1]; LIMIT INT32 [1]")
+
+
+def test_every_mistake_in_inputs_at_once(run: Any, server: Server) -> None:
+    server.inputs = TEXTS
+    code, _out, err = run("m", "--input", "TEXT=numbers:1", "--input", "LIMIT=numbers:0.5")
+    assert (code, err) == (
+        2,
+        "TEXT: found BYTES, wanted a dtype of numbers, or text; LIMIT: found 0.5, wanted numbers that INT32 holds",
+    )
+
+
+# Inputs
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "given", "sent"),
+    [
+        ([-1, 4], "FP32", ["numbers:1,2,3,4"], [[1, 2, 3, 4]]),
+        ([-1, 2], "INT64", ["numbers:[[1,2],[3,4]]"], [[1, 2], [3, 4]]),
+        ([1], "BOOL", ["numbers:true"], [True]),
+        ([-1], "BYTES", ["text:a=b:c", "text:나"], [b"a=b:c", "나".encode()]),
+        ([-1, 1], "BYTES", ["text:a", "text:b"], [[b"a"], [b"b"]]),
+        ([-1, -1], "BYTES", ["text:a", "text:b"], [[b"a", b"b"]]),
+        ([-1], "UINT8", ["file:{four}"], [0, 1, 2, 3]),
+        ([-1, -1], "UINT8", ["image:{four}"], [[0, 1, 2, 3]]),
+        ([-1, 1], "BYTES", ["image:{four}"], [[bytes(range(4))]]),
+        ([-1, 2], "UINT16", ["raw:{four}"], [[0x0100, 0x0302]]),
+        ([-1, 4], "FP32", ["npy:{npy}"], [[0, 1, 2, 3]]),
+        ([-1, 4], "BF16", ["npy:{npy}"], [[0, 1, 2, 3]]),
+    ],
+)
+def test_inputs_take_the_models_dtype_and_shape(
+    run: Any, server: Server, tmp_path: Path, shape: list[int], dtype: str, given: list[str], sent: Any
+) -> None:
+    (tmp_path / "four").write_bytes(bytes(range(4)))
+    np.save(tmp_path / "npy.npy", np.arange(4, dtype=np.float32))
+    server.inputs = [{"name": "IN", "datatype": dtype, "shape": shape}]
+    places = {"four": tmp_path / "four", "npy": tmp_path / "npy.npy"}
+    code, _out, err = run("m", *(part for one in given for part in ("--input", "IN=" + one.format(**places))))
+    assert (code, err) == (0, "")
+    found, array = server.asked[0].inputs["IN"]
+    assert (found, array.tolist()) == (dtype, sent)
+
+
+def test_a_shorthand_is_for_the_input_that_is_left(run: Any, server: Server) -> None:
+    server.inputs = TEXTS
+    server.answers = lambda question: [{"OUT": question.inputs["TEXT"][1]}]
+    code, out, _err = run("m", "--text", "a", "--text", "나", "--input", "LIMIT=numbers:3")
+    assert (code, out[0]) == (0, "OUT BYTES [2]: a, 나")
+
+
+def test_made_up_values_fill_the_shape(run: Any, server: Server) -> None:
+    assert run("m", "--input", "IN=generated:7")[0] == run("m", "--input", "IN=generated:7")[0] == 0
+    first, second = (question.inputs["IN"][1] for question in server.asked)
+    assert first.shape == (1, 4) and first.tolist() == second.tolist()
+
+
+@pytest.mark.parametrize(
+    ("shape", "given", "why"),
+    [
+        ([-1, 4], "numbers:1,2", "IN: found shape [1, 2], wanted [-1, 4], where -1 is any"),
+        ([-1, 4], "npy:{ints}", "IN: found INT64, wanted FP32"),
+        ([-1, 4], "file:{ints}", "IN: found file for FP32 [-1, 4], wanted BYTES or UINT8 [-1]"),
+        ([-1, 4], "raw:{ints}", "IN: found "),
+        ([-1, 4], "npy:/none", "IN: found /none: [Errno 2]"),
+        ([-1, 4], "generated:x", "IN: found x, wanted a whole number as the seed"),
+        ([-1, 4], "numbers:1,", "IN: "),
+    ],
+)
+def test_inputs_that_do_not_fit(run: Any, server: Server, tmp_path: Path, shape: list[int], given: str, why: str) -> None:
+    np.save(tmp_path / "ints.npy", np.arange(4))
+    (tmp_path / "ints.npy").write_bytes((tmp_path / "ints.npy").read_bytes() + b"" if "npy:" in given else b"\0" * 7)
+    server.inputs = [{"name": "IN", "datatype": "FP32", "shape": shape}]
+    code, _out, err = run("m", "--input", "IN=" + given.format(ints=tmp_path / "ints.npy"))
+    assert (code, server.asked) == (2, [])
+    assert err.startswith(why), err
+
+
+class Picture:
+    """Pillow's image as far as it is used: keeps what was done with it."""
+
+    done: ClassVar[list[Any]] = []
+
+    def __init__(self, width: int, height: int) -> None:
+        self.size = self.width, self.height = width, height
+
+    def __enter__(self) -> Picture:
+        return self
+
+    def __exit__(self, *_any: Any) -> None:
+        pass
+
+    def convert(self, mode: str) -> Picture:
+        assert mode == "RGB"
+        return self
+
+    def resize(self, size: tuple[int, int], _filter: Any) -> Picture:
+        self.done.append(size)
+        return Picture(*size)
+
+    def crop(self, box: tuple[int, int, int, int]) -> np.ndarray:
+        self.done.append(box)
+        array = np.zeros((box[3] - box[1], box[2] - box[0], 3), np.uint8)
+        array[..., 1] = 255
+        return array
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "resized", "box"),
+    [
+        ([-1, 3, 224, 224], (640, 480), (341, 256), (58, 16, 282, 240)),
+        ([-1, 3, 224, 224], (300, 500), (256, 426), (16, 101, 240, 325)),
+        ([-1, 3, -1, -1], (100, 100), (256, 256), (16, 16, 240, 240)),
+        ([3, 112, 112], (448, 448), (128, 128), (8, 8, 120, 120)),
+    ],
+)
+def test_pixels_as_imagenets_models_take_them(
+    run: Any, server: Server, monkeypatch: pytest.MonkeyPatch, shape: list[int], size: Any, resized: Any, box: Any
+) -> None:
+    pillow = SimpleNamespace(open=lambda _path: Picture(*size), Resampling=SimpleNamespace(BILINEAR=2))
+    monkeypatch.setitem(sys.modules, "PIL", SimpleNamespace(Image=pillow))
+    monkeypatch.setattr(Picture, "done", [])
+    server.inputs = [{**IMAGE, "shape": shape}]
+    server.answers = lambda _question: [{"OUT": np.array([[0.1, 0.9]], np.float32)}]
+    code, out, _err = run("m", "--image", "a.jpg")
+    assert (code, out[0]) == (0, "1  probability 0.9000")
+    assert Picture.done[:2] == [resized, box]
+    sent = server.asked[0].inputs["IN"][1]
+    assert sent.dtype == np.float32 and list(sent.shape) == [1] * (len(shape) == 4) + [3, box[3] - box[1], box[2] - box[0]]
+    pixel = sent.reshape(3, -1)[:, 0]
+    np.testing.assert_allclose(pixel, [-0.485 / 0.229, (1 - 0.456) / 0.224, -0.406 / 0.225], rtol=1e-6)
+
+
+# Answers
+
+
+SCORES = np.array([[0.1, 0.7, 0.2], [3, 1, -5]], np.float32)
+
+
+def test_label_probability_and_time(run: Any, server: Server, tmp_path: Path) -> None:
+    (tmp_path / "labels").write_text("red\ngreen\nblue\n")
+    server.answers = lambda _question: [{"OUT": SCORES}]
+    code, out, _err = run("m", "--input", "IN=numbers:1,2,3,4", "--labels", str(tmp_path / "labels"), "--repeat", "4")
+    soft = np.exp(3) / np.exp([3, 1, -5]).sum()
+    assert (code, out[:2]) == (0, ["green  probability 0.7000  class 1", f"red  probability {soft:.4f}  class 0"])
+    assert out[2].startswith("4 requests: p50 ") and len(server.asked) == 4
+
+
+def test_the_servers_own_names_where_it_has_them(run: Any, server: Server) -> None:
+    server.labels = ["red", "green", "none: at all"]
+    server.answers = lambda _question: [{"OUT": SCORES}]
+    code, out, _err = run("m", "--input", "IN=numbers:1,2,3,4", "--top", "2")
+    assert (code, [line.split("  ")[0] for line in out[:4]]) == (0, ["green", "none: at all", "red", "green"])
+    # One request for the answer, one for the names: the time is that of the first alone.
+    assert [dict(question.classes) for question in server.asked] == [{}, {"OUT": 2}]
+
+
+def test_classes_counted_by_the_server(run: Any, server: Server) -> None:
+    server.labels = ["red", "green", "blue"]
+    server.answers = lambda _question: [{"OUT": SCORES[:1]}]
+    code, out, _err = run("m", "--input", "IN=numbers:1,2,3,4", "--class-count", "2")
+    assert (code, out[:2]) == (0, ["green  score 0.7  class 1", "blue  score 0.2  class 2"])
+
+
+@pytest.mark.parametrize(("label", "code"), [("green", 0), ("red", 1)])
+def test_an_expected_label(run: Any, server: Server, label: str, code: int) -> None:
+    server.labels = ["red", "green", "blue"]
+    server.answers = lambda _question: [{"OUT": SCORES[:1]}]
+    found, _out, err = run("m", "--input", "IN=numbers:1,2,3,4", "--expect", label, "--repeat", "3")
+    assert (found, err) == (code, "" if code == 0 else "3 of 3 labels are not red, the first is green")
+
+
+def test_every_one_of_the_repeated_answers_has_to_be_the_expected(run: Any, server: Server) -> None:
+    server.answers = lambda _question: [{"OUT": SCORES[:1] if len(server.asked) != 2 else SCORES[1:]}]
+    assert run("m", "--input", "IN=numbers:1,2,3,4", "--expect", "1", "--repeat", "3")[::2] == (
+        1,
+        "1 of 3 labels are not 1, the first is 0",
+    )
+
+
+def test_an_answer_that_is_not_finite_has_no_label(run: Any, server: Server) -> None:
+    server.answers = lambda _question: [{"OUT": np.array([[np.nan, 1]], np.float32)}]
+    assert run("m", "--input", "IN=numbers:1,2,3,4", "--top", "1")[::2] == (1, "OUT: 1 of 2 values are not finite")
+
+
+def test_json_is_one_document(run: Any, server: Server) -> None:
+    server.answers = lambda _question: [{"OUT": np.array([[1, np.inf]], np.float32), "T": np.array(["나".encode()], object)}]
+    code, (line,), _err = run("m", "--input", "IN=numbers:1,2,3,4", "--json", "--repeat", "2", "--model-version", "3")
+    found = json.loads(line)
+    assert (code, found["model"], found["version"], found["protocol"], found["requests"]) == (0, "m", "3", "http", 2)
+    assert found["responses"] == [
+        {
+            "OUT": {"dtype": "FP32", "shape": [1, 2], "data": [[1.0, None]]},
+            "T": {"dtype": "BYTES", "shape": [1], "data": ["나"]},
+        }
+    ]
+    assert sorted(found["ms"]) == ["first", "first_response", "p50", "p99"]
+    assert server.asked[0].version == "3"
+
+
+def test_a_stream_is_shown_as_it_comes(run: Any, server: Server) -> None:
+    server.answers = lambda _question: [{"OUT": np.array([number], np.int32)} for number in (3, 4)]
+    code, out, _err = run("m", "--protocol", "stream", "--input", "IN=numbers:1,2,3,4")
+    assert (code, out[:2]) == (0, ["1: OUT 3", "2: OUT 4"])
+    assert out[2].startswith("2 responses, the first after ")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            {"gone": "no Triton answers http at h:1: refused"},
+            "no Triton answers http at h:1: refused: start it, or name another with ",
+        ),
+        (
+            {"gone": "no Triton answers http at h:1: CERTIFICATE_VERIFY_FAILED"},
+            "no Triton answers http at h:1: CERTIFICATE_VERIFY_FAILED: name ",
+        ),
+        ({"answers": lambda _question: [TimeoutError("x")]}, "localhost:8000: m did not answer within 30 s"),
+        (
+            {"answers": lambda _question: [InferenceServerException("on\nfire", "500")]},
+            "localhost:8000: on fire",
+        ),
+    ],
+)
+def test_no_answer_is_one_line(run: Any, server: Server, change: dict[str, Any], why: str) -> None:
+    server.__dict__.update(change)
+    code, out, err = run("m", "--input", "IN=numbers:1,2,3,4")
+    assert (code, out) == (1, [])
+    assert err.startswith(why)
+
+
+def test_an_unknown_model_and_what_there_is(run: Any) -> None:
+    words = "localhost:8000: Request for unknown model: 'unknown' is not found; it serves m"
+    assert run("unknown", "--npy", "x") == (1, [], words)
+
+
+def test_ranks(infer: Any) -> None:
+    times = [float(one) for one in range(1, 101)]
+    assert (infer.rank(times, 0.5), infer.rank(times, 0.99), infer.rank([7.0], 0.99)) == (50, 99, 7)
+
+
+# The command itself
+
+
+def test_it_runs_from_anywhere_and_tells_how_to_get_a_client(tmp_path: Path) -> None:
+    """Without the site's packages there is no client, which is one line and no traceback."""
+    done = subprocess.run(
+        [sys.executable, "-S", str(COMMAND), "m", "--npy", "x"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("npufleet-infer: found no client (")
+    assert done.stderr.count("\n") == 1 and 'pip install "tritonclient[http,grpc]' in done.stderr
+    told = subprocess.run([str(COMMAND), "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "NAME=KIND:VALUE" in told.stdout
+
+
+@pytest.mark.parametrize("page", ["docs/infer.md", "docs/infer.ko.md"])
+def test_the_commands_of_the_page_are_ones_that_it_takes(infer: Any, page: str) -> None:
+    lines = [part for line in (ROOT / page).read_text().splitlines() for part in line.split("`")[1::2]]
+    commands = [line for line in lines if line.startswith(("npufleet-infer ", "... "))]
+    assert len(commands) == 13
+    for line in commands:
+        words = shlex.split(line.replace("...", "npufleet-infer m"))[1:]
+        given = infer.parser().parse_args(words)
+        assert given.model and all(one.partition("=")[2].split(":")[0] in infer.KINDS for one in given.input), line
