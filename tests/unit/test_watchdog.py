@@ -275,6 +275,9 @@ class Played(subject.Host):  # type: ignore[name-defined,misc]
         self._do(f"reload {model}")
         return "unloaded and loaded it"
 
+    def load(self, model: str) -> None:
+        self._do(f"load {model}")
+
     def stop(self, identity: str) -> None:
         self._do("stop")
         self.running = False
@@ -442,7 +445,7 @@ def test_bounds_outlive_the_process(scene: Scene) -> None:
     assert len(scene.host.done) == before
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"actions": 1}', "null"])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"actions": 1}', "null", '{"actions": [{}], "counts": {}, "streak": 1}'])
 def test_state_that_cannot_be_read_is_made_anew(scene: Scene, content: str) -> None:
     Path(scene.ledger.path).write_text(content)
     scene.start()
@@ -507,6 +510,24 @@ def test_restart_that_was_not_finished_is_finished_by_the_next_process(scene: Sc
     assert scene.host.running
     assert scene.state()["restarting"] is None
     assert "found the container stopped by a restart that was not finished" in capsys.readouterr().out
+
+
+def test_reload_that_was_not_finished_is_finished_by_the_next_process(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    def killed(what: str) -> None:
+        raise KeyboardInterrupt
+
+    scene.host.after = killed
+    # What a process leaves behind that is ended in the midst of it
+    noted = scene.ledger.note
+    scene.ledger.note = lambda **changes: None if changes == {"reloading": None} else noted(**changes)  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        scene.run(60)
+    assert scene.state()["reloading"] == "ok"
+    scene.host.after, scene.host.sick = None, {}
+    scene.start()
+    assert scene.run(60) == ["load ok"]
+    assert scene.state()["reloading"] is None
+    assert "model ok: found a reload that was not finished" in capsys.readouterr().out
 
 
 def test_restart_that_was_not_finished_is_left_to_a_person_who_took_the_host_out(scene: Scene) -> None:

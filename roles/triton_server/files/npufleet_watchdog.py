@@ -237,12 +237,14 @@ class Ledger:
         self._clock = clock
         self.path = config.root + "/watchdog.json"
         counts = {"reload": 0, "restart": 0, "failed": 0}
-        self.state: Dict[str, Any] = {"actions": [], "counts": counts, "restarting": None, "streak": 0}
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        self.state: Dict[str, Any] = {"actions": [], "counts": counts, "restarting": None, "reloading": None, "streak": 0}
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             with open(self.path, encoding="utf-8") as source:
                 found = json.load(source)
-            if isinstance(found["actions"], list) and isinstance(found["counts"], dict):
-                self.state.update({key: found[key] for key in ("actions", "counts", "restarting", "streak")})
+            actions = [{**one, "at": float(one["at"])} for one in found["actions"]]
+            counts = {name: int(count) for name, count in found["counts"].items()}
+            self.state.update(actions=actions, counts=counts, streak=int(found["streak"]))
+            self.state.update(restarting=found["restarting"], reloading=found["reloading"])
         self.state.update(format=1, running=None, paused=None, gave_up=None)
 
     def note(self, **changes: Any) -> None:
@@ -286,7 +288,7 @@ class Ledger:
     def relapsed(self, model: str) -> bool:
         """Whether this model was reloaded a short while ago, and that did not help."""
         return any(
-            one["action"] == "reload" and one["model"] == model and self._clock() - one["at"] < RELAPSE
+            one.get("action") == "reload" and one.get("model") == model and self._clock() - one["at"] < RELAPSE
             for one in self.state["actions"]
         )
 
@@ -460,11 +462,15 @@ class Host:
             if stay:
                 raise Failure("process {} of it does not end, not even killed".format(", ".join(map(str, sorted(stay)))))
             killed = f", killed {len(left)} processes of it that did not end"
+        self.load(model)
+        return f"unloaded{killed} and loaded it"
+
+    def load(self, model: str) -> None:
+        """Load a model, and see that it is."""
         self._control(model, "load", self._config.load_limit, "{}")
         states = (self.index() or {}).get(model) or {}
         if "READY" not in states.values():
             raise Failure(f"it is {', '.join(states.values()) or 'not there'} after the load")
-        return f"unloaded{killed} and loaded it"
 
     def _left(self, init: int, pids: Iterable[int], seconds: float) -> Set[int]:
         """Those of the stubs that live on after at most this long."""
@@ -533,12 +539,11 @@ class Watchdog:
         self._ledger.note(paused=paused)
         if paused:
             self._judge.forget()
-            # Whoever works there now starts it again.
-            self._ledger.note(restarting=None)
+            # Whoever works there now brings it up again.
+            self._ledger.note(restarting=None, reloading=None)
             return
         try:
-            if self._ledger.state["restarting"]:
-                self._finish()
+            self._finish()
             reading = self._host.read()
         except Failure as failure:
             self._once(f"found {failure}, wanted to look at the container: see `systemctl status docker`", 4)
@@ -586,11 +591,14 @@ class Watchdog:
                 # Somebody is loading or unloading it.
                 return
             try:
+                self._ledger.note(reloading=model)
                 self._do(finding, "reload", lambda: self._host.reload(model))
                 self._judge.forget(reloaded=model)
                 return
             except Failure:
                 pass
+            finally:
+                self._ledger.note(reloading=None)
         self._judge.forget()
         with contextlib.suppress(Failure):
             self._do(finding, "restart", self._restart, harder)
@@ -655,15 +663,22 @@ class Watchdog:
         )
 
     def _finish(self) -> None:
-        """A restart that this process or its forerunner did not end."""
+        """End what a process before this one began, or a restart that failed halfway."""
+        identity, model = self._ledger.state["restarting"], self._ledger.state["reloading"]
+        if not identity and not model:
+            return
         with self._host.alone():
             if self._host.paused():
                 return
             facts = self._host.container()
-            if facts and facts["Id"] == self._ledger.state["restarting"] and not facts["State"].get("Running"):
-                self._host.start(facts["Id"])
+            running = bool(facts and facts["State"].get("Running"))
+            if facts and facts["Id"] == identity and not running:
+                self._host.start(identity)
                 say("found the container stopped by a restart that was not finished, wanted it running, did: started it", 4)
-            self._ledger.note(restarting=None)
+            self._ledger.note(restarting=None, reloading=None)
+            if model and running:
+                self._host.load(model)
+                say(f"model {model}: found a reload that was not finished, wanted the model loaded, did: loaded it", 4)
 
 
 def _in_processes(config: Dict[str, Any]) -> bool:

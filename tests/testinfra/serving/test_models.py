@@ -23,7 +23,7 @@ from tritonclient.utils import InferenceServerException
 HOST = NPU_HOSTS[0] if NPU_HOSTS else ""
 ADDRESS = LAB["_meta"]["hostvars"][HOST]["ansible_host"] if HOST else ""
 MODELS = ("digits", "resnet50", "resnet50_guide", "image_classifier", "image_decode", "image_labels", "add", "text", "stream")
-EXTRA = ("-e", "@molecule/serving/models.yml")
+EXTRA = ("-e", "@molecule/serving/vars/models.yml")
 FAULTS = "/var/lib/npufleet/lab-faults.json"
 GOLDEN = ROOT / "files/golden"
 

@@ -12,7 +12,7 @@ import yaml
 from ansible_collections.npufleet.triton.plugins.action import inference_check
 from ansible_collections.npufleet.triton.plugins.module_utils import manifest
 from helpers import ROOT, fleet
-from played import REPOSITORY, config_of
+from served import REPOSITORY, config_of
 
 ARTEFACTS = {"CA12/0.6": {"url": "https://models.example.com/resnet50.rbln", "sha256": "a" * 64}}
 STEPS = ("image_decode", "resnet50", "image_labels")

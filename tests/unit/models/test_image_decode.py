@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from helpers import ROOT
 from PIL import Image
-from played import REPOSITORY, TritonError, TritonModelException, answers, config_of, module_of, start
+from served import REPOSITORY, TritonError, TritonModelException, answers, config_of, module_of, start
 
 GOLDEN = ROOT / "files/golden/resnet50"
 MEAN, STD = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])

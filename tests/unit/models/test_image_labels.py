@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from played import REPOSITORY, TritonModelException, answers, config_of, module_of, start
+from served import REPOSITORY, TritonModelException, answers, config_of, module_of, start
 
 LABELS = (REPOSITORY / "image_labels/labels.txt").read_text().splitlines()
 

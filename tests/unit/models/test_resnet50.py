@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import ROOT
-from played import REPOSITORY, TritonModelException, answers, config_of, module_of, start
+from served import REPOSITORY, TritonModelException, answers, config_of, module_of, start
 
 GOLDEN, LAB = ROOT / "files/golden", ROOT / "lab/golden/resnet50"
 sys.path.insert(0, str(ROOT / "lab/models"))
