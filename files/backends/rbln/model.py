@@ -16,6 +16,7 @@ The compiled file is `model.rbln` in the version directory, or what the config c
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import time
@@ -35,6 +36,9 @@ from npufleet_rbln.sdk import SDK
 DEVICE_TIMEOUT_MS = 10000
 # To ask whether a request was cancelled is a message to the server: only for one that has waited.
 CANCEL_AFTER_S = 0.02
+# mallopt's names, and what a stub may keep: Triton copies each picture into memory that glibc would hand back and fault in again.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+KEPT_BYTES = 256 << 20
 
 
 def answers_later() -> bool:
@@ -76,6 +80,8 @@ class TritonPythonModel:
     def initialize(self, args: Dict[str, str]) -> None:
         """Load the compiled file onto this instance's NPU."""
         self._name = args["model_name"]
+        for one in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
+            ctypes.CDLL(None).mallopt(one, KEPT_BYTES)
         try:
             self._load(args)
         except Fault as error:
