@@ -46,7 +46,7 @@ class Lane:
     def give(self, inputs: Sequence[np.ndarray]) -> bool:
         """Take the inputs of the next batch as they are, without a copy; False where another process is to read them."""
         if self._given is not None:
-            self._given[self._number] = [np.ascontiguousarray(one) for one in inputs]
+            self._given[self._number] = [np.asarray(one, order="C") for one in inputs]
         return self._given is not None
 
     def wait(self, seconds: float) -> Tuple[float, float]:
