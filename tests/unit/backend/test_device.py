@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import zlib
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -81,15 +82,20 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     found = Host(tmp_path)
     monkeypatch.syspath_prepend(str(SDK))
+    # The SDK reads its place once, at import: one that other tests imported looks elsewhere.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rebel"]:
+        monkeypatch.delitem(sys.modules, name)
     settings = {"DEV_ROOT": found.dev, "FAULTS": found.faults, "LEDGER": found.ledger, "NPU_NAME": "RBLN-CA22"}
     for name, setting in settings.items():
         monkeypatch.setenv(f"RBLN_LAB_{name}", str(setting))
     monkeypatch.delenv("RBLN_DEVICES", raising=False)
     found.fault()
-    return found
+    yield found
+    for state in Path("/dev/shm").glob(f"npufleet-lab-{zlib.crc32(os.fsencode(found.dev.resolve())):08x}-*"):
+        state.unlink()
 
 
 Load = Callable[..., Any]
