@@ -19,7 +19,7 @@ from ansible_collections.npufleet.triton.plugins.action import inference_check a
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.modules import inference_check
-from helpers import FIXTURES, ROOT, run_module
+from helpers import ROOT, run_module
 
 # Check files
 
@@ -368,8 +368,8 @@ def test_where_an_input_comes_from(site: Path, given: dict[str, Any], dtype: str
 
 
 def test_the_check_of_every_dtype_is_good_and_leaves_none_out(site: Path) -> None:
-    """What the model in fixtures/types is asked: each dtype that a check can name, but BF16, which numpy has not."""
-    (found,) = documents(site, (FIXTURES / "types/check.yml").read_text(), model="types")["checks"]
+    """What model `types` of the scenario `serving` is asked: each dtype that a check can name, but BF16, which numpy has not."""
+    (found,) = documents(site, (ROOT / "molecule/serving/checks/types.yml").read_text(), model="types")["checks"]
     for raw in found["checks"]:
         check = inference.prepared("types", json.loads(json.dumps(raw)))
         (request, *_more) = inference.requests("types", raw, 0)

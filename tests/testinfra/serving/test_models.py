@@ -22,7 +22,8 @@ from tritonclient.utils import InferenceServerException
 
 HOST = NPU_HOSTS[0] if NPU_HOSTS else ""
 ADDRESS = LAB["_meta"]["hostvars"][HOST]["ansible_host"] if HOST else ""
-MODELS = ("digits", "resnet50", "resnet50_guide", "image_classifier", "image_decode", "image_labels", "add", "text", "stream")
+IMAGES = ("resnet50", "resnet50_guide", "image_classifier", "image_decode", "image_labels")
+MODELS = ("digits", *IMAGES, "add", "text", "stream", "types")
 EXTRA = ("-e", "@molecule/serving/vars/models.yml")
 FAULTS = "/var/lib/npufleet/lab-faults.json"
 GOLDEN = ROOT / "files/golden"
@@ -181,6 +182,18 @@ def test_an_npu_that_fails_is_told_and_comes_back(host, kind):
     # Each instance says that it is well again when it has answered.
     wait_for(lambda: ask_until(host, True, 10) and total(metrics(), "rbln_device_fault", "digits") == 0, 60)
     assert inspect(host)["State"]["StartedAt"] == before, "the server itself was never in the way"
+
+
+def test_the_check_names_an_npu_that_hangs(host):
+    try:
+        faults(host, *({"npu": number, "kind": "503", "times": None} for number in (0, 1)))
+        ask_until(host, False, 60)
+        run = playbook("check.yml", *EXTRA)
+        assert run.code == 2, run.output
+        assert re.search(r"digits/http/digit 0.*NPU \d", run.output), run.output
+    finally:
+        faults(host)
+    ask_until(host, True, 60)
 
 
 def test_the_command_shows_label_and_latency():

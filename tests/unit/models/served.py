@@ -19,7 +19,7 @@ REPOSITORY = ROOT / "model_repository"
 
 
 class TritonError:
-    INVALID_ARG = "invalid_arg"
+    INVALID_ARG, CANCELLED, INTERNAL = "invalid_arg", "cancelled", "internal"
 
     def __init__(self, message: str, code: str = "internal") -> None:
         self.message, self.code = message, code
@@ -39,15 +39,21 @@ def config_of(name: str, repository: Path = REPOSITORY) -> Any:
     return manifest.parse_config(path.read_text(), str(path))
 
 
-def module_of(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The model.py of a model of the repository, with its version directory on the path as Triton puts it there."""
+def module_of(name: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> ModuleType:
+    """The model.py of a model of the repository, with its version directory on the path as Triton puts it there.
+
+    `more` is what else of triton_python_backend_utils it uses.
+    """
     utils = ModuleType("triton_python_backend_utils")
     utils.__dict__.update(
-        Tensor=tensor,
-        TritonError=TritonError,
-        TritonModelException=TritonModelException,
-        InferenceResponse=lambda output_tensors=(), error=None: SimpleNamespace(tensors=output_tensors, error=error),
-        get_input_tensor_by_name=lambda request, name: tensor(name, request[name]),
+        {
+            "Tensor": tensor,
+            "TritonError": TritonError,
+            "TritonModelException": TritonModelException,
+            "InferenceResponse": lambda output_tensors=(), error=None: SimpleNamespace(tensors=output_tensors, error=error),
+            "get_input_tensor_by_name": lambda request, name: tensor(name, request[name]),
+            **more,
+        }
     )
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import served
 from ansible_collections.npufleet.triton.plugins.action import inference_check
 from ansible_collections.npufleet.triton.plugins.module_utils import manifest
 from helpers import ROOT, fleet
 
 MODEL = ROOT / "model_repository/add"
 GOLDEN = ROOT / "files/golden/add"
-
-
-class TritonError:
-    INVALID_ARG = "invalid_arg"
-
-    def __init__(self, message: str, code: str) -> None:
-        self.message, self.code = message, code
-
-
-class TritonModelException(Exception):
-    """A model that cannot be loaded."""
-
-
-def tensor(name: str, array: np.ndarray) -> Any:
-    return SimpleNamespace(name=lambda: name, as_numpy=lambda: array)
 
 
 @pytest.fixture
@@ -45,44 +28,22 @@ def log() -> list[str]:
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[str]) -> Callable[..., Any]:
     """Load the model with these parameters over those of its config.pbtxt; `bias` replaces its file."""
-    utils = ModuleType("triton_python_backend_utils")
-    utils.__dict__.update(
-        Tensor=tensor,
-        TritonError=TritonError,
-        TritonModelException=TritonModelException,
-        InferenceResponse=lambda output_tensors=(), error=None: SimpleNamespace(tensors=output_tensors, error=error),
+    numpy_types = {"TYPE_FP32": np.float32}
+    module = served.module_of(
+        "add",
+        monkeypatch,
         Logger=SimpleNamespace(log_info=log.append),
-        triton_string_to_numpy={"TYPE_FP32": np.float32}.__getitem__,
-        get_input_tensor_by_name=lambda request, name: tensor(name, request[name]),
+        triton_string_to_numpy=numpy_types.__getitem__,
     )
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    spec = importlib.util.spec_from_file_location("model_add", MODEL / "1/model.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     shutil.copytree(MODEL, tmp_path / "add")
 
     def one(bias: str | None = None, **parameters: str) -> Any:
         if bias is not None:
             (tmp_path / "add/1/bias.json").write_text(bias)
-        config = manifest.parse_config((MODEL / "config.pbtxt").read_text(), "config.pbtxt")
-        given = {key: value.string_value for key, value in config.parameters.items()} | parameters
-        model = module.TritonPythonModel()
-        model.initialize(
-            {
-                "model_name": "add",
-                "model_version": "1",
-                "model_repository": str(tmp_path / "add"),
-                "model_config": json.dumps(
-                    {
-                        "parameters": {key: {"string_value": value} for key, value in given.items()},
-                        "output": [{"name": "OUTPUT0", "data_type": "TYPE_FP32"}],
-                    }
-                ),
-            }
-        )
-        return model
+        config = served.config_of("add")
+        for key, value in parameters.items():
+            config.parameters[key].string_value = value
+        return served.start(module, config, tmp_path / "add")
 
     return one
 
@@ -112,7 +73,7 @@ def test_one_bad_request_does_not_fail_its_neighbours(load: Callable[..., Any]) 
     good, bad, again = load().execute([request([[1]], [[1]]), request([[1, 2]], [[1]]), request([[2]], [[2]])])
     assert good.error is None and again.error is None
     assert again.tensors[0].as_numpy().tolist() == [[4]]
-    assert bad.error.code == TritonError.INVALID_ARG
+    assert bad.error.code == served.TritonError.INVALID_ARG
     assert bad.error.message == "add: INPUT0 has shape [1, 2] and INPUT1 [1, 1], wanted equal ones"
 
 
@@ -130,14 +91,14 @@ def test_one_bad_request_does_not_fail_its_neighbours(load: Callable[..., Any]) 
 def test_mistakes_keep_it_from_loading(
     load: Callable[..., Any], tmp_path: Path, bias: str | None, parameters: dict[str, str], words: str
 ) -> None:
-    with pytest.raises(TritonModelException) as failure:
+    with pytest.raises(served.TritonModelException) as failure:
         load(bias, **parameters)
     assert words in str(failure.value)
     assert str(tmp_path) not in str(failure.value), "a path of the host is nobody's business"
 
 
 def test_all_mistakes_at_once(load: Callable[..., Any]) -> None:
-    with pytest.raises(TritonModelException, match=r"scale is 'a', wanted a number; model_path 'b' cannot be read"):
+    with pytest.raises(served.TritonModelException, match=r"scale is 'a', wanted a number; model_path 'b' cannot be read"):
         load(scale="a", model_path="b")
 
 

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 import threading
 from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import served
 from ansible_collections.npufleet.triton.plugins.action import inference_check
 from ansible_collections.npufleet.triton.plugins.module_utils import manifest
 from helpers import ROOT, fleet
 
 MODEL = ROOT / "model_repository/stream"
 FINAL = 1
-
-
-class TritonError:
-    INVALID_ARG, CANCELLED, INTERNAL = "invalid_arg", "cancelled", "internal"
-
-    def __init__(self, message: str, code: str) -> None:
-        self.message, self.code = message, code
-
-
-class TritonModelException(Exception):
-    """A model that cannot be loaded."""
 
 
 class Sender:
@@ -63,22 +51,13 @@ def log() -> list[str]:
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> Iterator[Any]:
     """The model's class; what it made is unloaded at the end."""
-    utils = ModuleType("triton_python_backend_utils")
-    utils.__dict__.update(
-        Tensor=tensor,
-        TritonError=TritonError,
-        TritonModelException=TritonModelException,
+    module = served.module_of(
+        "stream",
+        monkeypatch,
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
-        InferenceResponse=lambda output_tensors=(), error=None: SimpleNamespace(tensors=output_tensors, error=error),
         Logger=SimpleNamespace(log_info=log.append, log_error=log.append),
-        get_input_tensor_by_name=lambda request, name: tensor(name, request.inputs[name]) if name in request.inputs else None,
+        get_input_tensor_by_name=lambda asked, name: served.tensor(name, asked.inputs[name]) if name in asked.inputs else None,
     )
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    spec = importlib.util.spec_from_file_location("model_stream", MODEL / "1/model.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     made = []
 
     def load(streams: str = "2") -> Any:
@@ -91,10 +70,6 @@ def model(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> Iterator[Any]:
     yield load
     for one in made:
         one.finalize()
-
-
-def tensor(name: str, array: Any) -> Any:
-    return SimpleNamespace(name=lambda: name, as_numpy=lambda: array)
 
 
 def request(sender: Sender, text: str, count: int, wait: int | None = None) -> Any:
@@ -126,17 +101,17 @@ def test_a_wrong_request_is_refused_alone_with_every_reason(model: Any) -> None:
     assert good.ended.wait(10) and bad.ended.is_set()
     assert good.sent == [(b"a", 0)]
     reasons = "TEXT has no word, wanted one at least; COUNT is -1, wanted 0 or more; WAIT_MS is -2, wanted 0 or more"
-    assert bad.sent == [(TritonError.INVALID_ARG, f"stream: {reasons}")]
+    assert bad.sent == [(served.TritonError.INVALID_ARG, f"stream: {reasons}")]
 
 
 def test_a_cancelled_stream_ends_and_says_how_far_it_came(model: Any) -> None:
     sent = answers(model(), "a", 1000, 1, Sender(cancelled_after=3))
-    assert sent == [(b"a", 0), (b"a", 1), (b"a", 2), (TritonError.CANCELLED, "stream: cancelled after 3 of 1000")]
+    assert sent == [(b"a", 0), (b"a", 1), (b"a", 2), (served.TritonError.CANCELLED, "stream: cancelled after 3 of 1000")]
 
 
 def test_a_cancellation_does_not_wait_for_the_next_answer(model: Any) -> None:
     sent = answers(model(), "a", 2, 3_600_000, Sender(cancelled_after=0))
-    assert sent == [(TritonError.CANCELLED, "stream: cancelled after 0 of 2")]
+    assert sent == [(served.TritonError.CANCELLED, "stream: cancelled after 0 of 2")]
 
 
 def test_as_many_streams_at_once_as_there_is_room_for(model: Any) -> None:
@@ -153,13 +128,13 @@ def test_as_many_streams_at_once_as_there_is_room_for(model: Any) -> None:
 
 def test_a_stream_that_breaks_still_ends_and_its_sender_learns_no_path(model: Any, log: list[str]) -> None:
     sent = answers(model(), "a b", 5, sender=Sender(breaks=2))
-    assert sent == [(b"a", 0), (b"b", 1), (TritonError.INTERNAL, "stream: RuntimeError")]
+    assert sent == [(b"a", 0), (b"b", 1), (served.TritonError.INTERNAL, "stream: RuntimeError")]
     assert "a path of the host" in log[-1]
 
 
 @pytest.mark.parametrize("streams", ["0", "-1", "many", ""])
 def test_a_parameter_that_is_no_number_keeps_it_from_loading(model: Any, streams: str) -> None:
-    with pytest.raises(TritonModelException, match=f"streams is '{streams}', wanted a number of at least 1"):
+    with pytest.raises(served.TritonModelException, match=f"streams is '{streams}', wanted a number of at least 1"):
         model(streams)
 
 

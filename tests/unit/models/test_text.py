@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import sys
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import served
 from ansible_collections.npufleet.triton.plugins.action import inference_check
 from ansible_collections.npufleet.triton.plugins.module_utils import inference, manifest
 from helpers import ROOT, fleet
@@ -17,38 +14,11 @@ from helpers import ROOT, fleet
 MODEL = ROOT / "model_repository/text"
 
 
-class TritonError:
-    INVALID_ARG = "invalid_arg"
-
-    def __init__(self, message: str, code: str) -> None:
-        self.message, self.code = message, code
-
-
-def tensor(name: str, array: np.ndarray) -> Any:
-    return SimpleNamespace(name=lambda: name, as_numpy=lambda: array)
-
-
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The model, loaded."""
-    utils = ModuleType("triton_python_backend_utils")
-    utils.__dict__.update(
-        Tensor=tensor,
-        TritonError=TritonError,
-        InferenceResponse=lambda output_tensors=(), error=None: SimpleNamespace(tensors=output_tensors, error=error),
-        triton_string_to_numpy={"TYPE_INT32": np.int32}.__getitem__,
-        get_input_tensor_by_name=lambda request, name: tensor(name, request[name]),
-    )
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    spec = importlib.util.spec_from_file_location("model_text", MODEL / "1/model.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    made = module.TritonPythonModel()
-    outputs = [{"name": "RESULT", "data_type": "TYPE_STRING"}, {"name": "LENGTH", "data_type": "TYPE_INT32"}]
-    made.initialize({"model_name": "text", "model_config": json.dumps({"output": outputs})})
-    return made
+    module = served.module_of("text", monkeypatch, triton_string_to_numpy={"TYPE_INT32": np.int32}.__getitem__)
+    return served.start(module, served.config_of("text"), served.REPOSITORY / "text")
 
 
 def request(texts: list[bytes], template: bytes = b"{text}", limit: int = 0) -> dict[str, np.ndarray]:
@@ -83,7 +53,7 @@ def test_no_text_is_no_result(model: Any) -> None:
 def test_one_bad_request_does_not_fail_its_neighbours(model: Any) -> None:
     good, bad, again = model.execute([request([b"a"]), request([b"a", b"caf\xe9"], b"\xff{text}", -1), request([b"b"])])
     assert good.error is None and again.tensors[0].as_numpy().tolist() == [b"b"]
-    assert bad.error.code == TritonError.INVALID_ARG
+    assert bad.error.code == served.TritonError.INVALID_ARG
     reasons = [
         "TEXT[1] is not UTF-8: byte 3 is 0xe9",
         "TEMPLATE[0] is not UTF-8: byte 0 is 0xff",
