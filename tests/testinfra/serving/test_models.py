@@ -66,7 +66,7 @@ def total(found: dict[tuple[str, str, str], float], metric: str, model: str) -> 
 
 
 def test_every_model_was_proven_in_every_way():
-    checks = json.loads((ROOT / f"build/check/{HOST}.json").read_text())["checks"]
+    checks = json.loads((ROOT / f"build/serving/check/{HOST}.json").read_text())["checks"]
     assert [one for one in checks if not one["ok"]] == []
     assert {one["model"] for one in checks} == set(MODELS)
     assert {one["protocol"] for one in checks} == {"http", "grpc", "stream", "raw"}
