@@ -166,20 +166,6 @@ def _load_count(host, model: str) -> int:
     return sum(f"successfully loaded '{model}'" in line for line in log.splitlines())
 
 
-def test_a_model_is_added_proven_and_withdrawn(first):
-    """`add`, which needs no NPU and no compiled file, beside the models of the inventory; its check file proves it."""
-    compiled = [{"name": name, "artefacts": "{{ lab_digits }}"} for name in ("digits", "digits_guide")]
-    run = playbook("site.yml", "--limit", f"{FIRST},localhost", "-e", json.dumps({"triton_models": [*compiled, {"name": "add"}]}))
-    assert run.code == 0, run.output
-    assert {one["name"]: one["state"] for one in ask(first, "/v2/repository/index", "POST")}["add"] == "READY"
-    results = json.loads((ROOT / f"build/check/{FIRST}.json").read_text())["checks"]
-    proven = [one["name"] for one in results if one["name"].startswith("add/") and one["ok"]]
-    assert len(proven) == len([one for one in results if one["name"].startswith("add/")]) > 2
-    run = playbook("site.yml", "--limit", f"{FIRST},localhost")
-    assert run.code == 0, run.output
-    assert "add" not in [one["name"] for one in ask(first, "/v2/repository/index", "POST")]
-
-
 def test_the_fleet_comes_back_to_the_inventory():
     run = playbook("site.yml")
     assert run.code == 0, run.output

@@ -221,9 +221,11 @@ def test_a_second_run_changes_nothing_and_the_proof_holds():
     assert set(run.changed().values()) == {0}, run.output
 
 
-def test_the_page_for_a_new_model_works_as_it_stands():
+def test_the_page_for_a_new_model_works_as_it_stands(host):
+    """Its site lists one model: that one is added and proven, and all others are withdrawn."""
     done = subprocess.run(
         [sys.executable, "tests/models.py"], cwd=ROOT, capture_output=True, text=True, check=False, env=dict(os.environ)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "commands and 5 files as written" in done.stdout
+    assert {one["name"]: one["state"] for one in ask(host, "/v2/repository/index", "POST")} == {"flowers": "READY"}
