@@ -982,7 +982,9 @@ def answered(url: str, model: str) -> Dict[str, float]:
         match = re.fullmatch(ANSWERED + r"\{(.*)\} (\S+)", line)
         labels = dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', match.group(1))) if match else {}
         if match and labels.get("model") == model:
-            found["{} on NPU {}".format(labels.get("instance", "?"), labels.get("npu", "?"))] = float(match.group(2))
+            name = "{} on NPU {}".format(labels.get("instance", "?"), labels.get("npu", "?"))
+            # One process for each time that it was loaded
+            found[name] = found.get(name, 0.0) + float(match.group(2))
     return found
 
 

@@ -153,11 +153,20 @@ def test_a_changed_model_goes_live_in_every_mode(first, changed_repository, mode
     assert run.code == 0, run.output
     assert ask(first, "/v2/models/digits/config")["parameters"]["edition"]["string_value"] == "second"
     assert {one["state"] for one in ask(first, "/v2/repository/index", "POST")} == {"READY"}
+    assert _instances(first, "digits") == 2, "the metrics of an instance went away with those of the one before it"
     if mode == "none":
         assert inspect(first)["State"]["StartedAt"] != started
     else:
         assert inspect(first)["State"]["StartedAt"] == started
         assert _load_count(first, "digits_guide") == guide, "a model that did not change was loaded again"
+
+
+def _instances(host, model: str) -> int:
+    """How many instances of the served release tell what they are."""
+    release = ask(host, f"/v2/models/{model}/config")["parameters"]["npufleet_release"]["string_value"]
+    script = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8002/metrics').read().decode())"
+    page = host.check_output("python3 -c %s", script).splitlines()
+    return sum(line.startswith("rbln_model_info{") and f'release="{release}"' in line for line in page)
 
 
 def _load_count(host, model: str) -> int:

@@ -113,6 +113,9 @@ class TritonPythonModel:
             "version": args["model_version"],
             "npu": self._device.npu,
             "instance": args["model_instance_name"],
+            # A reload has two instances of one name for a moment: with equal labels they would share counters, and the one that
+            # ends would free those of the other inside the server.
+            "process": str(os.getpid()),
         }
         self._metrics = Metrics(pb_utils, labels, parameter(config, "npufleet_source"), parameter(config, "npufleet_release"))
         self._batcher = Batcher(plan)

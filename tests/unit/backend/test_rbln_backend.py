@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -281,6 +282,13 @@ class TestWhichNPU:
         whole = {"name": "two", "input": [{"name": "A"}], "output": [{"name": "B"}]}
         config = SimpleNamespace(as_dict=lambda: whole)
         assert backend.TritonPythonModel.auto_complete_config(config) is config
+
+    def test_instances_of_one_name_share_no_counter(self, serve: Serve, families: Families, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Triton frees a counter with the first that lets go of it, and a reload has two instances of one name for a moment."""
+        for process in (1001, 1002):
+            monkeypatch.setattr(os, "getpid", lambda process=process: process)
+            serve(NPU())
+        assert {dict(labels)["process"] for family in families.values.values() for labels in family} == {"1001", "1002"}
 
     def test_finalize_gives_the_npu_back(self, serve: Serve) -> None:
         sdk = NPU()
