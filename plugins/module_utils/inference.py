@@ -977,7 +977,7 @@ def answered(url: str, model: str) -> Dict[str, float]:
     # Straight to the server: a site's proxy is not for it.
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=SIGN_OF_LIFE) as page:
         lines = page.read().decode("utf-8", "replace").splitlines()
-    found = {}
+    found: Dict[str, float] = {}
     for line in lines:
         match = re.fullmatch(ANSWERED + r"\{(.*)\} (\S+)", line)
         labels = dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', match.group(1))) if match else {}

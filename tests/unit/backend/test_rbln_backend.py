@@ -283,7 +283,9 @@ class TestWhichNPU:
         config = SimpleNamespace(as_dict=lambda: whole)
         assert backend.TritonPythonModel.auto_complete_config(config) is config
 
-    def test_instances_of_one_name_share_no_counter(self, serve: Serve, families: Families, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_instances_of_one_name_share_no_counter(
+        self, serve: Serve, families: Families, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Triton frees a counter with the first that lets go of it, and a reload has two instances of one name for a moment."""
         for process in (1001, 1002):
             monkeypatch.setattr(os, "getpid", lambda process=process: process)
