@@ -13,15 +13,12 @@ import os
 import re
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.manifest import file_digest
+from ansible_collections.npufleet.triton.plugins.module_utils.compiled import DTYPES
+from ansible_collections.npufleet.triton.plugins.module_utils.manifest import LEFT_OUT, file_digest
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 
 KEYS = ("name", "source", "inputs", "outputs", "batches", "devices", "npu", "output")
-DTYPES = (
-    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
-)  # fmt: skip
 FILE = "model.rbln"
-LEFT_OUT = ("__pycache__", ".git")
 
 
 def plan(models: Sequence[Any], card: str, sdk: Mapping[str, str], directory: str) -> List[Dict[str, Any]]:
