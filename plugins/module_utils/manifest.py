@@ -35,8 +35,8 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
 
     Returns {"name", "source", "release", "versions": [served version numbers as strings],
     "files": {path: {"sha256", "blob"}}, "contents": {path: bytes} of what is not a blob,
-    "origins": {sha256: {"file": path} or {"url": address}} of blobs, "memory": [bytes on each NPU of the host]}. Raises Refusal
-    with every reason.
+    "origins": {sha256: {"file": path} or {"url": address}} of blobs, "memory": [bytes on each NPU of the host],
+    "steps": names of the models that an ensemble has as its steps}. Raises Refusal with every reason.
     """
     name = entry["name"]
     directory = os.path.join(entry.get("repository") or variables["npufleet_model_repository"], name)
@@ -102,6 +102,7 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
         "contents": contents,
         "origins": origins,
         "memory": memory,
+        "steps": sorted({step.model_name for step in config.ensemble_scheduling.step}),
     }
 
 
@@ -291,8 +292,7 @@ def _missing_steps(found: Mapping[str, Mapping[str, Any]], placed: List[str]) ->
     """Why ensembles could not be loaded: Triton wants every step of one beside it."""
     reasons = []
     for name, one in found.items():
-        config = parse_config(one["contents"]["config.pbtxt"].decode(), f"{name}/config.pbtxt")
-        for step in sorted({step.model_name for step in config.ensemble_scheduling.step} - set(placed)):
+        for step in sorted(set(one["steps"]) - set(placed)):
             reasons.append(
                 f"model {name}: its step {step} is not placed on this host: list it in `triton_models`, for the same hosts"
             )
