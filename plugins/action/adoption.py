@@ -13,6 +13,7 @@ import yaml
 from ansible.errors import AnsibleActionFail
 from ansible.template import trust_as_template
 from ansible_collections.npufleet.triton.plugins.module_utils import adoption, first_check, manifest, tritonserver
+from ansible_collections.npufleet.triton.plugins.module_utils.blobs import file_digest
 from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
 from ansible_collections.npufleet.triton.plugins.module_utils.variables import concerns_of, desired, validate
 
@@ -181,7 +182,7 @@ class ActionModule(FleetAction):
                         f"{file['at']} broke off at {out.tell()} of {file['size']} bytes: {answer.get('msg')}; try again"
                     )
                 out.write(base64.b64decode(answer["data"]))
-        digest = manifest.file_digest(target + ".part")
+        digest = file_digest(target + ".part")
         if digest != file["sha256"]:
             raise AnsibleActionFail(f"{file['at']} changed while it was read: found {digest}, wanted {file['sha256']}; try again")
         os.replace(target + ".part", target)

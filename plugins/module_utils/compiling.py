@@ -13,8 +13,9 @@ import os
 import re
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils.blobs import file_digest
 from ansible_collections.npufleet.triton.plugins.module_utils.compiled import DTYPES
-from ansible_collections.npufleet.triton.plugins.module_utils.manifest import LEFT_OUT, file_digest
+from ansible_collections.npufleet.triton.plugins.module_utils.manifest import LEFT_OUT
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 
 KEYS = ("name", "source", "inputs", "outputs", "batches", "devices", "npu", "output")

@@ -14,6 +14,7 @@ import re
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import compiled
+from ansible_collections.npufleet.triton.plugins.module_utils.blobs import file_digest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import size
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 
@@ -143,15 +144,6 @@ def _paths(directory: str) -> List[str]:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def file_digest(path: str) -> str:
-    """SHA-256 of a file of any size."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as source:
-        for block in iter(lambda: source.read(BLOB_BYTES), b""):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _tree_digest(files: Mapping[str, str], table: Mapping[str, str]) -> str:

@@ -8,8 +8,8 @@ import urllib.request
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import reach
+from ansible_collections.npufleet.triton.plugins.module_utils.blobs import file_digest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import authority
-from ansible_collections.npufleet.triton.plugins.module_utils.manifest import file_digest
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import GIB
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import compiling
-from ansible_collections.npufleet.triton.plugins.module_utils.manifest import file_digest
+from ansible_collections.npufleet.triton.plugins.module_utils.blobs import file_digest
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from helpers import ROOT
 

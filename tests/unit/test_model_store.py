@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import store as store_utils
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
 from ansible_collections.npufleet.triton.plugins.modules import model_store
 from helpers import run_module
@@ -26,7 +27,7 @@ def digest(content: bytes) -> str:
 def owners(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """What was given to whom; only root may really do it."""
     given: list[tuple[str, int, int]] = []
-    monkeypatch.setattr(model_store.os, "chown", lambda path, user, group: given.append((str(path), user, group)))
+    monkeypatch.setattr(store_utils.os, "chown", lambda path, user, group: given.append((str(path), user, group)))
     return given
 
 
@@ -248,7 +249,7 @@ def test_full_disk_leaves_nothing_behind(serving: Path, monkeypatch: pytest.Monk
     def full(*_arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(model_store.os, "rename", full)
+    monkeypatch.setattr(store_utils.os, "rename", full)
     result = store(serving, {"digits": release({"1/model.py": b"pass", "config.pbtxt": b"two"}, mark="a")})
     assert result["failed"] is True
     assert "No space left on device; nothing switched before that" in result["msg"]
@@ -257,14 +258,14 @@ def test_full_disk_leaves_nothing_behind(serving: Path, monkeypatch: pytest.Monk
 
 
 def test_what_was_switched_before_a_failure_is_told(serving: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = model_store.switch
+    real = store_utils.switch
 
     def full(root: str, name: str, label: str) -> None:
         if name == "words":
             raise OSError(28, "No space left on device")
         real(root, name, label)
 
-    monkeypatch.setattr(model_store, "switch", full)
+    monkeypatch.setattr(store_utils, "switch", full)
     result = store(serving, {name: release({"config.pbtxt": b"two"}, mark="a") for name in ("digits", "words")})
     assert result["failed"] is True
     assert result["switched"] == {"digits": "0002-" + "a" * 12}
@@ -313,14 +314,14 @@ def test_served_path_is_there_before_and_after_every_step(serving: Path, monkeyp
 
 def test_all_releases_are_whole_before_the_first_link_moves(serving: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
-    real = model_store.switch
+    real = store_utils.switch
 
     def switch(root: str, name: str, label: str) -> None:
         seen.append([one for one in ("digits", "words") if left(serving, f"releases/{one}/0002-{'a' * 12}") == ["config.pbtxt"]])
         real(root, name, label)
 
     (serving / "releases/words/0001-cccccccccccc").mkdir(parents=True)
-    monkeypatch.setattr(model_store, "switch", switch)
+    monkeypatch.setattr(store_utils, "switch", switch)
     store(serving, {name: release({"config.pbtxt": b"two"}, mark="a") for name in ("digits", "words")})
     assert seen == [["digits", "words"]] * 2
 

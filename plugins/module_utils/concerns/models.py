@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import text
+from ansible_collections.npufleet.triton.plugins.module_utils.store import blob_path, record_path
 
 CONCERN = "models"
 
@@ -47,16 +48,6 @@ def _release_of(link: str, root: str, name: str) -> Optional[str]:
     target = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
     home = os.path.normpath(os.path.join(root, "releases", name))
     return os.path.basename(target) if os.path.dirname(target) == home else None
-
-
-def blob_path(root: str, digest: str) -> str:
-    """Where a blob lies."""
-    return os.path.join(root, "blobs", "sha256", digest)
-
-
-def record_path(root: str, name: str, release: str) -> str:
-    """Where the sizes and digests of a release are written down: beside it, so that the release holds only Triton's files."""
-    return os.path.join(root, "releases", name, release + ".json")
 
 
 def drift(root: str, name: str, release: str, files: Mapping[str, Mapping[str, Any]]) -> List[str]:
