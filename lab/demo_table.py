@@ -28,6 +28,8 @@ GREYS = (232, 255)
 # Characters that a photograph is wide, and how many of its labels are told
 WIDE = 32
 LABELS = 3
+# What stands between the texts of an answer in a result
+BETWEEN = " | "
 # From dark to light, where there are no colours
 SHADES = " ░▒▓█"
 # Above this level a pixel is drawn where there are no colours
@@ -130,17 +132,18 @@ def paint(picture: Image.Image, colour: bool) -> list[str]:
 def photographs(checks: Sequence[Mapping[str, Any]], colour: bool) -> list[str]:
     """The photographs that were sent encoded, each with its likeliest labels and the latency. Empty where there are none."""
     shown = [
-        one for one in checks if one.get("model") == "image_classifier" and one.get("picture") and isinstance(one.get("got"), list)
+        one for one in checks if one.get("model") == "image_classifier" and one.get("picture") and BETWEEN in str(one.get("got"))
     ]
     # HTTP stands first.
     shown = [one for one in shown if one["protocol"] == shown[0]["protocol"]]
     if not shown:
         return []
+    labels = [one["got"].split(BETWEEN)[:LABELS] for one in shown]
     pictures = [Image.open(io.BytesIO(base64.b64decode(one["picture"].partition(",")[2]))) for one in shown]
     painted = zip_longest(*(paint(picture, colour) for picture in pictures), fillvalue=" " * WIDE)
     lines = ["", *((" " * 8 + GAP.join(row)).rstrip() for row in painted)]
-    for number in range(min(LABELS, *(len(one["got"]) for one in shown))):
-        words = [f"{one['got'][number]}{'' if one['ok'] else ' !'}" for one in shown]
+    for number in range(min(map(len, labels))):
+        words = [f"{names[number]}{'' if one['ok'] else ' !'}" for names, one in zip(labels, shown)]
         lines.append(f"  {'read' if number == 0 else '':6}" + GAP.join(f"{word:<{WIDE}}" for word in words).rstrip())
     if all(one["ok"] for one in shown):
         lines.append(f"  {'is':6}the same by onnxruntime alone: this network's weights are random")

@@ -21,7 +21,7 @@ def sent(image: Image.Image, *labels: str, protocol: str = "http", ok: bool = Tr
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     uri = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    return {"model": "image_classifier", "protocol": protocol, "picture": uri, "got": list(labels), "ok": ok, "ms": 9.87}
+    return {"model": "image_classifier", "protocol": protocol, "picture": uri, "got": " | ".join(labels), "ok": ok, "ms": 9.87}
 
 
 WHITE, BLACK = Image.new("RGB", (64, 32), "white"), Image.new("RGB", (64, 64), "black")
@@ -40,16 +40,16 @@ def test_photographs_stand_side_by_side_over_their_labels() -> None:
 
 
 def test_in_colours_a_character_is_two_pixels() -> None:
-    line = demo_table.photographs([sent(WHITE, "cup")], True)[1]
+    line = demo_table.photographs([sent(WHITE, "cup", "mug")], True)[1]
     assert line == f"{'':8}" + "\033[38;2;255;255;255;48;2;255;255;255m▀" * 32 + "\033[0m"
 
 
 def test_one_protocol_is_enough_and_a_wrong_answer_shows() -> None:
-    lines = demo_table.photographs([sent(WHITE, "cup", ok=False), sent(WHITE, "cup", protocol="grpc")], False)
+    lines = demo_table.photographs([sent(WHITE, "cup", "mug", ok=False), sent(WHITE, "cup", "mug", protocol="grpc")], False)
     assert "  read  cup !" in lines
     assert not [line for line in lines if line.startswith("  is")]
 
 
 @pytest.mark.parametrize("one", [{"picture": None}, {"got": "cup"}, {"got": None}, {"model": "digits"}])
 def test_where_nothing_can_be_drawn_nothing_is(one: dict[str, Any]) -> None:
-    assert demo_table.photographs([{**sent(WHITE, "cup"), **one}], False) == []
+    assert demo_table.photographs([{**sent(WHITE, "cup", "mug"), **one}], False) == []
