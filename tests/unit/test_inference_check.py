@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import yaml
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.action import inference_check as action
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils import check_files, check_sources, client, inference
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.modules import inference_check
 from helpers import ROOT, run_module
@@ -59,7 +58,7 @@ def good_check(**changes: Any) -> dict[str, Any]:
 def documents(site: Path, whole: Any, host_index: int = 0, model: str = "m") -> dict[str, Any]:
     text = whole if isinstance(whole, str) else yaml.safe_dump(whole)
     (site / f"checks/{model}.yml").write_text(text)
-    return action.documents([model], [str(site / "checks")], [str(site / "golden")], host_index)
+    return check_files.documents([model], [str(site / "checks")], [str(site / "golden")], host_index)
 
 
 def findings(site: Path, whole: Any) -> list[str]:
@@ -104,14 +103,14 @@ def test_the_first_directory_that_has_a_file_wins(site: Path, tmp_path: Path) ->
     (own / "m").mkdir(parents=True)
     np.save(own / "m/rows.npy", np.full((8, 4), 7, np.float32))
     documents(site, {"model": "m", "checks": [good_check()]})
-    found = action.documents(["m"], [str(own), str(site / "checks")], [str(own), str(site / "golden")], 0)
+    found = check_files.documents(["m"], [str(own), str(site / "checks")], [str(own), str(site / "golden")], 0)
     check = found["checks"][0]["checks"][0]
     assert inference.unpack(check["inputs"]["IN"]).take([0]).tolist() == [[7, 7, 7, 7]]
     assert inference.unpack(check["expect"]["OUT"]["values"]).take([1]).tolist() == [[0, 1, 0, 0]]
 
 
 def test_a_model_without_a_file_is_a_failed_check(site: Path) -> None:
-    found = action.documents(["words"], [str(site / "a"), str(site / "checks")], [str(site)], 0)
+    found = check_files.documents(["words"], [str(site / "a"), str(site / "checks")], [str(site)], 0)
     assert found["checks"] == []
     (one,) = found["unproven"]
     assert (one["name"], one["model"], one["ok"], one["ms"]) == ("words/check file", "words", False, None)
@@ -231,7 +230,7 @@ STREAM = {"protocols": ["stream"], "expect": None}
 @pytest.mark.parametrize(
     ("changes", "wrong"),
     [
-        ({"expect": None}, ["expect: found nothing, wanted a value, or one of error, responses, cancel"]),
+        ({"expect": None}, ["expect: found nothing, wanted a value, or one of error, responses, cancel, latency"]),
         (
             {"inputs": {"IN": {"text": [["a"], "b"]}}},
             ["inputs.IN.text: found lists of different lengths, wanted texts in lists of"],
@@ -424,7 +423,7 @@ def test_all_findings_of_all_files_come_at_once(site: Path) -> None:
     assert len(refused.value.reasons) == 4
     (site / "checks/m.yml").write_text(yaml.safe_dump({"model": "m", "checks": []}))
     with pytest.raises(Refusal) as refused:
-        action.documents(["m", "n"], [str(site / "checks")], [str(site / "golden")], 0)
+        check_files.documents(["m", "n"], [str(site / "checks")], [str(site / "golden")], 0)
     assert [Path(reason.split(":")[0]).name for reason in refused.value.reasons] == ["m.yml", "n.yml", "n.yml"]
 
 
@@ -432,7 +431,7 @@ def test_all_findings_of_all_files_come_at_once(site: Path) -> None:
 def test_the_files_of_the_collection_are_good(host_index: int) -> None:
     models = sorted(path.stem for path in (ROOT / "files/checks").glob("*.yml"))
     assert "digits" in models
-    found = action.documents(models, [action.CHECKS], [action.GOLDEN], host_index)
+    found = check_files.documents(models, [check_sources.CHECKS], [check_sources.GOLDEN], host_index)
     assert [len(one["checks"]) > 0 for one in found["checks"]] == [True] * len(models)
 
 
@@ -473,7 +472,7 @@ def test_the_client_runs_in_a_container_that_leaves_nothing() -> None:
     (((command), options),) = ran
     assert command[:2] == ["/usr/bin/docker", "run"]
     assert command[2:-3] == ["--rm", "--interactive", "--pull", "never", "--network", "host", "--entrypoint", "python3"]
-    assert command[-3:] == ["sha256:abc", "-c", inference_check.START]
+    assert command[-3:] == ["sha256:abc", "-c", client.START]
     given = json.loads(options["input"])
     assert given["source"] == LIBRARY
     assert given["document"]["server"] == {"address": "127.0.0.1", "http_port": 8000, "grpc_port": 8001, "metrics_port": 8002}
@@ -516,7 +515,7 @@ def test_what_starts_in_the_container_runs_the_library(tmp_path: Path) -> None:
         "checks": [{"model": "m", "checks": [check]}],
     }
     done = subprocess.run(
-        [sys.executable, "-c", inference_check.START],
+        [sys.executable, "-c", client.START],
         input=json.dumps({"source": LIBRARY, "document": document}),
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
