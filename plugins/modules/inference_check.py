@@ -54,7 +54,7 @@ options:
         description:
           - Ask over HTTPS, which a proxy before Triton offers. Default is plain HTTP. Files are the controller's.
         type: dict
-        suboptions: &tls
+        suboptions:
           ca:
             description: The authority that the server's certificate is verified by, a PEM file.
             type: str
@@ -68,7 +68,17 @@ options:
       grpc_tls:
         description: Ask over gRPC with TLS, as Triton itself offers it. Default is without. Files are the controller's.
         type: dict
-        suboptions: *tls
+        suboptions:
+          ca:
+            description: The authority that the server's certificate is verified by, a PEM file.
+            type: str
+            required: true
+          cert:
+            description: Certificate of this client, a PEM file.
+            type: str
+          key:
+            description: Its key, a PEM file. It is in no command line and in no environment.
+            type: str
       headers:
         description:
           - Headers of every request, such as the key of a restricted API. Over gRPC each is sent twice, under its name and as
@@ -143,8 +153,8 @@ notes:
     Triton 24.01 does not, is judged by its words alone.
   - A cancelled stream has no more responses by gRPC's own rules. That its model let go of it shows where C(times) is more than the
     model has room for, as each has to begin to answer.
-  - A load of C(latency) is made by threads of one Python process. It tells apart milliseconds, not what lies below 0.5 ms, and
-    no more than some hundred requests in a second; C(client_cores) near 1 says that the client was the limit. For more,
+  - A load of C(latency) is made by threads of one Python process. It tells milliseconds apart, not what lies below one, and
+    no more than about a thousand requests in a second; C(client_cores) near 1 says that the client was the limit. For more,
     take C(perf_analyzer).
   - Triton does not tell which instance answered. C(instances) reads the counter C(rbln_requests_total) of the backend C(rbln), so
     models of other backends cannot be proven this way.
@@ -255,16 +265,6 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import client
 
 SHOWN = 20
-TLS = {"ca": {"type": "str", "required": True}, "cert": {"type": "str"}, "key": {"type": "str", "no_log": True}}
-SERVER = {
-    "address": {"type": "str", "default": "127.0.0.1"},
-    "http_port": {"type": "int", "default": 8000},
-    "grpc_port": {"type": "int", "default": 8001},
-    "metrics_port": {"type": "int", "default": 8002},
-    "http_tls": {"type": "dict", "options": TLS},
-    "grpc_tls": {"type": "dict", "options": TLS},
-    "headers": {"type": "dict", "no_log": True},
-}
 # What the engine itself answers with when it cannot run a container
 ENGINE_FAILED = 125
 
@@ -278,7 +278,29 @@ new_module = partial(
         "require_checks": {"type": "bool", "default": True},
         "server": {
             "type": "dict",
-            "options": SERVER,
+            "options": {
+                "address": {"type": "str", "default": "127.0.0.1"},
+                "http_port": {"type": "int", "default": 8000},
+                "grpc_port": {"type": "int", "default": 8001},
+                "metrics_port": {"type": "int", "default": 8002},
+                "http_tls": {
+                    "type": "dict",
+                    "options": {
+                        "ca": {"type": "str", "required": True},
+                        "cert": {"type": "str"},
+                        "key": {"type": "str", "no_log": True},
+                    },
+                },
+                "grpc_tls": {
+                    "type": "dict",
+                    "options": {
+                        "ca": {"type": "str", "required": True},
+                        "cert": {"type": "str"},
+                        "key": {"type": "str", "no_log": True},
+                    },
+                },
+                "headers": {"type": "dict", "no_log": True},
+            },
             "apply_defaults": True,
         },
         "timeout": {"type": "int", "default": 30},

@@ -74,6 +74,8 @@ class SmallTriton:
 def _handler(small: SmallTriton) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        # Head and body leave together: apart they would wait for each other.
+        wbufsize = -1
 
         def log_message(self, *_words: Any) -> None:
             pass
