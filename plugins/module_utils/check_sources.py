@@ -86,8 +86,8 @@ def digest(variables: Mapping[str, Any]) -> str:
         "latency": bool(variables["inference_check_probe_latency"]),
     }
     whole = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
-    for path in [os.path.join(HOME, "plugins", "module_utils", name) for name in CODE]:
-        whole.update(_of(path))
+    for name in CODE:
+        whole.update(_of(os.path.join(HOME, "plugins", "module_utils", name)))
     for model in models:
         path = found_in(checks_dirs, f"{model}.yml")
         whole.update(f"\0{model}\0".encode())

@@ -1149,7 +1149,8 @@ def timed_out(error: Exception) -> bool:
 
 def of_connection(error: Exception) -> bool:
     """Whether an error may be the connection's, and not the server's answer."""
-    return isinstance(error, OSError) or status_of(error) in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+    closed = isinstance(error, OSError) or type(error).__name__ == "HTTPConnectionClosed"
+    return closed or status_of(error) in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
 def reason(error: Exception) -> str:

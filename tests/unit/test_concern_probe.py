@@ -57,6 +57,15 @@ def test_configuration_is_what_the_program_takes_and_the_image_the_locked_one() 
     assert "OnUnitActiveSec=90\n" in files["timer"]
 
 
+def test_times_that_no_timer_takes_are_refused_at_once() -> None:
+    with pytest.raises(Refusal) as refused:
+        wanted(inference_check_probe_interval=0, inference_check_probe_jitter=-1)
+    assert refused.value.reasons == [
+        "inference_check_probe_interval is 0, wanted 5 s or more",
+        "inference_check_probe_jitter is -1, wanted 0 s or more",
+    ]
+
+
 def test_systemd_is_more_patient_than_the_probe() -> None:
     files = wanted(inference_check_probe_limit=1000)["files"]
     (line,) = [line for line in files["service"].splitlines() if line.startswith("TimeoutStartSec=")]
@@ -145,11 +154,11 @@ def test_files_of_tls_are_part_of_it_and_missing_ones_are_refused(site: Path, tm
     assert first != digest(site)
     assert first != digest(site, inference_check_grpc_tls={"ca": tls["server"]})
     with pytest.raises(Refusal) as refused:
-        digest(site, inference_check_http_tls={"ca": "/none", "cert": tls["client"]}, inference_check_grpc_tls={"ca": __file__})
+        digest(site, inference_check_http_tls={"ca": "/none", "cert": tls["client"]}, inference_check_grpc_tls={"ca": "/etc/passwd"})
     assert [reason.split(",")[0] for reason in refused.value.reasons] == [
         "http_tls: found cert or key alone",
         "http_tls.ca: found [Errno 2] No such file or directory: '/none'",
-        f"grpc_tls.ca: found {__file__} without -----BEGIN",
+        "grpc_tls.ca: found /etc/passwd without -----BEGIN",
     ]
 
 

@@ -9,7 +9,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import client
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import run, text
 
 CONCERN = "probe"
@@ -56,6 +56,8 @@ AccuracySec=1
 [Install]
 WantedBy=timers.target
 """
+# Least seconds of each of these variables
+LEAST = {"interval": 5, "jitter": 0, "limit": 1}
 # A probe that has not run for so many intervals is late.
 LATE = 5
 SHOWN = 5
@@ -66,14 +68,17 @@ def desired(variables: Mapping[str, Any], checks: Optional[str]) -> Dict[str, An
     root = variables["npufleet_root"]
     if not variables["inference_check_probe"]:
         return {"root": root, "files": None}
-    limit = int(variables["inference_check_probe_limit"])
+    given = {name: int(variables["inference_check_probe_" + name]) for name in LEAST}
+    wrong = [name for name, least in LEAST.items() if given[name] < least]
+    if wrong:
+        raise Refusal([f"inference_check_probe_{name} is {given[name]}, wanted {LEAST[name]} s or more" for name in wrong])
     config = {
         "host": variables["inventory_hostname"],
         "document": DOCUMENT,
         "command": client.command("docker", variables["inference_check_image"], ["--name", CONTAINER]),
         "remove": ["docker", "rm", "--force", CONTAINER],
-        "limit": limit,
-        "interval": int(variables["inference_check_probe_interval"]),
+        "limit": given["limit"],
+        "interval": given["interval"],
         "state": root + "/probe.json",
         "textfile": variables["inference_check_probe_directory"] + "/npufleet.prom",
         "maintenance": root + "/maintenance.json",
@@ -86,8 +91,8 @@ def desired(variables: Mapping[str, Any], checks: Optional[str]) -> Dict[str, An
         "directory": variables["inference_check_probe_directory"],
         "files": {
             # A container that is taken away takes its time, too.
-            "service": SERVICE_TEXT.format(patience=limit + 60),
-            "timer": TIMER_TEXT.format(interval=config["interval"], jitter=int(variables["inference_check_probe_jitter"])),
+            "service": SERVICE_TEXT.format(patience=given["limit"] + 60),
+            "timer": TIMER_TEXT.format(interval=given["interval"], jitter=given["jitter"]),
             "config": json.dumps(config, indent=2, sort_keys=True) + "\n",
             "program": program,
         },
