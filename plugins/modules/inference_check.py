@@ -154,7 +154,7 @@ notes:
   - A cancelled stream has no more responses by gRPC's own rules. That its model let go of it shows where C(times) is more than the
     model has room for, as each has to begin to answer.
   - A load of C(latency) is made by threads of one Python process. It tells milliseconds apart, not what lies below one, and
-    no more than about a thousand requests in a second; C(client_cores) near 1 says that the client was the limit. For more,
+    no more than about 1,500 requests in a second; C(client_cores) near 1 says that the client was the limit. For more,
     take C(perf_analyzer).
   - Triton does not tell which instance answered. C(instances) reads the counter C(rbln_requests_total) of the backend C(rbln), so
     models of other backends cannot be proven this way.

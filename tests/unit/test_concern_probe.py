@@ -154,7 +154,8 @@ def test_files_of_tls_are_part_of_it_and_missing_ones_are_refused(site: Path, tm
     assert first != digest(site)
     assert first != digest(site, inference_check_grpc_tls={"ca": tls["server"]})
     with pytest.raises(Refusal) as refused:
-        digest(site, inference_check_http_tls={"ca": "/none", "cert": tls["client"]}, inference_check_grpc_tls={"ca": "/etc/passwd"})
+        one = {"ca": "/none", "cert": tls["client"]}
+        digest(site, inference_check_http_tls=one, inference_check_grpc_tls={"ca": "/etc/passwd"})
     assert [reason.split(",")[0] for reason in refused.value.reasons] == [
         "http_tls: found cert or key alone",
         "http_tls.ca: found [Errno 2] No such file or directory: '/none'",
