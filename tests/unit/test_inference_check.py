@@ -19,6 +19,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import check_files
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.modules import inference_check
 from helpers import ROOT, run_module
+from small_triton import certificates
 
 # Check files
 
@@ -651,6 +652,7 @@ class Result:
 class InferenceServerClient:
     def __init__(self, url, **options):
         self.url = url
+        self.options = options
 
     def is_server_live(self, **options):
         if self.url.endswith(":9"):
@@ -658,6 +660,8 @@ class InferenceServerClient:
         return True
 
     def infer(self, model, inputs, version, outputs, **options):
+        if self.url.endswith(":6") and ("ssl" not in self.options or options.get("headers") != {"triton-key": os.environ["KEY"]}):
+            raise ValueError("refused")
         rows = [int(np.flatnonzero((IMAGES == row).all(1))[0]) for row in inputs[0].array]
         answer = SCORES[rows].copy()
         if ":7" in self.url and len(rows) == 4:
@@ -683,6 +687,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 echo "$*" >> {place}/ran
 case "$*" in *image:1*) ;; *) echo "docker: No such image: x" >&2; exit 125 ;; esac
 while [ $# -gt 2 ]; do shift; done
+export KEY=key-of-the-api
 PYTHONPATH={place}/client GOLDEN={ROOT}/files/golden/digits exec {sys.executable} "$@"
 """
     )
@@ -708,7 +713,9 @@ PYTHONPATH={place}/client GOLDEN={ROOT}/files/golden/digits exec {sys.executable
     return place
 
 
-def play(fleet: Path, *options: str, limit: str = "all") -> subprocess.CompletedProcess[str]:
+def play(
+    fleet: Path, *options: str, limit: str = "all", playbook: Path = ROOT / "playbooks/check.yml"
+) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         "PATH": f"{fleet}/bin:{os.environ['PATH']}",
@@ -723,7 +730,7 @@ def play(fleet: Path, *options: str, limit: str = "all") -> subprocess.Completed
         str(fleet / "hosts.yml"),
         "--limit",
         limit,
-        str(ROOT / "playbooks/check.yml"),
+        str(playbook),
         "-e",
         f"npufleet_report_file={fleet}/report.html",
         *options,
@@ -839,3 +846,44 @@ def test_a_model_that_need_not_be_proven_is_named(fleet: Path) -> None:
     run = play(fleet, "-e", json.dumps(variables), limit="right")
     assert run.returncode == 0, run.stdout + run.stderr
     assert "right: not proven, as they have no check file: words" in run.stdout + run.stderr
+
+
+def test_tls_and_key_reach_the_client_and_no_output(fleet: Path, tmp_path: Path) -> None:
+    tls = certificates(tmp_path)
+    files = {"ca": tls["ca"], "cert": tls["client"], "key": tls["client_key"]}
+    secure = {"inference_check_http_tls": files, "inference_check_headers": {"triton-key": "key-of-the-api"}}
+    run = play(fleet, "-vvv", "-e", json.dumps({"npufleet_http_port": 6, **secure}), limit="right")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "right: 22 of 22 checks passed" in run.stdout
+    said = run.stdout + run.stderr + (fleet / "ran").read_text() + (fleet / "results/right.json").read_text()
+    # Ansible shows what is given on its own command line.
+    said = said.replace(json.dumps({"npufleet_http_port": 6, **secure}), "")
+    assert ("PRIVATE KEY" in said, "key-of-the-api" in said) == (False, False)
+    run = play(fleet, "-e", json.dumps({"npufleet_http_port": 6, **secure, "inference_check_headers": {}}), limit="right")
+    assert run.returncode == 2
+    run = play(fleet, "-e", json.dumps({"inference_check_grpc_tls": {"ca": "/none", "cert": "/none"}}), limit="right")
+    assert run.returncode == 2
+    assert "right: nothing was asked:\n  - grpc_tls: found cert or key alone, wanted both" in run.stdout + run.stderr
+
+
+def test_checks_are_kept_by_the_play_as_the_concern_wants_them(fleet: Path, tmp_path: Path) -> None:
+    """The tasks of the role hand the digest on; here they are one task."""
+    task = {
+        "image": "image:1",
+        "models": ["digits"],
+        "latency": False,
+        "keep": {"path": str(tmp_path / "checks.json"), "digest": "d1"},
+    }
+    tasks = [{"name": "Keep", "npufleet.triton.inference_check": task}]
+    (tmp_path / "keep.yml").write_text(yaml.safe_dump([{"hosts": "right", "gather_facts": False, "tasks": tasks}]))
+    (fleet / "ran").write_text("")
+    run = play(fleet, playbook=tmp_path / "keep.yml", limit="right")
+    assert (run.returncode, re.findall(r"changed=(\d)", run.stdout)) == (0, ["1"]), run.stdout + run.stderr
+    assert (fleet / "ran").read_text() == ""
+    head, body = (tmp_path / "checks.json").read_bytes().split(b"\n", 1)
+    assert json.loads(head)["checks"] == "d1"
+    document = json.loads(body)["document"]
+    assert (document["host"], document["latency"], document["unproven"]) == ("right", False, [])
+    assert [one["model"] for one in document["checks"]] == ["digits"]
+    run = play(fleet, playbook=tmp_path / "keep.yml", limit="right")
+    assert re.findall(r"changed=(\d)", run.stdout) == ["0"]
