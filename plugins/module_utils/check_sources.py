@@ -82,8 +82,8 @@ def digest(variables: Mapping[str, Any]) -> str:
         "host": [host, fleet.index(host) if host in fleet else 0],
         "server": with_pem(server_of(variables)),
         "timeout": int(variables["inference_check_timeout"]),
-        "require_checks": bool(variables["inference_check_require_checks"]),
-        "latency": bool(variables["inference_check_probe_latency"]),
+        "require_checks": str(variables["inference_check_require_checks"]).lower(),
+        "latency": str(variables["inference_check_probe_latency"]).lower(),
     }
     whole = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
     for name in CODE:

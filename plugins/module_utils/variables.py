@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
 
 from ansible.errors import AnsibleUndefinedVariable
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils import check_sources, manifest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
     driver,
@@ -109,7 +110,7 @@ def survey(
         "server": lambda: server.desired(variables, pinned(), found),
         "watchdog": lambda: watchdog.desired(variables),
         "probe": lambda: probe_timer.desired(
-            variables, check_sources.digest(variables) if variables["inference_check_probe"] else None
+            variables, check_sources.digest(variables) if boolean(variables["inference_check_probe"]) else None
         ),
         "monitoring": lambda: monitoring.desired(variables, now),
     }

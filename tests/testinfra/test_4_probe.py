@@ -73,6 +73,8 @@ def test_timer_is_enabled_and_a_first_result_is_there(npu: Any) -> None:
     assert npu.file(PAGE).mode == 0o644
     state = json.loads(npu.file(STATE).content_string)
     assert {one["model"] for one in state["checks"]} == set(npu.check_output("ls /var/lib/npufleet/served").split())
+    verified = npu.run("systemd-analyze verify --man=no /etc/systemd/system/npufleet-probe.service /etc/systemd/system/%s", TIMER)
+    assert (verified.rc, verified.stderr) == (0, "")
     # Its container is gone.
     assert "npufleet-probe" not in npu.check_output("docker ps --all --format '{{.Names}}'")
 
