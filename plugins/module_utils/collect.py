@@ -126,6 +126,8 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield from (Item(f"state/{name}.json", _state(name, one)) for name, one in wanted["desired"].items())
     yield Item("host/maintenance.json", _optional(lambda: content(wanted["root"] + "/maintenance.json", limits)))
     yield Item("host/watchdog.json", _optional(lambda: content(wanted["root"] + "/watchdog.json", limits)))
+    # Its checks with their golden data stay where they are.
+    yield Item("host/probe.json", _optional(lambda: content(wanted["root"] + "/probe.json", limits)))
     yield Item("host/system.txt", lambda: content("/etc/os-release", limits))
     yield run("host/uname.txt", "uname", "-a")
     yield Item("host/kernel.json", lambda: contents(limits, "/proc/cmdline", "/proc/uptime", "/proc/loadavg", "/proc/modules"))
@@ -223,7 +225,7 @@ def _engine(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield Item("engine/images.json", ask("/images/json"))
     yield Item("engine/daemon.json", lambda: content(DAEMON_JSON, limits))
     yield Item("engine/login.json", _optional(lambda: content("/root/.docker/config.json", limits)))
-    units = [f"/etc/systemd/system/{unit}{end}" for unit in UNITS for end in (".service", ".service.d/*.conf")]
+    units = [f"/etc/systemd/system/{unit}{end}" for unit in UNITS for end in (".service", ".service.d/*.conf", ".timer")]
     yield Item("engine/units.json", lambda: contents(limits, *units))
     name = wanted["container"]
     yield Item(f"container/{name}.json", ask(f"/containers/{name}/json"))

@@ -5,7 +5,10 @@ there: `main` takes a document and writes the result as the last line of standar
 
 Document: {"host", "host_index", "server": {"address", "http_port", "grpc_port", "metrics_port"}, "timeout": seconds,
            "checks": [{"model", "checks": [check of a check file, with arrays as `pack` makes them]}]}
-Result:   {"host", "checks": [{"name", "model", "protocol", "ok", "why", "ms", ...}]}, or {"error"} where the image lacks a client.
+          `server` may have "http_url" and "grpc_url" (host:port) instead, "http_tls" and "grpc_tls" ({"ca", "cert", "key"}:
+          paths, or the PEM itself) and "headers"; `latency: false` leaves loads out, and "unproven" are results that stand.
+Result:   {"host", "checks": [{"name", "model", "check", "protocol", "ok", "why", "ms", ...}]}, or {"error"} where the image lacks
+          a client.
 """
 
 from __future__ import annotations
@@ -15,10 +18,14 @@ import importlib
 import io
 import itertools
 import json
+import math
+import os
 import queue
 import re
 import ssl
 import sys
+import tempfile
+import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -50,8 +57,14 @@ STATUS = {
 }  # fmt: skip
 # The counter by which the backend `rbln` tells what each instance of a model answered
 ANSWERED = "rbln_requests_total"
-# Most requests that are in flight at once to reach every instance
+# Most requests that are in flight at once, to reach every instance or as a load
 WIDEST = 64
+# Metadata by which Triton's gRPC takes the key of a restricted API
+RESTRICTED = "triton-grpc-protocol-"
+# Percentiles that a load is judged by
+PERCENTILES = {"p50_ms": 50, "p95_ms": 95, "p99_ms": 99}
+# Cores of a client that measures itself and no longer the server: Python runs one thread at a time.
+SATURATED = 0.9
 
 
 class Request(NamedTuple):
@@ -409,21 +422,35 @@ def triton_dtype(array: Any) -> str:
 
 
 class Service:
-    """One protocol of a server. `tls` names files: {"ca", "cert", "key"}, or says `insecure`; None is without TLS."""
+    """One protocol of a server. `tls` names files: {"ca", "cert", "key"}, or says `insecure`; None is without TLS.
+
+    `headers` go with every request; over gRPC each once more as the key of a restricted API.
+    """
 
     protocol = ""
     library = "tritonclient.grpc"
 
-    def __init__(self, url: str, timeout: float, tls: Optional[Mapping[str, Any]] = None) -> None:
+    def __init__(
+        self, url: str, timeout: float, tls: Optional[Mapping[str, Any]] = None, headers: Optional[Mapping[str, str]] = None
+    ) -> None:
         self.timeout = timeout
         self.url = url
         self.tls = tls
+        self.headers = self.headed(headers or {})
+        # What a call of tritonclient takes besides
+        self.extra: Dict[str, Any] = {"headers": self.headers} if self.headers else {}
         # Both the client and the parts of it that its `http` and `grpc` extras bring have to be there.
         try:
             self.client_library = importlib.import_module(self.library)
         except (ImportError, RuntimeError) as error:
             raise ImportError(reason(error)) from None
         self.connect()
+
+    @staticmethod
+    def headed(headers: Mapping[str, str]) -> Dict[str, str]:
+        """The headers as this protocol sends them."""
+        lower = {name.lower(): value for name, value in headers.items()}
+        return {**lower, **{RESTRICTED + name: value for name, value in lower.items()}}
 
     def connect(self) -> None:
         """Make what the other methods use; nothing is sent yet."""
@@ -497,6 +524,10 @@ class Http(Service):
     protocol = "http"
     library = "tritonclient.http"
 
+    @staticmethod
+    def headed(headers: Mapping[str, str]) -> Dict[str, str]:
+        return dict(headers)
+
     def connect(self) -> None:
         self.clients: Dict[float, Any] = {}
         self.client(self.timeout)
@@ -513,20 +544,20 @@ class Http(Service):
         return self.clients[timeout]
 
     def live(self, timeout: float) -> Any:
-        return self.client(timeout).is_server_live()
+        return self.client(timeout).is_server_live(**self.extra)
 
     def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
         inputs, outputs = self._asked(question)
-        yield outputs_of(self.client(timeout).infer(question.model, inputs, question.version, outputs))
+        yield outputs_of(self.client(timeout).infer(question.model, inputs, question.version, outputs, **self.extra))
 
     def index(self) -> List[Dict[str, Any]]:
-        return list(self.client(self.timeout).get_model_repository_index())
+        return list(self.client(self.timeout).get_model_repository_index(**self.extra))
 
     def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
-        return dict(self.client(self.timeout).get_model_metadata(model, version))
+        return dict(self.client(self.timeout).get_model_metadata(model, version, **self.extra))
 
     def config(self, model: str, version: str = "") -> Dict[str, Any]:
-        return dict(self.client(self.timeout).get_model_config(model, version))
+        return dict(self.client(self.timeout).get_model_config(model, version, **self.extra))
 
 
 class Grpc(Service):
@@ -550,24 +581,26 @@ class Grpc(Service):
         return self.client_library.InferenceServerClient(self.url, **options)
 
     def live(self, timeout: float) -> Any:
-        return self.client.is_server_live(client_timeout=timeout)
+        return self.client.is_server_live(client_timeout=timeout, **self.extra)
 
     def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
         inputs, outputs = self._asked(question)
-        yield outputs_of(self.client.infer(question.model, inputs, question.version, outputs, client_timeout=timeout))
+        answer = self.client.infer(question.model, inputs, question.version, outputs, client_timeout=timeout, **self.extra)
+        yield outputs_of(answer)
 
     def index(self) -> List[Dict[str, Any]]:
-        return list(self.client.get_model_repository_index(as_json=True).get("models", []))
+        return list(self.client.get_model_repository_index(as_json=True, **self.extra).get("models", []))
 
     def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
-        found = self.client.get_model_metadata(model, version, as_json=True, client_timeout=self.timeout)
+        found = self.client.get_model_metadata(model, version, as_json=True, client_timeout=self.timeout, **self.extra)
         # Whole numbers of 64 bits are texts in protobuf's JSON.
         for one in [*found.get("inputs", []), *found.get("outputs", [])]:
             one["shape"] = [int(size) for size in one.get("shape", [])]
         return dict(found)
 
     def config(self, model: str, version: str = "") -> Dict[str, Any]:
-        return dict(self.client.get_model_config(model, version, as_json=True, client_timeout=self.timeout)["config"])
+        found = self.client.get_model_config(model, version, as_json=True, client_timeout=self.timeout, **self.extra)
+        return dict(found["config"])
 
 
 class Stream(Grpc):
@@ -584,9 +617,8 @@ class Stream(Grpc):
         client = self.new_client()
         try:
             # With the header newer servers tell an error's status; older ones pass it over.
-            client.start_stream(
-                lambda result, error: arrived.put((result, error)), stream_timeout=timeout, headers={"triton_grpc_error": "true"}
-            )
+            headers = {**self.headers, "triton_grpc_error": "true"}
+            client.start_stream(lambda result, error: arrived.put((result, error)), stream_timeout=timeout, headers=headers)
             client.async_stream_infer(
                 question.model, inputs, question.version, outputs, enable_empty_final_response=True
             )  # fmt: skip
@@ -633,7 +665,8 @@ class Raw(Service):
 
         request = getattr(self.messages, f"{method}Request")(**fields)
         try:
-            return getattr(self.stub, method)(request, timeout=timeout)
+            extra = {"metadata": list(self.headers.items())} if self.headers else {}
+            return getattr(self.stub, method)(request, timeout=timeout, **extra)
         except self.grpc.RpcError as error:
             raise InferenceServerException(error.details() or "", str(error.code())) from None
 
@@ -782,6 +815,7 @@ class Check(NamedTuple):
     cancel: Optional[Mapping[str, int]]
     most_ms: Optional[float]
     timeout: Optional[float]
+    latency: Optional[Mapping[str, Any]] = None
 
     def question(self, request: Request) -> Question:
         """What this request asks."""
@@ -797,7 +831,7 @@ def prepared(model: str, check: Mapping[str, Any]) -> Check:
     """A check of a document, ready to be asked."""
     inputs = {name: (packed.get("dtype", ""), unpack(packed)) for name, packed in check["inputs"].items()}
     expect = with_rows(check.get("expect") or {})
-    rest = [check.get(key) for key in ("error", "responses", "cancel", "ms", "timeout")]
+    rest = [check.get(key) for key in ("error", "responses", "cancel", "ms", "timeout", "latency")]
     return Check(model, inputs, expect, *rest)
 
 
@@ -809,20 +843,22 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
     """
     services: Dict[str, Service] = {}
     given_up: Dict[Tuple[str, str], str] = {}
-    results: List[Dict[str, Any]] = []
+    results: List[Dict[str, Any]] = list(document.get("unproven", []))
     for of_model in document["checks"]:
         model = of_model["model"]
         for raw in of_model["checks"]:
+            if raw.get("latency") and not document.get("latency", True):
+                continue
             check = prepared(model, raw)
             asked = list(requests(model, raw, document["host_index"]))
             groups = [(request.name, [request]) for request in asked]
-            if raw.get("instances"):
-                # One result for each protocol: its requests are repeated until every instance has answered.
+            if raw.get("instances") or raw.get("latency"):
+                # One result for each protocol: its requests are repeated.
                 by_protocol = {one: [request for request in asked if request.protocol == one] for one in raw["protocols"]}
                 groups = [("{}/{}/{}".format(model, one, raw["name"]), group) for one, group in by_protocol.items()]
             for name, group in groups:
                 protocol = group[0].protocol
-                result = {"name": name, "model": model, "protocol": protocol, "ok": False, "why": "", "ms": None}
+                result = {"name": name, "model": model, "check": raw["name"], "protocol": protocol, "ok": False, "ms": None}
                 results.append(result)
                 if protocol not in services:
                     services[protocol] = service_of(protocol, document)
@@ -830,17 +866,22 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
                 result["why"] = given_up[protocol, ""] or given_up.get((protocol, model), "")
                 if not result["why"] and raw.get("instances"):
                     ask_instances(document, check, group, result)
+                elif not result["why"] and raw.get("latency"):
+                    ask_latency(document, check, group, result)
                 elif not result["why"]:
                     whole, one_model = ask(services[protocol], check, group[0], result)
                     given_up[protocol, ""], given_up[protocol, model] = whole, one_model
+                if given_up[protocol, ""]:
+                    result["unreachable"] = True
     return {"host": document["host"], "checks": results}
 
 
 def service_of(protocol: str, document: Mapping[str, Any]) -> Service:
     """The service of a document's server."""
     server = document["server"]
-    url = "{}:{}".format(server["address"], server["http_port" if protocol == "http" else "grpc_port"])
-    return SERVICES[protocol](url, document["timeout"])
+    kind = "http" if protocol == "http" else "grpc"
+    url = server.get(kind + "_url") or "{}:{}".format(server["address"], server[kind + "_port"])
+    return SERVICES[protocol](url, document["timeout"], server.get(kind + "_tls"), server.get("headers"))
 
 
 def ask(service: Service, check: Check, request: Request, result: Dict[str, Any]) -> Tuple[str, str]:
@@ -943,7 +984,7 @@ def ask_instances(document: Mapping[str, Any], check: Check, asked: Sequence[Req
     Triton itself does not tell which instance answers. Every answer is judged; `ms` is that of the slowest.
     """
     server = document["server"]
-    url = "http://{}:{}/metrics".format(server["address"], server.get("metrics_port", 8002))
+    url = server.get("metrics_url") or "http://{}:{}/metrics".format(server["address"], server.get("metrics_port", 8002))
     until = time.monotonic() + document["timeout"]
 
     def one(request: Request) -> Tuple[float, List[str]]:
@@ -970,6 +1011,113 @@ def ask_instances(document: Mapping[str, Any], check: Check, asked: Sequence[Req
         result["ok"], result["why"], result["instances"] = not why, "; ".join(why), len(before)
     except Exception as error:
         result["why"] = reason(error)
+
+
+class Load:
+    """A load: clients that ask one after the other, each in a thread of its own, as tritonclient's HTTP needs it."""
+
+    def __init__(self, document: Mapping[str, Any], check: Check, asked: Sequence[Request]) -> None:
+        assert check.latency is not None
+        self.document, self.check, self.asked, self.limits = document, check, asked, check.latency
+        self.ms: List[float] = []
+        self.why: List[str] = []
+        self.seconds = self.cores = self.began = self.cpu = 0.0
+        self._numbers = itertools.count()
+        self._ready = threading.Barrier(self.limits["clients"], self._begin)
+
+    def _begin(self) -> None:
+        self.began, self.cpu = time.monotonic(), time.process_time()
+
+    def run(self) -> None:
+        """Until it is over, or a request failed."""
+        threads = [threading.Thread(target=self._client, args=(number,), daemon=True) for number in range(self.limits["clients"])]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.seconds = time.monotonic() - self.began
+        self.cores = (time.process_time() - self.cpu) / self.seconds if self.began else 0.0
+
+    def _client(self, number: int) -> None:
+        try:
+            request = self.asked[number % len(self.asked)]
+            question = self.check.question(request)
+            service = service_of(request.protocol, self.document)
+            # The first answer is judged and not counted: it has the connection in it.
+            answer = service.infer(question, self.check.timeout)
+            self._fail([reason(answer.error)] if answer.error is not None else judge_answer(self.check, request, answer))
+            self._ready.wait()
+            while self._goes_on():
+                answer = service.infer(question, self.check.timeout)
+                if answer.error is not None:
+                    self._fail([f"request {len(self.ms) + 1} of the load failed: {reason(answer.error)}"])
+                    return
+                self.ms.append(answer.ms)
+        except threading.BrokenBarrierError:
+            # Another one has said why
+            return
+        except Exception as error:
+            self._fail([reason(error)])
+
+    def _fail(self, reasons: Sequence[str]) -> None:
+        self.why += [one for one in reasons if one not in self.why]
+        if reasons:
+            self._ready.abort()
+
+    def _goes_on(self) -> bool:
+        if self.why:
+            return False
+        if "requests" in self.limits:
+            return next(self._numbers) < self.limits["requests"]
+        return time.monotonic() - self.began < self.limits["seconds"]
+
+    def figures(self) -> Dict[str, Any]:
+        """What was measured; a batch counts as its rows."""
+        ordered = sorted(self.ms)
+        rows = len(self.asked[0].rows or [0])
+        found = {name: round(percentile(ordered, share), 2) for name, share in PERCENTILES.items()}
+        return {
+            "clients": self.limits["clients"],
+            "requests": len(ordered),
+            "seconds": round(self.seconds, 2),
+            **found,
+            "max_ms": round(ordered[-1], 2),
+            "infer_per_s": round(len(ordered) * rows / self.seconds, 1),
+            "client_cores": round(self.cores, 2),
+        }
+
+
+def percentile(ordered: Sequence[float], share: int) -> float:
+    """The smallest value that so many percent of the values do not exceed: one that was measured, none between two."""
+    return ordered[max(math.ceil(len(ordered) * share / 100), 1) - 1]
+
+
+def ask_latency(document: Mapping[str, Any], check: Check, asked: Sequence[Request], result: Dict[str, Any]) -> None:
+    """Ask for a while with several clients at once, and hold what it took against the check's limits. `ms` is the median."""
+    load = Load(document, check, asked)
+    load.run()
+    why = load.why
+    if not why and not load.ms:
+        why = [f"no request ended within {load.limits.get('seconds', 0):g} s"]
+    if load.ms:
+        result["latency"] = figures = load.figures()
+        result["ms"] = figures["p50_ms"]
+        why = why or judge_latency(figures, load.limits)
+    result["ok"], result["why"] = not why, "; ".join(why)
+
+
+def judge_latency(figures: Mapping[str, Any], limits: Mapping[str, Any]) -> List[str]:
+    """Every limit that a load missed."""
+    of = "{} client{}, {} requests".format(figures["clients"], "s" * (figures["clients"] > 1), figures["requests"])
+    why = []
+    for name in PERCENTILES:
+        if name in limits and figures[name] > limits[name]:
+            why.append(f"{name[:-3]} found {figures[name]:g} ms, wanted at most {limits[name]:g} ms, {of}")
+    if "infer_per_s" in limits and figures["infer_per_s"] < limits["infer_per_s"]:
+        why.append("infer/s found {:g}, wanted at least {:g}, {}".format(figures["infer_per_s"], limits["infer_per_s"], of))
+    if why and figures["client_cores"] >= SATURATED:
+        why.append(f"the client itself used {figures['client_cores']:g} cores, so its own work is in these figures: ask with fewer")
+    return why
 
 
 def answered(url: str, model: str) -> Dict[str, float]:
@@ -1001,7 +1149,8 @@ def timed_out(error: Exception) -> bool:
 
 def of_connection(error: Exception) -> bool:
     """Whether an error may be the connection's, and not the server's answer."""
-    return isinstance(error, OSError) or status_of(error) in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+    closed = isinstance(error, OSError) or type(error).__name__ == "HTTPConnectionClosed"
+    return closed or status_of(error) in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
 def reason(error: Exception) -> str:
@@ -1058,11 +1207,27 @@ def with_rows(expect: Mapping[str, Any]) -> Dict[str, Any]:
     return unpacked
 
 
+def with_files(document: Mapping[str, Any], place: str) -> Dict[str, Any]:
+    """The document with each PEM of its server in a file below `place`, as clients take them."""
+    server = dict(document["server"])
+    for kind in ("http_tls", "grpc_tls"):
+        parts = dict(server.get(kind) or {})
+        for name, given in parts.items():
+            if isinstance(given, str) and given.lstrip().startswith("-----BEGIN"):
+                parts[name] = os.path.join(place, f"{kind}_{name}.pem")
+                with open(os.open(parts[name], os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8") as target:
+                    target.write(given)
+        if parts:
+            server[kind] = parts
+    return {**document, "server": server}
+
+
 def main(document: Mapping[str, Any]) -> None:
     """Run a document and write the result as the last line of standard output; nothing else may write there."""
     out, sys.stdout = sys.stdout, sys.stderr
     try:
-        result = run(document)
+        with tempfile.TemporaryDirectory() as place:
+            result = run(with_files(document, place))
     except ImportError as error:
         result = {"error": str(error)}
     out.write(json.dumps(result) + "\n")

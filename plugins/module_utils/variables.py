@@ -6,13 +6,15 @@ from functools import lru_cache
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
 
 from ansible.errors import AnsibleUndefinedVariable
-from ansible_collections.npufleet.triton.plugins.module_utils import manifest
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible_collections.npufleet.triton.plugins.module_utils import check_sources, manifest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
     driver,
     engine,
     image,
     models,
     monitoring,
+    probe_timer,
     server,
     watchdog,
 )
@@ -20,7 +22,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 
 # Group of a host -> concerns that it has, in the order in which they are applied.
 BY_GROUP = {
-    "npu_hosts": ("driver", "engine", "image", "models", "server", "watchdog"),
+    "npu_hosts": ("driver", "engine", "image", "models", "server", "watchdog", "probe"),
     "monitoring_hosts": ("monitoring",),
 }
 REQUIRED = {
@@ -107,6 +109,9 @@ def survey(
         "models": lambda: models.desired(variables, found),
         "server": lambda: server.desired(variables, pinned(), found),
         "watchdog": lambda: watchdog.desired(variables),
+        "probe": lambda: probe_timer.desired(
+            variables, check_sources.digest(variables) if boolean(variables["inference_check_probe"]) else None
+        ),
         "monitoring": lambda: monitoring.desired(variables, now),
     }
     for concern in concerns:

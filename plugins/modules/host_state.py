@@ -17,7 +17,8 @@ author: The npufleet developers (@npufleet)
 options:
   concerns:
     description:
-      - What to look at, out of C(driver), C(engine), C(image), C(models), C(server), C(watchdog), C(monitoring).
+      - What to look at, out of C(driver), C(engine), C(image), C(models), C(server), C(watchdog), C(probe),
+        C(monitoring).
       - V([]) reads no more than whether the host is in maintenance.
       - Default is every concern of the groups that the host is in.
     type: list
@@ -144,7 +145,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import contexts
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import watchdog
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer, watchdog
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.all import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, as_diff, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import refusals
@@ -231,9 +232,9 @@ def main() -> None:
     if module.params["prove"] and plan and not module.check_mode:
         lines = "".join("\n  - " + sentence(one) for one in plan)
         module.fail_json(msg="{} is not as wanted:{}".format(module.params["host"], lines), plan=plan, actual=actual)
-    given_up = watchdog.warning(actual.get("watchdog") or {})
-    if given_up:
-        module.warn("{}: {}".format(module.params["host"], given_up))
+    for words in (watchdog.warning(actual.get("watchdog") or {}), probe_timer.warning(actual.get("probe") or {})):
+        if words:
+            module.warn("{}: {}".format(module.params["host"], words))
     mark = maintenance(module.params["mark"]) if module.params["mark"] else None
     changed = bool(plan) and module.check_mode and not module.params["prove"] and mark is None
     report = [sentence(one) for one in plan]

@@ -50,12 +50,63 @@ options:
         description: Port of the metrics, by which checks of every instance see which have answered.
         type: int
         default: 8002
+      http_tls:
+        description:
+          - Ask over HTTPS, which a proxy before Triton offers. Default is plain HTTP. Files are the controller's.
+        type: dict
+        suboptions:
+          ca:
+            description: The authority that the server's certificate is verified by, a PEM file.
+            type: str
+            required: true
+          cert:
+            description: Certificate of this client, a PEM file.
+            type: str
+          key:
+            description: Its key, a PEM file. It is in no command line and in no environment.
+            type: str
+      grpc_tls:
+        description: Ask over gRPC with TLS, as Triton itself offers it. Default is without. Files are the controller's.
+        type: dict
+        suboptions:
+          ca:
+            description: The authority that the server's certificate is verified by, a PEM file.
+            type: str
+            required: true
+          cert:
+            description: Certificate of this client, a PEM file.
+            type: str
+          key:
+            description: Its key, a PEM file. It is in no command line and in no environment.
+            type: str
+      headers:
+        description:
+          - Headers of every request, such as the key of a restricted API. Over gRPC each is sent twice, under its name and as
+            C(triton-grpc-protocol-<name>), which is where Triton looks for such a key.
+        type: dict
   timeout:
     description:
       - Seconds that one request may take. A model that lets one pass is not asked again over that protocol, and a server that
         shows no sign of life within 5 seconds is not waited for.
     type: int
     default: 30
+  latency:
+    description: Whether checks with C(latency) are asked. Each keeps the server busy for as long as it says.
+    type: bool
+    default: true
+  keep:
+    description:
+      - Ask nothing, but keep the checks with their data in a file on the host, for its probe. Nobody but root can read it.
+    type: dict
+    suboptions:
+      path:
+        description: The file.
+        type: path
+        required: true
+      digest:
+        description: Digest over what the checks follow from, which is kept with them. C(host_state) tells it for concern C(probe).
+        type: str
+        required: true
   host_index:
     description: Place of the host in the fleet, by which checks that spread choose their rows.
     type: int
@@ -89,7 +140,7 @@ options:
 attributes:
   check_mode:
     support: full
-    description: Asks the server as always; nothing is changed by it.
+    description: Asks the server as always; nothing is changed by it. With O(keep) it says whether the file would change.
 notes:
   - The form of a check file is shown in the examples.
   - Without C(rows) every array goes as it is, as one request. That is how models with C(max_batch_size 0) are asked.
@@ -102,6 +153,9 @@ notes:
     Triton 24.01 does not, is judged by its words alone.
   - A cancelled stream has no more responses by gRPC's own rules. That its model let go of it shows where C(times) is more than the
     model has room for, as each has to begin to answer.
+  - A load of C(latency) is made by threads of one Python process. It tells milliseconds apart, not what lies below one, and
+    no more than about 1,500 requests in a second; C(client_cores) near 1 says that the client was the limit. For more,
+    take C(perf_analyzer).
   - Triton does not tell which instance answered. C(instances) reads the counter C(rbln_requests_total) of the backend C(rbln), so
     models of other backends cannot be proven this way.
 """
@@ -156,6 +210,7 @@ EXAMPLES = r"""
 # error: {status: INVALID_ARGUMENT, contains: some words}  # it has to be refused; gRPC's names, also over HTTP
 # timeout: 2                                               # seconds for one answer, instead of the module's
 # ms: 50                                                   # milliseconds that one answer may take
+# latency: {clients: 4, seconds: 3, p50_ms: 8, p95_ms: 10, p99_ms: 12, infer_per_s: 300}  # a load, or with `requests: 200`
 # instances: true                                          # repeat the requests until every instance has answered
 # responses: 5                                             # over a stream: so many, 0 too
 # cancel: {after: 3, times: 20}                            # over a stream: cancel after so many, start anew, so many times
@@ -190,23 +245,26 @@ checks:
     got: {description: "The label found, or one for each row of a batch; texts in one line.", type: raw}
     label: {description: "The label found for a single row. The file of O(results_dir) has the row itself as C(image).", type: raw}
     instances: {description: "How many instances have answered, where every one had to.", type: int}
+    latency:
+      description:
+        - What a load measured, C(clients), C(requests), C(seconds), C(p50_ms), C(p95_ms), C(p99_ms), C(max_ms), C(infer_per_s),
+          and C(client_cores), which the client itself used.
+      type: dict
+    check: {description: "The check's name in its file.", type: str}
+    unreachable: {description: "True where nothing answered at all.", type: bool}
 """
 
+import hashlib
 import json
+import os
 import subprocess
 from functools import partial
 from typing import Any, Dict, List, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.npufleet.triton.plugins.module_utils import client
 
 SHOWN = 20
-# What python3 in the container starts with: source and document come together on standard input.
-START = """
-import json, sys
-given = json.load(sys.stdin)
-exec(compile(given["source"], "inference.py", "exec"))
-main(given["document"])
-"""
 # What the engine itself answers with when it cannot run a container
 ENGINE_FAILED = 125
 
@@ -225,10 +283,32 @@ new_module = partial(
                 "http_port": {"type": "int", "default": 8000},
                 "grpc_port": {"type": "int", "default": 8001},
                 "metrics_port": {"type": "int", "default": 8002},
+                "http_tls": {
+                    "type": "dict",
+                    "options": {
+                        "ca": {"type": "str", "required": True},
+                        "cert": {"type": "str"},
+                        "key": {"type": "str", "no_log": True},
+                    },
+                },
+                "grpc_tls": {
+                    "type": "dict",
+                    "options": {
+                        "ca": {"type": "str", "required": True},
+                        "cert": {"type": "str"},
+                        "key": {"type": "str", "no_log": True},
+                    },
+                },
+                "headers": {"type": "dict", "no_log": True},
             },
             "apply_defaults": True,
         },
         "timeout": {"type": "int", "default": 30},
+        "latency": {"type": "bool", "default": True},
+        "keep": {
+            "type": "dict",
+            "options": {"path": {"type": "path", "required": True}, "digest": {"type": "str", "required": True}},
+        },
         "host_index": {"type": "int", "default": 0},
         "checks_dir": {"type": "list", "elements": "path", "default": []},
         "golden_dir": {"type": "list", "elements": "path", "default": []},
@@ -246,9 +326,7 @@ def ask(module: AnsibleModule, host: str, document: Mapping[str, Any]) -> List[D
     docker = module.get_bin_path("docker")
     if not docker:
         module.fail_json(msg=f"{host}: found no docker, wanted the engine to run the client in: apply the role docker_engine")
-    # Without a look at registries: what was not brought here on purpose is not what was proven.
-    options = ["--rm", "--interactive", "--pull", "never", "--network", "host", "--entrypoint", "python3"]
-    command = [docker, "run", *options, image, "-c", START]
+    command = client.command(docker, image)
     given = json.dumps({"source": module.params["library"], "document": document})
     # Not run_command: an engine that refuses at once does not read what it is given, and its words count.
     done = subprocess.run(command, input=given, capture_output=True, text=True, errors="replace", check=False)
@@ -270,6 +348,30 @@ def ask(module: AnsibleModule, host: str, document: Mapping[str, Any]) -> List[D
     raise AssertionError("fail_json returned")
 
 
+def keep(module: AnsibleModule, document: Mapping[str, Any]) -> bool:
+    """Whether the file of the probe had to be written: a line with its digests, then what the client takes on standard input."""
+    path, digest = module.params["keep"]["path"], module.params["keep"]["digest"]
+    body = json.dumps({"source": module.params["library"], "document": document}, sort_keys=True).encode()
+    head = {"checks": digest, "document": hashlib.sha256(body).hexdigest()}
+    whole = json.dumps(head, sort_keys=True).encode() + b"\n" + body
+    try:
+        with open(path, "rb") as source:
+            same = source.read() == whole and os.fstat(source.fileno()).st_mode & 0o777 == 0o600
+    except OSError:
+        same = False
+    if not same and not module.check_mode:
+        draft = path + ".draft"
+        try:
+            if os.path.lexists(draft):
+                os.remove(draft)
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target:
+                target.write(whole)
+            os.replace(draft, path)
+        except OSError as error:
+            module.fail_json(msg=f"{document['host']}: the checks of the probe cannot be kept in {path}: {error}")
+    return not same
+
+
 def report(host: str, results: List[Dict[str, Any]]) -> Dict[str, Any]:
     """The module's return values."""
     failed = [one for one in results if not one["ok"]]
@@ -289,7 +391,12 @@ def main() -> None:
         module.fail_json(
             msg="library and document are empty, wanted the call as npufleet.triton.inference_check, which fills them in"
         )
-    document = {"server": wanted["server"], "timeout": wanted["timeout"], **wanted["document"]}
+    server = {name: value for name, value in wanted["server"].items() if value is not None}
+    document = {"server": server, "timeout": wanted["timeout"], "latency": wanted["latency"], **wanted["document"]}
+    if wanted["keep"]:
+        changed = keep(module, document)
+        words = "new" if changed else "as they were"
+        module.exit_json(changed=changed, msg=f"{document['host']}: the probe's checks are {words}")
     unproven = document.pop("unproven", [])
     host = document["host"]
     asked = ask(module, host, document) if document["checks"] else []

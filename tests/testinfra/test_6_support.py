@@ -105,11 +105,15 @@ def wait_until_ready(host) -> None:
 
 
 def left_behind(host) -> list[str]:
-    """Files that are newer than the marker, but for what the system and the watchdog write down at any time."""
+    """Files that are newer than the marker, but for what the system and the watchdog and the probe write down at any time."""
     found = host.check_output(
         "find / -xdev -newer /root/.marker -type f -not -path '/var/log/*' -not -path '/var/lib/docker/*' -not -path '/run/*'"
     )
-    return [path for path in found.split() if not path.startswith(("/proc/", "/sys/", "/var/lib/npufleet/watchdog.json"))]
+    return [
+        path
+        for path in found.split()
+        if not path.startswith(("/proc/", "/sys/", "/var/lib/npufleet/watchdog.json", "/var/lib/npufleet/probe.json"))
+    ]
 
 
 def test_bundle_holds_what_a_ticket_needs_and_no_secret(planted: list[str], tmp_path: Path) -> None:

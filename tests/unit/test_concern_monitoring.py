@@ -11,6 +11,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import mo
 from helpers import fleet, http_server
 
 TARGETS = "/api/v1/targets?state=active"
+# Where the rules of the host under test are
+FILE = ["/etc/prometheus/npufleet/alerts.yml"]
 LATELY = "/api/v1/query?query=max_over_time%28up%7Bjob%3D%22npufleet-triton%22%7D%5B2m%5D%29%20%3D%3D%201"
 
 
@@ -40,11 +42,30 @@ def target(host: str, health: str = "up", error: str = "", job: str = "npufleet-
     }
 
 
-def prometheus(targets: list[dict[str, Any]], lately: list[str] | None = None) -> dict[str, tuple[int, Any]]:
+RULES = "/api/v1/rules?type=alert"
+ALERTS = [
+    "NpufleetCheckFails",
+    "NpufleetModelHangs",
+    "NpufleetProbeStale",
+    "NpufleetProbeUnavailable",
+    "NpufleetRequestsFail",
+    "NpufleetTargetDown",
+]
+
+
+def prometheus(
+    targets: list[dict[str, Any]], lately: list[str] | None = None, alerts: list[str] | None = None, file: str = ""
+) -> dict[str, tuple[int, Any]]:
+    rules = [{"name": one, "type": "alerting"} for one in (ALERTS if alerts is None else alerts)]
+    groups = [
+        {"name": "npufleet", "file": file or FILE[0], "rules": rules},
+        {"name": "others", "file": "/etc/others.yml", "rules": [{"name": "X", "type": "alerting"}]},
+    ]
     vector = [{"metric": {"host": host, "job": "npufleet-triton"}, "value": [1.0, "1"]} for host in lately or []]
     return {
         f"GET {TARGETS}": (200, {"status": "success", "data": {"activeTargets": targets, "droppedTargets": []}}),
         f"GET {LATELY}": (200, {"status": "success", "data": {"resultType": "vector", "result": vector}}),
+        f"GET {RULES}": (200, {"status": "success", "data": {"groups": groups}}),
     }
 
 
@@ -100,10 +121,15 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What is wanted of a host whose files are below tmp_path."""
     monkeypatch.setattr(monitoring, "packages", lambda names: {name: {} for name in names})
     wanted = desired(
-        monitoring_targets_file=str(tmp_path / "triton.json"), monitoring_prometheus_config=str(tmp_path / "prometheus.yml")
+        monitoring_targets_file=str(tmp_path / "triton.json"),
+        monitoring_prometheus_config=str(tmp_path / "prometheus.yml"),
+        monitoring_rules_file=str(tmp_path / "alerts.yml"),
     )
+    FILE[0] = wanted["rules_file"]
     (tmp_path / "triton.json").write_text(wanted["targets"])
-    (tmp_path / "prometheus.yml").write_text("global: {}\nscrape_configs:\n" + wanted["job"])
+    (tmp_path / "alerts.yml").write_text(wanted["rules"])
+    listed = f"rule_files:\n  - {wanted['rules_file']}\n"
+    (tmp_path / "prometheus.yml").write_text(f"global: {{}}\n{listed}scrape_configs:\n" + wanted["job"])
     return wanted
 
 
@@ -167,21 +193,52 @@ def test_bare_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with http_server({}) as gone:
         pass
     config, targets = str(tmp_path / "prometheus.yml"), str(tmp_path / "triton.json")
-    files = {"monitoring_targets_file": targets, "monitoring_prometheus_config": config}
+    rules = str(tmp_path / "alerts.yml")
+    files = {"monitoring_targets_file": targets, "monitoring_prometheus_config": config, "monitoring_rules_file": rules}
     wanted = {**desired(monitoring_packages=["prometheus", "curl"], **files), "port": gone.port}
     assert wanted["packages"] == ["curl", "prometheus"]
     assert monitoring.diff(wanted, monitoring.read(wanted)) == [
         found("packages", "without curl, prometheus", "installed", "install"),
         found(targets, None, wanted["targets"], "configure"),
         found("scrape job", None, "npufleet-triton", "configure"),
+        found(rules, None, wanted["rules"], "configure"),
+        found("rule_files", None, rules, "configure"),
         found("service", None, f"a Prometheus that answers on port {gone.port}", "start"),
     ]
 
 
 def test_other_targets_or_another_job_are_configured(host: dict[str, Any]) -> None:
     Path(host["targets_file"]).write_text("[]\n")
-    Path(host["config"]).write_text("scrape_configs: []\n")
+    Path(host["config"]).write_text(f"rule_files:\n  - {host['rules_file']}\nscrape_configs: []\n")
     assert plan(host, prometheus(ALL, NAMES)) == [
         found(host["targets_file"], "[]\n", host["targets"], "configure"),
         found("scrape job", None, "npufleet-triton", "configure"),
     ]
+
+
+def test_rules_that_differ_are_not_listed_or_not_loaded(host: dict[str, Any]) -> None:
+    path, config = Path(host["rules_file"]), Path(host["config"])
+    before = config.read_text()
+    assert plan(host, prometheus(ALL, NAMES, alerts=ALERTS[1:])) == [
+        found("alerts", ", ".join(ALERTS[1:]), ", ".join(ALERTS), "configure")
+    ]
+    assert plan(host, prometheus(ALL, NAMES, file="/etc/prometheus/old.yml")) == [
+        found("alerts", None, ", ".join(ALERTS), "configure")
+    ]
+    config.write_text(before.replace(f"  - {path}\n", f"  # - {path}\n  - {path}.d\n"))
+    assert plan(host, prometheus(ALL, NAMES)) == [found("rule_files", None, str(path), "configure")]
+    config.write_text(before)
+    path.write_text("groups: []\n")
+    assert plan(host, prometheus(ALL, NAMES)) == [found(str(path), "groups: []\n", host["rules"], "configure")]
+
+
+def test_rules_may_be_the_sites_own(tmp_path: Path) -> None:
+    own = tmp_path / "own.yml"
+    own.write_text(
+        "groups:\n  - name: a\n    rules:\n      - alert: 'Two'\n        expr: up == 0\n      - alert: One\n        expr: up == 0\n"
+    )
+    wanted = desired(monitoring_rules=str(own))
+    assert wanted["rules"] == own.read_text()
+    there = {"packages": ["prometheus"], "targets": wanted["targets"], "job": True, "rules": wanted["rules"], "rule_files": True}
+    health = dict.fromkeys(NAMES, "up")
+    assert monitoring.diff(wanted, {**there, "rules_listed": True, "rules_loaded": ["One", "Two"], "health": health}) == []

@@ -53,7 +53,7 @@ def run(monkeypatch: pytest.MonkeyPatch, concerns: dict[str, Concern], check: bo
 
 
 def test_concerns_are_in_the_order_in_which_they_are_applied() -> None:
-    assert list(all_concerns.CONCERNS) == ["driver", "engine", "image", "models", "server", "watchdog", "monitoring"]
+    assert list(all_concerns.CONCERNS) == ["driver", "engine", "image", "models", "server", "watchdog", "probe", "monitoring"]
     for name, concern in all_concerns.CONCERNS.items():
         assert (concern.CONCERN, callable(concern.desired), callable(concern.read), callable(concern.diff)) == (name, *[True] * 3)
 

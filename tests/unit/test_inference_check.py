@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import yaml
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.action import inference_check as action
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils import check_files, check_sources, client, inference
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.modules import inference_check
 from helpers import ROOT, run_module
+from small_triton import certificates
 
 # Check files
 
@@ -59,7 +59,7 @@ def good_check(**changes: Any) -> dict[str, Any]:
 def documents(site: Path, whole: Any, host_index: int = 0, model: str = "m") -> dict[str, Any]:
     text = whole if isinstance(whole, str) else yaml.safe_dump(whole)
     (site / f"checks/{model}.yml").write_text(text)
-    return action.documents([model], [str(site / "checks")], [str(site / "golden")], host_index)
+    return check_files.documents([model], [str(site / "checks")], [str(site / "golden")], host_index)
 
 
 def findings(site: Path, whole: Any) -> list[str]:
@@ -104,14 +104,14 @@ def test_the_first_directory_that_has_a_file_wins(site: Path, tmp_path: Path) ->
     (own / "m").mkdir(parents=True)
     np.save(own / "m/rows.npy", np.full((8, 4), 7, np.float32))
     documents(site, {"model": "m", "checks": [good_check()]})
-    found = action.documents(["m"], [str(own), str(site / "checks")], [str(own), str(site / "golden")], 0)
+    found = check_files.documents(["m"], [str(own), str(site / "checks")], [str(own), str(site / "golden")], 0)
     check = found["checks"][0]["checks"][0]
     assert inference.unpack(check["inputs"]["IN"]).take([0]).tolist() == [[7, 7, 7, 7]]
     assert inference.unpack(check["expect"]["OUT"]["values"]).take([1]).tolist() == [[0, 1, 0, 0]]
 
 
 def test_a_model_without_a_file_is_a_failed_check(site: Path) -> None:
-    found = action.documents(["words"], [str(site / "a"), str(site / "checks")], [str(site)], 0)
+    found = check_files.documents(["words"], [str(site / "a"), str(site / "checks")], [str(site)], 0)
     assert found["checks"] == []
     (one,) = found["unproven"]
     assert (one["name"], one["model"], one["ok"], one["ms"]) == ("words/check file", "words", False, None)
@@ -231,7 +231,7 @@ STREAM = {"protocols": ["stream"], "expect": None}
 @pytest.mark.parametrize(
     ("changes", "wrong"),
     [
-        ({"expect": None}, ["expect: found nothing, wanted a value, or one of error, responses, cancel"]),
+        ({"expect": None}, ["expect: found nothing, wanted a value, or one of error, responses, cancel, latency"]),
         (
             {"inputs": {"IN": {"text": [["a"], "b"]}}},
             ["inputs.IN.text: found lists of different lengths, wanted texts in lists of"],
@@ -424,7 +424,7 @@ def test_all_findings_of_all_files_come_at_once(site: Path) -> None:
     assert len(refused.value.reasons) == 4
     (site / "checks/m.yml").write_text(yaml.safe_dump({"model": "m", "checks": []}))
     with pytest.raises(Refusal) as refused:
-        action.documents(["m", "n"], [str(site / "checks")], [str(site / "golden")], 0)
+        check_files.documents(["m", "n"], [str(site / "checks")], [str(site / "golden")], 0)
     assert [Path(reason.split(":")[0]).name for reason in refused.value.reasons] == ["m.yml", "n.yml", "n.yml"]
 
 
@@ -432,7 +432,7 @@ def test_all_findings_of_all_files_come_at_once(site: Path) -> None:
 def test_the_files_of_the_collection_are_good(host_index: int) -> None:
     models = sorted(path.stem for path in (ROOT / "files/checks").glob("*.yml"))
     assert "digits" in models
-    found = action.documents(models, [action.CHECKS], [action.GOLDEN], host_index)
+    found = check_files.documents(models, [check_sources.CHECKS], [check_sources.GOLDEN], host_index)
     assert [len(one["checks"]) > 0 for one in found["checks"]] == [True] * len(models)
 
 
@@ -473,7 +473,7 @@ def test_the_client_runs_in_a_container_that_leaves_nothing() -> None:
     (((command), options),) = ran
     assert command[:2] == ["/usr/bin/docker", "run"]
     assert command[2:-3] == ["--rm", "--interactive", "--pull", "never", "--network", "host", "--entrypoint", "python3"]
-    assert command[-3:] == ["sha256:abc", "-c", inference_check.START]
+    assert command[-3:] == ["sha256:abc", "-c", client.START]
     given = json.loads(options["input"])
     assert given["source"] == LIBRARY
     assert given["document"]["server"] == {"address": "127.0.0.1", "http_port": 8000, "grpc_port": 8001, "metrics_port": 8002}
@@ -516,7 +516,7 @@ def test_what_starts_in_the_container_runs_the_library(tmp_path: Path) -> None:
         "checks": [{"model": "m", "checks": [check]}],
     }
     done = subprocess.run(
-        [sys.executable, "-c", inference_check.START],
+        [sys.executable, "-c", client.START],
         input=json.dumps({"source": LIBRARY, "document": document}),
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
@@ -652,6 +652,7 @@ class Result:
 class InferenceServerClient:
     def __init__(self, url, **options):
         self.url = url
+        self.options = options
 
     def is_server_live(self, **options):
         if self.url.endswith(":9"):
@@ -659,6 +660,8 @@ class InferenceServerClient:
         return True
 
     def infer(self, model, inputs, version, outputs, **options):
+        if self.url.endswith(":6") and ("ssl" not in self.options or options.get("headers") != {"triton-key": os.environ["KEY"]}):
+            raise ValueError("refused")
         rows = [int(np.flatnonzero((IMAGES == row).all(1))[0]) for row in inputs[0].array]
         answer = SCORES[rows].copy()
         if ":7" in self.url and len(rows) == 4:
@@ -684,6 +687,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 echo "$*" >> {place}/ran
 case "$*" in *image:1*) ;; *) echo "docker: No such image: x" >&2; exit 125 ;; esac
 while [ $# -gt 2 ]; do shift; done
+export KEY=key-of-the-api
 PYTHONPATH={place}/client GOLDEN={ROOT}/files/golden/digits exec {sys.executable} "$@"
 """
     )
@@ -709,7 +713,9 @@ PYTHONPATH={place}/client GOLDEN={ROOT}/files/golden/digits exec {sys.executable
     return place
 
 
-def play(fleet: Path, *options: str, limit: str = "all") -> subprocess.CompletedProcess[str]:
+def play(
+    fleet: Path, *options: str, limit: str = "all", playbook: Path = ROOT / "playbooks/check.yml"
+) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         "PATH": f"{fleet}/bin:{os.environ['PATH']}",
@@ -724,7 +730,7 @@ def play(fleet: Path, *options: str, limit: str = "all") -> subprocess.Completed
         str(fleet / "hosts.yml"),
         "--limit",
         limit,
-        str(ROOT / "playbooks/check.yml"),
+        str(playbook),
         "-e",
         f"npufleet_report_file={fleet}/report.html",
         *options,
@@ -840,3 +846,44 @@ def test_a_model_that_need_not_be_proven_is_named(fleet: Path) -> None:
     run = play(fleet, "-e", json.dumps(variables), limit="right")
     assert run.returncode == 0, run.stdout + run.stderr
     assert "right: not proven, as they have no check file: words" in run.stdout + run.stderr
+
+
+def test_tls_and_key_reach_the_client_and_no_output(fleet: Path, tmp_path: Path) -> None:
+    tls = certificates(tmp_path)
+    files = {"ca": tls["ca"], "cert": tls["client"], "key": tls["client_key"]}
+    secure = {"inference_check_http_tls": files, "inference_check_headers": {"triton-key": "key-of-the-api"}}
+    run = play(fleet, "-vvv", "-e", json.dumps({"npufleet_http_port": 6, **secure}), limit="right")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "right: 22 of 22 checks passed" in run.stdout
+    said = run.stdout + run.stderr + (fleet / "ran").read_text() + (fleet / "results/right.json").read_text()
+    # Ansible shows what is given on its own command line.
+    said = said.replace(json.dumps({"npufleet_http_port": 6, **secure}), "")
+    assert ("PRIVATE KEY" in said, "key-of-the-api" in said) == (False, False)
+    run = play(fleet, "-e", json.dumps({"npufleet_http_port": 6, **secure, "inference_check_headers": {}}), limit="right")
+    assert run.returncode == 2
+    run = play(fleet, "-e", json.dumps({"inference_check_grpc_tls": {"ca": "/none", "cert": "/none"}}), limit="right")
+    assert run.returncode == 2
+    assert "right: nothing was asked:\n  - grpc_tls: found cert or key alone, wanted both" in run.stdout + run.stderr
+
+
+def test_checks_are_kept_by_the_play_as_the_concern_wants_them(fleet: Path, tmp_path: Path) -> None:
+    """The tasks of the role hand the digest on; here they are one task."""
+    task = {
+        "image": "image:1",
+        "models": ["digits"],
+        "latency": False,
+        "keep": {"path": str(tmp_path / "checks.json"), "digest": "d1"},
+    }
+    tasks = [{"name": "Keep", "npufleet.triton.inference_check": task}]
+    (tmp_path / "keep.yml").write_text(yaml.safe_dump([{"hosts": "right", "gather_facts": False, "tasks": tasks}]))
+    (fleet / "ran").write_text("")
+    run = play(fleet, playbook=tmp_path / "keep.yml", limit="right")
+    assert (run.returncode, re.findall(r"changed=(\d)", run.stdout)) == (0, ["1"]), run.stdout + run.stderr
+    assert (fleet / "ran").read_text() == ""
+    head, body = (tmp_path / "checks.json").read_bytes().split(b"\n", 1)
+    assert json.loads(head)["checks"] == "d1"
+    document = json.loads(body)["document"]
+    assert (document["host"], document["latency"], document["unproven"]) == ("right", False, [])
+    assert [one["model"] for one in document["checks"]] == ["digits"]
+    run = play(fleet, playbook=tmp_path / "keep.yml", limit="right")
+    assert re.findall(r"changed=(\d)", run.stdout) == ["0"]

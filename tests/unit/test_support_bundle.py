@@ -22,7 +22,7 @@ from ansible_collections.npufleet.triton.plugins.modules import support_bundle
 from helpers import fleet, http_server, run_module, unix_server
 
 LIMITS = Limits(seconds=2, size=4096, lines=50)
-EVERY = ["driver", "engine", "image", "models", "server", "watchdog", "monitoring"]
+EVERY = ["driver", "engine", "image", "models", "server", "watchdog", "probe", "monitoring"]
 SECRET = "hunter2/hunter2+ä"
 
 
@@ -86,7 +86,9 @@ def test_bare_host_gives_a_bundle_and_says_what_is_missing(bare: None, tmp_path:
     names = {one.split(":")[0] for one in errors}
     tried = {one.name for one in collect.items(arguments(tmp_path, desired={}), LIMITS)}
     optional = {
-        one for one in tried if "previous" in one or one in ("engine/login.json", "host/maintenance.json", "host/watchdog.json")
+        one
+        for one in tried
+        if "previous" in one or one in ("engine/login.json", "host/maintenance.json", "host/watchdog.json", "host/probe.json")
     }
     assert tried - optional == (set(found) | names) - {"README.txt", "errors.txt", "redaction.txt"} - optional
 

@@ -10,7 +10,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import variables a
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from helpers import ROW, fleet
 
-NPU = ["driver", "engine", "image", "models", "server", "watchdog"]
+NPU = ["driver", "engine", "image", "models", "server", "watchdog", "probe"]
 ROWS = {"24.01": ROW, "25.08": {**ROW, "cards": ["RBLN-CA12", "RBLN-CA22"]}}
 
 
@@ -223,7 +223,7 @@ def test_unknown_concern_is_refused(repository: Path) -> None:
     with pytest.raises(Refusal) as refusal:
         subject.desired(host(repository), ["drivers", "image", "cards"])
     assert refusal.value.reasons == [
-        "there is no concern cards, drivers: name some of driver, engine, image, models, server, watchdog, monitoring"
+        "there is no concern cards, drivers: name some of driver, engine, image, models, server, watchdog, probe, monitoring"
     ]
 
 

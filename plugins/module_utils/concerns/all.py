@@ -11,9 +11,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
     image,
     models,
     monitoring,
+    probe_timer,
     server,
     watchdog,
 )
 
 # Each has desired() for the controller, read() for the host, and diff() between the two.
-CONCERNS: Dict[str, ModuleType] = {one.CONCERN: one for one in (driver, engine, image, models, server, watchdog, monitoring)}
+CONCERNS: Dict[str, ModuleType] = {
+    one.CONCERN: one for one in (driver, engine, image, models, server, watchdog, probe_timer, monitoring)
+}

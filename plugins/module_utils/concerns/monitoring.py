@@ -1,8 +1,9 @@
-"""Prometheus: one file of targets, one scrape job, and whether every target is really scraped."""
+"""Prometheus: one file of targets, one scrape job, one file of rules, and whether it really scrapes and judges by them."""
 
 from __future__ import annotations
 
 import json
+import re
 import urllib.parse
 from typing import Any, Dict, List, Mapping, Optional
 
@@ -13,6 +14,8 @@ CONCERN = "monitoring"
 JOB = "npufleet-triton"
 # A target that was up within this time is no drift: a server that restarts misses a scrape or two.
 WINDOW = "2m"
+# Where Prometheus' configuration lists files of rules
+RULE_FILES = re.compile("^rule_files:", re.MULTILINE)
 
 
 def desired(variables: Mapping[str, Any], now: bool) -> Dict[str, Any]:
@@ -36,8 +39,15 @@ def desired(variables: Mapping[str, Any], now: bool) -> Dict[str, Any]:
         "hosts": sorted(one["labels"]["host"] for one in targets),
         "job": variables["monitoring_scrape_job"],
         "port": int(variables["monitoring_prometheus_port"]),
+        "rules_file": variables["monitoring_rules_file"],
+        "rules": _content(variables["monitoring_rules"]),
         "now": now,
     }
+
+
+def _content(path: str) -> str:
+    with open(path, encoding="utf-8") as source:
+        return source.read()
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
@@ -46,12 +56,24 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     if health and not wanted["now"]:
         lately = _up_lately(wanted["port"])
         health = {host: "up" if host in lately else words for host, words in health.items()}
+    config = text(wanted["config"]) or ""
     return {
         "packages": sorted(packages(wanted["packages"])),
         "targets": text(wanted["targets_file"]),
-        "job": wanted["job"] in (text(wanted["config"]) or ""),
+        "job": wanted["job"] in config,
+        "rules": text(wanted["rules_file"]),
+        "rule_files": RULE_FILES.search(config) is not None,
+        "rules_listed": re.search(f"^ *- +{re.escape(wanted['rules_file'])} *$", config, re.MULTILINE) is not None,
+        "rules_loaded": _rules(wanted["port"], wanted["rules_file"]),
         "health": health,
     }
+
+
+def _rules(port: int, path: str) -> List[str]:
+    """Names of the alerts that Prometheus has from a file."""
+    status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/rules?type=alert")
+    groups = answer["data"]["groups"] if status == 200 else []
+    return sorted(rule["name"] for group in groups if group.get("file") == path for rule in group["rules"])
 
 
 def _targets(port: int) -> Optional[Dict[str, str]]:
@@ -83,9 +105,17 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, wanted["targets_file"], actual["targets"], wanted["targets"], "configure"))
     if not actual["job"]:
         plan.append(item(CONCERN, "scrape job", None, JOB, "configure"))
+    if actual["rules"] != wanted["rules"]:
+        plan.append(item(CONCERN, wanted["rules_file"], actual["rules"], wanted["rules"], "configure"))
+    if not actual["rules_listed"]:
+        plan.append(item(CONCERN, "rule_files", None, wanted["rules_file"], "configure"))
     if actual["health"] is None:
         plan.append(item(CONCERN, "service", None, "a Prometheus that answers on port {}".format(wanted["port"]), "start"))
         return plan
+    alerts = sorted(re.findall(r"^ *(?:- +)?alert: *[\"']?(\w+)", wanted["rules"], re.MULTILINE))
+    if actual["rules_loaded"] != alerts:
+        found = ", ".join(actual["rules_loaded"]) or None
+        plan.append(item(CONCERN, "alerts", found, ", ".join(alerts), "configure"))
     for host in wanted["hosts"]:
         if actual["health"].get(host) != "up":
             plan.append(item(CONCERN, "up of " + host, actual["health"].get(host, "not scraped"), "up", "wait"))

@@ -1,0 +1,179 @@
+"""The continuous probe of the server: its timer, program and configuration, and the checks that it asks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from typing import Any, Dict, List, Mapping, Optional
+
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible_collections.npufleet.triton.plugins.module_utils import client
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import run, text
+
+CONCERN = "probe"
+TIMER = "npufleet-probe.timer"
+SERVICE_FILE = "/etc/systemd/system/npufleet-probe.service"
+TIMER_FILE = "/etc/systemd/system/" + TIMER
+PROGRAM = "/usr/local/lib/npufleet/npufleet_probe.py"
+CONFIG = "/etc/npufleet/probe.json"
+# Golden data, and maybe the key of a restricted API: for root alone
+DOCUMENT = "/etc/npufleet/probe_checks.json"
+CONTAINER = "npufleet-probe"
+# Where the collection has the program; on a host this is never opened.
+SOURCE = os.path.join(
+    os.path.dirname(os.path.realpath(__file__)),
+    "../../..",
+    "roles/inference_check/files/npufleet_probe.py",
+)
+SERVICE_TEXT = f"""# Written by npufleet
+[Unit]
+Description=Probe of the Triton server by inference
+After=docker.service
+StartLimitIntervalSec=0
+
+[Service]
+Type=oneshot
+ExecStart=/usr/bin/python3 -I {PROGRAM} {CONFIG}
+TimeoutStartSec={{patience}}
+Nice=10
+UMask=0077
+NoNewPrivileges=yes
+SyslogIdentifier=npufleet-probe
+"""
+# The first one a moment after the timer's own start, at boot or after a change
+TIMER_TEXT = """# Written by npufleet
+[Unit]
+Description=Continuous probe of the Triton server by inference
+
+[Timer]
+OnActiveSec=5
+OnUnitActiveSec={interval}
+RandomizedDelaySec={jitter}
+AccuracySec=1
+
+[Install]
+WantedBy=timers.target
+"""
+# Least seconds of each of these variables
+LEAST = {"interval": 5, "jitter": 0, "limit": 1}
+# A probe that has not run for so many intervals is late.
+LATE = 5
+SHOWN = 5
+
+
+def desired(variables: Mapping[str, Any], checks: Optional[str]) -> Dict[str, Any]:
+    """Texts of units and configuration, digests of the program and of what the checks follow from; no `files`: no probe."""
+    root = variables["npufleet_root"]
+    if not boolean(variables["inference_check_probe"]):
+        return {"root": root, "files": None}
+    given = {name: int(variables["inference_check_probe_" + name]) for name in LEAST}
+    wrong = [name for name, least in LEAST.items() if given[name] < least]
+    if wrong:
+        raise Refusal([f"inference_check_probe_{name} is {given[name]}, wanted {LEAST[name]} s or more" for name in wrong])
+    config = {
+        "host": variables["inventory_hostname"],
+        "document": DOCUMENT,
+        "command": client.command("docker", variables["inference_check_image"], ["--name", CONTAINER]),
+        "remove": ["docker", "rm", "--force", CONTAINER],
+        "limit": given["limit"],
+        "interval": given["interval"],
+        "state": root + "/probe.json",
+        "textfile": variables["inference_check_probe_directory"] + "/npufleet.prom",
+        "maintenance": root + "/maintenance.json",
+        "deployment_limit": int(variables["triton_server_watchdog_deployment_limit"]),
+    }
+    with open(SOURCE, "rb") as source:
+        program = hashlib.sha256(source.read()).hexdigest()
+    return {
+        "root": root,
+        "directory": variables["inference_check_probe_directory"],
+        "files": {
+            # A container that is taken away takes its time, too.
+            "service": SERVICE_TEXT.format(patience=given["limit"] + 60),
+            "timer": TIMER_TEXT.format(interval=given["interval"], jitter=given["jitter"]),
+            "config": json.dumps(config, indent=2, sort_keys=True) + "\n",
+            "program": program,
+        },
+        "checks": checks,
+    }
+
+
+def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
+    """The files, what systemd says of the timer, and the result that was left last."""
+    program = text(PROGRAM)
+    shown = run("systemctl", "show", "--property=ActiveState,UnitFileState", TIMER)[1]
+    states = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    return {
+        "service": text(SERVICE_FILE),
+        "timer": text(TIMER_FILE),
+        "config": text(CONFIG),
+        "program": None if program is None else hashlib.sha256(program.encode()).hexdigest(),
+        "checks": _checks(DOCUMENT),
+        "enabled": states.get("UnitFileState") == "enabled",
+        "active": states.get("ActiveState", "unknown"),
+        "state": _state(wanted["root"] + "/probe.json"),
+    }
+
+
+def _checks(path: str) -> Optional[str]:
+    """The digest that the kept checks follow from, empty where they are not as they were written, None without any."""
+    try:
+        with open(path, "rb") as source:
+            head = json.loads(source.readline())
+            whole = head["document"] == hashlib.sha256(source.read()).hexdigest()
+            return head["checks"] if whole and os.fstat(source.fileno()).st_mode & 0o077 == 0 else ""
+    except OSError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _state(path: str) -> Dict[str, Any]:
+    """The last result without the checks that passed."""
+    try:
+        state = json.loads(text(path) or "{}")
+        failed = [f"{one['name']}: {one['why']}" for one in state.get("checks", []) if not one["ok"]]
+        kept = {key: state[key] for key in ("when", "at", "interval", "paused", "unavailable") if key in state}
+        return {**kept, "count": len(state.get("checks", [])), "failed": failed} if kept else {}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+    """One item at most: the probe is put in order as a whole."""
+    names = {"service": "unit file", "timer": "timer file", "config": "configuration", "program": "program", "checks": "checks"}
+    files = wanted["files"]
+    if files is None:
+        there = [words for name, words in names.items() if actual[name] is not None]
+        return [item(CONCERN, TIMER, "there: " + ", ".join(there), None, "unprobe")] if there else []
+    expected = {**files, "checks": wanted["checks"]}
+    found = [
+        f"{'no' if actual[name] is None else 'other' if name == 'checks' else 'another'} {words}"
+        for name, words in names.items()
+        if actual[name] != expected[name]
+    ]
+    if not found:
+        found = [] if actual["enabled"] else ["disabled"]
+        found += [] if actual["active"] == "active" else [actual["active"]]
+    return [item(CONCERN, TIMER, ", ".join(found), "enabled and active, as the inventory has it", "probe")] if found else []
+
+
+def warning(actual: Mapping[str, Any], now: Optional[float] = None) -> Optional[str]:
+    """What the probe of a host found wrong, or why nothing is to be known of it; None where all is well."""
+    state = actual.get("state") or {}
+    if actual.get("active") != "active" or not state or state.get("paused"):
+        return None
+    when = state.get("when", "")
+    if (time.time() if now is None else now) - state.get("at", 0) > LATE * state.get("interval", 0):
+        return f"the probe has not run since {when}: see journalctl --unit npufleet-probe"
+    if state.get("unavailable"):
+        return "the probe cannot ask, {}: {}".format(when, state["unavailable"].get("why"))
+    if state["failed"]:
+        shown = "; ".join(state["failed"][:SHOWN])
+        more = len(state["failed"]) - SHOWN
+        rest = f"; and {more} more" if more > 0 else ""
+        return "{} of {} checks of the probe failed, {}: {}{}".format(len(state["failed"]), state["count"], when, shown, rest)
+    return None

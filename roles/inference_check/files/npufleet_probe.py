@@ -1,0 +1,257 @@
+#!/usr/bin/python3
+"""Asks the Triton server of this host what its checks ask, and leaves the answers for node exporter and as JSON.
+
+npufleet_probe.py CONFIG: a JSON file, see `Config`. Runs as root from a systemd timer, on Python 3.9 and the standard library.
+It ends with 0 where it left a result, whatever the result says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import datetime, timezone
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+LOCK = "/run/npufleet-probe.lock"
+# Whoever changes what the server serves makes this mark; while it is there and young, nothing is asked.
+DEPLOYMENT = "/run/npufleet-deployment"
+# What docker ends with when the engine itself refuses
+ENGINE_FAILED = 125
+# Why there is nobody to ask with
+UNAVAILABLE = ("checks", "client", "engine", "image", "time")
+PAUSED = ("deployment", "maintenance")
+SHOWN = 20
+# What is kept of a result: pictures and golden texts are not
+KEPT = ("name", "model", "check", "protocol", "ok", "why", "ms", "latency")
+
+HELP = {
+    "npufleet_check_ok": "Whether a check by inference passed (1) or not (0).",
+    "npufleet_check_duration_seconds": "Time that the slowest request of a check took.",
+    "npufleet_checks": "Checks that were asked, each over one protocol.",
+    "npufleet_checks_failed": "Checks that did not pass.",
+    "npufleet_probe_duration_seconds": "Time that the last probe took, its container included.",
+    "npufleet_probe_interval_seconds": "Time between two probes.",
+    "npufleet_probe_last_attempt_timestamp_seconds": "When the probe last ran, whether it could ask or not.",
+    "npufleet_probe_last_run_timestamp_seconds": "When the probe last asked every check.",
+    "npufleet_probe_paused": "Whether the probe asked nothing for this reason (1).",
+    "npufleet_probe_unavailable": "Whether the probe had nothing to ask with for this reason (1).",
+}
+
+
+class Config(NamedTuple):
+    """The configuration: times in seconds."""
+
+    host: str
+    # A line with digests, then what the client takes on standard input
+    document: str
+    # Runs the client; takes away a container of it that was left behind
+    command: List[str]
+    remove: List[str]
+    limit: float
+    interval: float
+    state: str
+    textfile: str
+    maintenance: str
+    deployment_limit: float
+
+
+class Unavailable(Exception):
+    """Why nothing could be asked."""
+
+    def __init__(self, reason: str, why: str) -> None:
+        super().__init__(why)
+        self.reason, self.why = reason, why
+
+
+@contextlib.contextmanager
+def alone(path: str) -> Iterator[bool]:
+    """Whether no other probe runs; none begins before this one has ended."""
+    with open(path, "w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def paused(config: Config, now: float) -> Optional[str]:
+    """Why nothing is to be asked now, None where something is."""
+    if os.path.lexists(config.maintenance):
+        return "maintenance"
+    with contextlib.suppress(OSError):
+        if now - os.stat(DEPLOYMENT).st_mtime < config.deployment_limit:
+            return "deployment"
+    return None
+
+
+def document(path: str) -> bytes:
+    """What the client is given. Raises Unavailable for a file that is not as it was written."""
+    try:
+        with open(path, "rb") as source:
+            head, body = source.readline(), source.read()
+        if json.loads(head)["document"] != hashlib.sha256(body).hexdigest():
+            raise ValueError("its content is not what was written there")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Unavailable("checks", f"{path}: {error}: run playbooks/site.yml") from None
+    return body
+
+
+def ask(config: Config) -> List[Dict[str, Any]]:
+    """The results of every check. Raises Unavailable where there are none."""
+    given = document(config.document)
+    done = _run(config, given)
+    if done.returncode == ENGINE_FAILED and b"is already in use" in done.stderr:
+        # Nobody but this program has one of that name, and it holds the lock: a probe that was killed left it behind.
+        subprocess.run(config.remove, capture_output=True, timeout=60, check=False)
+        done = _run(config, given)
+    words = " ".join(done.stderr.decode("utf-8", "replace").split())[-600:]
+    if done.returncode == ENGINE_FAILED:
+        raise Unavailable("image" if "no such image" in words.lower() else "engine", words)
+    try:
+        answer = json.loads(done.stdout.decode("utf-8", "replace").strip().rpartition("\n")[2])
+        if "error" in answer:
+            raise Unavailable("client", f"the image lacks it: {answer['error']}")
+        return [{key: one[key] for key in KEPT if key in one} for one in answer["checks"]]
+    except (ValueError, KeyError, TypeError):
+        raise Unavailable("client", f"it ended with {done.returncode} and without a result: {words}") from None
+
+
+def _run(config: Config, given: bytes) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(config.command, input=given, capture_output=True, timeout=config.limit, check=False)
+    except OSError as error:
+        raise Unavailable("engine", str(error)) from None
+    except subprocess.TimeoutExpired:
+        # Only docker's own process is gone by now.
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(config.remove, capture_output=True, timeout=60, check=False)
+        raise Unavailable("time", f"it did not end within {config.limit:g} s") from None
+
+
+def probe(config: Config, before: Mapping[str, Any]) -> Dict[str, Any]:
+    """The state that one probe leaves; `before` is that of the probe before it."""
+    began = time.time()
+    state: Dict[str, Any] = {
+        "host": config.host,
+        "when": datetime.fromtimestamp(began, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "at": began,
+        "last_run": before.get("last_run", 0),
+        "interval": config.interval,
+        "seconds": 0,
+        "paused": paused(config, began),
+        "unavailable": None,
+        "checks": [],
+    }
+    if state["paused"]:
+        return state
+    try:
+        state["checks"] = ask(config)
+        state["last_run"] = began
+    except Unavailable as unavailable:
+        state["unavailable"] = {"reason": unavailable.reason, "why": unavailable.why}
+    state["seconds"] = round(time.time() - began, 2)
+    # A server that somebody took away meanwhile has not failed.
+    wrong = state["unavailable"] or not all(one["ok"] for one in state["checks"])
+    state["paused"] = paused(config, time.time()) if wrong else None
+    if state["paused"]:
+        state.update(unavailable=None, checks=[], last_run=before.get("last_run", 0))
+    return state
+
+
+def page(state: Mapping[str, Any]) -> str:
+    """The state as node exporter reads it. Requests of one check and protocol are one line: the worst of them."""
+    checks: Dict[Tuple[str, str, str], Tuple[bool, float]] = {}
+    for one in state["checks"]:
+        key = (one["model"], one.get("check", ""), one.get("protocol") or "")
+        good, seconds = checks.get(key, (True, 0.0))
+        checks[key] = (good and one["ok"], max(seconds, (one.get("ms") or 0) / 1000))
+    names = [dict(zip(("model", "check", "protocol"), key)) for key in checks]
+    unavailable = (state["unavailable"] or {}).get("reason")
+    found: Dict[str, Sequence[Tuple[Mapping[str, str], float]]] = {
+        "npufleet_check_ok": list(zip(names, [float(good) for good, _seconds in checks.values()])),
+        "npufleet_check_duration_seconds": list(zip(names, [seconds for _good, seconds in checks.values()])),
+        "npufleet_probe_interval_seconds": [({}, state["interval"])],
+        "npufleet_probe_last_attempt_timestamp_seconds": [({}, state["at"])],
+        "npufleet_probe_last_run_timestamp_seconds": [({}, state["last_run"])],
+        "npufleet_probe_paused": [({"reason": one}, one == state["paused"]) for one in PAUSED],
+        "npufleet_probe_unavailable": [({"reason": one}, one == unavailable) for one in UNAVAILABLE],
+    }
+    if state["last_run"] == state["at"]:
+        found["npufleet_checks"] = [({}, len(checks))]
+        found["npufleet_checks_failed"] = [({}, sum(not good for good, _seconds in checks.values()))]
+        found["npufleet_probe_duration_seconds"] = [({}, state["seconds"])]
+    lines = []
+    for name in sorted(found):
+        if found[name]:
+            lines += [f"# HELP {name} {HELP[name]}", f"# TYPE {name} gauge"]
+            lines += [f"{name}{_labels(labels)} {float(value):.15g}" for labels, value in found[name]]
+    return "\n".join(lines) + "\n"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    escaped = {name: value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for name, value in labels.items()}
+    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped.items()) + "}" if labels else ""
+
+
+def write(path: str, content: str, mode: int) -> None:
+    """Write a file as a whole: a reader sees all of it or what was there before."""
+    # Node exporter reads what ends with .prom, and nothing else.
+    draft = path + ".draft"
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(draft)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as target:
+        os.fchmod(target.fileno(), mode)
+        target.write(content)
+    os.replace(draft, path)
+
+
+def last(path: str) -> Dict[str, Any]:
+    """The state that was left last, empty where there is none to be read."""
+    try:
+        with open(path, encoding="utf-8") as source:
+            state = json.load(source)
+        return state if isinstance(state, dict) and isinstance(state.get("last_run", 0), (int, float)) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def words(state: Mapping[str, Any]) -> str:
+    """The state for the journal."""
+    if state["paused"]:
+        return f"nothing was asked: {state['paused']}"
+    if state["unavailable"]:
+        return "nothing could be asked, {reason}: {why}".format(**state["unavailable"])
+    failed = [f"  {one['name']}: {one['why']}" for one in state["checks"] if not one["ok"]]
+    count = len(state["checks"])
+    lines = [f"{count - len(failed)} of {count} checks passed in {state['seconds']:g} s", *failed[:SHOWN]]
+    return "\n".join(lines + ([f"  and {len(failed) - SHOWN} more"] if len(failed) > SHOWN else []))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Entry point."""
+    with open(arguments[0], encoding="utf-8") as source:
+        config = Config(**json.load(source))
+    with alone(LOCK) as free:
+        if not free:
+            print("another probe runs: nothing was asked")
+            return 0
+        state = probe(config, last(config.state))
+        print(words(state), flush=True)
+        try:
+            write(config.textfile, page(state), 0o644)
+            write(config.state, json.dumps(state), 0o600)
+        except OSError as error:
+            print(f"the result cannot be left: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,205 @@
+"""The probe of a running host: it runs, says what it finds, and keeps still while somebody works there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import NPU_HOSTS, ROOT, connect, inspect, playbook
+from test_3_reboot import ready, shown, wait_for
+
+FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
+SERVICE, TIMER = "npufleet-probe.service", "npufleet-probe.timer"
+PAGE = "/var/lib/prometheus/node-exporter/npufleet.prom"
+STATE = "/var/lib/npufleet/probe.json"
+HOLD = "/run/npufleet-deployment"
+MAINTENANCE = "/var/lib/npufleet/maintenance.json"
+
+
+@pytest.fixture(scope="module")
+def first() -> Iterator[Any]:
+    """The first host, as the inventory has it before and after."""
+    host = connect(FIRST)
+    yield host
+    host.check_output("rm -f %s %s", HOLD, MAINTENANCE)
+    run = playbook("site.yml")
+    assert run.code == 0, run.output
+    assert playbook("status.yml").code == 0
+
+
+def probed(host: Any) -> dict[str, float]:
+    """The metrics that one probe leaves. Starting a oneshot unit waits for its end, also for one that is under way."""
+    host.check_output("systemctl start %s", SERVICE)
+    return metrics(host)
+
+
+def metrics(host: Any) -> dict[str, float]:
+    lines = host.check_output("cat %s", PAGE).splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+
+def set_reasons(found: dict[str, float], name: str) -> list[str]:
+    return [one.split('"')[1] for one, value in found.items() if one.startswith(name) and value == 1]
+
+
+def failed(found: dict[str, float]) -> list[str]:
+    return sorted(one for one, value in found.items() if one.startswith("npufleet_check_ok") and value == 0)
+
+
+def changed(checks: Path, **variables: Any) -> list[str]:
+    """Options of site.yml for the first host with check files of these tests before all others."""
+    dirs = {
+        "inference_check_checks_dir": [str(checks), str(ROOT / "lab/checks")],
+        "inference_check_golden_dir": [str(ROOT / "lab/golden")],
+    }
+    return ["--limit", f"{FIRST},localhost", "-e", json.dumps({**dirs, **variables})]
+
+
+def test_timer_is_enabled_and_a_first_result_is_there(npu: Any) -> None:
+    assert shown(npu, TIMER, "ActiveState") == "active"
+    assert shown(npu, TIMER, "UnitFileState") == "enabled"
+    wait_for(lambda: npu.file(STATE).exists, 60)
+    # Asked anew: the one at a boot, of the tests before these, finds a server that still loads.
+    found = probed(npu)
+    assert failed(found) == []
+    assert found["npufleet_checks"] > 0
+    assert (found["npufleet_checks_failed"], set_reasons(found, "npufleet_probe_unavailable")) == (0, [])
+    assert npu.file("/etc/npufleet/probe_checks.json").mode == 0o600
+    assert npu.file(STATE).mode == 0o600
+    assert npu.file(PAGE).mode == 0o644
+    state = json.loads(npu.file(STATE).content_string)
+    assert {one["model"] for one in state["checks"]} == set(npu.check_output("ls /var/lib/npufleet/served").split())
+    verified = npu.run("systemd-analyze verify --man=no /etc/systemd/system/npufleet-probe.service /etc/systemd/system/%s", TIMER)
+    assert (verified.rc, verified.stderr) == (0, "")
+    # Its container is gone.
+    assert "npufleet-probe" not in npu.check_output("docker ps --all --format '{{.Names}}'")
+
+
+def test_promtool_takes_the_metrics_and_the_rules(npu: Any, ops: Any) -> None:
+    page = npu.check_output("cat %s", PAGE)
+    done = ops.run("printf '%%s\\n' %s | promtool check metrics", page)
+    assert (done.rc, done.stdout + done.stderr) == (0, "")
+
+
+def test_prometheus_has_the_rules_and_they_fire_where_they_should(ops: Any) -> None:
+    rules, tests = ((ROOT / path).read_text() for path in ("files/alerts/npufleet.yml", "tests/alerts/npufleet_test.yml"))
+    assert ops.file("/etc/prometheus/npufleet/alerts.yml").content_string == rules
+    ops.check_output("mkdir -p /run/alerts && cp /etc/prometheus/npufleet/alerts.yml /run/alerts/npufleet.yml")
+    ops.check_output("printf %%s %s > /run/alerts/npufleet_test.yml", tests)
+    done = ops.run("cd /run/alerts && promtool test rules npufleet_test.yml")
+    assert done.rc == 0, done.stdout + done.stderr
+    script = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9090/api/v1/rules?type=alert').read().decode())"
+    groups = json.loads(ops.check_output("python3 -c %s", script))["data"]["groups"]
+    loaded = [rule for group in groups if group["file"] == "/etc/prometheus/npufleet/alerts.yml" for rule in group["rules"]]
+    assert {rule["name"] for rule in loaded} == {rule["alert"] for rule in yaml.safe_load(rules)["groups"][0]["rules"]}
+    assert {rule["health"] for rule in loaded} <= {"ok", "unknown"}
+
+
+def test_wrong_golden_shows_as_a_metric_and_a_warning_and_is_no_difference_of_the_host(first: Any) -> None:
+    """What is kept is changed as a renewal would: a label that no server answers."""
+    script = """
+import hashlib, json
+path = "/etc/npufleet/probe_checks.json"
+head, body = open(path, "rb").read().split(b"\\n", 1)
+given = json.loads(body)
+(digits,) = [one for one in given["document"]["checks"] if one["model"] == "digits"]
+digits["checks"][0]["expect"]["OUTPUT__0"]["argmax"] = [11] * 40
+body = json.dumps(given).encode()
+head = {**json.loads(head), "document": hashlib.sha256(body).hexdigest()}
+open(path, "wb").write(json.dumps(head).encode() + b"\\n" + body)
+"""
+    first.check_output("cp -p /etc/npufleet/probe_checks.json /root/checks.json")
+    try:
+        first.check_output("python3 -c %s", script)
+        found = probed(first)
+        name = 'npufleet_check_ok{model="digits",check="digit",protocol="%s"}'
+        assert failed(found) == sorted(name % protocol for protocol in ("http", "grpc"))
+        assert found["npufleet_checks_failed"] == 2
+        status = playbook("status.yml")
+        assert status.code == 0, status.output
+        assert "checks of the probe failed" in status.output
+    finally:
+        first.check_output("mv /root/checks.json /etc/npufleet/probe_checks.json")
+    assert failed(probed(first)) == []
+
+
+def test_nothing_is_asked_during_a_deployment_or_maintenance(first: Any) -> None:
+    before = probed(first)["npufleet_probe_last_run_timestamp_seconds"]
+    for reason, mark in (("deployment", HOLD), ("maintenance", MAINTENANCE)):
+        first.check_output("echo '{}' > %s", mark)
+        since = first.check_output("date +%%s.%%N")
+        found = probed(first)
+        events = "docker events --since %s --until $(date +%%s.%%N) --filter event=start --format '{{.Actor.Attributes.name}}'"
+        started = first.check_output(events, since)
+        first.check_output("rm -f %s", mark)
+        assert "npufleet-probe" not in started
+        assert set_reasons(found, "npufleet_probe_paused") == [reason]
+        assert [one for one in found if one.startswith("npufleet_check")] == []
+        assert found["npufleet_probe_last_run_timestamp_seconds"] == before
+    assert probed(first)["npufleet_probe_last_run_timestamp_seconds"] > before
+
+
+def test_server_that_is_down_fails_every_check(first: Any) -> None:
+    first.check_output("systemctl stop npufleet-watchdog && docker stop triton")
+    try:
+        found = probed(first)
+        assert len(failed(found)) == found["npufleet_checks"] > 0
+        assert set_reasons(found, "npufleet_probe_unavailable") == []
+    finally:
+        first.check_output("docker start triton && systemctl start npufleet-watchdog")
+        wait_for(lambda: ready(first), 120)
+
+
+def test_image_that_is_gone_is_told_apart_from_a_server_that_is(first: Any) -> None:
+    first.check_output("cp -p /etc/npufleet/probe.json /root/probe.json")
+    try:
+        image = inspect(first)["Image"]
+        first.check_output("sed -i s/%s/gone:1/ /etc/npufleet/probe.json", image)
+        found = probed(first)
+        assert set_reasons(found, "npufleet_probe_unavailable") == ["image"]
+        # And it is a difference, which an ordinary run repairs.
+        assert playbook("status.yml").code == 2
+    finally:
+        first.check_output("mv /root/probe.json /etc/npufleet/probe.json")
+
+
+def test_other_checks_are_a_difference_that_one_run_repairs(first: Any, tmp_path: Path) -> None:
+    text = (ROOT / "files/checks/digits.yml").read_text()
+    latency = """
+  - name: fast enough
+    protocols: [grpc]
+    inputs: {INPUT__0: {npy: images.npy}}
+    rows: {first: 0, count: 1}
+    latency: {clients: 2, requests: 100, p99_ms: 60000}
+"""
+    (tmp_path / "digits.yml").write_text(text + latency)
+    checked = playbook("site.yml", "--check", "--diff", *changed(tmp_path))
+    assert checked.code == 0, checked.output
+    assert "other checks" in checked.output
+    run = playbook("site.yml", *changed(tmp_path))
+    assert run.code == 0, run.output
+    again = playbook("site.yml", *changed(tmp_path))
+    assert (again.code, again.changed().get(FIRST)) == (0, 0), again.output
+    # The gate has run the load, the probe does not.
+    found = probed(first)
+    assert failed(found) == []
+    assert not any("fast enough" in one for one in found)
+    proof = playbook("check.yml", *changed(tmp_path, inference_check_results_dir=str(tmp_path / "results")))
+    assert proof.code == 0, proof.output
+    results = json.loads((tmp_path / f"results/{FIRST}.json").read_text())["checks"]
+    (load,) = [one for one in results if one["check"] == "fast enough"]
+    assert (load["ok"], load["latency"]["requests"], load["latency"]["p99_ms"] > 0) == (True, 100, True)
+
+
+def test_it_can_be_switched_off_and_leaves_nothing(first: Any) -> None:
+    run = playbook("site.yml", "--limit", f"{FIRST},localhost", "-e", '{"inference_check_probe": false}')
+    assert run.code == 0, run.output
+    left = first.run("ls %s %s /etc/npufleet/probe.json /etc/npufleet/probe_checks.json /etc/systemd/system/%s", PAGE, STATE, TIMER)
+    assert "npufleet" not in left.stdout
+    assert shown(first, TIMER, "LoadState") == "not-found"
+    again = playbook("site.yml", "--limit", f"{FIRST},localhost", "-e", '{"inference_check_probe": false}')
+    assert (again.code, again.changed().get(FIRST)) == (0, 0), again.output

@@ -1,0 +1,331 @@
+"""The probe of the server: what its files are, what counts as a difference, and what it says of the last result."""
+
+from __future__ import annotations
+
+import configparser
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from ansible_collections.npufleet.triton.plugins.module_utils import check_sources, client, inference, variables
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer as subject
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.modules import inference_check
+from helpers import ROOT, fleet, run_module
+from small_triton import certificates
+
+SOURCE = ROOT / "roles/inference_check/files/npufleet_probe.py"
+spec = importlib.util.spec_from_file_location("npufleet_probe", SOURCE)
+assert spec is not None
+assert spec.loader is not None
+program = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(program)
+
+LIBRARY = Path(str(inference.__file__)).read_text()
+
+
+def wanted(**inventory: Any) -> dict[str, Any]:
+    return subject.desired(fleet(npufleet_lock={"24.01": {"id": "sha256:abc"}}, **inventory), "d1")
+
+
+def actual(desired: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A host that is as wanted, with changes."""
+    return {**desired["files"], "checks": desired["checks"], "enabled": True, "active": "active", "state": {}, **changes}
+
+
+# What is wanted
+
+
+def test_configuration_is_what_the_program_takes_and_the_image_the_locked_one() -> None:
+    files = wanted(inference_check_probe_interval=90, npufleet_root="/srv/npu", triton_server_watchdog_deployment_limit=7)["files"]
+    config = program.Config(**json.loads(files["config"]))
+    assert config.command == client.command("docker", "sha256:abc", ["--name", "npufleet-probe"])
+    assert config.remove[-1] == config.command[config.command.index("--name") + 1]
+    assert (config.interval, config.deployment_limit, config.host) == (90, 7, "npu1")
+    assert (config.state, config.maintenance) == ("/srv/npu/probe.json", "/srv/npu/maintenance.json")
+    assert config.textfile == "/var/lib/prometheus/node-exporter/npufleet.prom"
+    assert files["program"] == hashlib.sha256(SOURCE.read_bytes()).hexdigest()
+    assert "OnUnitActiveSec=90\n" in files["timer"]
+
+
+def test_times_that_no_timer_takes_are_refused_at_once() -> None:
+    with pytest.raises(Refusal) as refused:
+        wanted(inference_check_probe_interval=0, inference_check_probe_jitter=-1)
+    assert refused.value.reasons == [
+        "inference_check_probe_interval is 0, wanted 5 s or more",
+        "inference_check_probe_jitter is -1, wanted 0 s or more",
+    ]
+
+
+def test_systemd_is_more_patient_than_the_probe() -> None:
+    files = wanted(inference_check_probe_limit=1000)["files"]
+    (line,) = [line for line in files["service"].splitlines() if line.startswith("TimeoutStartSec=")]
+    # Taking a container away may take a minute.
+    assert int(line.split("=")[1]) >= 1000 + 60
+    assert f"ExecStart=/usr/bin/python3 -I {subject.PROGRAM} {subject.CONFIG}" in files["service"]
+
+
+def test_systemd_takes_the_units(tmp_path: Path) -> None:
+    files = wanted()["files"]
+    for kind, sections in (("service", ["Unit", "Service"]), ("timer", ["Unit", "Timer", "Install"])):
+        path = tmp_path / f"npufleet-probe.{kind}"
+        path.write_text(files[kind])
+        unit = configparser.ConfigParser(interpolation=None)
+        unit.read(path)
+        assert unit.sections() == sections
+    analyze = shutil.which("systemd-analyze")
+    # Without systemd here, the lab's hosts judge them.
+    if analyze:
+        units = [str(tmp_path / f"npufleet-probe.{kind}") for kind in ("service", "timer")]
+        done = subprocess.run([analyze, "verify", "--man=no", *units], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_files_of_the_tasks_are_those_of_the_concern() -> None:
+    install, remove = ((ROOT / f"roles/inference_check/tasks/{name}.yml").read_text() for name in ("probe_install", "unprobe"))
+    for path in (subject.SERVICE_FILE, subject.TIMER_FILE, subject.CONFIG, subject.DOCUMENT, subject.PROGRAM):
+        assert path in install
+        assert f"- {path}\n" in remove
+
+
+def test_what_is_kept_is_asked_as_the_proof_asks_it() -> None:
+    """Both tasks hand on the same arguments, and the digest is over the same server."""
+    ask, keep = (
+        next(one["npufleet.triton.inference_check"] for one in yaml.safe_load(text) if "npufleet.triton.inference_check" in one)
+        for text in ((ROOT / f"roles/inference_check/tasks/{name}.yml").read_text() for name in ("main", "probe_install"))
+    )
+    options = inference_check.new_module.keywords["argument_spec"]["server"]["options"]
+    assert {key for key in ask if ask[key] != keep.get(key)} == {"latency", "results_dir"}
+    assert set(keep) - set(ask) == {"keep"}
+    assert ask["server"].keys() == check_sources.server_of(fleet()).keys() == options.keys()
+
+
+# The digest over what the checks follow from
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    (tmp_path / "checks").mkdir()
+    (tmp_path / "golden/data").mkdir(parents=True)
+    (tmp_path / "checks/m.yml").write_text("model: m\ngolden: data\nchecks: []\n")
+    (tmp_path / "golden/data/rows.npy").write_text("1")
+    return tmp_path
+
+
+def digest(site: Path, **inventory: Any) -> str:
+    dirs = {"inference_check_checks_dir": [str(site / "checks")], "inference_check_golden_dir": [str(site / "golden")]}
+    return check_sources.digest(fleet(**{"triton_models": [{"name": "m"}], **dirs, **inventory}))
+
+
+def test_digest_follows_from_everything_that_is_asked(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digest(site)
+    assert digest(site) == before
+    assert digest(site, triton_models=[{"name": "m"}, {"name": "n", "hosts": ["elsewhere"]}]) == before
+    (site / "golden/others").mkdir()
+    (site / "golden/others/rows.npy").write_text("2")
+    assert digest(site) == before
+    hosts = {"npu_hosts": ["npu0", "npu1"]}
+    changed = [
+        digest(site, triton_models=[{"name": "m"}, {"name": "n"}]),
+        digest(site, npufleet_http_port=9),
+        digest(site, inference_check_headers={"key": "1"}),
+        digest(site, inference_check_timeout=3),
+        digest(site, inference_check_probe_latency=True),
+        digest(site, groups=hosts),
+    ]
+    (site / "golden/data/rows.npy").write_text("2")
+    changed.append(digest(site))
+    (site / "golden/data/more.npy").write_text("")
+    changed.append(digest(site))
+    (site / "checks/m.yml").write_text("model: m\nchecks: []\n")
+    changed.append(digest(site))
+    monkeypatch.setattr(check_sources, "CODE", ("inference.py",))
+    changed.append(digest(site))
+    assert len({before, *changed}) == 1 + len(changed)
+
+
+def test_files_of_tls_are_part_of_it_and_missing_ones_are_refused(site: Path, tmp_path: Path) -> None:
+    tls = certificates(tmp_path)
+    first = digest(site, inference_check_grpc_tls={"ca": tls["ca"]})
+    assert first != digest(site)
+    assert first != digest(site, inference_check_grpc_tls={"ca": tls["server"]})
+    with pytest.raises(Refusal) as refused:
+        one = {"ca": "/none", "cert": tls["client"]}
+        digest(site, inference_check_http_tls=one, inference_check_grpc_tls={"ca": "/etc/passwd"})
+    assert [reason.split(",")[0] for reason in refused.value.reasons] == [
+        "http_tls: found cert or key alone",
+        "http_tls.ca: found [Errno 2] No such file or directory: '/none'",
+        "grpc_tls.ca: found /etc/passwd without -----BEGIN",
+    ]
+
+
+def test_no_probe_needs_no_checks(site: Path) -> None:
+    found, _manifests = variables.desired(fleet(inference_check_probe=False, inference_check_checks_dir=["/none"]), ["probe"])
+    assert found["probe"]["files"] is None
+
+
+# Keeping
+
+
+def keep(path: Path, check: bool = False, **document: Any) -> dict[str, Any]:
+    whole = {"host": "npu1", "host_index": 0, "checks": [], "unproven": [], **document}
+    arguments = {"image": "i", "library": LIBRARY, "document": whole, "keep": {"path": str(path), "digest": "d1"}}
+    return run_module(inference_check, arguments, check=check)
+
+
+def test_checks_are_kept_for_root_alone_and_only_written_when_they_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "checks.json"
+    monkeypatch.setattr(subject, "DOCUMENT", str(path))
+    assert (keep(path, check=True)["changed"], path.exists()) == (True, False)
+    assert keep(path)["changed"] is True
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert keep(path)["changed"] is False
+    assert subject._checks(str(path)) == "d1"
+    assert keep(path, host_index=1)["changed"] is True
+    # What others could have read, or changed, is written anew.
+    path.chmod(0o644)
+    assert subject._checks(str(path)) == ""
+    assert keep(path, host_index=1)["changed"] is True
+    assert subject._checks(str(path)) == "d1"
+    path.write_text(path.read_text().replace('"host": "npu1"', '"host": "npu2"'))
+    assert subject._checks(str(path)) == ""
+    assert os.listdir(tmp_path) == ["checks.json"]
+    path.write_text("no json")
+    assert subject._checks(str(path)) == ""
+    path.unlink()
+    assert subject._checks(str(path)) is None
+
+
+def test_place_that_is_not_there_is_named(tmp_path: Path) -> None:
+    found = keep(tmp_path / "none/checks.json")
+    assert (found["failed"], found["msg"].startswith("npu1: the checks of the probe cannot be kept in ")) == (True, True)
+
+
+# Differences
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, None),
+        (
+            dict.fromkeys(("service", "timer", "config", "program", "checks")),
+            "no unit file, no timer file, no configuration, no program, no checks",
+        ),
+        ({"config": "{}"}, "another configuration"),
+        ({"checks": "d0"}, "other checks"),
+        ({"checks": ""}, "other checks"),
+        ({"program": "x"}, "another program"),
+        ({"enabled": False, "active": "inactive"}, "disabled, inactive"),
+        ({"active": "failed"}, "failed"),
+    ],
+)
+def test_differences(changes: dict[str, Any], words: str | None) -> None:
+    plan = subject.diff(wanted(), actual(wanted(), **changes))
+    text = "enabled and active, as the inventory has it"
+    item = {"concern": "probe", "name": "npufleet-probe.timer", "current": words, "desired": text, "action": "probe"}
+    assert plan == ([item] if words else [])
+
+
+@pytest.mark.parametrize("no", [False, "false", "no"])
+def test_probe_that_is_not_wanted(no: Any) -> None:
+    off = wanted(inference_check_probe=no)
+    there = actual(wanted())
+    (item,) = subject.diff(off, there)
+    assert (item["current"], item["desired"], item["action"]) == (
+        "there: unit file, timer file, configuration, program, checks",
+        None,
+        "unprobe",
+    )
+    bare = {**there, **dict.fromkeys(("service", "timer", "config", "program", "checks"))}
+    assert subject.diff(off, bare) == []
+
+
+def test_read_and_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SERVICE_FILE", "TIMER_FILE", "PROGRAM", "CONFIG", "DOCUMENT"):
+        monkeypatch.setattr(subject, name, f"{tmp_path}/{name}")
+    monkeypatch.setattr(subject, "run", lambda *_words: (127, "systemctl is not installed"))
+    asked = {**wanted(), "root": str(tmp_path)}
+    bare = subject.read(asked)
+    assert (bare["enabled"], bare["active"], bare["state"], bare["checks"]) == (False, "unknown", {}, None)
+    monkeypatch.setattr(subject, "run", lambda *_words: (0, "ActiveState=active\nUnitFileState=enabled"))
+    for name, key in (("SERVICE_FILE", "service"), ("TIMER_FILE", "timer"), ("CONFIG", "config")):
+        (tmp_path / name).write_text(asked["files"][key])
+    (tmp_path / "PROGRAM").write_bytes(SOURCE.read_bytes())
+    keep(tmp_path / "DOCUMENT")
+    checks = [{"name": "m/http/a", "ok": True, "why": ""}, {"name": "m/http/b", "ok": False, "why": "wrong"}]
+    state = {"when": "w", "at": 5, "interval": 60, "paused": None, "unavailable": None, "checks": checks, "seconds": 1}
+    (tmp_path / "probe.json").write_text(json.dumps(state))
+    there = subject.read(asked)
+    assert subject.diff(asked, there) == []
+    # What passed is not carried to the controller.
+    assert (there["state"]["count"], there["state"]["failed"]) == (2, ["m/http/b: wrong"])
+    for content in ("{", "[]", '{"checks": [1]}'):
+        (tmp_path / "probe.json").write_text(content)
+        assert subject.read(asked)["state"] == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, None),
+        ({"failed": ["a: x"]}, "1 of 9 checks of the probe failed, W: a: x"),
+        ({"failed": list("abcdefg")}, "7 of 9 checks of the probe failed, W: a; b; c; d; e; and 2 more"),
+        ({"unavailable": {"reason": "image", "why": "no such image"}}, "the probe cannot ask, W: no such image"),
+        ({"at": 699, "failed": ["a: x"]}, "the probe has not run since W: see journalctl --unit npufleet-probe"),
+        ({"failed": ["a: x"], "paused": "maintenance"}, None),
+    ],
+)
+def test_what_it_found_is_a_warning(changes: dict[str, Any], words: str | None) -> None:
+    state = {"when": "W", "at": 950, "interval": 60, "paused": None, "unavailable": None, "count": 9, "failed": [], **changes}
+    assert subject.warning({"active": "active", "state": state}, now=1000) == words
+    assert subject.warning({"active": "inactive", "state": state}, now=1000) is None
+    assert subject.warning({"active": "active", "state": {}}, now=1000) is None
+
+
+# The kept checks, the program and the library together
+
+
+def test_what_was_kept_is_what_the_program_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through a docker that runs the command's python here: a server that is not there fails its check, over the real library."""
+    (tmp_path / "bin").mkdir()
+    docker = tmp_path / "bin/docker"
+    docker.write_text(f'#!/bin/sh\nwhile [ "$1" != sha256:abc ]; do shift; done\nshift\nexec {sys.executable} "$@"\n')
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    one = {
+        "name": "row",
+        "protocols": ["http"],
+        "inputs": {"IN": inference.pack(np.ones((1, 2), np.float32))},
+        "expect": {"OUT": {"shape": [1]}},
+    }
+    server = {"address": "127.0.0.1", "http_port": 1, "grpc_port": 1, "metrics_port": 1}
+    unproven = [
+        {"name": "n/check file", "model": "n", "check": "check file", "protocol": None, "ok": False, "why": "none", "ms": None}
+    ]
+    keep(tmp_path / "checks.json", checks=[{"model": "m", "checks": [one]}], unproven=unproven, server=server)
+    config = {**json.loads(wanted()["files"]["config"]), "document": str(tmp_path / "checks.json")}
+    config.update(
+        state=str(tmp_path / "probe.json"), textfile=str(tmp_path / "npufleet.prom"), maintenance=str(tmp_path / "m.json")
+    )
+    monkeypatch.setattr(program, "LOCK", str(tmp_path / "lock"))
+    monkeypatch.setattr(program, "DEPLOYMENT", str(tmp_path / "deployment"))
+    (tmp_path / "probe_config.json").write_text(json.dumps(config))
+    assert program.main([str(tmp_path / "probe_config.json")]) == 0
+    state = json.loads((tmp_path / "probe.json").read_text())
+    assert state["unavailable"] is None, state
+    assert [(one["name"], one["ok"]) for one in state["checks"]] == [("n/check file", False), ("m/http/row", False)]
+    assert state["checks"][1]["why"].startswith("no Triton answers http at 127.0.0.1:1: ")
+    page = (tmp_path / "npufleet.prom").read_text()
+    assert 'npufleet_check_ok{model="m",check="row",protocol="http"} 0\n' in page
+    assert 'npufleet_check_ok{model="n",check="check file",protocol=""} 0\n' in page

@@ -1,0 +1,402 @@
+"""npufleet-check against a small Triton: what it proves, over TLS and with a key too, loads, and how it ends."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as xml
+from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import yaml
+from ansible_collections.npufleet.triton.plugins.module_utils import check_files, inference
+from helpers import ROOT
+from small_triton import SmallTriton, certificates, small_triton
+
+COMMAND = ROOT / "bin/npufleet-check"
+SECRET = "s3cret-of-the-api"
+
+
+@pytest.fixture(scope="module")
+def command() -> Any:
+    """The command as a module."""
+    loader = SourceFileLoader("npufleet_check", str(COMMAND))
+    spec = importlib.util.spec_from_loader("npufleet_check", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    before = sys.dont_write_bytecode, list(sys.path)
+    loader.exec_module(module)
+    sys.dont_write_bytecode, sys.path[:] = before
+    return module
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def triton() -> Iterator[SmallTriton]:
+    with small_triton() as small:
+        yield small
+
+
+class Ended(NamedTuple):
+    """How the command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Site:
+    """A directory with the check file of model `double`, and the command called with it."""
+
+    def __init__(self, command: Any, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.command, self.place, self.capsys = command, place, capsys
+        self.checks()
+
+    def checks(self, *more: dict[str, Any], **changes: Any) -> None:
+        one = {
+            "name": "row",
+            "protocols": ["http", "grpc", "raw"],
+            "inputs": {"IN": {"numbers": [[1, 2, 3, 4]], "dtype": "FP32"}},
+            "expect": {"OUT": {"dtype": "FP32", "shape": [1, 4], "values": {"numbers": [[2, 4, 6, 8]]}}},
+            **changes,
+        }
+        whole = [{key: value for key, value in each.items() if value is not None} for each in (one, *more)]
+        (self.place / "double.yml").write_text(yaml.safe_dump({"model": "double", "checks": whole}))
+
+    def __call__(self, triton: SmallTriton | None, *words: str) -> Ended:
+        urls = ["--url", f"127.0.0.1:{triton.http_port}", "--grpc-url", f"127.0.0.1:{triton.grpc_port}"] if triton else []
+        try:
+            code = self.command.main([*urls, "--checks", str(self.place), "--timeout", "5", *words])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        said = self.capsys.readouterr()
+        assert "Traceback" not in said.out + said.err
+        return Ended(code, said.out, said.err)
+
+
+@pytest.fixture
+def site(command: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Site:
+    return Site(command, tmp_path, capsys)
+
+
+def test_every_model_that_is_ready_is_proven_over_each_protocol(site: Site, triton: SmallTriton) -> None:
+    ended = site(triton)
+    assert ended.code == 0
+    lines = ended.out.splitlines()
+    assert [line.split(" (")[0] for line in lines] == [
+        "ok     double/http/row",
+        "ok     double/grpc/row",
+        "ok     double/raw/row",
+        "3 of 3 checks passed",
+    ]
+    assert sorted(triton.asked) == ["grpc", "grpc", "http"]
+
+
+def test_wrong_answers_end_with_2_and_are_in_both_reports(site: Site, triton: SmallTriton, tmp_path: Path) -> None:
+    triton.answer = lambda array: np.where(array == 3, np.nan, array * 2).astype(np.float32)
+    ended = site(triton, "--json", str(tmp_path / "r.json"), "--junit", str(tmp_path / "r.xml"))
+    assert ended.code == 2
+    assert "0 of 3 checks passed" in ended.out
+    written = json.loads((tmp_path / "r.json").read_text())
+    assert (written["proven"], [one["ok"] for one in written["checks"]]) == (False, [False] * 3)
+    assert written["checks"][0]["why"] == "OUT: 1 of 4 values are off, the worst is nan, wanted 6 +- 0"
+    (suite,) = xml.parse(tmp_path / "r.xml").getroot()
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("double", "3", "3")
+    assert "the worst is nan" in str(suite[0][0].get("message"))
+
+
+def test_result_on_standard_output_stands_there_alone(site: Site, triton: SmallTriton) -> None:
+    ended = site(triton, "--json", "-")
+    assert json.loads(ended.out)["proven"] is True
+    assert "3 of 3 checks passed" in ended.err
+
+
+def test_model_without_a_check_file_is_not_proven(site: Site, triton: SmallTriton) -> None:
+    triton.models = ["double", "words"]
+    ended = site(triton)
+    assert (ended.code, "FAILED words/check file: found no " in ended.out) == (2, True)
+    assert "--allow-unchecked" in ended.out
+    ended = site(triton, "--allow-unchecked")
+    assert (ended.code, "not asked, as they have no check file: words" in ended.out) == (0, True)
+    assert site(triton, "--models", "double").code == 0
+    # What nobody was asked is no proof.
+    assert site(triton, "--models", "words", "--allow-unchecked").code == 1
+
+
+def test_nothing_that_answers_is_another_end_than_a_wrong_answer(site: Site) -> None:
+    with small_triton() as gone:
+        pass
+    for words in ([], ["--models", "double"]):
+        ended = site(gone, *words)
+        assert ended.code == 4
+        assert f"no Triton answers http at 127.0.0.1:{gone.http_port}" in ended.out + ended.err
+    with small_triton() as half:
+        half.grpc_port = gone.grpc_port
+        assert site(half).code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--url", "ftp://x"], "--url: found ftp://, wanted one of http, https"),
+        (["--url", "http://me:pw@x"], "--url: found a login in it, wanted host:port"),
+        (["--grpc-url", "https://x"], "--grpc-url: found https://, wanted one of grpc, grpcs"),
+        (
+            ["--ca", "/none", "--cert", "/none"],
+            "  - --ca: found no file /none\n  - --cert: found no file /none\n  - --cert and --key",
+        ),
+        (["--ca", __file__], "--ca and --cert: found no https:// and no grpcs:// to use them with"),
+        (["--header", "a=b"], "--header 1: wanted NAME=env:VARIABLE or NAME=file:PATH"),
+        (["--header", "a=env:NO_SUCH_VARIABLE"], "--header 1: wanted a variable NO_SUCH_VARIABLE of the environment"),
+        (["--models", "a,,b"], "argument --models: found a,,b, wanted names, each once"),
+        (["--golden", "/none", "--models", "double"], "found no directory /none"),
+        (["--timeout", "0"], "argument --timeout: found 0, wanted seconds above 0"),
+        (["--speed", "1"], "unrecognized arguments: --speed 1"),
+    ],
+)
+def test_what_is_given_wrong_ends_with_1_before_anything_is_asked(site: Site, words: list[str], said: str) -> None:
+    ended = site(None, *words)
+    assert ended.code == 1
+    assert said in ended.err
+
+
+def test_malformed_check_file_is_refused_before_anything_is_asked(site: Site, triton: SmallTriton) -> None:
+    site.checks(latency={"clients": 1})
+    ended = site(triton)
+    assert (ended.code, triton.asked) == (1, [])
+    assert "double.yml: checks[0].latency: found no length, wanted exactly one of seconds, requests" in ended.err
+
+
+def test_server_that_does_not_say_its_models_needs_names(site: Site, triton: SmallTriton) -> None:
+    triton.key = SECRET
+    ended = site(triton)
+    assert ended.code == 1
+    assert "the server does not say which models it has: This API is restricted" in ended.err
+
+
+# TLS and keys
+
+
+def test_tls_of_a_proxy_and_of_grpc_with_certificates_of_both_sides(site: Site, tls: dict[str, str]) -> None:
+    with small_triton(tls) as triton:
+        urls = ["--url", f"https://127.0.0.1:{triton.http_port}", "--grpc-url", f"grpcs://127.0.0.1:{triton.grpc_port}"]
+        client = ["--cert", tls["client"], "--key", tls["client_key"]]
+        assert site(None, *urls, "--ca", tls["ca"], *client).code == 0
+        assert sorted(triton.asked) == ["grpc", "grpc", "http"]
+        # Without the authority HTTPS is nobody's, without a certificate of its own gRPC does not let it in.
+        ended = site(None, *urls, "--models", "double", *client)
+        assert (ended.code, "certificate verify failed" in ended.out) == (4, True)
+        ended = site(None, *urls, "--ca", tls["ca"])
+        assert (ended.code, "ok     double/http/row" in ended.out, "FAILED double/grpc/row" in ended.out) == (2, True, True)
+        # Plain requests to a port with TLS are no answer either.
+        assert site(triton, "--models", "double").code == 4
+
+
+def test_pem_in_the_document_becomes_files_for_the_run_alone(tls: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """As the release image's container gets it: contents, no paths."""
+    pem = {name: Path(tls[given]).read_text() for name, given in (("ca", "ca"), ("cert", "client"), ("key", "client_key"))}
+    check = {
+        "name": "row",
+        "protocols": ["http", "grpc", "raw"],
+        "inputs": {"IN": inference.pack(np.ones((1, 4), np.float32))},
+        "expect": {"OUT": {"shape": [1, 4]}},
+    }
+    with small_triton(tls) as triton:
+        server = {"address": "127.0.0.1", "http_port": triton.http_port, "grpc_port": triton.grpc_port}
+        server.update(http_tls={"ca": pem["ca"]}, grpc_tls=pem)
+        document = {
+            "host": "a",
+            "host_index": 0,
+            "server": server,
+            "timeout": 5,
+            "checks": [{"model": "double", "checks": [check]}],
+        }
+        inference.main(document)
+    said = capsys.readouterr().out
+    assert [(one["ok"], one["why"]) for one in json.loads(said)["checks"]] == [(True, "")] * 3
+    assert "PRIVATE KEY" not in said
+    assert server["grpc_tls"] is pem
+
+
+def test_key_of_a_restricted_api_goes_with_every_request_and_into_no_output(
+    site: Site, triton: SmallTriton, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    triton.key = SECRET
+    monkeypatch.setenv("KEY_OF_API", SECRET)
+    ended = site(triton, "--header", "triton-key=env:KEY_OF_API", "--json", str(tmp_path / "r.json"))
+    assert ended.code == 0, ended
+    assert SECRET not in ended.out + ended.err + (tmp_path / "r.json").read_text()
+    (tmp_path / "key").write_text(SECRET + "\n")
+    assert site(triton, "--header", f"triton-key=file:{tmp_path}/key").code == 0
+    (tmp_path / "key").write_text("another")
+    ended = site(triton, "--header", f"triton-key=file:{tmp_path}/key", "--models", "double")
+    assert (ended.code, "restricted" in ended.out, "another" in ended.out) == (2, True, False)
+
+
+# Loads
+
+
+def load(**limits: Any) -> dict[str, Any]:
+    return {"protocols": ["grpc"], "expect": None, "latency": {"clients": 2, "requests": 100, **limits}}
+
+
+def test_load_within_its_limits_is_measured(site: Site, triton: SmallTriton, tmp_path: Path) -> None:
+    triton.pause = 0.002
+    site.checks(**load(p50_ms=1000, p95_ms=1000, p99_ms=1000, infer_per_s=1))
+    ended = site(triton, "--json", str(tmp_path / "r.json"))
+    assert ended.code == 0, ended.out
+    (one,) = json.loads((tmp_path / "r.json").read_text())["checks"]
+    found = one["latency"]
+    assert (found["clients"], found["requests"], one["ms"]) == (2, 100, found["p50_ms"])
+    assert 2 <= found["p50_ms"] <= found["p95_ms"] <= found["p99_ms"] <= found["max_ms"]
+    assert found["infer_per_s"] == pytest.approx(100 / found["seconds"], rel=0.1)
+    # One answer of each client comes before it, unmeasured.
+    assert len(triton.asked) == 102
+    assert re.search(r"ok +double/grpc/row \(\S+ ms\) 100 requests, p99 \S+ ms, \S+ infer/s", ended.out)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc", "raw"])
+def test_load_that_misses_its_limits_says_each(site: Site, triton: SmallTriton, protocol: str) -> None:
+    triton.pause = 0.004
+    site.checks(**{**load(p50_ms=1.5, p99_ms=1000, infer_per_s=100000), "protocols": [protocol]})
+    ended = site(triton)
+    assert ended.code == 2
+    why = r"p50 found \S+ ms, wanted at most 1.5 ms, 2 clients, 100 requests; infer/s found \S+, wanted at least 100000, 2 clients"
+    assert re.search(why, ended.out)
+    assert "p99 found" not in ended.out
+
+
+def test_load_of_seconds_ends_and_a_batch_counts_as_its_rows(site: Site, triton: SmallTriton, tmp_path: Path) -> None:
+    triton.pause = 0.01
+    limits = {"clients": 1, "seconds": 0.3, "p99_ms": 1000}
+    rows = [[1, 2, 3, 4]] * 5
+    site.checks(
+        **{**load(), "latency": limits, "rows": {"first": 0, "count": 5, "batch": True}},
+        inputs={"IN": {"numbers": rows, "dtype": "FP32"}},
+    )
+    assert site(triton, "--json", str(tmp_path / "r.json")).code == 0
+    (one,) = json.loads((tmp_path / "r.json").read_text())["checks"]
+    found = one["latency"]
+    assert 0.3 <= found["seconds"] < 2
+    assert found["infer_per_s"] == pytest.approx(5 * found["requests"] / found["seconds"], rel=0.1)
+
+
+def test_wrong_answer_ends_a_load_before_it_begins_and_an_error_while_it_runs(site: Site, triton: SmallTriton) -> None:
+    wanted = {"OUT": {"values": {"numbers": [[2, 4, 6, 8]]}}}
+    site.checks(**{**load(p99_ms=1000), "expect": wanted})
+    triton.answer = lambda array: array
+    ended = site(triton)
+    assert (ended.code, "OUT: 4 of 4 values are off" in ended.out, len(triton.asked) <= 2) == (2, True, True)
+    triton.asked.clear()
+
+    def fails_later(array: Any) -> Any:
+        if len(triton.asked) > 20:
+            raise ValueError("the NPU is gone")
+        return array * 2
+
+    triton.answer = fails_later
+    ended = site(triton)
+    assert ended.code == 2
+    assert re.search(r"FAILED double/grpc/row .*: request \d+ of the load failed: the NPU is gone$", ended.out, re.MULTILINE)
+    assert len(triton.asked) < 30
+
+
+def test_loads_can_be_left_out(site: Site, triton: SmallTriton) -> None:
+    site.checks({**load(p50_ms=0.001), "name": "fast", "inputs": {"IN": {"numbers": [[1]], "dtype": "FP32"}}})
+    ended = site(triton, "--no-latency")
+    assert (ended.code, len(triton.asked), "fast" in ended.out) == (0, 3, False)
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "found"),
+    [(range(1, 101), 99, 99), (range(1, 101), 50, 50), (range(1, 201), 99, 198), ([3], 99, 3), ([1, 9], 50, 1), ([1, 9], 95, 9)],
+)
+def test_percentiles_are_values_that_were_measured(values: Any, share: int, found: int) -> None:
+    assert inference.percentile(list(values), share) == found
+
+
+def test_missed_limits_name_what_was_asked_and_whether_the_client_was_the_limit() -> None:
+    figures = {
+        "clients": 4,
+        "requests": 812,
+        "p50_ms": 5.0,
+        "p95_ms": 9.0,
+        "p99_ms": 12.1,
+        "infer_per_s": 270.0,
+        "client_cores": 0.4,
+    }
+    assert inference.judge_latency(figures, {"p99_ms": 10, "p50_ms": 5, "infer_per_s": 270}) == [
+        "p99 found 12.1 ms, wanted at most 10 ms, 4 clients, 812 requests"
+    ]
+    busy = {**figures, "clients": 1, "client_cores": 0.97}
+    assert inference.judge_latency(busy, {"infer_per_s": 300}) == [
+        "infer/s found 270, wanted at least 300, 1 client, 812 requests",
+        "the client itself used 0.97 cores, so its own work is in these figures: ask with fewer",
+    ]
+    assert inference.judge_latency(busy, {"p99_ms": 20}) == []
+
+
+@pytest.mark.parametrize(
+    ("latency", "wrong"),
+    [
+        ({"seconds": 1}, "found no limit, wanted at least one of p50_ms, p95_ms, p99_ms, infer_per_s"),
+        ({"seconds": 1, "requests": 200, "p99_ms": 1}, "found seconds and requests, wanted exactly one of seconds, requests"),
+        ({"requests": 99, "p99_ms": 1}, "requests: found 99, wanted at least 100 for p99_ms"),
+        ({"requests": 19, "p95_ms": 1}, "requests: found 19, wanted at least 20 for p95_ms"),
+        ({"seconds": 601, "p50_ms": 1}, "seconds: found 601, wanted at most 600"),
+        ({"seconds": 1, "p50_ms": 0}, "p50_ms: found 0, wanted a number above 0"),
+        ({"seconds": 1, "p50_ms": 1, "clients": 65}, "clients: found 65, wanted at most 64"),
+        ({"seconds": 1, "p90_ms": 1}, "p90_ms: found an unknown key, wanted one of clients, seconds, requests, p50_ms"),
+    ],
+)
+def test_malformed_limits_are_refused(site: Site, latency: dict[str, Any], wrong: str) -> None:
+    site.checks(**{**load(), "latency": latency})
+    with pytest.raises(check_files.Refusal) as refused:
+        check_files.documents(["double"], [str(site.place)], [], 0)
+    assert any(wrong in reason for reason in refused.value.reasons), refused.value.reasons
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({"protocols": ["stream"]}, "latency: found it beside protocol stream"),
+        ({"ms": 5}, "latency: found it beside ms, wanted it without"),
+        ({"instances": True}, "latency: found it beside instances, wanted it without"),
+    ],
+)
+def test_what_does_not_go_with_a_load(site: Site, changes: dict[str, Any], wrong: str) -> None:
+    site.checks(**{**load(p99_ms=1), "expect": {"OUT": {"dtype": "FP32"}}, **changes})
+    with pytest.raises(check_files.Refusal) as refused:
+        check_files.documents(["double"], [str(site.place)], [], 0)
+    assert any(wrong in reason for reason in refused.value.reasons), refused.value.reasons
+
+
+# Any machine: what is not installed there cannot be imported.
+ELSEWHERE = """
+import runpy, sys
+sys.modules.update(dict.fromkeys(("ansible", "google.protobuf.text_format", "requests", "PIL")))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_it_runs_as_a_program_without_ansible(triton: SmallTriton, tmp_path: Path) -> None:
+    (tmp_path / "double.yml").write_text(
+        "model: double\nchecks: [{name: row, protocols: [http], inputs: {IN: {numbers: [[1]], dtype: FP32}}, "
+        "expect: {OUT: {shape: [1, 1]}}}]\n"
+    )
+    words = ["--url", f"127.0.0.1:{triton.http_port}", "--checks", str(tmp_path)]
+    command = [sys.executable, "-I", "-c", ELSEWHERE, str(COMMAND), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "1 of 1 checks passed"), done.stderr

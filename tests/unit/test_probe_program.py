@@ -1,0 +1,278 @@
+"""The probe's program: when it asks, what it leaves, and what keeps it from asking. Docker is played by a script."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers import ROOT
+from test_concern_probe import program
+
+PASSED = {"name": "m/http/row 0", "model": "m", "check": "row", "protocol": "http", "ok": True, "why": "", "ms": 1.5}
+FAILED = {**PASSED, "name": "m/http/row 1", "ok": False, "why": "OUT: label is 1, wanted 2", "ms": 250}
+
+
+class Host:
+    """The places of a probe below a directory, and a docker that says what it is told to."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.root = place / "root"
+        self.root.mkdir()
+        self.document(b'{"source": "", "document": {}}')
+        self.says(PASSED)
+
+    def document(self, body: bytes) -> None:
+        head = json.dumps({"checks": "d", "document": hashlib.sha256(body).hexdigest()}).encode()
+        (self.place / "checks.json").write_bytes(head + b"\n" + body)
+
+    def docker(self, script: str) -> None:
+        path = self.place / "docker"
+        path.write_text(f'#!/bin/sh\necho "$*" >> {self.place}/ran\n{script}\n')
+        path.chmod(0o755)
+
+    def says(self, *checks: dict[str, Any], then: str = "") -> None:
+        (self.place / "answer").write_text("Welcome\n" + json.dumps({"host": "npu1", "checks": checks}) + "\n")
+        self.docker(f"cat > {self.place}/given\n{then}\ncat {self.place}/answer")
+
+    def ran(self) -> list[str]:
+        path = self.place / "ran"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def run(self, **changes: Any) -> int:
+        docker = str(self.place / "docker")
+        config = {
+            "host": "npu1",
+            "document": str(self.place / "checks.json"),
+            "command": [docker, "run", "image"],
+            "remove": [docker, "rm", "--force", "npufleet-probe"],
+            "limit": 10,
+            "interval": 60,
+            "state": str(self.root / "probe.json"),
+            "textfile": str(self.place / "npufleet.prom"),
+            "maintenance": str(self.root / "maintenance.json"),
+            "deployment_limit": 600,
+            **changes,
+        }
+        (self.place / "config.json").write_text(json.dumps(config))
+        return int(program.main([str(self.place / "config.json")]))
+
+    def state(self) -> dict[str, Any]:
+        return dict(json.loads((self.root / "probe.json").read_text()))
+
+    def metrics(self) -> dict[str, float]:
+        lines = (self.place / "npufleet.prom").read_text().splitlines()
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    monkeypatch.setattr(program, "LOCK", str(tmp_path / "lock"))
+    monkeypatch.setattr(program, "DEPLOYMENT", str(tmp_path / "deployment"))
+    return Host(tmp_path)
+
+
+def reasons(metrics: dict[str, float], name: str) -> list[str]:
+    return [re.findall('"(.*)"', one)[0] for one, value in metrics.items() if one.startswith(name) and value == 1]
+
+
+def test_answers_are_left_as_metrics_and_as_json(host: Host) -> None:
+    host.says(PASSED, FAILED, {**PASSED, "protocol": "grpc"})
+    before = time.time()
+    assert host.run() == 0
+    found = host.metrics()
+    # The requests of a check are one line: the worst of them.
+    assert found['npufleet_check_ok{model="m",check="row",protocol="http"}'] == 0
+    assert found['npufleet_check_ok{model="m",check="row",protocol="grpc"}'] == 1
+    assert found['npufleet_check_duration_seconds{model="m",check="row",protocol="http"}'] == 0.25
+    assert (found["npufleet_checks"], found["npufleet_checks_failed"]) == (2, 1)
+    assert before <= found["npufleet_probe_last_run_timestamp_seconds"] <= time.time()
+    assert found["npufleet_probe_last_run_timestamp_seconds"] == found["npufleet_probe_last_attempt_timestamp_seconds"]
+    assert reasons(found, "npufleet_probe_unavailable") == reasons(found, "npufleet_probe_paused") == []
+    state = host.state()
+    assert [one["why"] for one in state["checks"]] == ["", "OUT: label is 1, wanted 2", ""]
+    assert (host.place / "given").read_bytes() == (host.place / "checks.json").read_bytes().partition(b"\n")[2]
+    assert stat.S_IMODE((host.place / "npufleet.prom").stat().st_mode) == 0o644
+    assert stat.S_IMODE((host.root / "probe.json").stat().st_mode) == 0o600
+
+
+def test_what_golden_data_says_is_not_kept(host: Host) -> None:
+    host.says({**PASSED, "expected": "a secret text", "got": "a secret text", "image": [1], "picture": {"pixels": "xx"}})
+    host.run()
+    assert "secret" not in (host.root / "probe.json").read_text()
+    assert set(host.state()["checks"][0]) == set(PASSED)
+
+
+def test_page_has_a_help_and_a_type_for_every_name_and_its_labels_are_escaped(host: Host) -> None:
+    host.says({**PASSED, "check": 'a "b"\\c\nd'})
+    host.run()
+    text = (host.place / "npufleet.prom").read_text()
+    names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE") and line.endswith(" gauge")}
+    helped = {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")}
+    used = {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+    assert names == helped == used == set(program.HELP)
+    assert 'check="a \\"b\\"\\\\c\\nd"' in text
+    assert text.endswith("\n")
+
+
+@pytest.mark.parametrize("reason", ["maintenance", "deployment"])
+def test_nothing_is_asked_while_somebody_works_there(host: Host, reason: str) -> None:
+    host.run()
+    first = host.metrics()["npufleet_probe_last_run_timestamp_seconds"]
+    mark = {"maintenance": host.root / "maintenance.json", "deployment": host.place / "deployment"}[reason]
+    mark.write_text("")
+    assert host.run() == 0
+    found = host.metrics()
+    assert len(host.ran()) == 1
+    # What was found before is not said of a host that is being worked on.
+    assert [one for one in found if one.startswith("npufleet_check")] == []
+    assert reasons(found, "npufleet_probe_paused") == [reason]
+    assert found["npufleet_probe_last_run_timestamp_seconds"] == first
+    assert found["npufleet_probe_last_attempt_timestamp_seconds"] > first
+    mark.unlink()
+    host.run()
+    assert (len(host.ran()), host.metrics()["npufleet_checks"]) == (2, 1)
+
+
+def test_mark_that_a_run_left_behind_loses_its_force(host: Host) -> None:
+    (host.place / "deployment").write_text("")
+    old = time.time() - 601
+    os.utime(host.place / "deployment", (old, old))
+    host.run()
+    assert len(host.ran()) == 1
+
+
+def test_server_that_is_taken_away_while_it_is_asked_has_not_failed(host: Host) -> None:
+    host.says(FAILED, then=f"touch {host.place}/deployment")
+    host.run()
+    assert reasons(host.metrics(), "npufleet_probe_paused") == ["deployment"]
+    assert host.state()["checks"] == []
+    # An answer that was right is one all the same.
+    (host.place / "deployment").unlink()
+    host.says(PASSED, then=f"touch {host.place}/deployment")
+    host.run()
+    assert host.metrics()["npufleet_checks_failed"] == 0
+
+
+def _no_document(host: Host) -> None:
+    (host.place / "checks.json").unlink()
+
+
+def _other_document(host: Host) -> None:
+    path = host.place / "checks.json"
+    path.write_bytes(path.read_bytes() + b" ")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason", "why"),
+    [
+        (_no_document, "checks", "checks.json: [Errno 2] "),
+        (_other_document, "checks", "its content is not what was written there: run playbooks/site.yml"),
+        (lambda host: (host.place / "docker").unlink(), "engine", "No such file or directory"),
+        (lambda host: host.docker("echo 'Error: No such image: x' >&2; exit 125"), "image", "No such image: x"),
+        (lambda host: host.docker("echo 'Cannot connect to the Docker daemon' >&2; exit 125"), "engine", "Cannot connect"),
+        (lambda host: host.docker('echo \'{"error": "No module named numpy"}\''), "client", "the image lacks it: No module"),
+        (lambda host: host.docker("echo Killed >&2; exit 137"), "client", "it ended with 137 and without a result: Killed"),
+    ],
+)
+def test_what_keeps_it_from_asking_is_a_metric_of_its_own(
+    host: Host, spoil: Callable[[Host], None], reason: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host.run()
+    first = host.metrics()["npufleet_probe_last_run_timestamp_seconds"]
+    spoil(host)
+    assert host.run() == 0
+    found = host.metrics()
+    assert reasons(found, "npufleet_probe_unavailable") == [reason]
+    assert [one for one in found if one.startswith("npufleet_check")] == []
+    assert found["npufleet_probe_last_run_timestamp_seconds"] == first < found["npufleet_probe_last_attempt_timestamp_seconds"]
+    assert why in host.state()["unavailable"]["why"]
+    assert f"nothing could be asked, {reason}: " in capsys.readouterr().out
+
+
+def test_client_that_does_not_end_is_taken_away(host: Host) -> None:
+    host.docker('case "$1" in run) exec sleep 60 ;; esac')
+    began = time.monotonic()
+    host.run(limit=0.3)
+    assert time.monotonic() - began < 20
+    assert host.ran() == ["run image", "rm --force npufleet-probe"]
+    assert reasons(host.metrics(), "npufleet_probe_unavailable") == ["time"]
+
+
+def test_container_that_a_killed_probe_left_behind_is_taken_away(host: Host) -> None:
+    left = host.place / "left"
+    left.write_text("")
+    taken = 'echo "The container name /x is already in use" >&2; exit 125'
+    host.docker(f'case "$1" in rm) rm {left} ;; run) if [ -e {left} ]; then {taken}; fi; cat {host.place}/answer ;; esac')
+    host.run()
+    assert host.ran() == ["run image", "rm --force npufleet-probe", "run image"]
+    assert host.metrics()["npufleet_checks_failed"] == 0
+
+
+def test_never_two_at_once(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    with open(host.place / "lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert host.run() == 0
+    assert (host.ran(), "another probe runs" in capsys.readouterr().out) == ([], True)
+    host.run()
+    assert len(host.ran()) == 1
+
+
+def test_state_that_cannot_be_read_is_begun_anew(host: Host) -> None:
+    for content in ("{", "[]", '{"last_run": "x"}'):
+        (host.root / "probe.json").write_text(content)
+        assert host.run() == 0
+        assert host.state()["checks"][0]["ok"] is True
+
+
+def test_place_that_is_not_there_fails_the_unit(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    assert host.run(textfile=str(host.place / "none/npufleet.prom")) == 1
+    assert "the result cannot be left: " in capsys.readouterr().err
+
+
+def test_reader_sees_a_whole_page_at_any_time(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    replace = os.replace
+
+    def look(draft: str, path: str) -> None:
+        seen.append((draft.endswith((".prom", ".json")), Path(draft).read_text().endswith(("\n", "}"))))
+        replace(draft, path)
+
+    monkeypatch.setattr(program.os, "replace", look)
+    host.run()
+    # Node exporter reads whatever ends with .prom.
+    assert seen == [(False, True)] * 2
+
+
+# The alerts on what it leaves
+
+TRITONS = {
+    "nv_inference_request_success",
+    "nv_inference_request_failure",
+    "nv_inference_pending_request_count",
+    "nv_inference_exec_count",
+}
+
+
+def test_alerts_ask_for_metrics_that_there_are() -> None:
+    (group,) = yaml.safe_load((ROOT / "files/alerts/npufleet.yml").read_text())["groups"]
+    named = set()
+    for rule in group["rules"]:
+        named |= set(re.findall(r"\b(?:npufleet_\w+|nv_\w+)", rule["expr"]))
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert set(rule["annotations"]) == {"summary", "description"}
+    assert named - TRITONS <= set(program.HELP)
+    assert named >= TRITONS
+    tested = yaml.safe_load((ROOT / "tests/alerts/npufleet_test.yml").read_text())["tests"]
+    fires = {one["alertname"] for test in tested for one in test["alert_rule_test"] if one["exp_alerts"]}
+    assert fires == {rule["alert"] for rule in group["rules"]}
