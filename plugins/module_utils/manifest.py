@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import compiled, lint
 from ansible_collections.npufleet.triton.plugins.module_utils.blobs import file_digest
@@ -45,6 +45,14 @@ class Source(NamedTuple):
     reasons: List[str]
 
 
+class Unreadable(Refusal):
+    """A config that is none, with the linter's findings."""
+
+    def __init__(self, findings: List[Finding]) -> None:
+        super().__init__(reasons(findings))
+        self.findings = findings
+
+
 def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str, Any]:
     """One model for one host.
 
@@ -53,30 +61,23 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
     "origins": {sha256: {"file": path} or {"url": address}} of blobs, "memory": [bytes on each NPU of the host],
     "steps": names of the models that an ensemble has as its steps}. Raises Refusal with every reason.
     """
-    return _rendered(source(entry, variables), entry, variables)
+    one = source(entry, variables)
+    made, more = _rendered(one, entry, variables)
+    against = [*reasons(one.findings), *more]
+    if against:
+        raise Refusal(against)
+    return made
 
 
 def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
     """Read one model and lint it. Raises Refusal where there is nothing to lint."""
     name = entry["name"]
-    directory = os.path.join(entry.get("repository") or variables["npufleet_model_repository"], name)
+    directory = os.path.normpath(os.path.join(entry.get("repository") or variables["npufleet_model_repository"], name))
     if not os.path.isfile(os.path.join(directory, CONFIG)):
         raise Refusal([f"model {name}: found no {directory}/config.pbtxt: every model is a directory with one"])
     artefacts = {key: compiled.digested(one) for key, one in (entry.get("artefacts") or {}).items()}
     artefact = _artefact(name, artefacts, variables)
-    files: Dict[str, Dict[str, Any]] = {}
-    contents: Dict[str, bytes] = {}
-    origins: Dict[str, Dict[str, str]] = {}
-    for path in paths(directory):
-        full = os.path.join(directory, path)
-        if os.path.getsize(full) >= BLOB_BYTES:
-            digest = file_digest(full)
-            files[path] = {"sha256": digest, "blob": True}
-            origins[digest] = {"file": full}
-        else:
-            with open(full, "rb") as opened:
-                contents[path] = opened.read()
-            files[path] = {"sha256": _digest(contents[path]), "blob": False}
+    files, contents, origins = _files(directory)
     table = {key: one["sha256"] for key, one in sorted(artefacts.items())}
     source_digest = _tree_digest({path: one["sha256"] for path, one in files.items()}, table)
     if artefact:
@@ -86,7 +87,7 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
     text = contents[CONFIG].decode()
     config, findings = schema.parse(text, name, os.path.join(directory, CONFIG))
     if config is None:
-        raise Refusal(reasons(findings))
+        raise Unreadable(findings)
     record: Optional[Dict[str, Any]] = None
     against: List[str] = []
     if config.backend == "rbln" and artefact:
@@ -101,22 +102,44 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
     return Source(model, source_digest, files, contents, origins, findings, [f"model {name}: {reason}" for reason in against])
 
 
-def _rendered(one: Source, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """The manifest of a model. Raises Refusal with every reason."""
+def lying(model: Model) -> Dict[str, Any]:
+    """What there is to tell of a model that no host gets yet."""
+    files, _contents, _origins = _files(model.directory)
+    digest = _tree_digest({path: one["sha256"] for path, one in files.items()}, {})
+    return {"source": digest, "release": None, "versions": [str(one) for one in model.served()], "files": files}
+
+
+def _files(directory: str) -> Tuple[Dict[str, Dict[str, Any]], Dict[str, bytes], Dict[str, Dict[str, str]]]:
+    """(facts of each file by path, contents of small ones, where large ones are by digest)."""
+    files: Dict[str, Dict[str, Any]] = {}
+    contents: Dict[str, bytes] = {}
+    origins: Dict[str, Dict[str, str]] = {}
+    for path in paths(directory):
+        full = os.path.join(directory, path)
+        if os.path.getsize(full) >= BLOB_BYTES:
+            digest = file_digest(full)
+            files[path] = {"sha256": digest, "blob": True}
+            origins[digest] = {"file": full}
+        else:
+            with open(full, "rb") as opened:
+                contents[path] = opened.read()
+            files[path] = {"sha256": _digest(contents[path]), "blob": False}
+    return files, contents, origins
+
+
+def _rendered(one: Source, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Tuple[Dict[str, Any], List[str]]:
+    """(the manifest of a model, what stands against it beside the linter's findings)."""
     name, config, files, contents = one.model.name, one.model.config, one.files, one.contents
     config.name = name
     versions = one.model.served()
     memory, more = _place(config, entry, one.model.record, variables)
-    against = [*reasons(one.findings), *one.reasons, *(f"model {name}: {reason}" for reason in more)]
-    if against:
-        raise Refusal(against)
     config.parameters[SOURCE].string_value = one.digest
     files[CONFIG] = {"sha256": _digest(print_config(config)), "blob": False}
     release_digest = _tree_digest({path: facts["sha256"] for path, facts in files.items()}, {})
     config.parameters[RELEASE].string_value = release_digest
     contents[CONFIG] = print_config(config)
     files[CONFIG]["sha256"] = _digest(contents[CONFIG])
-    return {
+    made = {
         "name": name,
         "source": one.digest,
         "release": release_digest,
@@ -127,6 +150,7 @@ def _rendered(one: Source, entry: Mapping[str, Any], variables: Mapping[str, Any
         "memory": memory,
         "steps": sorted({step.model_name for step in config.ensemble_scheduling.step}),
     }
+    return made, [*one.reasons, *(f"model {name}: {reason}" for reason in more)]
 
 
 def placed_here(models: List[Mapping[str, Any]], host: str, groups: List[str]) -> List[Mapping[str, Any]]:
@@ -249,21 +273,36 @@ def _profile(config: Any, entry: Mapping[str, Any], variables: Mapping[str, Any]
 
 def manifests(variables: Mapping[str, Any]) -> Tuple[Dict[str, Dict[str, Any]], List[str]]:
     """Manifests of all models placed on this host, and the reasons why some cannot be."""
+    found, findings, more = linted(variables)
+    return found, [*reasons(findings), *more]
+
+
+def linted(variables: Mapping[str, Any], only: Collection[str] = ()) -> Tuple[Dict[str, Dict[str, Any]], List[Finding], List[str]]:
+    """(manifests of the models placed on this host, what the linter finds of them, other reasons against them).
+
+    `only` are the models that are asked for; the others are read for what they are to those.
+    """
     found: Dict[str, Dict[str, Any]] = {}
-    against: List[str] = []
+    findings: List[Finding] = []
+    more: List[str] = []
     placed = placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"])
     read: Dict[str, Model] = {}
-    for entry in placed:
+    for name, entry in ((entry["name"], entry) for entry in placed):
+        wanted = not only or name in only
         try:
             one = source(entry, variables)
-            read[entry["name"]] = one.model
-            found[entry["name"]] = _rendered(one, entry, variables)
         except Refusal as refusal:
-            against += refusal.reasons
-    return found, against + reasons(together(read, placed))
-
-
-def together(read: Mapping[str, Model], placed: List[Mapping[str, Any]]) -> List[Finding]:
-    """What models that are placed together have to agree on."""
+            if wanted:
+                findings += refusal.findings if isinstance(refusal, Unreadable) else []
+                more += [] if isinstance(refusal, Unreadable) else refusal.reasons
+            continue
+        read[name] = one.model
+        if wanted:
+            made, against = _rendered(one, entry, variables)
+            findings += one.findings
+            more += against
+            if not against and not reasons(one.findings):
+                found[name] = made
     unread = [entry["name"] for entry in placed if entry["name"] not in read]
-    return lint.check_together(read, unread, "list it in `triton_models`, for the same hosts")
+    shared = lint.check_together(read, unread, "list it in `triton_models`, for the same hosts")
+    return found, findings + [one for one in shared if not only or one.model in only], more

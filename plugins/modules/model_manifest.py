@@ -19,7 +19,7 @@ author: The npufleet developers (@npufleet)
 options:
   repositories:
     description:
-      - Directories of models on the controller. A model that is in two of them is a finding, and so is a directory that is no model.
+      - Directories of models on the controller. A model that is in two of them is a finding, as is a directory that is no model.
       - Default is where the entries of C(triton_models) and C(npufleet_model_repository) say that the host's models are.
     type: list
     elements: path
@@ -51,8 +51,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 findings:
-  description: Everything that is wrong, errors and warnings. Also returned where the task fails.
-  returned: always, where the models could be read
+  description: Warnings. An error fails the task, with all findings in its message.
+  returned: success
   type: list
   elements: dict
   contains:
@@ -65,13 +65,8 @@ findings:
     do: {description: What to do about it., type: str}
     severity: {description: "C(error) or C(warning).", type: str}
     rule: {description: "The rule that found it, such as C(ensemble).", type: str}
-report:
-  description: The findings as sentences.
-  returned: always, where the models could be read
-  type: list
-  elements: str
 models:
-  description: What each model without an error is made of, by name.
+  description: What each model is made of, by name.
   returned: success
   type: dict
   contains:

@@ -313,7 +313,9 @@ def test_config_with_another_name_is_refused(repository: Path) -> None:
 def test_config_that_triton_cannot_parse_is_refused_with_its_line(repository: Path) -> None:
     write(repository / "digits/config.pbtxt", 'name: "digits"\nbackend: "rbln"\nmax_batch_sise: 4\n')
     (reason,) = refused(repository)
-    assert reason.startswith(f"model digits: {repository}/digits/config.pbtxt:3: max_batch_sise: found a field that no Triton knows")
+    assert reason.startswith(
+        f"model digits: {repository}/digits/config.pbtxt:3: max_batch_sise: found a field that no Triton knows"
+    )
     assert reason.endswith(", Triton would refuse this file")
 
 

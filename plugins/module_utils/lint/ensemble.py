@@ -60,7 +60,7 @@ def _steps(model: Model, models: Mapping[str, Model], unread: Collection[str], a
             if step.model_name and step.model_name not in unread:
                 yield model.error(RULE, f"{field}.model_name", step.model_name, "a model that is there", add)
             continue
-        if one.complete and step.model_version != -1 and step.model_version not in one.served():
+        if one.settled and step.model_version != -1 and step.model_version not in one.served():
             wanted = f"-1 for the latest, or one of {listed(one.served())}, which {step.model_name} serves"
             found = str(step.model_version) if step.model_version else "0, which a step asks for that gives none"
             yield model.error(RULE, f"{field}.model_version", found, wanted, "correct it")

@@ -57,7 +57,7 @@ def _policy(model: Model) -> Iterator[Finding]:
     policy = model.config.version_policy
     kind = policy.WhichOneof("policy_choice")
     field = f"version_policy.{kind}" if kind else "version_policy"
-    if not served and (versions or model.complete or model.backend != "rbln"):
+    if not served and (versions or model.settled):
         found = f"a policy that selects none of versions {listed(versions)}" if versions else "no version directory"
         misplaced = sorted(path for path in model.files if path in FILES.values())
         if misplaced:
@@ -78,7 +78,7 @@ def _policy(model: Model) -> Iterator[Finding]:
 def _version(model: Model, directory: str, served: bool) -> Iterator[Finding]:
     """The files of one version; what a version lacks that is not served stands in nobody's way yet."""
     files = model.inside(directory)
-    if not files and model.backend == "rbln" and not model.complete:
+    if not files and not model.settled:
         return
     finding = model.file_error if served else model.file_warning
     if not files:
@@ -117,7 +117,7 @@ def _wanted(model: Model) -> str:
 
 def _has_its_file(model: Model, files: List[str]) -> bool:
     wanted = os.path.normpath(_wanted(model) or ".")
-    if wanted == "." or model.backend not in FILES or (model.backend == "rbln" and not model.complete):
+    if wanted == "." or model.backend not in FILES or not model.settled:
         return True
     if model.backend == "dali" and "dali.py" in files:
         return True

@@ -117,6 +117,11 @@ class Model:
         here = {path[len(first) :].split("/")[0] for path in self.files if first and path.startswith(first)}
         return next((by_name[one] for one in sorted(by_name) if one in here), "")
 
+    @property
+    def settled(self) -> bool:
+        """Whether its files and versions are known: no compiled file is yet to come."""
+        return self.complete or self.backend != "rbln"
+
     def versions(self) -> Dict[int, str]:
         """{version: its directory} as Triton counts them."""
         found = ((version_of(one), one) for one in self.directories if one not in NO_VERSIONS)
