@@ -16,6 +16,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import compiled, l
 from ansible_collections.npufleet.triton.plugins.module_utils.blobs import file_digest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import size
 from ansible_collections.npufleet.triton.plugins.module_utils.lint import schema
+from ansible_collections.npufleet.triton.plugins.module_utils.lint.ensemble import Place
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import Finding, Row, reasons
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.model import CONFIG, Model
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
@@ -30,6 +31,7 @@ ARTEFACT_PATH = "1/model.rbln"
 PROFILES = {"throughput": {"instances": 2, "delay_us": 3000}, "latency": {"instances": 2, "delay_us": 0}}
 # From this Triton on answers may leave from another thread: one instance keeps its NPU busy, and both profiles are one.
 ANSWERS_LATER = (2, 51)
+HERE = Place("placed on this host", "list it in `triton_models`, for the same hosts")
 LEFT_OUT = ("__pycache__", ".git")
 
 
@@ -304,5 +306,5 @@ def linted(variables: Mapping[str, Any], only: Collection[str] = ()) -> Tuple[Di
             if not against and not reasons(one.findings):
                 found[name] = made
     unread = [entry["name"] for entry in placed if entry["name"] not in read]
-    shared = lint.check_together(read, unread, "list it in `triton_models`, for the same hosts")
+    shared = lint.check_together(read, unread, HERE)
     return found, findings + [one for one in shared if not only or one.model in only], more

@@ -21,8 +21,8 @@ def test_a_good_config_is_clean(tmp_path: Path) -> None:
 def test_a_finding_as_a_line(tmp_path: Path) -> None:
     (one,) = findings(tmp_path, {"m/config.pbtxt": GOOD + "instance_group [\n  { kind: KIND_GPU }\n]\n", "m/1/model.py": ""})
     assert one.sentence() == (
-        f"{tmp_path}/m/config.pbtxt:6: instance_group[0].kind: found KIND_GPU, wanted KIND_MODEL for a model on the NPU, else KIND_CPU, "
-        "as an NPU host has no GPU: change it"
+        f"{tmp_path}/m/config.pbtxt:6: instance_group[0].kind: found KIND_GPU, wanted KIND_MODEL for a model on the NPU, else "
+        "KIND_CPU, as an NPU host has no GPU: change it"
     )
 
 
@@ -79,11 +79,14 @@ instance_group { kind: KIND_CPU }"""
 @pytest.mark.parametrize(
     ("text", "field", "name"),
     [
-        ('model_metrics { metric_control [ { metric_identifier { family: "f" } histogram_options { buckets: [ 1 ] } } ] }', "model_metrics",
-         "ModelConfig.model_metrics"),
+        (
+            'model_metrics { metric_control [ { metric_identifier { family: "f" } histogram_options { buckets: [ 1 ] } } ] }',
+            "model_metrics",
+            "ModelConfig.model_metrics",
+        ),
         ('runtime: ""', "runtime", "ModelConfig.runtime"),
     ],
-)  # fmt: skip
+)
 def test_field_that_this_release_does_not_know(tmp_path: Path, text: str, field: str, name: str) -> None:
     ((line, at, found, wanted),) = of_config(tmp_path, GOOD + text, OLD)
     assert (line, at) == (5, field)
@@ -112,7 +115,11 @@ def test_first_versions_of_fields() -> None:
     [
         (f'name: "other" backend: "python" {IO}', "name", "other"),
         (f'platform: "caffe" {IO}', "platform", "caffe"),
-        (f'backend: "onnxruntime" platform: "pytorch_libtorch" default_model_filename: "model.py" {IO}', "platform", "pytorch_libtorch"),
+        (
+            f'backend: "onnxruntime" platform: "pytorch_libtorch" default_model_filename: "model.py" {IO}',
+            "platform",
+            "pytorch_libtorch",
+        ),
         (f'backend: "tensorrt" default_model_filename: "model.py" {IO}', "backend", "tensorrt"),
         (f'backend: "python" max_batch_size: -1 {IO}', "max_batch_size", "-1"),
         (f'backend: "python" {IO} instance_group {{ kind: KIND_CPU gpus: [ 0, 1 ] }}', "instance_group[0].gpus", "0, 1"),
@@ -142,7 +149,8 @@ def test_first_versions_of_fields() -> None:
             "2",
         ),
         (
-            GOOD + "dynamic_batching { preserve_ordering: true default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 9 } }",
+            GOOD + "dynamic_batching { preserve_ordering: true default_queue_policy { timeout_action: DELAY "
+            "default_timeout_microseconds: 9 } }",
             "dynamic_batching.default_queue_policy.timeout_action",
             "DELAY",
         ),
@@ -154,24 +162,42 @@ def test_first_versions_of_fields() -> None:
             "int32_false_true of 1",
         ),
         (
-            GOOD + 'sequence_batching { control_input { name: "S" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_FP32 } } }',
+            GOOD
+            + 'sequence_batching { control_input { name: "S" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_FP32 } } }',
             "sequence_batching.control_input[0].control[0].data_type",
             "TYPE_FP32",
         ),
         (GOOD + "sequence_batching { oldest { preferred_batch_size: 5 } }", "sequence_batching.oldest.preferred_batch_size", "5"),
-        (GOOD + "sequence_batching { direct { minimum_slot_utilization: 2 } }", "sequence_batching.direct.minimum_slot_utilization", "2"),
-        (GOOD + 'model_metrics { metric_control { metric_identifier { family: "f" } } }',
-         "model_metrics.metric_control[0].histogram_options.buckets", "none"),
-        (GOOD + "version_policy { specific { versions: 2 } }", "version_policy.specific", "a policy that selects none of versions 1"),
+        (
+            GOOD + "sequence_batching { direct { minimum_slot_utilization: 2 } }",
+            "sequence_batching.direct.minimum_slot_utilization",
+            "2",
+        ),
+        (
+            GOOD + 'model_metrics { metric_control { metric_identifier { family: "f" } } }',
+            "model_metrics.metric_control[0].histogram_options.buckets",
+            "none",
+        ),
+        (
+            GOOD + "version_policy { specific { versions: 2 } }",
+            "version_policy.specific",
+            "a policy that selects none of versions 1",
+        ),
         (GOOD.replace('"B"', '"B" label_filename: "l"'), "output[0].label_filename", "l, which is not in the model's directory"),
         (GOOD + 'model_warmup { name: "w" batch_size: 9 }', "model_warmup[0].batch_size", "9"),
         (GOOD + 'model_warmup { name: "w" inputs { key: "C" value { zero_data: true } } }', "model_warmup[0].inputs[C]", "C"),
-        (GOOD + 'model_warmup { name: "w" inputs { key: "A" value { input_data_file: "d" } } }',
-         "model_warmup[0].inputs[A].input_data_file", "d, which is not there"),
-        (GOOD + 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }',
-         "parameters[EXECUTION_ENV_PATH]", "env.tar.gz, which is not there"),
+        (
+            GOOD + 'model_warmup { name: "w" inputs { key: "A" value { input_data_file: "d" } } }',
+            "model_warmup[0].inputs[A].input_data_file",
+            "d, which is not there",
+        ),
+        (
+            GOOD + 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }',
+            "parameters[EXECUTION_ENV_PATH]",
+            "env.tar.gz, which is not there",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(tmp_path: Path, text: str, field: str, found: str) -> None:
     assert [(at, words) for _line, at, words, _wanted in of_config(tmp_path, text)] == [(field, found)]
 
@@ -205,9 +231,23 @@ def test_labels_are_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("directory", "version"),
-    [("1", 1), ("0", 0), ("9.bak", 9), ("2_old", 2), ("3.tmp", 3), (" 4", 4), ("-1", -1), ("+5", 5), ("01", None), ("007", None),
-     ("v2", None), (".2.x", None), ("configs", None), ("", None)],
-)  # fmt: skip
+    [
+        ("1", 1),
+        ("0", 0),
+        ("9.bak", 9),
+        ("2_old", 2),
+        ("3.tmp", 3),
+        (" 4", 4),
+        ("-1", -1),
+        ("+5", 5),
+        ("01", None),
+        ("007", None),
+        ("v2", None),
+        (".2.x", None),
+        ("configs", None),
+        ("", None),
+    ],
+)
 def test_version_of_a_directory_is_std_stoll_s(directory: str, version: int | None) -> None:
     assert version_of(directory) == version
 
@@ -275,8 +315,16 @@ def test_backend_by_the_file_alone(tmp_path: Path) -> None:
 
 
 def test_what_lies_in_a_repository(tmp_path: Path) -> None:
-    files = {".git/HEAD": "", "lost+found/": "", "draft/notes": "", "README.md": "", ".hidden": "", "m/config.pbtxt": GOOD,
-             "m/1/model.py": "", "m/1/__pycache__/model.pyc": ""}  # fmt: skip
+    files = {
+        ".git/HEAD": "",
+        "lost+found/": "",
+        "draft/notes": "",
+        "README.md": "",
+        ".hidden": "",
+        "m/config.pbtxt": GOOD,
+        "m/1/model.py": "",
+        "m/1/__pycache__/model.pyc": "",
+    }
     assert short(findings(tmp_path, files), tmp_path) == [
         "error stray: .git",
         "error stray: draft",
@@ -286,6 +334,10 @@ def test_what_lies_in_a_repository(tmp_path: Path) -> None:
 
 
 def test_a_variant_is_linted_too(tmp_path: Path) -> None:
-    files = {"m/config.pbtxt": GOOD, "m/1/model.py": "", "m/configs/gpu.pbtxt": GOOD + "instance_group { kind: KIND_GPU }",
-             "m/configs/notes.txt": ""}  # fmt: skip
+    files = {
+        "m/config.pbtxt": GOOD,
+        "m/1/model.py": "",
+        "m/configs/gpu.pbtxt": GOOD + "instance_group { kind: KIND_GPU }",
+        "m/configs/notes.txt": "",
+    }
     assert short(findings(tmp_path, files), tmp_path) == ["error npu host: m/configs/gpu.pbtxt instance_group[0].kind"]

@@ -44,7 +44,12 @@ def test_an_ensemble_that_fits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "line", "field", "found"),
     [
-        ((step("first", "A", "middle"), step("third", "middle", "B")), 7, "step[1].model_name", "third"),
+        (
+            (step("first", "A", "middle"), step("third", "middle", "B")),
+            7,
+            "step[1].model_name",
+            "third, which is not in the repository",
+        ),
         ((CHAIN[0], step("second", "middle", "B", version="2")), 7, "step[1].model_version", "2"),
         ((step("first", "A", "middle", key="X"), CHAIN[1]), 6, "step[0].input_map", "no A, which first wants"),
         ((CHAIN[0], step("second", "middle", "B", output="Y")), 7, "step[1].output_map[Y]", "Y"),

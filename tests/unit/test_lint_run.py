@@ -91,13 +91,20 @@ def test_options_are_those_of_the_module() -> None:
 def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """{host: result} of playbooks/lint_models.yml for hosts that nobody could reach; `lying` is of a directory."""
     place = tmp_path_factory.mktemp("site")
-    models = write(place / "models", {
-        "good/config.pbtxt": GOOD, "good/1/model.py": "pass\n",
-        "cached/config.pbtxt": GOOD + "response_cache { enable: true }", "cached/1/model.py": "pass\n",
-        "bad/config.pbtxt": GOOD + "instance_group { kind: KIND_GPU }", "bad/1/model.py": "pass\n",
-        "typo/config.pbtxt": GOOD + "outptu { }", "typo/1/model.py": "pass\n",
-        "digits/config.pbtxt": RBLN + "runtime: ''",
-    })  # fmt: skip
+    models = write(
+        place / "models",
+        {
+            "good/config.pbtxt": GOOD,
+            "good/1/model.py": "pass\n",
+            "cached/config.pbtxt": GOOD + "response_cache { enable: true }",
+            "cached/1/model.py": "pass\n",
+            "bad/config.pbtxt": GOOD + "instance_group { kind: KIND_GPU }",
+            "bad/1/model.py": "pass\n",
+            "typo/config.pbtxt": GOOD + "outptu { }",
+            "typo/1/model.py": "pass\n",
+            "digits/config.pbtxt": RBLN + "runtime: ''",
+        },
+    )
     fleet = {"rbln_release": "24.01", "npufleet_npus": 2, "npufleet_card": "RBLN-CA12", "npufleet_model_repository": str(models)}
     artefact = {"CA12/0.6": {"url": "https://models.example.com/d.rbln", "sha256": "a" * 64, "record": RECORD}}
     hosts = {
@@ -112,9 +119,13 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     (place / "play.yml").write_text(json.dumps([lie, {"import_playbook": str(ROOT / "playbooks/lint_models.yml")}]))
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")},
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(place / "ansible"), "ANSIBLE_CACHE_PLUGIN": "memory",
-        "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json", "ANSIBLE_LOCAL_TEMP": str(place / "tmp"), "PYTHONDONTWRITEBYTECODE": "1",
-    }  # fmt: skip
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_HOME": str(place / "ansible"),
+        "ANSIBLE_CACHE_PLUGIN": "memory",
+        "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+        "ANSIBLE_LOCAL_TEMP": str(place / "tmp"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     command = [sys.executable, "-m", "ansible", "playbook", "-i", str(place / "hosts.json")]
     command += [str(place / "play.yml")]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
@@ -141,8 +152,12 @@ def test_every_error_of_every_model_in_one_message(played: dict[str, dict[str, A
     assert bad["failed"]
     head, *lines = bad["msg"].splitlines()
     assert head == "bad: 5 errors in models:"
-    expected = ["bad/config.pbtxt:5: instance_group[0].kind: ", "typo/config.pbtxt:5: outptu: ", "digits/config.pbtxt:5: runtime: ",
-                "digits/config.pbtxt:2: max_batch_size: found 4, wanted at most 2, as the compiled file"]  # fmt: skip
+    expected = [
+        "bad/config.pbtxt:5: instance_group[0].kind: ",
+        "typo/config.pbtxt:5: outptu: ",
+        "digits/config.pbtxt:5: runtime: ",
+        "digits/config.pbtxt:2: max_batch_size: found 4, wanted at most 2, as the compiled file",
+    ]
     assert all(any(words in line for line in lines) for words in expected), lines
     assert len(lines) == 5
     assert sum("model none: found no " in line for line in lines) == 1

@@ -44,9 +44,13 @@ def texts(count: int, more: str = "") -> str:
     """Texts in and out, without batches."""
     names = [""] if count == 1 else [f"_{number + 1}" for number in range(count)]
     return config(
-        "texts", "backend=python", 0, [tensor("TEXT" + one, "STRING", -1) for one in names],
-        [tensor("RESULT" + one, "STRING", -1) for one in names[:2]], more,
-    )  # fmt: skip
+        "texts",
+        "backend=python",
+        0,
+        [tensor("TEXT" + one, "STRING", -1) for one in names],
+        [tensor("RESULT" + one, "STRING", -1) for one in names[:2]],
+        more,
+    )
 
 
 def step(model: str, inputs: dict[str, str], outputs: dict[str, str]) -> str:
@@ -58,12 +62,21 @@ def step(model: str, inputs: dict[str, str], outputs: dict[str, str]) -> str:
 CPU = "instance_group [{ kind: KIND_CPU }]"
 PLACES = {
     "preprocess/config.pbtxt": config(
-        "preprocess", "backend=python", 100, [tensor("pre_input", "FP32", -1, -1, -1)], [tensor("pre_output", "FP32", 3, 256, 256)], CPU
+        "preprocess",
+        "backend=python",
+        100,
+        [tensor("pre_input", "FP32", -1, -1, -1)],
+        [tensor("pre_output", "FP32", 3, 256, 256)],
+        CPU,
     ),
     "preprocess/1/model.py": "pass\n",
     "classification_places/config.pbtxt": config(
-        "classification_places", "platform=tensorrt_plan", 100,
-        [tensor("input_0", "FP32", 3, 256, 256, more="format: FORMAT_NCHW")], [tensor("output_0", "FP32", 365)], "dynamic_batching { }",
+        "classification_places",
+        "platform=tensorrt_plan",
+        100,
+        [tensor("input_0", "FP32", 3, 256, 256, more="format: FORMAT_NCHW")],
+        [tensor("output_0", "FP32", 365)],
+        "dynamic_batching { }",
     ),
     "classification_places/1/model.plan": "engine",
     "postprocess/config.pbtxt": config(
@@ -71,35 +84,54 @@ PLACES = {
     ),
     "postprocess/1/model.py": "pass\n",
     "places_ensemble/config.pbtxt": config(
-        "places_ensemble", "platform=ensemble", 100, [tensor("INPUT", "FP32", -1, -1, -1)], [tensor("postprocess_result", "FP32", -1)],
-        "ensemble_scheduling { step [ " + ", ".join([
-            step("preprocess", {"pre_input": "INPUT"}, {"pre_output": "preprocessed_image"}),
-            step("classification_places", {"input_0": "preprocessed_image"}, {"output_0": "classification_result"}),
-            step("postprocess", {"post_input": "classification_result"}, {"post_output": "postprocess_result"}),
-        ]) + " ] }",
+        "places_ensemble",
+        "platform=ensemble",
+        100,
+        [tensor("INPUT", "FP32", -1, -1, -1)],
+        [tensor("postprocess_result", "FP32", -1)],
+        "ensemble_scheduling { step [ "
+        + ", ".join(
+            [
+                step("preprocess", {"pre_input": "INPUT"}, {"pre_output": "preprocessed_image"}),
+                step("classification_places", {"input_0": "preprocessed_image"}, {"output_0": "classification_result"}),
+                step("postprocess", {"post_input": "classification_result"}, {"post_output": "postprocess_result"}),
+            ]
+        )
+        + " ] }",
     ),
     "places_ensemble/1/README": "A version for Triton\n",
-}  # fmt: skip
+}
 DALI = {
     "dali/config.pbtxt": config(
         "dali", "backend=dali", 256, [tensor("DALI_INPUT_0", "UINT8", -1)], [tensor("DALI_OUTPUT_0", "FP32", 3, 224, 224)]
     ),
     "dali/1/model.dali": "pipeline",
     "resnet50_trt/config.pbtxt": config(
-        "resnet50_trt", "platform=tensorrt_plan", 256, [tensor("input", "FP32", 3, -1, -1)],
+        "resnet50_trt",
+        "platform=tensorrt_plan",
+        256,
+        [tensor("input", "FP32", 3, -1, -1)],
         [tensor("output", "FP32", 1000, more='label_filename: "labels.txt"')],
     ),
     "resnet50_trt/1/model.plan": "engine",
     "resnet50_trt/labels.txt": "label\n" * 1000,
     "ensemble_dali_resnet50/config.pbtxt": config(
-        "ensemble_dali_resnet50", "platform=ensemble", 256, [tensor("INPUT", "UINT8", -1)], [tensor("OUTPUT", "FP32", 1000)],
-        "ensemble_scheduling { step [ " + ", ".join([
-            step("dali", {"DALI_INPUT_0": "INPUT"}, {"DALI_OUTPUT_0": "preprocessed_image"}),
-            step("resnet50_trt", {"input": "preprocessed_image"}, {"output": "OUTPUT"}),
-        ]) + " ] }",
+        "ensemble_dali_resnet50",
+        "platform=ensemble",
+        256,
+        [tensor("INPUT", "UINT8", -1)],
+        [tensor("OUTPUT", "FP32", 1000)],
+        "ensemble_scheduling { step [ "
+        + ", ".join(
+            [
+                step("dali", {"DALI_INPUT_0": "INPUT"}, {"DALI_OUTPUT_0": "preprocessed_image"}),
+                step("resnet50_trt", {"input": "preprocessed_image"}, {"output": "OUTPUT"}),
+            ]
+        )
+        + " ] }",
     ),
     "ensemble_dali_resnet50/1/": "",
-}  # fmt: skip
+}
 NETWORK = ([tensor("x", "FP32", 4)], [tensor("y", "FP32", 4)])
 SEEDS: dict[str, tuple[dict[str, str], list[str]]] = {
     "the guide, one NPU": (guide(1, 1), []),
@@ -121,8 +153,8 @@ SEEDS: dict[str, tuple[dict[str, str], list[str]]] = {
         {
             "texts/config.pbtxt": texts(
                 1,
-                'instance_group [ { count: 1 kind: KIND_CPU } ] parameters { key: "infer_timeout" value: { string_value: "5000" } } '
-                "optimization { input_pinned_memory: { enable: true } }",
+                'instance_group [ { count: 1 kind: KIND_CPU } ] parameters { key: "infer_timeout" value: { string_value: "5000" } }'
+                " optimization { input_pinned_memory: { enable: true } }",
             ),
             "texts/1/model.py": "pass\n",
         },
@@ -130,7 +162,9 @@ SEEDS: dict[str, tuple[dict[str, str], list[str]]] = {
     ),
     "a layout with labels and variants": (
         {
-            "m/config.pbtxt": config("m", "backend=python", 0, [tensor("x", "FP32", 4)], [tensor("y", "FP32", 2, more='label_filename: "l"')]),
+            "m/config.pbtxt": config(
+                "m", "backend=python", 0, [tensor("x", "FP32", 4)], [tensor("y", "FP32", 2, more='label_filename: "l"')]
+            ),
             "m/l": "yes\nno\n",
             "m/configs/small.pbtxt": config("m", "backend=python", 0, *NETWORK),
             "m/1/model.py": "pass\n",
@@ -155,7 +189,11 @@ SEEDS: dict[str, tuple[dict[str, str], list[str]]] = {
     "two inputs and a model_path": (
         {
             "m/config.pbtxt": config(
-                "m", "backend=python", 0, [tensor("INPUT0", "FP32", -1), tensor("INPUT1", "FP32", -1)], [tensor("OUTPUT0", "FP32", -1)],
+                "m",
+                "backend=python",
+                0,
+                [tensor("INPUT0", "FP32", -1), tensor("INPUT1", "FP32", -1)],
+                [tensor("OUTPUT0", "FP32", -1)],
                 'parameters { key: "model_path" value { string_value: "/models/m" } }',
             ),
             "m/1/model.py": "pass\n",
@@ -166,7 +204,7 @@ SEEDS: dict[str, tuple[dict[str, str], list[str]]] = {
         DALI,
         ["error files: ensemble_dali_resnet50/1", "error npu host: resnet50_trt/config.pbtxt platform"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SEEDS)

@@ -306,7 +306,8 @@ def test_model_without_config_is_refused(repository: Path) -> None:
 def test_config_with_another_name_is_refused(repository: Path) -> None:
     write(repository / "digits/config.pbtxt", 'name: "faces"\nbackend: "rbln"\n')
     assert refused(repository) == [
-        f"model digits: {repository}/digits/config.pbtxt:1: name: found faces, wanted digits, its directory's: rename one of the two"
+        f"model digits: {repository}/digits/config.pbtxt:1: name: found faces, wanted digits, its directory's: "
+        "rename one of the two"
     ]
 
 

@@ -18,9 +18,6 @@ def check(model: Model, row: Optional[Row] = None) -> List[Finding]:
     return [*config.check(model, row), *layout.check(model)]
 
 
-def check_together(models: Mapping[str, Model], unread: Collection[str], add: str) -> List[Finding]:
-    """Findings of ensembles and their steps.
-
-    `unread` are models that are there and could not be read, `add` says what to do about a step that is not there.
-    """
-    return list(ensemble.check(models, unread, add))
+def check_together(models: Mapping[str, Model], unread: Collection[str], place: ensemble.Place) -> List[Finding]:
+    """Findings of ensembles and their steps. `unread` are models that are there and could not be read."""
+    return list(ensemble.check(models, unread, place))

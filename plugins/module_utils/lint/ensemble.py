@@ -10,6 +10,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.lint.model import 
 RULE = "ensemble"
 
 
+class Place(NamedTuple):
+    """Where steps have to be, and what to do about one that is not."""
+
+    name: str
+    add: str
+
+
 class End(NamedTuple):
     """One end of an ensemble's tensor: whose it is, and what it is there."""
 
@@ -33,11 +40,11 @@ class End(NamedTuple):
         return f"{self.dtype} {self.whole()} of {self.owner}"
 
 
-def check(models: Mapping[str, Model], unread: Collection[str], add: str) -> Iterator[Finding]:
+def check(models: Mapping[str, Model], unread: Collection[str], place: Place) -> Iterator[Finding]:
     """Every finding about the ensembles among the models."""
     for model in models.values():
         if model.config.HasField("ensemble_scheduling"):
-            yield from _steps(model, models, unread, add)
+            yield from _steps(model, models, unread, place)
             yield from _flow(model)
             yield from _ends(model, models)
             yield from _loop(model, models)
@@ -45,7 +52,7 @@ def check(models: Mapping[str, Model], unread: Collection[str], add: str) -> Ite
             yield model.error(RULE, "ensemble_scheduling", "nothing", "the ensemble's steps", "write them down")
 
 
-def _steps(model: Model, models: Mapping[str, Model], unread: Collection[str], add: str) -> Iterator[Finding]:
+def _steps(model: Model, models: Mapping[str, Model], unread: Collection[str], place: Place) -> Iterator[Finding]:
     """Each step says its model and both maps, and the model is there with that version and for that batch."""
     if not model.config.ensemble_scheduling.step:
         yield model.error(RULE, "ensemble_scheduling.step", "none", "one step or more", "write them down")
@@ -58,7 +65,8 @@ def _steps(model: Model, models: Mapping[str, Model], unread: Collection[str], a
         one = models.get(step.model_name)
         if one is None:
             if step.model_name and step.model_name not in unread:
-                yield model.error(RULE, f"{field}.model_name", step.model_name, "a model that is there", add)
+                found = f"{step.model_name}, which is not {place.name}"
+                yield model.error(RULE, f"{field}.model_name", found, "every step there", place.add)
             continue
         if one.settled and step.model_version != -1 and step.model_version not in one.served():
             wanted = f"-1 for the latest, or one of {listed(one.served())}, which {step.model_name} serves"

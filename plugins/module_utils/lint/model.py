@@ -124,8 +124,13 @@ class Model:
 
     def versions(self) -> Dict[int, str]:
         """{version: its directory} as Triton counts them."""
-        found = ((version_of(one), one) for one in self.directories if one not in NO_VERSIONS)
-        return {number: one for number, one in sorted(found, key=str) if number is not None and abs(number) <= LARGEST}
+        found: Dict[int, str] = {}
+        # Of `2` and `2_old` Triton reads the first.
+        for one in sorted(self.directories, key=len, reverse=True):
+            number = None if one in NO_VERSIONS else version_of(one)
+            if number is not None and abs(number) <= LARGEST:
+                found[number] = one
+        return found
 
     def served(self) -> List[int]:
         """The versions that the version policy selects; without one it is the latest."""

@@ -7,11 +7,13 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 
 from ansible_collections.npufleet.triton.plugins.module_utils import compiled
 from ansible_collections.npufleet.triton.plugins.module_utils.lint import check, check_together, schema
+from ansible_collections.npufleet.triton.plugins.module_utils.lint.ensemble import Place
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import ERROR, WARNING, Finding, Row, listed
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.model import CONFIG, Model
 from ansible_collections.npufleet.triton.plugins.module_utils.manifest import LEFT_OUT, paths
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 
+HERE = Place("in the repository", "add it, or correct the name")
 VARIANTS = "configs"
 
 
@@ -47,7 +49,7 @@ def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Ro
                 if read:
                     models.setdefault(name, read)
             findings += more if wanted else []
-    together = check_together(models, [one for one in places if one not in models], "add it to the repository, or correct the name")
+    together = check_together(models, [one for one in places if one not in models], HERE)
     findings += [one for one in together if not only or one.model in only]
     return Linted(models, findings)
 
