@@ -256,14 +256,15 @@ def test_version_directories(tmp_path: Path) -> None:
     files = {
         "m/config.pbtxt": GOOD,
         "m/1/model.py": "",
+        "m/1_old/x": "",
         "m/9.bak/model.py": "",
         f"m/{2**63}/model.py": "",
         "m/lib/x.py": "",
         "m/README": "",
     }
     found = findings(tmp_path, files)
-    assert short(found, tmp_path) == ["error version directory: m/9.bak", f"error version directory: m/{2**63}"]
-    assert found[0].found == "a directory that Triton takes for version 9"
+    assert short(found, tmp_path) == [f"error version directory: m/{one}" for one in ("1_old", "9.bak", 2**63)]
+    assert found[1].found == "a directory that Triton takes for version 9"
 
 
 @pytest.mark.parametrize(
