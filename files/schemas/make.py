@@ -53,7 +53,9 @@ def descriptor(version: str, place: Path) -> FileDescriptorProto:
     pip("download", "--no-deps", "--only-binary=:all:", "--platform=any", f"--dest={home}", f"tritonclient=={version}")
     (wheel,) = home.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        tree = ast.parse(archive.read(MEMBER).decode())
+        # At the top, or below the wheel's purelib
+        (member,) = (one for one in archive.namelist() if one.endswith(MEMBER))
+        tree = ast.parse(archive.read(member).decode())
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "AddSerializedFile":
             (raw,) = node.args

@@ -34,13 +34,13 @@ RECORD = {
 
 
 def test_program_says_one_finding_a_line_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bad = GOOD + "runtime: 'x'\ninstance_group { kind: KIND_GPU }\nresponse_cache { enable: true }\n"
+    bad = GOOD + "model_metrics { }\ninstance_group { kind: KIND_GPU }\nresponse_cache { enable: true }\n"
     write(tmp_path, {"m/config.pbtxt": bad, "m/1/model.py": "", "n/config.pbtxt": GOOD, "n/1/model.py": ""})
     assert main([str(tmp_path), "--release", "24.01"]) == 1
     output = capsys.readouterr()
     lines = output.out.splitlines()
     assert [line.partition(": found")[0] for line in lines] == [
-        f"{tmp_path}/m/config.pbtxt:5: runtime",
+        f"{tmp_path}/m/config.pbtxt:5: model_metrics",
         f"{tmp_path}/m/config.pbtxt:6: instance_group[0].kind",
         f"{tmp_path}/m/config.pbtxt:7: response_cache.enable",
     ]
@@ -102,7 +102,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
             "bad/1/model.py": "pass\n",
             "typo/config.pbtxt": GOOD + "outptu { }",
             "typo/1/model.py": "pass\n",
-            "digits/config.pbtxt": RBLN + "runtime: ''",
+            "digits/config.pbtxt": RBLN + "model_metrics { }",
         },
     )
     fleet = {"rbln_release": "24.01", "npufleet_npus": 2, "npufleet_card": "RBLN-CA12", "npufleet_model_repository": str(models)}
@@ -155,7 +155,7 @@ def test_every_error_of_every_model_in_one_message(played: dict[str, dict[str, A
     expected = [
         "bad/config.pbtxt:5: instance_group[0].kind: ",
         "typo/config.pbtxt:5: outptu: ",
-        "digits/config.pbtxt:5: runtime: ",
+        "digits/config.pbtxt:5: model_metrics: ",
         "digits/config.pbtxt:2: max_batch_size: found 4, wanted at most 2, as the compiled file",
     ]
     assert all(any(words in line for line in lines) for words in expected), lines
