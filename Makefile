@@ -91,10 +91,13 @@ test-heavy: build/heavy/.done ## what needs large downloads: models out of PyTor
 bench-serving: venv ## how fast rbln models are served, against targets (ARGS="--only memory" ...); wants a quiet machine
 	@PYTHONPATH=lab:lab/models:collections $(PY) tests/bench/serving.py $(ARGS)
 
+bench-models: venv ## a change of models beside a bare rsync, on a lab of its own: ten models, 2 GiB, 4 hosts; wants a quiet machine
+	@$(PY) tests/bench/models.py $(ARGS)
+
 test-mutants: venv ## seed defects one at a time; each must turn a test red
 	@$(PY) tests/mutants.py
 
 clean: ## remove what was built; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-down converge status check lint lint-models unit browser report-test report-image molecule molecule-default molecule-production molecule-serving test-quick test bench-serving test-heavy test-mutants clean
+.PHONY: help venv demo lab lab-down converge status check lint lint-models unit browser report-test report-image molecule molecule-default molecule-production molecule-serving test-quick test bench-serving bench-models test-heavy test-mutants clean

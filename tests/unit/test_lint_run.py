@@ -70,10 +70,11 @@ def test_nothing_to_look_at(arguments: list[str], words: str, tmp_path: Path, ca
 
 def test_make_lint_models(tmp_path: Path) -> None:
     command = ["make", "--no-print-directory", "--old-file", f"{sys.prefix}/.done", f"VENV={sys.prefix}", "lint-models"]
-    done = subprocess.run([*command, f"REPO={tmp_path}"], cwd=ROOT, capture_output=True, text=True, check=False)
+    run = {"cwd": ROOT, "capture_output": True, "text": True, "check": False, "env": {**os.environ, "MAKEFLAGS": ""}}
+    done = subprocess.run([*command, f"REPO={tmp_path}"], **run)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     write(tmp_path, {"m/config.pbtxt": "backend: 'python'"})
-    done = subprocess.run([*command, f"REPO={tmp_path}", "RELEASE=24.01"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, f"REPO={tmp_path}", "RELEASE=24.01"], **run)
     assert done.returncode == 2
     assert done.stdout.startswith(f"{tmp_path}/m/config.pbtxt: version_policy: found no version directory")
 
