@@ -130,7 +130,6 @@ def test_first_versions_of_fields() -> None:
         ('backend: "python" input { name: "A" dims: 3 }', "input[0].data_type", "nothing"),
         ('backend: "python" input { name: "A" data_type: TYPE_FP32 }', "input[0].dims", "nothing"),
         ('backend: "python" input { data_type: TYPE_FP32 dims: 3 }', "input[0].name", "nothing"),
-        (f'backend: "python" input [ {A}, {A} ]', "input[1].name", "A a second time"),
         ('backend: "python" output { name: "A" data_type: TYPE_FP32 dims: [ 4, 0 ] }', "output[0].dims", "[4, 0]"),
         (
             'backend: "python" input { name: "A" data_type: TYPE_FP32 dims: [ 4, -1 ] reshape { shape: [ 2, -1, 2 ] } }',
@@ -188,9 +187,13 @@ def test_first_versions_of_fields() -> None:
         ),
         (GOOD.replace('"B"', '"B" label_filename: "l"'), "output[0].label_filename", "l, which is not in the model's directory"),
         (GOOD + 'model_warmup { name: "w" batch_size: 9 }', "model_warmup[0].batch_size", "9"),
-        (GOOD + 'model_warmup { name: "w" inputs { key: "C" value { zero_data: true } } }', "model_warmup[0].inputs[C]", "C"),
         (
-            GOOD + 'model_warmup { name: "w" inputs { key: "A" value { input_data_file: "d" } } }',
+            GOOD + 'model_warmup { name: "w" batch_size: 1 inputs { key: "C" value { zero_data: true } } }',
+            "model_warmup[0].inputs[C]",
+            "C",
+        ),
+        (
+            GOOD + 'model_warmup { name: "w" batch_size: 1 inputs { key: "A" value { input_data_file: "d" } } }',
             "model_warmup[0].inputs[A].input_data_file",
             "d, which is not there",
         ),
@@ -206,13 +209,15 @@ def test_what_is_refused(tmp_path: Path, text: str, field: str, found: str) -> N
 
 
 def test_warnings_are_no_errors(tmp_path: Path) -> None:
-    rbln = GOOD.replace("python", "rbln") + (
+    rbln = GOOD.replace("python", "rbln").replace("input [ ", f"input [ {A}, ") + (
+        'model_warmup { name: "w" inputs { key: "C" value { } } } '
         'parameters { key: "batches" value { string_value: "1,4" } } dynamic_batching { preferred_batch_size: 2 } '
         'response_cache { enable: true } instance_group { count: 1 } cc_model_filenames { key: "8.0" value: "a.rbln" }'
     )
     files = {"m/config.pbtxt": rbln, "m/1/model.rbln": "", "m/1/model.py": "", "m/1/config.pbtxt": "", "m/v2/x": "", "m/02/x": ""}
     assert short(findings(tmp_path, files), tmp_path) == [
         "warning npu host: m/config.pbtxt instance_group[0].kind",
+        "warning tensor: m/config.pbtxt input[1].name",
         "warning batch: m/config.pbtxt dynamic_batching.preferred_batch_size",
         "warning response cache: m/config.pbtxt response_cache.enable",
         "warning version directory: m/02",
@@ -220,6 +225,7 @@ def test_warnings_are_no_errors(tmp_path: Path) -> None:
         "warning files: m/1/config.pbtxt",
         "warning files: m/1/model.py",
         "warning files: m/config.pbtxt cc_model_filenames[8.0]",
+        "warning warm-up: m/config.pbtxt model_warmup[0].batch_size",
     ]
 
 
@@ -261,13 +267,14 @@ def test_version_directories(tmp_path: Path) -> None:
         "m/1/model.py": "",
         "m/1_old/x": "",
         "m/9.bak/model.py": "",
+        "m/-3/model.py": "",
         f"m/{2**63}/model.py": "",
         "m/lib/x.py": "",
         "m/README": "",
     }
     found = findings(tmp_path, files)
-    assert short(found, tmp_path) == [f"error version directory: m/{one}" for one in ("1_old", "9.bak", 2**63)]
-    assert found[1].found == "a directory that Triton takes for version 9"
+    assert short(found, tmp_path) == [f"error version directory: m/{one}" for one in ("-3", "1_old", "9.bak", 2**63)]
+    assert found[2].found == "a directory that Triton takes for version 9"
 
 
 @pytest.mark.parametrize(

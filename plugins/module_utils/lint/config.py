@@ -115,7 +115,9 @@ def _tensors(model: Model) -> Iterator[Finding]:
             if not one.name:
                 yield model.error("tensor", f"{field}.name", "nothing", "a name", "write it down")
             elif one.name in names[:index]:
-                yield model.error("tensor", f"{field}.name", f"{one.name} a second time", "each name once", "rename one of the two")
+                yield model.warning(
+                    "tensor", f"{field}.name", f"{one.name} a second time", "each name once", "rename one of the two"
+                )
             if not one.data_type:
                 yield model.error("tensor", f"{field}.data_type", "nothing", "a data type such as TYPE_FP32", "write it down")
             if not one.dims:

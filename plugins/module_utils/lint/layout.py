@@ -39,14 +39,14 @@ def _directories(model: Model) -> Iterator[Finding]:
     rule = "version directory"
     for name in model.directories:
         number = version_of(name)
-        if name in NO_VERSIONS or name == str(number):
-            if number is not None and abs(number) > LARGEST:
-                wanted = f"at most {LARGEST}, as Triton ends on a larger number"
-                yield model.file_error(rule, name, "a directory of that number", wanted, "rename it")
-        elif number is not None:
+        if number is not None and number > LARGEST:
+            wanted = f"at most {LARGEST}, as Triton ends on a larger number"
+            yield model.file_error(rule, name, "a directory of that number", wanted, "rename it")
+        # Of -1 it would look for a directory 18446744073709551615.
+        elif number is not None and not (name == str(number) and number >= 0):
             found = f"a directory that Triton takes for version {number}"
             yield model.file_error(rule, name, found, f"a plain number, or no digits first in {name}", "rename it, or take it out")
-        elif re.match(r"[^0-9]?[0-9]+", name):
+        elif number is None and re.match(r"[^0-9]?[0-9]+", name):
             found = "a directory that looks like a version and is none for Triton"
             yield model.file_warning(rule, name, found, "a plain number without a zero before it", "rename it, or take it out")
 
@@ -157,8 +157,13 @@ def _named(model: Model) -> Iterator[Finding]:
         wanted = "default_model_filename, as an NPU host has no GPU and never reads it"
         yield model.warning("files", f"cc_model_filenames[{capability}]", found, wanted, "take it out")
     inputs = {one.name for one in config.input}
-    for index, sample in enumerate(config.model_warmup):
+    # An ensemble may have none
+    for index, sample in enumerate([] if model.ensemble else config.model_warmup):
         field = f"model_warmup[{index}]"
+        if not sample.batch_size:
+            found = "nothing, with which Triton passes over the warm-up"
+            yield model.warning("warm-up", f"{field}.batch_size", found, "1 or more", "write it down")
+            continue
         if 0 < config.max_batch_size < sample.batch_size:
             wanted = f"at most {config.max_batch_size}, the max_batch_size"
             yield model.error("warm-up", f"{field}.batch_size", str(sample.batch_size), wanted, UNLOADED)
