@@ -52,6 +52,10 @@ lint: venv ## ruff, mypy, yamllint, ansible-lint (production), generated docs
 unit: venv ## unit tests
 	@$(PY) -m pytest
 
+lint-models: venv ## lint the Triton repository REPO=dir, for RELEASE=24.01 (ARGS=--json ...)
+	@PYTHONPATH=collections $(PY) -m ansible_collections.npufleet.triton.plugins.module_utils.lint \
+	  $(or $(REPO),$(error REPO=dir names the repository to lint)) $(if $(RELEASE),--release $(RELEASE)) $(ARGS)
+
 browser: ## Debian's Chromium and its driver, where they are missing
 	@if ! command -v chromium >/dev/null || ! command -v chromedriver >/dev/null; then \
 	  echo "make: installing Chromium for the tests of the report"; \
@@ -87,10 +91,13 @@ test-heavy: build/heavy/.done ## what needs large downloads: models out of PyTor
 bench-serving: venv ## how fast rbln models are served, against targets (ARGS="--only memory" ...); wants a quiet machine
 	@PYTHONPATH=lab:lab/models:collections $(PY) tests/bench/serving.py $(ARGS)
 
+bench-models: venv ## a change of models beside a bare rsync, on a lab of its own: ten models, 2 GiB, 4 hosts; wants a quiet machine
+	@$(PY) tests/bench/models.py $(ARGS)
+
 test-mutants: venv ## seed defects one at a time; each must turn a test red
 	@$(PY) tests/mutants.py
 
 clean: ## remove what was built; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-down converge status check lint unit browser report-test report-image molecule molecule-default molecule-production molecule-serving test-quick test bench-serving test-heavy test-mutants clean
+.PHONY: help venv demo lab lab-down converge status check lint lint-models unit browser report-test report-image molecule molecule-default molecule-production molecule-serving test-quick test bench-serving bench-models test-heavy test-mutants clean

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 FORMAT = 1
 SUFFIX = ".json"
@@ -53,6 +53,13 @@ def record_of(artefact: Mapping[str, Any], card: str) -> Tuple[Optional[Dict[str
     if raw["npu"] != card:
         reasons.append(f"{where}: compiled for {raw['npu']}, npufleet_card is {card}: compile it for this card")
     return dict(raw), reasons
+
+
+def record_beside(file: str) -> Tuple[Optional[Dict[str, Any]], str]:
+    """(the record beside a compiled file or None, what makes it none or "")."""
+    _where, raw, error = _read({"file": file})
+    flaw = error or (_flaw(raw) if raw is not None else "")
+    return (None if flaw else raw), flaw or ""
 
 
 def digested(artefact: Mapping[str, Any]) -> Dict[str, Any]:
@@ -108,57 +115,67 @@ def batches(record: Mapping[str, Any]) -> Optional[List[int]]:
     return sizes if all(one == rest[0] for one in rest) and len(set(sizes)) == len(sizes) else None
 
 
-def complete(config: Any, record: Mapping[str, Any]) -> List[str]:
+class Contradiction(NamedTuple):
+    """A field of the config that is not what the compiled file is."""
+
+    field: str
+    found: str
+    wanted: str
+
+
+def complete(config: Any, record: Mapping[str, Any]) -> List[Contradiction]:
     """Fill in what the model's config does not say of inputs, outputs and batches; returns where the two disagree."""
     sizes = batches(record)
     if not config.input and not config.output and not config.max_batch_size and sizes:
         config.max_batch_size = max(sizes)
-    reasons = []
+    found = []
     batched = config.max_batch_size > 0
+    # Whether the compiled shapes have a dimension that the config leaves out
+    cut = batched and sizes is not None
     if batched and sizes is None:
-        reasons.append(
-            f"config.pbtxt has max_batch_size {config.max_batch_size}, the compiled file has no batch dimension: wanted 0"
-        )
+        found.append(Contradiction("max_batch_size", str(config.max_batch_size), "0, as the compiled file has no batch dimension"))
     elif batched and sizes and config.max_batch_size > max(sizes):
-        reasons.append(f"config.pbtxt has max_batch_size {config.max_batch_size}, the compiled file batches of {_listed(sizes)}")
+        wanted = f"at most {max(sizes)}, as the compiled file has batches of {_listed(sizes)}"
+        found.append(Contradiction("max_batch_size", str(config.max_batch_size), wanted))
     for side in ("inputs", "outputs"):
         said, compiled = getattr(config, side[:-1]), record["buckets"][0][side]
         if said:
-            reasons += _compare(side, said, compiled, batched)
+            found += _compare(side, said, compiled, cut)
         elif any(not one.get("name") for one in compiled):
-            reasons.append(f"config.pbtxt names no {side} and the compiled file's record has no names for them: write them there")
+            found.append(Contradiction(side[:-1], "nothing", f"the {side}, as the compiled file's record has no names for them"))
         else:
             for one in compiled:
                 added = said.add()
                 added.name = one["name"]
                 added.data_type = added.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name[DTYPES[one["dtype"]]].number
-                added.dims.extend(one["shape"][1:] if batched else one["shape"])
+                added.dims.extend(one["shape"][1:] if cut else one["shape"])
     if batched and sizes:
         known = config.parameters["batches"].string_value
         if known and known.replace(" ", "") != _listed(sizes):
-            reasons.append(f"parameter batches is {known}, the compiled file has {_listed(sizes)}")
+            found.append(Contradiction("parameters[batches]", known, f"{_listed(sizes)}, the compiled file's"))
         config.parameters["batches"].string_value = _listed(sizes)
-    return reasons
+    return found
 
 
-def _compare(side: str, said: Any, compiled: List[Mapping[str, Any]], batched: bool) -> Iterator[str]:
+def _compare(side: str, said: Any, compiled: List[Mapping[str, Any]], cut: bool) -> Iterator[Contradiction]:
     """Where tensors of the config are not those of the compiled file, which are matched by name, else by place."""
     named = all(one.get("name") for one in compiled)
     names = [one.name for one in said]
     if len(said) != len(compiled) or (named and {one["name"] for one in compiled} != set(names)):
-        found = ", ".join(str(one.get("name")) for one in compiled)
-        yield f"config.pbtxt has {side} {', '.join(names)}, the compiled file {found}"
+        known = ", ".join(str(one.get("name")) for one in compiled)
+        yield Contradiction(side[:-1], ", ".join(names), f"{known}, the compiled file's")
         return
     by_name = {one["name"]: one for one in compiled} if named else dict(zip(names, compiled))
-    for one in said:
+    for index, one in enumerate(said):
         other = by_name[one.name]
         kind = one.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[one.data_type].name
         # A missing `reshape` is not an empty one
         dims = list(one.reshape.shape if one.HasField("reshape") else one.dims)
-        wanted = other["shape"][1:] if batched else other["shape"]
+        wanted = other["shape"][1:] if cut else other["shape"]
         same = len(dims) == len(wanted) and all(size in (-1, known) for size, known in zip(dims, wanted))
         if kind != DTYPES[other["dtype"]] or not same:
-            yield f"config.pbtxt has {one.name} as {kind} {dims}, the compiled file as {DTYPES[other['dtype']]} {wanted}"
+            found = f"{one.name} as {kind} {dims}"
+            yield Contradiction(f"{side[:-1]}[{index}]", found, f"{DTYPES[other['dtype']]} {wanted}, the compiled file's")
 
 
 def _listed(sizes: List[int]) -> str:

@@ -7,15 +7,18 @@ config.pbtxt as parameters, so the server itself can be asked what it has loaded
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import re
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import compiled
+from ansible_collections.npufleet.triton.plugins.module_utils import compiled, lint
 from ansible_collections.npufleet.triton.plugins.module_utils.blobs import file_digest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import size
+from ansible_collections.npufleet.triton.plugins.module_utils.lint import schema
+from ansible_collections.npufleet.triton.plugins.module_utils.lint.ensemble import Place
+from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import Finding, Row, reasons
+from ansible_collections.npufleet.triton.plugins.module_utils.lint.model import CONFIG, Model
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 
 # Files of this size and more, and compiled files of any size, are kept once per host and linked.
@@ -28,7 +31,28 @@ ARTEFACT_PATH = "1/model.rbln"
 PROFILES = {"throughput": {"instances": 2, "delay_us": 3000}, "latency": {"instances": 2, "delay_us": 0}}
 # From this Triton on answers may leave from another thread: one instance keeps its NPU busy, and both profiles are one.
 ANSWERS_LATER = (2, 51)
+HERE = Place("placed on this host", "list it in `triton_models`, for the same hosts")
 LEFT_OUT = ("__pycache__", ".git")
+
+
+class Source(NamedTuple):
+    """One model as it lies on the controller, with the compiled file for this host, before it is rendered."""
+
+    model: Model
+    digest: str
+    files: Dict[str, Dict[str, Any]]
+    contents: Dict[str, bytes]
+    origins: Dict[str, Dict[str, str]]
+    findings: List[Finding]
+    reasons: List[str]
+
+
+class Unreadable(Refusal):
+    """A config that is none, with the linter's findings."""
+
+    def __init__(self, findings: List[Finding]) -> None:
+        super().__init__(reasons(findings))
+        self.findings = findings
 
 
 def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str, Any]:
@@ -39,72 +63,96 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
     "origins": {sha256: {"file": path} or {"url": address}} of blobs, "memory": [bytes on each NPU of the host],
     "steps": names of the models that an ensemble has as its steps}. Raises Refusal with every reason.
     """
+    one = source(entry, variables)
+    made, more = _rendered(one, entry, variables)
+    against = [*reasons(one.findings), *more]
+    if against:
+        raise Refusal(against)
+    return made
+
+
+def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
+    """Read one model and lint it. Raises Refusal where there is nothing to lint."""
     name = entry["name"]
-    directory = os.path.join(entry.get("repository") or variables["npufleet_model_repository"], name)
-    if not os.path.isfile(os.path.join(directory, "config.pbtxt")):
+    directory = os.path.normpath(os.path.join(entry.get("repository") or variables["npufleet_model_repository"], name))
+    if not os.path.isfile(os.path.join(directory, CONFIG)):
         raise Refusal([f"model {name}: found no {directory}/config.pbtxt: every model is a directory with one"])
     artefacts = {key: compiled.digested(one) for key, one in (entry.get("artefacts") or {}).items()}
     artefact = _artefact(name, artefacts, variables)
-    files: Dict[str, Dict[str, Any]] = {}
-    contents: Dict[str, bytes] = {}
-    origins: Dict[str, Dict[str, str]] = {}
-    for path in _paths(directory):
-        full = os.path.join(directory, path)
-        if os.path.getsize(full) >= BLOB_BYTES:
-            digest = file_digest(full)
-            files[path] = {"sha256": digest, "blob": True}
-            origins[digest] = {"file": full}
-        else:
-            with open(full, "rb") as source:
-                contents[path] = source.read()
-            files[path] = {"sha256": _digest(contents[path]), "blob": False}
+    files, contents, origins = _files(directory)
     table = {key: one["sha256"] for key, one in sorted(artefacts.items())}
     source_digest = _tree_digest({path: one["sha256"] for path, one in files.items()}, table)
     if artefact:
         path = artefact.get("path", ARTEFACT_PATH)
         files[path] = {"sha256": artefact["sha256"], "blob": True}
         origins[artefact["sha256"]] = {key: artefact[key] for key in ("file", "url") if key in artefact}
-    config = parse_config(contents["config.pbtxt"].decode(), os.path.join(directory, "config.pbtxt"))
-    if config.name and config.name != name:
-        raise Refusal([f"model {name}: config.pbtxt names it {config.name!r}: the two must be equal"])
-    config.name = name
-    if config.backend == "rbln" and not any(path.endswith(".rbln") for path in files):
-        raise Refusal(
-            [
-                f"model {name}: found no compiled file (.rbln) in {directory} and none under `artefacts`, wanted one "
-                "for backend rbln: compile it for this card and SDK and list it under `artefacts`"
-            ]
-        )
+    text = contents[CONFIG].decode()
+    config, findings = schema.parse(text, name, os.path.join(directory, CONFIG))
+    if config is None:
+        raise Unreadable(findings)
     record: Optional[Dict[str, Any]] = None
-    reasons: List[str] = []
+    against: List[str] = []
     if config.backend == "rbln" and artefact:
-        record, reasons = compiled.record_of(artefact, variables["npufleet_card"])
-        if record and not reasons:
-            reasons = compiled.complete(config, record)
+        record, against = compiled.record_of(artefact, variables["npufleet_card"])
+        if record and not against:
             beside = artefact.get("path", ARTEFACT_PATH) + compiled.SUFFIX
             contents[beside] = json.dumps(record, indent=1, sort_keys=True).encode()
             files[beside] = {"sha256": _digest(contents[beside]), "blob": False}
-    memory, more = _place(config, entry, record, variables)
-    reasons += more
-    if reasons:
-        raise Refusal([f"model {name}: {reason}" for reason in reasons])
-    config.parameters[SOURCE].string_value = source_digest
-    files["config.pbtxt"] = {"sha256": _digest(print_config(config)), "blob": False}
-    release_digest = _tree_digest({path: one["sha256"] for path, one in files.items()}, {})
+    model = Model(name, directory, config, text, sorted(files), record=None if against else record)
+    row = Row(str(variables["rbln_release"]), str(variables["npufleet_row"]["triton"]["version"]))
+    findings += lint.check(model, row)
+    return Source(model, source_digest, files, contents, origins, findings, [f"model {name}: {reason}" for reason in against])
+
+
+def lying(model: Model) -> Dict[str, Any]:
+    """What there is to tell of a model that no host gets yet."""
+    files, _contents, _origins = _files(model.directory)
+    digest = _tree_digest({path: one["sha256"] for path, one in files.items()}, {})
+    return {"source": digest, "release": None, "versions": [str(one) for one in model.served()], "files": files}
+
+
+def _files(directory: str) -> Tuple[Dict[str, Dict[str, Any]], Dict[str, bytes], Dict[str, Dict[str, str]]]:
+    """(facts of each file by path, contents of small ones, where large ones are by digest)."""
+    files: Dict[str, Dict[str, Any]] = {}
+    contents: Dict[str, bytes] = {}
+    origins: Dict[str, Dict[str, str]] = {}
+    for path in paths(directory):
+        full = os.path.join(directory, path)
+        if os.path.getsize(full) >= BLOB_BYTES:
+            digest = file_digest(full)
+            files[path] = {"sha256": digest, "blob": True}
+            origins[digest] = {"file": full}
+        else:
+            with open(full, "rb") as opened:
+                contents[path] = opened.read()
+            files[path] = {"sha256": _digest(contents[path]), "blob": False}
+    return files, contents, origins
+
+
+def _rendered(one: Source, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Tuple[Dict[str, Any], List[str]]:
+    """(the manifest of a model, what stands against it beside the linter's findings)."""
+    name, config, files, contents = one.model.name, one.model.config, one.files, one.contents
+    config.name = name
+    versions = one.model.served()
+    memory, more = _place(config, entry, one.model.record, variables)
+    config.parameters[SOURCE].string_value = one.digest
+    files[CONFIG] = {"sha256": _digest(print_config(config)), "blob": False}
+    release_digest = _tree_digest({path: facts["sha256"] for path, facts in files.items()}, {})
     config.parameters[RELEASE].string_value = release_digest
-    contents["config.pbtxt"] = print_config(config)
-    files["config.pbtxt"]["sha256"] = _digest(contents["config.pbtxt"])
-    return {
+    contents[CONFIG] = print_config(config)
+    files[CONFIG]["sha256"] = _digest(contents[CONFIG])
+    made = {
         "name": name,
-        "source": source_digest,
+        "source": one.digest,
         "release": release_digest,
-        "versions": served_versions(config, sorted(files)),
+        "versions": [str(version) for version in versions],
         "files": files,
         "contents": contents,
-        "origins": origins,
+        "origins": one.origins,
         "memory": memory,
         "steps": sorted({step.model_name for step in config.ensemble_scheduling.step}),
     }
+    return made, [*one.reasons, *(f"model {name}: {reason}" for reason in more)]
 
 
 def placed_here(models: List[Mapping[str, Any]], host: str, groups: List[str]) -> List[Mapping[str, Any]]:
@@ -134,7 +182,8 @@ def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, A
     return artefacts[key]
 
 
-def _paths(directory: str) -> List[str]:
+def paths(directory: str) -> List[str]:
+    """Files of a model below its directory."""
     found = []
     for base, names, files in os.walk(directory):
         names[:] = sorted(one for one in names if one not in LEFT_OUT)
@@ -152,45 +201,19 @@ def _tree_digest(files: Mapping[str, str], table: Mapping[str, str]) -> str:
     return _digest("".join(lines).encode())
 
 
-def _schema() -> Any:
-    """Triton's own schema of config.pbtxt, out of tritonclient but without its gRPC client (0.3 s of imports less)."""
-    package = importlib.util.find_spec("tritonclient")
-    if package is None or not package.submodule_search_locations:
-        raise Refusal(["the controller has no tritonclient: `pip install -r requirements.txt`"])
-    path = os.path.join(next(iter(package.submodule_search_locations)), "grpc", "model_config_pb2.py")
-    spec = importlib.util.spec_from_file_location("npufleet_model_config_pb2", path)
-    if spec is None or spec.loader is None:
-        raise Refusal([f"tritonclient has no {path}: `pip install -r requirements.txt`"])
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_SCHEMA: List[Any] = []
-
-
-def _model_config() -> Any:
-    """An empty ModelConfig."""
-    if not _SCHEMA:
-        _SCHEMA.append(_schema())
-    return _SCHEMA[0].ModelConfig()
-
-
 def config_of(served: Mapping[str, Any]) -> bytes:
     """The config.pbtxt of a config as Triton's HTTP service tells it."""
     from google.protobuf import json_format
 
-    return print_config(json_format.ParseDict(dict(served), _model_config(), ignore_unknown_fields=True))
+    return print_config(json_format.ParseDict(dict(served), schema.load()[0](), ignore_unknown_fields=True))
 
 
 def parse_config(text: str, path: str) -> Any:
-    """config.pbtxt as Triton's ModelConfig; what Triton could not parse is refused with the parser's line."""
-    from google.protobuf import text_format
-
-    try:
-        return text_format.Parse(text, _model_config())
-    except text_format.ParseError as error:
-        raise Refusal([f"{path}:{error}: Triton would refuse this file"]) from error
+    """config.pbtxt as Triton's ModelConfig. Raises Refusal where Triton could not parse it."""
+    config, findings = schema.parse(text, os.path.basename(os.path.dirname(path)), path)
+    if findings:
+        raise Refusal(reasons(findings))
+    return config
 
 
 def print_config(config: Any) -> bytes:
@@ -250,42 +273,38 @@ def _profile(config: Any, entry: Mapping[str, Any], variables: Mapping[str, Any]
     return int(entry.get("instances") or (1 if late else profile["instances"]))
 
 
-def served_versions(config: Any, paths: List[str]) -> List[str]:
-    """The versions that Triton will serve under the model's version policy (default: the latest one)."""
-    numbers = sorted({int(path.split("/")[0]) for path in paths if re.match(r"[1-9]\d*/", path)})
-    policy = config.version_policy
-    if policy.HasField("all"):
-        chosen = numbers
-    elif policy.HasField("specific"):
-        chosen = [number for number in numbers if number in policy.specific.versions]
-    else:
-        chosen = numbers[-(policy.latest.num_versions or 1) :]
-    if not chosen:
-        raise Refusal(
-            ["model {}: its version policy selects none of versions {}".format(config.name, numbers or "(no version directory)")]
-        )
-    return [str(number) for number in chosen]
-
-
 def manifests(variables: Mapping[str, Any]) -> Tuple[Dict[str, Dict[str, Any]], List[str]]:
     """Manifests of all models placed on this host, and the reasons why some cannot be."""
+    found, findings, more = linted(variables)
+    return found, [*reasons(findings), *more]
+
+
+def linted(variables: Mapping[str, Any], only: Collection[str] = ()) -> Tuple[Dict[str, Dict[str, Any]], List[Finding], List[str]]:
+    """(manifests of the models placed on this host, what the linter finds of them, other reasons against them).
+
+    `only` are the models that are asked for; the others are read for what they are to those.
+    """
     found: Dict[str, Dict[str, Any]] = {}
-    reasons: List[str] = []
+    findings: List[Finding] = []
+    more: List[str] = []
     placed = placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"])
-    for entry in placed:
+    read: Dict[str, Model] = {}
+    for name, entry in ((entry["name"], entry) for entry in placed):
+        wanted = not only or name in only
         try:
-            found[entry["name"]] = manifest(entry, variables)
+            one = source(entry, variables)
         except Refusal as refusal:
-            reasons += refusal.reasons
-    return found, reasons + _missing_steps(found, [entry["name"] for entry in placed])
-
-
-def _missing_steps(found: Mapping[str, Mapping[str, Any]], placed: List[str]) -> List[str]:
-    """Why ensembles could not be loaded: Triton wants every step of one beside it."""
-    reasons = []
-    for name, one in found.items():
-        for step in sorted(set(one["steps"]) - set(placed)):
-            reasons.append(
-                f"model {name}: its step {step} is not placed on this host: list it in `triton_models`, for the same hosts"
-            )
-    return reasons
+            if wanted:
+                findings += refusal.findings if isinstance(refusal, Unreadable) else []
+                more += [] if isinstance(refusal, Unreadable) else refusal.reasons
+            continue
+        read[name] = one.model
+        if wanted:
+            made, against = _rendered(one, entry, variables)
+            findings += one.findings
+            more += against
+            if not against and not reasons(one.findings):
+                found[name] = made
+    unread = [entry["name"] for entry in placed if entry["name"] not in read]
+    shared = lint.check_together(read, unread, HERE)
+    return found, findings + [one for one in shared if not only or one.model in only], more

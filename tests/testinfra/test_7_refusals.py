@@ -173,8 +173,8 @@ def test_models_that_triton_would_refuse(tmp_path: Path) -> None:
     models = [{"name": name, "repository": str(tmp_path)} for name in ("broken", "empty")]
     refused(
         site(triton_models=models),
-        (f"{tmp_path}/broken/config.pbtxt:2:1", "max_batch_sice", "Triton would refuse this file"),
-        (f"model empty: found no compiled file (.rbln) in {tmp_path}/empty and none under `artefacts`, wanted one",),
+        (f"{tmp_path}/broken/config.pbtxt:2: max_batch_sice: found a field that no Triton knows", "Triton would refuse this file"),
+        (f"{tmp_path}/empty/config.pbtxt: version_policy: found no version directory", "compile the model for this card and SDK"),
     )
 
 

@@ -210,6 +210,17 @@ def test_what_leads_into_the_house(word: str, leads: bool) -> None:
     assert _of_the_house(word) is leads
 
 
+# Mutants
+
+
+def test_every_mutant_can_be_seeded() -> None:
+    mutants = load(ROOT / "tests/mutants.yml")
+    assert len(mutants) > 50
+    counts = {one["name"]: (ROOT / one["file"]).read_text().count(one["find"]) for one in mutants}
+    assert {name: count for name, count in counts.items() if count != 1} == {}
+    assert [name for one in mutants for name in one["tests"] if not (ROOT / name.split("::")[0]).is_file()] == []
+
+
 # What runs on hosts
 
 

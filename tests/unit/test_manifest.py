@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import manifest as subject
+from ansible_collections.npufleet.triton.plugins.module_utils.lint import schema
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from helpers import ROW, fleet
 
@@ -244,7 +246,6 @@ def test_name_is_the_directory_s(repository: Path) -> None:
         ("version_policy { latest { num_versions: 1 } }", ["10"]),
         ("version_policy { latest { num_versions: 2 } }", ["3", "10"]),
         ("version_policy { latest { num_versions: 9 } }", ["1", "3", "10"]),
-        ("version_policy { latest { } }", ["10"]),
         ("version_policy { all { } }", ["1", "3", "10"]),
         ("version_policy { specific { versions: [3] } }", ["3"]),
         ("version_policy { specific { versions: [10, 1, 7] } }", ["1", "10"]),
@@ -252,7 +253,7 @@ def test_name_is_the_directory_s(repository: Path) -> None:
 )
 def test_versions_under_the_policy(repository: Path, policy: str, expected: list[str]) -> None:
     for version in ("3", "10"):
-        write(repository / f"digits/{version}/model.py", "")
+        write(repository / f"digits/{version}/model.rbln", "")
     # Neither is a version directory for Triton.
     write(repository / "digits/02/model.py", "")
     write(repository / "digits/configs/7", "")
@@ -262,14 +263,27 @@ def test_versions_under_the_policy(repository: Path, policy: str, expected: list
 
 def test_policy_that_selects_no_version_is_refused(repository: Path) -> None:
     write(repository / "digits/config.pbtxt", RBLN + "version_policy { specific { versions: [7] } }")
-    assert refused(repository) == ["model digits: its version policy selects none of versions [1]"]
+    assert refused(repository) == [
+        f"model digits: {repository}/digits/config.pbtxt:4: version_policy.specific: found a policy that selects none of "
+        "versions 1, wanted one version or more: correct the policy, or the directories"
+    ]
+
+
+def test_latest_without_a_number_is_none(repository: Path) -> None:
+    """As for Triton, which takes the schema's 0."""
+    write(repository / "digits/config.pbtxt", RBLN + "version_policy { latest { } }")
+    (reason,) = refused(repository)
+    assert "found a policy that selects none of versions 1" in reason
 
 
 def test_model_without_a_version_directory_is_refused(repository: Path) -> None:
     config = repository / "digits/config.pbtxt"
     config.write_text(config.read_text().replace('"rbln"', '"python"'))
     reasons = refused(repository, {"artefacts": {}})
-    assert reasons == ["model digits: its version policy selects none of versions (no version directory)"]
+    assert reasons == [
+        f"model digits: {repository}/digits/config.pbtxt: version_policy: found no version directory, wanted one version or more: "
+        "make a version directory with a file in it, as git and the store carry no empty one"
+    ]
 
 
 # Refusals
@@ -277,8 +291,9 @@ def test_model_without_a_version_directory_is_refused(repository: Path) -> None:
 
 def test_model_without_a_compiled_file_is_refused(repository: Path) -> None:
     (reason,) = refused(repository, {"artefacts": {}})
-    assert reason.startswith(
-        f"model digits: found no compiled file (.rbln) in {repository}/digits and none under `artefacts`, wanted"
+    assert reason == (
+        f"model digits: {repository}/digits/config.pbtxt: version_policy: found no version directory, wanted one version or more: "
+        "compile the model for this card and SDK and list it under `artefacts`"
     )
 
 
@@ -290,21 +305,25 @@ def test_model_without_config_is_refused(repository: Path) -> None:
 
 def test_config_with_another_name_is_refused(repository: Path) -> None:
     write(repository / "digits/config.pbtxt", 'name: "faces"\nbackend: "rbln"\n')
-    assert refused(repository) == ["model digits: config.pbtxt names it 'faces': the two must be equal"]
+    assert refused(repository) == [
+        f"model digits: {repository}/digits/config.pbtxt:1: name: found faces, wanted digits, its directory's: "
+        "rename one of the two"
+    ]
 
 
 def test_config_that_triton_cannot_parse_is_refused_with_its_line(repository: Path) -> None:
     write(repository / "digits/config.pbtxt", 'name: "digits"\nbackend: "rbln"\nmax_batch_sise: 4\n')
     (reason,) = refused(repository)
-    assert reason.startswith(f"{repository}/digits/config.pbtxt:3:1 : ")
-    assert "max_batch_sise" in reason
-    assert reason.endswith(": Triton would refuse this file")
+    assert reason.startswith(
+        f"model digits: {repository}/digits/config.pbtxt:3: max_batch_sise: found a field that no Triton knows"
+    )
+    assert reason.endswith(", Triton would refuse this file")
 
 
-def test_controller_without_tritonclient_is_told_what_to_install(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject, "_SCHEMA", [])
-    monkeypatch.setattr(subject.importlib.util, "find_spec", lambda _name: None)
-    assert refused(repository) == ["the controller has no tritonclient: `pip install -r requirements.txt`"]
+def test_controller_without_protobuf_is_told_what_to_install(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "_KEPT", [])
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+    assert refused(repository) == ["the controller has no protobuf: `pip install -r requirements.txt`"]
 
 
 def test_no_compiled_file_for_this_card_and_sdk_is_refused(repository: Path) -> None:
@@ -338,6 +357,7 @@ def test_incomplete_artefact_of_another_card_is_refused_too(repository: Path) ->
 
 
 def test_artefact_goes_where_it_is_asked_to(repository: Path) -> None:
+    write(repository / "digits/config.pbtxt", RBLN + 'default_model_filename: "resnet.rbln"\n')
     one = made(repository, {"artefacts": {"CA12/0.6": {"file": "/srv/x", "sha256": SHA, "path": "2/resnet.rbln"}}})
     assert one["files"]["2/resnet.rbln"] == {"sha256": SHA, "blob": True}
     assert one["versions"] == ["2"]
@@ -356,7 +376,8 @@ def test_placement_by_host_and_group(hosts: list[str] | None, here: bool) -> Non
 
 
 def test_reasons_of_all_models_come_at_once(repository: Path) -> None:
-    write(repository / "faces/config.pbtxt", 'name: "digits"\n')
+    write(repository / "faces/config.pbtxt", 'name: "digits" backend: "python"\n')
+    write(repository / "faces/1/model.py", "")
     entries = [
         {"name": "digits", "artefacts": ARTEFACTS},
         {"name": "faces"},
@@ -366,6 +387,6 @@ def test_reasons_of_all_models_come_at_once(repository: Path) -> None:
     found, reasons = subject.manifests(fleet(npufleet_model_repository=str(repository), triton_models=entries))
     assert list(found) == ["digits"]
     assert reasons == [
-        "model faces: config.pbtxt names it 'digits': the two must be equal",
+        f"model faces: {repository}/faces/config.pbtxt:1: name: found digits, wanted faces, its directory's: rename one of the two",
         f"model words: found no {repository}/words/config.pbtxt: every model is a directory with one",
     ]

@@ -136,18 +136,20 @@ def test_all_contradictions_at_once(tmp_path: Path) -> None:
         input [ { name: "INPUT__0" data_type: TYPE_FP16 dims: [ 3, 224, 224 ] } ]
         output [ { name: "scores" data_type: TYPE_FP32 dims: [ 1000 ] } ]
         parameters { key: "batches" value { string_value: "1,8" } }"""
+    do = ": compile the model for what the config says, or correct the config"
+    file = f"model m: {tmp_path}/m/config.pbtxt"
     assert refused(tmp_path, text, record(1, 4)) == [
-        "model m: config.pbtxt has max_batch_size 8, the compiled file batches of 1,4",
-        "model m: config.pbtxt has INPUT__0 as TYPE_FP16 [3, 224, 224], the compiled file as TYPE_FP32 [3, 224, 224]",
-        "model m: config.pbtxt has outputs scores, the compiled file OUTPUT__0",
-        "model m: parameter batches is 1,8, the compiled file has 1,4",
+        f"{file}:1: max_batch_size: found 8, wanted at most 4, as the compiled file has batches of 1,4{do}",
+        f"{file}:2: input[0]: found INPUT__0 as TYPE_FP16 [3, 224, 224], wanted TYPE_FP32 [3, 224, 224], the compiled file's{do}",
+        f"{file}:3: output: found scores, wanted OUTPUT__0, the compiled file's{do}",
+        f"{file}:4: parameters[batches]: found 1,8, wanted 1,4, the compiled file's{do}",
     ]
 
 
 def test_dims_of_another_shape(tmp_path: Path) -> None:
     text = 'backend: "rbln" max_batch_size: 1 input [ { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 224, 224, 3 ] } ]'
     (reason,) = refused(tmp_path, text, record(1))
-    assert "INPUT__0 as TYPE_FP32 [224, 224, 3], the compiled file as TYPE_FP32 [3, 224, 224]" in reason
+    assert "INPUT__0 as TYPE_FP32 [224, 224, 3], wanted TYPE_FP32 [3, 224, 224], the compiled file's" in reason
 
 
 def test_reshape_is_what_the_file_gets(tmp_path: Path) -> None:
@@ -160,7 +162,8 @@ def test_reshape_is_what_the_file_gets(tmp_path: Path) -> None:
 def test_batches_for_a_file_without_them(tmp_path: Path) -> None:
     bucket = {"inputs": [tensor("a", 3), tensor("b", 5)], "outputs": [tensor("c", 7)]}
     reasons = refused(tmp_path, 'backend: "rbln" max_batch_size: 4', record(buckets=[bucket]))
-    assert "model m: config.pbtxt has max_batch_size 4, the compiled file has no batch dimension: wanted 0" in reasons
+    (reason,) = reasons
+    assert "max_batch_size: found 4, wanted 0, as the compiled file has no batch dimension" in reason
 
 
 def test_record_of_another_file_and_card(tmp_path: Path) -> None:
@@ -197,12 +200,12 @@ def test_record_that_cannot_be_read(tmp_path: Path) -> None:
 def test_names_that_nobody_knows(tmp_path: Path) -> None:
     bucket = {"inputs": [tensor(None, 1, 4)], "outputs": [tensor(None, 1, 2)]}
     first, second = refused(tmp_path, 'backend: "rbln"', record(buckets=[bucket]))
-    assert "config.pbtxt names no inputs and the compiled file's record has no names for them" in first
-    assert "names no outputs" in second
+    assert "input: found nothing, wanted the inputs, as the compiled file's record has no names for them" in first
+    assert "output: found nothing" in second
     text = """backend: "rbln" max_batch_size: 1 input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
         output [ { name: "y" data_type: TYPE_FP16 dims: [ 2 ] } ]"""
     (reason,) = refused(tmp_path, text, record(buckets=[bucket]))
-    assert "y as TYPE_FP16 [2], the compiled file as TYPE_FP32 [2]" in reason
+    assert "y as TYPE_FP16 [2], wanted TYPE_FP32 [2]" in reason
 
 
 # Where instances go, and how they are batched

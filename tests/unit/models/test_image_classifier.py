@@ -75,15 +75,19 @@ def test_it_is_placed_with_its_steps() -> None:
 
 
 def test_without_a_step_it_is_refused() -> None:
-    words = "model image_classifier: its step {} is not placed on this host: list it in `triton_models`, for the same hosts"
-    assert placed("image_classifier", "image_decode")[1] == [words.format("image_labels"), words.format("resnet50")]
-    assert placed("image_classifier", *STEPS, image_labels=["npu2"])[1] == [words.format("image_labels")]
+    head = f"model image_classifier: {REPOSITORY}/image_classifier/config.pbtxt:"
+    words = "which is not placed on this host, wanted every step there: list it in `triton_models`, for the same hosts"
+    network = f"{head}22: ensemble_scheduling.step[1].model_name: found resnet50, {words}"
+    labels = f"{head}28: ensemble_scheduling.step[2].model_name: found image_labels, {words}"
+    assert placed("image_classifier", "image_decode")[1] == [network, labels]
+    assert placed("image_classifier", *STEPS, image_labels=["npu2"])[1] == [labels]
 
 
 def test_a_step_that_is_refused_itself_is_told_once() -> None:
     entries = [{"name": name} for name in ("image_classifier", *STEPS)]
     (reason,) = manifest.manifests(fleet(triton_models=entries))[1]
-    assert reason.startswith("model resnet50: found no compiled file (.rbln)")
+    assert reason.startswith("model resnet50: ")
+    assert "found no version directory" in reason
 
 
 def test_no_build_product_lies_in_the_repository() -> None:

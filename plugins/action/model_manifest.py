@@ -1,0 +1,88 @@
+"""Action of model_manifest: lints on the controller what the host's variables place on it, or repositories as they lie."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils import manifest
+from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
+from ansible_collections.npufleet.triton.plugins.module_utils.lint import repository
+from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import ERROR, Finding, Row
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.variables import validate
+
+# The module's options
+SPEC = {
+    "repositories": {"type": "list", "elements": "path"},
+    "models": {"type": "list", "elements": "str"},
+    "release": {"type": "str"},
+}
+
+
+# (models by name, findings, what else stands against them)
+Found = Tuple[Dict[str, Any], List[Finding], List[str]]
+
+
+class ActionModule(FleetAction):
+    """Everything happens here: no host is asked."""
+
+    _requires_connection = False
+
+    def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
+        _validation, wanted = self.validate_argument_spec(SPEC)
+        only = wanted["models"] or []
+        variables = self.variables(task_vars)
+        with self.refusing(host):
+            row = self._row(wanted["release"], variables)
+            if wanted["repositories"]:
+                directories = [self._loader.path_dwim(one) for one in wanted["repositories"]]
+                models, findings, more = self._lying(directories, only, row)
+            else:
+                models, findings, more = self._placed(only, row, variables)
+        return self._told(host, models, findings, more)
+
+    @staticmethod
+    def _row(given: Optional[str], variables: Mapping[str, Any]) -> Optional[Row]:
+        """The release to lint for; None where nothing names one."""
+        name = given or variables.get("rbln_release")
+        if name is None:
+            return None
+        rows = variables["npufleet_release_rows"]
+        if str(name) not in rows:
+            raise Refusal([f"release is {name}, there are rows for {', '.join(sorted(rows))}: name one of them"])
+        return Row(str(name), str(rows[str(name)]["triton"]["version"]))
+
+    @staticmethod
+    def _lying(directories: List[str], only: List[str], row: Optional[Row]) -> Found:
+        """Models as they lie in directories: files and the digest of their sources."""
+        linted = repository.lint(directories, only, row)
+        models = {name: manifest.lying(one) for name, one in linted.models.items() if not only or name in only}
+        return models, linted.findings, []
+
+    @staticmethod
+    def _placed(only: List[str], row: Optional[Row], variables: Mapping[str, Any]) -> Found:
+        """Models as this host would get them."""
+        over: Dict[str, Any] = {}
+        if row:
+            over = {"rbln_release": row.name, "npufleet_row": variables["npufleet_release_rows"][row.name]}
+        host = ChainMap(over, variables)  # type: ignore[arg-type]
+        validate(host, ["models"])
+        placed = manifest.placed_here(host["triton_models"], host["inventory_hostname"], host["group_names"])
+        unknown = sorted(set(only) - {entry["name"] for entry in placed})
+        if unknown:
+            raise Refusal([f"model {name}: triton_models places none of that name on this host: correct it" for name in unknown])
+        models, findings, more = manifest.linted(host, only)
+        keys = ("source", "release", "versions", "files")
+        return {name: {key: one[key] for key in keys} for name, one in models.items()}, findings, more
+
+    @staticmethod
+    def _told(host: str, models: Dict[str, Any], findings: List[Finding], more: List[str]) -> Dict[str, Any]:
+        """The result; every error of every model in one message."""
+        errors = [*(one.sentence() for one in findings if one.severity == ERROR), *more]
+        warnings = [one.sentence() for one in findings if one.severity != ERROR]
+        if errors:
+            lines = "".join("\n  - " + one for one in errors)
+            # The message says it all; the records would bury it.
+            return {"failed": True, "msg": f"{host}: {len(errors)} errors in models:{lines}", "warnings": warnings}
+        return {"changed": False, "models": models, "findings": [one._asdict() for one in findings], "warnings": warnings}

@@ -1,0 +1,177 @@
+"""The linter as people run it: the program, and the module against an inventory, on this machine."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.action import model_manifest as action
+from ansible_collections.npufleet.triton.plugins.module_utils.lint.__main__ import main
+from helpers import ROOT
+from linting import GOOD, write
+
+RBLN = GOOD.replace("python", "rbln")
+RECORD = {
+    "format": 1,
+    "sha256": "a" * 64,
+    "npu": "RBLN-CA12",
+    "devices": 1,
+    "device_memory": [100],
+    "buckets": [
+        {side: [{"name": name, "shape": [batch, 3], "dtype": "float32"}] for side, name in (("inputs", "A"), ("outputs", "B"))}
+        for batch in (1, 2)
+    ],
+}
+
+
+# The program
+
+
+def test_program_says_one_finding_a_line_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = GOOD + "model_metrics { }\ninstance_group { kind: KIND_GPU }\nresponse_cache { enable: true }\n"
+    write(tmp_path, {"m/config.pbtxt": bad, "m/1/model.py": "", "n/config.pbtxt": GOOD, "n/1/model.py": ""})
+    assert main([str(tmp_path), "--release", "24.01"]) == 1
+    output = capsys.readouterr()
+    lines = output.out.splitlines()
+    assert [line.partition(": found")[0] for line in lines] == [
+        f"{tmp_path}/m/config.pbtxt:5: model_metrics",
+        f"{tmp_path}/m/config.pbtxt:6: instance_group[0].kind",
+        f"{tmp_path}/m/config.pbtxt:7: response_cache.enable",
+    ]
+    assert [line.endswith(" (warning)") for line in lines] == [False, False, True]
+    assert output.err == "2 models: 2 errors, 1 warnings\n"
+
+
+def test_warnings_alone_do_not_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, {"m/config.pbtxt": GOOD + "response_cache { enable: true }", "m/1/model.py": ""})
+    assert main([str(tmp_path), "--json", "--model", "m"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    assert (one["model"], one["severity"], one["line"], one["field"]) == ("m", "warning", 5, "response_cache.enable")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{place}/nowhere"], "found no such directory"),
+        (["{place}", "--release", "23.01"], "release 23.01: found rows for 24.01, "),
+        (["{place}", "--model", "m"], "model m: found none in "),
+    ],
+)
+def test_nothing_to_look_at(arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([one.format(place=tmp_path) for one in arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_make_lint_models(tmp_path: Path) -> None:
+    command = ["make", "--no-print-directory", "--old-file", f"{sys.prefix}/.done", f"VENV={sys.prefix}", "lint-models"]
+    run = {"cwd": ROOT, "capture_output": True, "text": True, "check": False, "env": {**os.environ, "MAKEFLAGS": ""}}
+    done = subprocess.run([*command, f"REPO={tmp_path}"], **run)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    write(tmp_path, {"m/config.pbtxt": "backend: 'python'"})
+    done = subprocess.run([*command, f"REPO={tmp_path}", "RELEASE=24.01"], **run)
+    assert done.returncode == 2
+    assert done.stdout.startswith(f"{tmp_path}/m/config.pbtxt: version_policy: found no version directory")
+
+
+# The module
+
+
+def test_options_are_those_of_the_module() -> None:
+    tree = ast.parse((ROOT / "plugins/modules/model_manifest.py").read_text())
+    (spec,) = [one.value for one in ast.walk(tree) if isinstance(one, ast.keyword) and one.arg == "argument_spec"]
+    assert ast.literal_eval(spec) == action.SPEC
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """{host: result} of playbooks/lint_models.yml for hosts that nobody could reach; `lying` is of a directory."""
+    place = tmp_path_factory.mktemp("site")
+    models = write(
+        place / "models",
+        {
+            "good/config.pbtxt": GOOD,
+            "good/1/model.py": "pass\n",
+            "cached/config.pbtxt": GOOD + "response_cache { enable: true }",
+            "cached/1/model.py": "pass\n",
+            "bad/config.pbtxt": GOOD + "instance_group { kind: KIND_GPU }",
+            "bad/1/model.py": "pass\n",
+            "typo/config.pbtxt": GOOD + "outptu { }",
+            "typo/1/model.py": "pass\n",
+            "digits/config.pbtxt": RBLN + "model_metrics { }",
+        },
+    )
+    fleet = {"rbln_release": "24.01", "npufleet_npus": 2, "npufleet_card": "RBLN-CA12", "npufleet_model_repository": str(models)}
+    artefact = {"CA12/0.6": {"url": "https://models.example.com/d.rbln", "sha256": "a" * 64, "record": RECORD}}
+    hosts = {
+        "good": {"triton_models": [{"name": "good"}, {"name": "cached"}]},
+        "bad": {"triton_models": [{"name": "bad"}, {"name": "typo"}, {"name": "none"}, {"name": "digits", "artefacts": artefact}]},
+        "unset": {"npufleet_card": "RBLN-CA99", "triton_models": []},
+    }
+    inventory = {"npu_hosts": {"hosts": {name: {"ansible_host": "192.0.2.1", **fleet, **one} for name, one in hosts.items()}}}
+    (place / "hosts.json").write_text(json.dumps(inventory))
+    task = {"name": "Lint", "npufleet.triton.model_manifest": {"repositories": ["models"], "models": ["good"], "release": "26.07"}}
+    lie = {"name": "Lie", "hosts": "good", "gather_facts": False, "tasks": [task]}
+    (place / "play.yml").write_text(json.dumps([lie, {"import_playbook": str(ROOT / "playbooks/lint_models.yml")}]))
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")},
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_HOME": str(place / "ansible"),
+        "ANSIBLE_CACHE_PLUGIN": "memory",
+        "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+        "ANSIBLE_LOCAL_TEMP": str(place / "tmp"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    command = [sys.executable, "-m", "ansible", "playbook", "-i", str(place / "hosts.json")]
+    command += [str(place / "play.yml")]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2, done.stderr
+    (lying, placed) = json.loads(done.stdout[done.stdout.index("{") :])["plays"]
+    return {**placed["tasks"][0]["hosts"], "lying": lying["tasks"][0]["hosts"]["good"]}
+
+
+def test_models_of_a_host_as_it_would_get_them(played: dict[str, dict[str, Any]]) -> None:
+    good = played["good"]
+    assert not good["changed"]
+    assert sorted(good["models"]) == ["cached", "good"]
+    one = good["models"]["good"]
+    assert one["versions"] == ["1"]
+    assert sorted(one["files"]) == ["1/model.py", "config.pbtxt"]
+    assert one["source"] != one["release"]
+    (finding,) = good["findings"]
+    assert (finding["model"], finding["rule"], finding["line"]) == ("cached", "response cache", 5)
+    assert len(good["warnings"]) == 1
+
+
+def test_every_error_of_every_model_in_one_message(played: dict[str, dict[str, Any]]) -> None:
+    bad = played["bad"]
+    assert bad["failed"]
+    head, *lines = bad["msg"].splitlines()
+    assert head == "bad: 5 errors in models:"
+    expected = [
+        "bad/config.pbtxt:5: instance_group[0].kind: ",
+        "typo/config.pbtxt:5: outptu: ",
+        "digits/config.pbtxt:5: model_metrics: ",
+        "digits/config.pbtxt:2: max_batch_size: found 4, wanted at most 2, as the compiled file",
+    ]
+    assert all(any(words in line for line in lines) for words in expected), lines
+    assert len(lines) == 5
+    assert sum("model none: found no " in line for line in lines) == 1
+
+
+def test_variables_that_are_wrong_are_refused(played: dict[str, dict[str, Any]]) -> None:
+    assert played["unset"]["failed"]
+    assert "npufleet_card is RBLN-CA99, release 24.01 supports" in played["unset"]["msg"]
+
+
+def test_a_directory_as_it_lies(played: dict[str, dict[str, Any]]) -> None:
+    lying = played["lying"]
+    assert list(lying["models"]) == ["good"]
+    one = lying["models"]["good"]
+    assert (one["release"], one["source"]) == (None, played["good"]["models"]["good"]["source"])
+    assert lying["findings"] == []
