@@ -28,6 +28,8 @@ ARTEFACT_PATH = "1/model.rbln"
 PROFILES = {"throughput": {"instances": 2, "delay_us": 3000}, "latency": {"instances": 2, "delay_us": 0}}
 # From this Triton on answers may leave from another thread: one instance keeps its NPU busy, and both profiles are one.
 ANSWERS_LATER = (2, 51)
+# Repositories that Triton reads itself
+CLOUD = ("s3://", "gs://", "as://")
 LEFT_OUT = ("__pycache__", ".git")
 
 
@@ -44,7 +46,7 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
     if not os.path.isfile(os.path.join(directory, "config.pbtxt")):
         raise Refusal([f"model {name}: found no {directory}/config.pbtxt: every model is a directory with one"])
     artefacts = {key: compiled.digested(one) for key, one in (entry.get("artefacts") or {}).items()}
-    artefact = _artefact(name, artefacts, variables)
+    artefact = _artefact(name, artefacts, variables, bool(variables["model_repository_bundle"]))
     files: Dict[str, Dict[str, Any]] = {}
     contents: Dict[str, bytes] = {}
     origins: Dict[str, Dict[str, str]] = {}
@@ -63,7 +65,7 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
     if artefact:
         path = artefact.get("path", ARTEFACT_PATH)
         files[path] = {"sha256": artefact["sha256"], "blob": True}
-        origins[artefact["sha256"]] = {key: artefact[key] for key in ("file", "url") if key in artefact}
+        origins[artefact["sha256"]] = {key: artefact[key] for key in ("file", "url", "size") if key in artefact}
     config = parse_config(contents["config.pbtxt"].decode(), os.path.join(directory, "config.pbtxt"))
     if config.name and config.name != name:
         raise Refusal([f"model {name}: config.pbtxt names it {config.name!r}: the two must be equal"])
@@ -107,13 +109,43 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
     }
 
 
+def cloud(entry: Mapping[str, Any]) -> bool:
+    """Whether Triton itself reads this model out of an object store."""
+    return str(entry.get("repository") or "").startswith(CLOUD)
+
+
+def cloud_models(variables: Mapping[str, Any]) -> List[str]:
+    """Names of those that are placed on this host."""
+    placed = placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"])
+    return [entry["name"] for entry in placed if cloud(entry)]
+
+
+def _unread(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> List[str]:
+    """Why Triton would not come by a model that it reads itself."""
+    read = variables["triton_server_model_repositories"]
+    reasons = []
+    if entry["repository"].rstrip("/") not in [one.rstrip("/") for one in read]:
+        reasons.append(
+            "model {}: found repository {}, wanted one of triton_server_model_repositories ({}): list it there".format(
+                entry["name"], entry["repository"], ", ".join(read)
+            )
+        )
+    if entry.get("artefacts"):
+        reasons.append(
+            "model {}: found `artefacts` beside repository {}, wanted none: Triton reads all of it there".format(
+                entry["name"], entry["repository"]
+            )
+        )
+    return reasons
+
+
 def placed_here(models: List[Mapping[str, Any]], host: str, groups: List[str]) -> List[Mapping[str, Any]]:
     """The entries of `triton_models` that name this host or one of its groups, or name none."""
     return [entry for entry in models if not entry.get("hosts") or {host, *groups} & set(entry["hosts"])]
 
 
-def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, Any]) -> Optional[Mapping[str, Any]]:
-    """The compiled file for this host's card and SDK; none fitting is a refusal."""
+def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, Any], bundled: bool) -> Optional[Mapping[str, Any]]:
+    """The compiled file for this host's card and SDK; none fitting is a refusal. One of a bundle needs no other source."""
     if not artefacts:
         return None
     key = "{}/{}".format(variables["npufleet_card"].replace("RBLN-", ""), variables["npufleet_row"]["sdk"]["shape"])
@@ -127,7 +159,7 @@ def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, A
     reasons = [
         f"model {name}: artefact {place} needs `url` or `file`, and `sha256` (64 hex digits) where no record of it tells"
         for place, found in sorted(artefacts.items())
-        if not re.fullmatch("[0-9a-f]{64}", str(found.get("sha256"))) or not ("url" in found or "file" in found)
+        if not re.fullmatch("[0-9a-f]{64}", str(found.get("sha256"))) or not ("url" in found or "file" in found or bundled)
     ]
     if reasons:
         raise Refusal(reasons)
@@ -273,6 +305,9 @@ def manifests(variables: Mapping[str, Any]) -> Tuple[Dict[str, Dict[str, Any]], 
     reasons: List[str] = []
     placed = placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"])
     for entry in placed:
+        if cloud(entry):
+            reasons += _unread(entry, variables)
+            continue
         try:
             found[entry["name"]] = manifest(entry, variables)
         except Refusal as refusal:

@@ -105,7 +105,7 @@ def survey(
         "engine": lambda: engine.desired(variables),
         "image": pinned,
         "models": lambda: models.desired(variables, found),
-        "server": lambda: server.desired(variables, pinned(), found),
+        "server": lambda: server.desired(variables, pinned(), found, manifest.cloud_models(variables)),
         "watchdog": lambda: watchdog.desired(variables),
         "monitoring": lambda: monitoring.desired(variables, now),
     }
