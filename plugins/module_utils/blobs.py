@@ -188,7 +188,7 @@ def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Opt
         return None
     os.unlink(staged)
     origin = f" from {source}" if source else ""
-    return f"blob {digest[:12]} arrived{origin} with SHA-256 {proven}, wanted {digest}: it was removed"
+    return f"blob {digest[:12]} arrived{origin} with SHA-256 {proven}, wanted {digest}, and was removed"
 
 
 def _remove(path: str) -> None:

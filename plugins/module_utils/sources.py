@@ -67,7 +67,7 @@ def bundled(path: str) -> Dict[str, int]:
             return {os.path.basename(one.name): one.size for one in archive if one.isfile() and _in_home(one.name)}
     except (OSError, tarfile.TarError) as error:
         raise SourceError(
-            f"found no bundle {path} ({error}), wanted a directory or tar with blobs/sha256/<digest>: correct "
+            f"found no bundle {path} ({str(error).splitlines()[0]}), wanted a directory or tar with blobs/sha256/<digest>: correct "
             "model_repository_bundle"
         ) from None
 
@@ -285,7 +285,7 @@ def _from_store(
 
 def environment(url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, str]:
     """How rclone learns of the store: by its environment, which no `ps` of another user shows, and not by a file."""
-    kind = store_of(url)
+    kind = str(store_of(url))
     given = dict(way.get(kind) or {})
     options = {"type": "s3" if kind == "s3" else "google cloud storage", "endpoint": given.get("endpoint")}
     if kind == "s3":
@@ -295,7 +295,7 @@ def environment(url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) ->
         options["env_auth"] = "false" if secrets.get("s3_access_key") else "true"
     else:
         options.update(service_account_credentials=secrets.get("gs_credentials"), anonymous=given.get("anonymous"))
-    made = {f"RCLONE_CONFIG_{str(kind).upper()}_{name.upper()}": str(value) for name, value in options.items() if value}
+    made = {f"RCLONE_CONFIG_{kind.upper()}_{name.upper()}": str(value) for name, value in options.items() if value}
     proxies = way.get("proxies") or {}
     made.update({f"{scheme}_proxy".upper(): proxies[scheme] for scheme in ("http", "https") if proxies.get(scheme)})
     if proxies.get("no_proxy"):

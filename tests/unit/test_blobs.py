@@ -123,7 +123,12 @@ def test_wrong_digest_names_source_found_and_wanted_and_is_removed(root: Path) -
     (root / "incoming" / digest(ONE)).write_bytes(TWO)
     with pytest.raises(store.StoreError) as error:
         blobs.ingest(str(root), str(root / "incoming"), [digest(ONE)], {digest(ONE): "https://a.example.com/x"})
-    for words in ("from https://a.example.com/x", f"SHA-256 {digest(TWO)}", f"wanted {digest(ONE)}", "it was removed"):
+    for words in (
+        "from https://a.example.com/x",
+        f"SHA-256 {digest(TWO)}",
+        f"wanted {digest(ONE)}",
+        "was removed: transfer it again",
+    ):
         assert words in str(error.value)
     assert os.listdir(root / "incoming") == os.listdir(root / "tmp") == os.listdir(root / "blobs/sha256") == []
 

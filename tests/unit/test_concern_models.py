@@ -76,9 +76,9 @@ def test_store_as_wanted(store: Path) -> None:
 def test_bare_host(tmp_path: Path) -> None:
     (tmp_path / "incoming").mkdir()
     (tmp_path / "incoming" / DIGEST).write_bytes(b"part")
-    found = models.read({**wanted(tmp_path), "incoming": str(tmp_path / "incoming")})
-    assert found.pop("free") > 0
-    assert found == {"served": {}, "missing": [DIGEST], "arrived": {DIGEST: 4}}
+    actual = models.read({**wanted(tmp_path), "incoming": str(tmp_path / "incoming")})
+    assert actual.pop("free") > 0
+    assert actual == {"served": {}, "missing": [DIGEST], "arrived": {DIGEST: 4}}
     assert plan(tmp_path) == [found("digits", None, "e" * 12, "release")]
 
 

@@ -64,12 +64,11 @@ def transfer(site: Path, origins: dict[str, Any], *hosts: str, **given: Any) -> 
     of_host = {
         name: variables(
             site,
-            ansible_connection="ssh",
             ansible_user=getpass.getuser(),
             npufleet_root=str(site / name),
             npufleet_cache=str(site / "cache"),
             origins=origins,
-            **given,
+            **{"ansible_connection": "ssh", **given},
         )
         for name in names
     }
@@ -166,7 +165,7 @@ def test_a_bundle_instead_of_what_cannot_be_reached(site: Path) -> None:
     origins = {digest(OTHER): {"url": "https://nowhere.invalid/x"}, digest(CONTENT): {"file": str(site / "model.rbln")}}
     both = {digest(CONTENT): CONTENT, digest(OTHER): OTHER}
     for host, given in (
-        ("npu1", {"model_repository_bundle": str(site / "bundle")}),
+        ("npu1", {"model_repository_bundle": str(site / "bundle"), "ansible_connection": "local"}),
         ("npu2", {"model_repository_bundle": str(site / "bundle.tar")}),
         ("npu3", {"model_repository_bundle": str(site / "bundle.tar"), "model_repository_fetch": "host"}),
     ):
