@@ -269,7 +269,8 @@ def _from_store(
         _empty(sink)
     if sink.tell() == whole:
         return
-    with _rclone(["cat", "--offset", str(sink.tell())], origin["url"], way, secrets) as process:
+    # Without --no-traverse it would list the whole directory of the object
+    with _rclone(["cat", "--no-traverse", "--offset", str(sink.tell())], origin["url"], way, secrets) as process:
         try:
             _copy(process.stdout.read, sink, alive)
         except BaseException:
@@ -312,6 +313,10 @@ def _rclone(arguments: List[str], url: str, way: Mapping[str, Any], secrets: Map
     kind = str(store_of(url))
     command = [program, *arguments, "--config=", "--retries=1", "--low-level-retries=2", "--contimeout=15s", "--timeout=60s"]
     settings = {**os.environ, **environment(url, way, secrets)}
+    # Amazon's own variable, with which rclone's transport cannot work
+    bundle = settings.pop("AWS_CA_BUNDLE", None)
+    if bundle:
+        settings.setdefault("RCLONE_CA_CERT", bundle)
     with tempfile.TemporaryFile() as complaints, _authorities(way.get("ca")) as authorities:
         if authorities:
             settings["RCLONE_CA_CERT"] = authorities

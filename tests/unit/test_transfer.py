@@ -36,9 +36,18 @@ shift
 echo "$*" >> "$(dirname "$0")/../asked"
 case "$CUT:$*" in
   :*) exec sh -c "$*";;
-  *rsync*--server*) head -c "$CUT" | sh -c "$*"; exit 255;;
+  *rsync*--server*) python3 -c "$RELAY" "$CUT" | sh -c "$*"; exit 255;;
   *) exec sh -c "$*";;
 esac
+"""
+RELAY = """
+import os, sys
+left = int(sys.argv[1])
+while left:
+    block = os.read(0, min(left, 65536))
+    if not block:
+        break
+    left -= os.write(1, block)
 """
 
 
@@ -113,6 +122,7 @@ def test_files_of_the_controller_and_of_the_web_to_two_hosts(site: Path) -> None
 def test_a_cut_connection_frees_the_lock_and_the_next_run_goes_on(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     origins = {digest(CONTENT): {"file": str(site / "model.rbln")}}
     monkeypatch.setenv("CUT", "1500000")
+    monkeypatch.setenv("RELAY", RELAY)
     broken = transfer(site, origins)
     assert broken["failed"] is True
     assert "npu1: the transfer broke off (" in broken["msg"] and "run again, it goes on where it stopped" in broken["msg"]
@@ -272,9 +282,13 @@ def test_a_long_transfer_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> 
     said: list[str] = []
     enough = threading.Event()
     monkeypatch.setattr(sending, "TELL", 0.01)
-    monkeypatch.setattr(
-        sending, "Display", lambda: type("Screen", (), {"display": lambda _self, line: (said.append(line), enough.set())})
-    )
+
+    class Screen:
+        def display(self, line: str) -> None:
+            said.append(line)
+            enough.set()
+
+    monkeypatch.setattr(sending, "Display", Screen)
     sender = sending.Sender.__new__(sending.Sender)
     sender.host = "npu1"
     sizes = iter([None, *range(100 * blobs.MIB, 10**12, blobs.MIB)])
