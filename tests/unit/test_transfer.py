@@ -67,19 +67,17 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def transfer(site: Path, origins: dict[str, Any], *hosts: str, **given: Any) -> dict[str, Any]:
-    """Result of the transfer to each host; of one, that of it."""
-    names = hosts or ("npu1",)
+def transfer(site: Path, origins: dict[str, Any], hosts: dict[str, dict[str, Any]] | None = None, **given: Any) -> dict[str, Any]:
+    """Result of the transfer to each host; without `hosts` that of one."""
     of_host = {
         name: variables(
             site,
             ansible_user=getpass.getuser(),
             npufleet_root=str(site / name),
             npufleet_cache=str(site / "cache"),
-            origins=origins,
-            **{"ansible_connection": "ssh", **given},
+            **{"ansible_connection": "ssh", "origins": origins, **given, **own},
         )
-        for name in names
+        for name, own in (hosts or {"npu1": {}}).items()
     }
     results = play(site, of_host, PLAYBOOK)["Transfer"]
     return results if hosts else dict(results["npu1"])
@@ -105,7 +103,7 @@ def test_files_of_the_controller_and_of_the_web_to_two_hosts(site: Path) -> None
         server.login = "fleet:secret-of-ours"
         login = {"npufleet_artefact_user": "fleet", "npufleet_artefact_password": "secret-of-ours"}
         origins = {digest(CONTENT): {"file": str(site / "model.rbln")}, digest(OTHER): {"url": server.url + "/x.rbln"}}
-        found = transfer(site, origins, "npu1", "npu2", **login)
+        found = transfer(site, origins, {"npu1": {}, "npu2": {}}, **login)
         for host in ("npu1", "npu2"):
             assert found[host]["changed"] is True, found[host]
             assert found[host]["transferred"] == {digest(CONTENT): len(CONTENT), digest(OTHER): len(OTHER)}
@@ -154,15 +152,14 @@ def test_another_controller_is_waited_for_and_named(site: Path) -> None:
 
 def test_wrong_content_names_source_found_and_wanted(site: Path) -> None:
     origins = {digest(OTHER): {"file": str(site / "model.rbln")}}
-    wrong = transfer(site, origins)
-    for words in (f"from {site}/model.rbln", f"SHA-256 {digest(CONTENT)}", f"wanted {digest(OTHER)}"):
-        assert words in wrong["msg"]
-    assert kept(site) == {}
-    assert left(site, "npu1/incoming") == left(site, "npu1/tmp") == []
     with stores.serving({"x.rbln": CONTENT}) as server:
-        wrong = transfer(site, {digest(OTHER): {"url": server.url + "/x.rbln"}})
-        for words in (f"from {server.url}/x.rbln", f"SHA-256 {digest(CONTENT)}", f"wanted {digest(OTHER)}"):
-            assert words in wrong["msg"]
+        found = transfer(site, origins, {"npu1": {}, "npu2": {"origins": {digest(OTHER): {"url": server.url + "/x.rbln"}}}})
+    for host, source in (("npu1", f"{site}/model.rbln"), ("npu2", f"{server.url}/x.rbln")):
+        for words in (f"{host}: ", f"from {source}", f"SHA-256 {digest(CONTENT)}", f"wanted {digest(OTHER)}"):
+            assert words in found[host]["msg"]
+        assert kept(site, host) == {}
+        assert left(site, host + "/incoming") == []
+    assert left(site, "npu1/tmp") == []
     assert left(site, "cache/blobs") == [digest(OTHER) + ".lock"]
 
 
@@ -174,14 +171,13 @@ def test_a_bundle_instead_of_what_cannot_be_reached(site: Path) -> None:
         archive.add(site / "bundle", arcname=".")
     origins = {digest(OTHER): {"url": "https://nowhere.invalid/x"}, digest(CONTENT): {"file": str(site / "model.rbln")}}
     both = {digest(CONTENT): CONTENT, digest(OTHER): OTHER}
-    for host, given in (
-        ("npu1", {"model_repository_bundle": str(site / "bundle"), "ansible_connection": "local"}),
-        ("npu2", {"model_repository_bundle": str(site / "bundle.tar")}),
-        ("npu3", {"model_repository_bundle": str(site / "bundle.tar"), "model_repository_fetch": "host"}),
-    ):
-        found = transfer(site, origins, host, **given)[host]
-        assert found.get("failed") is None, found
-        assert kept(site, host) == both
+    hosts: dict[str, dict[str, Any]] = {
+        "npu1": {"model_repository_bundle": str(site / "bundle"), "ansible_connection": "local"},
+        "npu2": {"model_repository_bundle": str(site / "bundle.tar")},
+        "npu3": {"model_repository_bundle": str(site / "bundle.tar"), "model_repository_fetch": "host"},
+    }
+    found = transfer(site, origins, hosts)
+    assert [kept(site, host) for host in hosts] == [both] * 3, found
 
 
 # Pulled by the host
@@ -204,19 +200,18 @@ def test_a_host_that_fetches_itself_goes_on_where_it_stopped(site: Path) -> None
 
 
 @needs_rclone
-@pytest.mark.parametrize("fetch", ["controller", "host"])
-def test_object_store(site: Path, fetch: str) -> None:
+def test_object_store(site: Path) -> None:
     with stores.serving({"models/x.rbln": OTHER}, stores.S3) as server:
         given = {
-            "model_repository_fetch": fetch,
             "model_repository_s3_endpoint": server.url,
             "model_repository_s3_region": "lab-1",
             "model_repository_s3_access_key": stores.ACCESS,
             "model_repository_s3_secret_key": stores.SECRET,
         }
-        found = transfer(site, {digest(OTHER): {"url": "s3://models/x.rbln"}}, **given)
-    assert found.get("bytes_moved") == len(OTHER), found
-    assert kept(site) == {digest(OTHER): OTHER}
+        hosts = {fetch: {"model_repository_fetch": fetch} for fetch in ("controller", "host")}
+        found = transfer(site, {digest(OTHER): {"url": "s3://models/x.rbln"}}, hosts, **given)
+    assert [one.get("bytes_moved") for one in found.values()] == [len(OTHER)] * 2, found
+    assert [kept(site, host) for host in hosts] == [{digest(OTHER): OTHER}] * 2
     assert stores.SECRET not in str(found)
 
 
