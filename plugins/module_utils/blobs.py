@@ -24,6 +24,8 @@ DIGEST = re.compile("[0-9a-f]{64}")
 MIB = 1 << 20
 # Who transfers to this host; its time stamp is renewed by the controller while it watches
 CONTROLLER = ".controller"
+# Bytes of what a host pulls
+TOTAL = ".total"
 # Seconds after which what nobody finished is rubbish
 PARTIAL_AGE = 7 * 86400
 STAGED_AGE = 3600

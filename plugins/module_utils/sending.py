@@ -58,7 +58,9 @@ class Sender:
         self.cache = os.path.join(variables["npufleet_cache"], "blobs")
         self.here = variables["model_repository_fetch"] == "controller"
         self.fetching: Dict[str, str] = {}
-        self.watching: Any = None
+        self.arrived: Dict[str, int] = {}
+        # Bytes of what the host pulls, as it says itself
+        self.pulled: Optional[int] = None
 
     def send(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
         """Bring these blobs to the host; raises StoreError with what was found, wanted and to be done."""
@@ -106,11 +108,11 @@ class Sender:
             answer = self._step("prepare", routes)
             if "busy" not in answer:
                 needed = {digest: routes[digest] for digest in answer["needed"]}
-                before = sum(size for digest, size in answer["arrived"].items() if digest in needed)
-                if self._push(needed, before):
+                self.arrived = answer["arrived"]
+                if self._push(needed):
                     taken = self._take(routes, needed)
                     if taken is not None:
-                        moved = sum(taken[digest] for digest in needed) - before
+                        moved = sum(taken[digest] for digest in needed) - self._before(needed)
                         sizes = {digest: taken[digest] for digest in needed}
                         return {"changed": True, "transferred": sizes, "bytes_moved": max(moved, 0)}
                 continue
@@ -125,12 +127,13 @@ class Sender:
                 Display().display(f"{self.host}: models: waits for {answer['busy']}, who transfers to this host")
             time.sleep(AGAIN)
 
-    def _step(self, name: str, routes: Mapping[str, Any], secrets: Optional[Mapping[str, str]] = None) -> Dict[str, Any]:
-        """One call of the module on the host."""
+    def _step(self, name: str, routes: Mapping[str, Any], pull: bool = False) -> Dict[str, Any]:
+        """One call of the module on the host; secrets go along only where it fetches itself."""
+        way, secrets = supplies.way(self.variables, self.here) if pull else ({}, {})
         order = {"do": name, "user": self._user(), "by": f"{getpass.getuser()}@{socket.gethostname()}", "blobs": routes}
         order["bundle"] = "" if self.here else self.variables["model_repository_bundle"]
-        order["way"] = supplies.way(self.variables, self.here)[0] if secrets else {}
-        arguments = {"root": self.root, "incoming": self.incoming, "transfer": order, "secrets": dict(secrets or {})}
+        order["way"] = way
+        arguments = {"root": self.root, "incoming": self.incoming, "transfer": order, "secrets": secrets}
         answer: Dict[str, Any] = self.action.ask("model_store", arguments, self.task_vars)
         if answer.get("failed"):
             raise StoreError(str(answer.get("msg") or answer))
@@ -138,19 +141,16 @@ class Sender:
 
     def _user(self) -> str:
         """Who connects, to whom `incoming/` belongs."""
-        return str(self.task_vars.get("ansible_user") or self.action._play_context.remote_user or getpass.getuser())
+        return str(self.variables.get("ansible_user") or self.action._play_context.remote_user or getpass.getuser())
 
     def _take(self, routes: Mapping[str, Any], needed: Mapping[str, Any]) -> Optional[Dict[str, int]]:
         """Have the host pull what it pulls, and keep everything; None when another controller came first."""
         pulls = {digest: one for digest, one in needed.items() if one["pull"]}
-        secrets = supplies.way(self.variables, self.here)[1] if pulls else {}
         try:
-            # Also without a pull: large files take their time to be verified, about which there is nothing to tell.
             if pulls:
                 sizes = [one.get("size") for one in pulls.values()]
                 total = sum(filter(None, sizes)) if all(sizes) else None
-                # A store needs no secret where the machine has its own
-                answer = self._watched(lambda: self._step("take", routes, {"": "", **secrets}), self._arrived(pulls), total)
+                answer = self._watched(lambda: self._step("take", routes, True), self._look(pulls), total, self._before(pulls))
             else:
                 answer = self._step("take", routes)
         except StoreError:
@@ -167,7 +167,7 @@ class Sender:
 
     # Pushing
 
-    def _push(self, needed: Mapping[str, Mapping[str, Any]], before: int) -> bool:
+    def _push(self, needed: Mapping[str, Mapping[str, Any]]) -> bool:
         """rsync everything that is pushed; False when another controller came first."""
         pushes = {digest: one for digest, one in needed.items() if not one["pull"]}
         if not pushes:
@@ -177,7 +177,7 @@ class Sender:
             for digest, path in files.items():
                 os.symlink(os.path.abspath(path), os.path.join(staging, digest))
             total = sum(map(os.path.getsize, files.values()))
-            result = self._watched(lambda: self._rsync(staging), self._arrived(pushes), total, before)
+            result = self._watched(lambda: self._rsync(staging), self._look(pushes), total, self._before(pushes))
         if not result.get("failed"):
             return True
         said = " ".join(str(result.get("msg") or result).split())
@@ -286,14 +286,17 @@ class Sender:
 
     # Watching
 
-    def _arrived(self, digests: Mapping[str, Any]) -> Callable[[], Optional[int]]:
+    def _before(self, digests: Mapping[str, Any]) -> int:
+        """Bytes that had arrived before this run."""
+        return sum(size for digest, size in self.arrived.items() if digest in digests)
+
+    def _look(self, digests: Mapping[str, Any]) -> Callable[[], Optional[int]]:
         """Asks the host for the bytes that have arrived, by a connection of its own; that also tells it that somebody watches."""
         watcher = copy.copy(self.action)
         watcher._connection = copy.copy(self.action._connection)
         watcher._connection._shell = copy.copy(watcher._connection._shell)
         place = shlex.quote(self.incoming)
-        mark = shlex.quote(os.path.join(self.incoming, blobs.CONTROLLER))
-        command = f"touch -c {mark}; find {place} -maxdepth 1 -type f -printf '%f %s\\n'"
+        command = f"cd {place} && touch -c {blobs.CONTROLLER}; cat {blobs.TOTAL}; find . -maxdepth 1 -type f -printf '%f %s\\n'"
 
         def look() -> Optional[int]:
             try:
@@ -301,6 +304,8 @@ class Sender:
             except AnsibleError:
                 # The transfer itself will tell what became of the connection.
                 return None
+            total = re.search(r"^total (\d+)$", found.get("stdout", ""), re.MULTILINE)
+            self.pulled = int(total.group(1)) if total else None
             done: Dict[str, int] = {}
             for name, size in re.findall(r"^\.?([0-9a-f]{64})\S* (\d+)$", found.get("stdout", ""), re.MULTILINE):
                 done[name] = max(done.get(name, 0), int(size))
@@ -328,6 +333,7 @@ class Sender:
                 break
             done = look()
             if done is not None and thread.is_alive():
+                pace.total = pace.total or self.pulled
                 Display().display(pace.line(done, time.monotonic()))
         if "error" in ended:
             raise ended["error"]

@@ -39,7 +39,7 @@ def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mappi
             "found no user {} on this host, wanted the one that connects: set ansible_user".format(order["user"])
         ) from None
     with blobs.locked(incoming, wait=False):
-        _write_holder(incoming, order["by"])
+        _write(incoming, blobs.CONTROLLER, order["by"])
         _give(incoming, user)
         needed = {digest: one for digest, one in order["blobs"].items() if blobs.flaw(root, digest)}
         why = blobs.room(root, incoming, {digest: one.get("size") for digest, one in needed.items()})
@@ -62,13 +62,14 @@ def _give(incoming: str, user: pwd.struct_passwd) -> None:
             os.close(handle)
 
 
-def _write_holder(incoming: str, by: str) -> None:
-    path = os.path.join(incoming, blobs.CONTROLLER)
+def _write(incoming: str, name: str, content: str) -> None:
+    """A small file for the connecting user to read, never through a link that lies there."""
+    path = os.path.join(incoming, name)
     if os.path.lexists(path):
         os.unlink(path)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     with os.fdopen(handle, "w", encoding="utf-8") as sink:
-        sink.write(by)
+        sink.write(content)
 
 
 def _holder(incoming: str) -> str:
@@ -116,11 +117,17 @@ def _pull(
             if size is not None and blobs.arrived(incoming).get(digest, 0) > size:
                 os.unlink(os.path.join(incoming, digest))
         alive = watched(incoming)
-        for digest, one in sorted(pulls.items()):
-            try:
-                sources.fetch(one, digest, os.path.join(incoming, digest), way, secrets, alive)
-            except (sources.SourceError, OSError) as error:
-                raise store.StoreError(f"blob {digest[:12]} from {one['source']}: {error}") from None
+        if all(sizes.values()):
+            _write(incoming, blobs.TOTAL, f"total {sum(filter(None, sizes.values()))}\n")
+        try:
+            for digest, one in sorted(pulls.items()):
+                try:
+                    sources.fetch(one, digest, os.path.join(incoming, digest), way, secrets, alive)
+                except (sources.SourceError, OSError) as error:
+                    raise store.StoreError(f"blob {digest[:12]} from {one['source']}: {error}") from None
+        finally:
+            if os.path.lexists(os.path.join(incoming, blobs.TOTAL)):
+                os.unlink(os.path.join(incoming, blobs.TOTAL))
 
 
 def watched(incoming: str) -> Callable[[], None]:

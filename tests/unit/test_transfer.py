@@ -285,7 +285,7 @@ def test_a_long_transfer_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(sending, "Display", Screen)
     sender = sending.Sender.__new__(sending.Sender)
-    sender.host = "npu1"
+    sender.host, sender.pulled = "npu1", None
     sizes = iter([None, *range(100 * blobs.MIB, 10**12, blobs.MIB)])
     result = sender._watched(lambda: enough.wait(10), lambda: next(sizes), 2048 * blobs.MIB)
     assert result is True
