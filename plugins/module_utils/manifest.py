@@ -81,6 +81,8 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
     reasons: List[str] = []
     if config.backend == "rbln" and artefact:
         record, reasons = compiled.record_of(artefact, variables["npufleet_card"])
+        if record and isinstance(record.get("size"), int):
+            origins[artefact["sha256"]].setdefault("size", record["size"])
         if record and not reasons:
             reasons = compiled.complete(config, record)
             beside = artefact.get("path", ARTEFACT_PATH) + compiled.SUFFIX

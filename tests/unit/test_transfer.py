@@ -61,6 +61,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/ssh").write_text(SSH)
     (tmp_path / "bin/ssh").chmod(0o755)
+    (tmp_path / "bin/sudo").write_text(
+        '#!/bin/sh\nwhile true; do case $1 in -u) shift 2;; -*) shift;; *) break;; esac; done\nexec "$@"\n'
+    )
+    (tmp_path / "bin/sudo").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     monkeypatch.setenv("ANSIBLE_SSH_RETRIES", "0")
     (tmp_path / "model.rbln").write_bytes(CONTENT)
@@ -72,10 +76,9 @@ def transfer(site: Path, origins: dict[str, Any], hosts: dict[str, dict[str, Any
     of_host = {
         name: variables(
             site,
-            ansible_user=getpass.getuser(),
             npufleet_root=str(site / name),
             npufleet_cache=str(site / "cache"),
-            **{"ansible_connection": "ssh", "origins": origins, **given, **own},
+            **{"ansible_connection": "ssh", "ansible_user": getpass.getuser(), "origins": origins, **given, **own},
         )
         for name, own in (hosts or {"npu1": {}}).items()
     }
@@ -103,7 +106,12 @@ def test_files_of_the_controller_and_of_the_web_to_two_hosts(site: Path) -> None
         server.login = "fleet:secret-of-ours"
         login = {"npufleet_artefact_user": "fleet", "npufleet_artefact_password": "secret-of-ours"}
         origins = {digest(CONTENT): {"file": str(site / "model.rbln")}, digest(OTHER): {"url": server.url + "/x.rbln"}}
-        found = transfer(site, origins, {"npu1": {}, "npu2": {}}, **login)
+        # One of them becomes root as a site does, where sudo could ask for a password
+        sudo = {"ansible_become": True, "ansible_become_exe": str(site / "bin/sudo"), "ansible_user": "nobody"}
+        found = transfer(site, origins, {"npu1": {}, "npu2": sudo}, **login)
+        asked = (site / "asked").read_text().splitlines()
+        assert any("bin/sudo" in one for one in asked)
+        assert not any("bin/sudo" in one for one in asked if "rsync --server" in one)
         for host in ("npu1", "npu2"):
             assert found[host]["changed"] is True, found[host]
             assert found[host]["transferred"] == {digest(CONTENT): len(CONTENT), digest(OTHER): len(OTHER)}
@@ -178,6 +186,29 @@ def test_a_bundle_instead_of_what_cannot_be_reached(site: Path) -> None:
     }
     found = transfer(site, origins, hosts)
     assert [kept(site, host) for host in hosts] == [both] * 3, found
+
+
+def test_a_disk_that_fills_up_is_told_and_its_partial_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[tuple[str, list[str]]] = []
+    sender = sending.Sender.__new__(sending.Sender)
+    sender.host, sender.incoming, sender.arrived = "npu1", "/var/lib/npufleet/incoming", {}
+
+    def step(name: str, routes: dict[str, Any]) -> dict[str, Any]:
+        steps.append((name, list(routes)))
+        return {"dropped": dict.fromkeys(routes, 1_000_000)}
+
+    said = {"failed": True, "msg": "rsync: [receiver] write failed on x: No space left on device (28)\nrsync error: code 11"}
+    for name, stub in (("_step", step), ("_rsync", lambda _staging: said), ("_look", lambda _digests: lambda: None)):
+        monkeypatch.setattr(sender, name, stub)
+    (tmp_path / "model.rbln").write_bytes(CONTENT)
+    sender.cache = str(tmp_path)
+    with pytest.raises(store.StoreError) as error:
+        sender._push({digest(CONTENT): {"file": str(tmp_path / "model.rbln"), "pull": False}})
+    assert str(error.value) == (
+        "/var/lib/npufleet/incoming is full (No space left on device) in the middle of 3000000 bytes; 1000000 bytes of partial "
+        "files were removed again: make room there"
+    )
+    assert steps == [("drop", [digest(CONTENT)])]
 
 
 # Pulled by the host
