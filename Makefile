@@ -49,7 +49,14 @@ lint: venv ## ruff, mypy, yamllint, ansible-lint (production), generated docs
 	@$(BIN)/ansible-lint --offline --strict
 	@$(PY) tests/docs.py --check
 
-unit: venv ## unit tests
+rclone: ## Debian's rclone, where it is missing
+	@if ! command -v rclone >/dev/null; then \
+	  echo "make: installing rclone for the tests of object stores"; \
+	  apt-get update -qq; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends rclone >/dev/null; \
+	fi
+
+unit: venv rclone ## unit tests
 	@$(PY) -m pytest
 
 lint-models: venv ## lint the Triton repository REPO=dir, for RELEASE=24.01 (ARGS=--json ...)
@@ -76,7 +83,7 @@ molecule-default molecule-production molecule-serving: molecule-%: venv
 test-quick: lint unit ## lint and unit tests
 
 # Two at a time: the scenario `default` waits much, and its tests that measure a pause come last, when the others are over.
-test: venv browser ## everything
+test: venv browser rclone ## everything
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line molecule-default lint unit report-test molecule-serving molecule-production
 
 build/heavy/.done: tests/heavy/requirements.txt
@@ -100,4 +107,4 @@ test-mutants: venv ## seed defects one at a time; each must turn a test red
 clean: ## remove what was built; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-down converge status check lint lint-models unit browser report-test report-image molecule molecule-default molecule-production molecule-serving test-quick test bench-serving bench-models test-heavy test-mutants clean
+.PHONY: help venv demo lab lab-down converge status check lint lint-models unit browser rclone report-test report-image molecule molecule-default molecule-production molecule-serving test-quick test bench-serving bench-models test-heavy test-mutants clean

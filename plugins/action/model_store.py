@@ -1,4 +1,4 @@
-"""Controller side of model_store: fills in the files of the models to release."""
+"""Controller side of model_store: fills in the files of the models to release, and brings large ones to the host."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any, Dict
 from ansible_collections.npufleet.triton.plugins.module_utils import manifest
 from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.sending import Sender
+from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError
+from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated
 
 
 class ActionModule(FleetAction):
@@ -16,6 +19,8 @@ class ActionModule(FleetAction):
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         arguments = dict(self._task.args)
         variables = self.variables(task_vars)
+        if arguments.get("transfer") is not None:
+            return self._transfer(host, variables, task_vars)
         with self.refusing(host):
             found, reasons = manifest.manifests(variables)
             if reasons:
@@ -23,6 +28,13 @@ class ActionModule(FleetAction):
         arguments["releases"] = {name: _with_contents(found[name]) for name in arguments.get("models") or [] if name in found}
         arguments.setdefault("root", variables["npufleet_root"])
         return self.ask("model_store", arguments, task_vars)
+
+    def _transfer(self, host: str, variables: Templated, task_vars: Dict[str, Any]) -> Dict[str, Any]:
+        """Bring large files, and nothing else."""
+        try:
+            return Sender(self, host, variables, task_vars).send(self._task.args["transfer"], self._task.args.get("origins") or {})
+        except StoreError as error:
+            return {"failed": True, "msg": f"{host}: {error}"}
 
 
 def _with_contents(one: Dict[str, Any]) -> Dict[str, Any]:

@@ -32,6 +32,8 @@ PROFILES = {"throughput": {"instances": 2, "delay_us": 3000}, "latency": {"insta
 # From this Triton on answers may leave from another thread: one instance keeps its NPU busy, and both profiles are one.
 ANSWERS_LATER = (2, 51)
 HERE = Place("placed on this host", "list it in `triton_models`, for the same hosts")
+# Repositories that Triton reads itself
+CLOUD = ("s3://", "gs://", "as://")
 LEFT_OUT = ("__pycache__", ".git")
 
 
@@ -78,14 +80,14 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
     if not os.path.isfile(os.path.join(directory, CONFIG)):
         raise Refusal([f"model {name}: found no {directory}/config.pbtxt: every model is a directory with one"])
     artefacts = {key: compiled.digested(one) for key, one in (entry.get("artefacts") or {}).items()}
-    artefact = _artefact(name, artefacts, variables)
+    artefact = _artefact(name, artefacts, variables, bool(variables["model_repository_bundle"]))
     files, contents, origins = _files(directory)
     table = {key: one["sha256"] for key, one in sorted(artefacts.items())}
     source_digest = _tree_digest({path: one["sha256"] for path, one in files.items()}, table)
     if artefact:
         path = artefact.get("path", ARTEFACT_PATH)
         files[path] = {"sha256": artefact["sha256"], "blob": True}
-        origins[artefact["sha256"]] = {key: artefact[key] for key in ("file", "url") if key in artefact}
+        origins[artefact["sha256"]] = {key: artefact[key] for key in ("file", "url", "size") if key in artefact}
     text = contents[CONFIG].decode()
     config, findings = schema.parse(text, name, os.path.join(directory, CONFIG))
     if config is None:
@@ -94,6 +96,8 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
     against: List[str] = []
     if config.backend == "rbln" and artefact:
         record, against = compiled.record_of(artefact, variables["npufleet_card"])
+        if record and isinstance(record.get("size"), int):
+            origins[artefact["sha256"]].setdefault("size", record["size"])
         if record and not against:
             beside = artefact.get("path", ARTEFACT_PATH) + compiled.SUFFIX
             contents[beside] = json.dumps(record, indent=1, sort_keys=True).encode()
@@ -155,13 +159,43 @@ def _rendered(one: Source, entry: Mapping[str, Any], variables: Mapping[str, Any
     return made, [*one.reasons, *(f"model {name}: {reason}" for reason in more)]
 
 
+def cloud(entry: Mapping[str, Any]) -> bool:
+    """Whether Triton itself reads this model out of an object store."""
+    return str(entry.get("repository") or "").startswith(CLOUD)
+
+
+def cloud_models(variables: Mapping[str, Any]) -> List[str]:
+    """Names of those that are placed on this host."""
+    placed = placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"])
+    return [entry["name"] for entry in placed if cloud(entry)]
+
+
+def _unread(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> List[str]:
+    """Why Triton would not come by a model that it reads itself."""
+    read = variables["triton_server_model_repositories"]
+    reasons = []
+    if entry["repository"].rstrip("/") not in [one.rstrip("/") for one in read]:
+        reasons.append(
+            "model {}: found repository {}, wanted one of triton_server_model_repositories ({}): list it there".format(
+                entry["name"], entry["repository"], ", ".join(read)
+            )
+        )
+    if entry.get("artefacts"):
+        reasons.append(
+            "model {}: found `artefacts` beside repository {}, wanted none: Triton reads all of it there".format(
+                entry["name"], entry["repository"]
+            )
+        )
+    return reasons
+
+
 def placed_here(models: List[Mapping[str, Any]], host: str, groups: List[str]) -> List[Mapping[str, Any]]:
     """The entries of `triton_models` that name this host or one of its groups, or name none."""
     return [entry for entry in models if not entry.get("hosts") or {host, *groups} & set(entry["hosts"])]
 
 
-def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, Any]) -> Optional[Mapping[str, Any]]:
-    """The compiled file for this host's card and SDK; none fitting is a refusal."""
+def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, Any], bundled: bool) -> Optional[Mapping[str, Any]]:
+    """The compiled file for this host's card and SDK; none fitting is a refusal. One of a bundle needs no other source."""
     if not artefacts:
         return None
     key = "{}/{}".format(variables["npufleet_card"].replace("RBLN-", ""), variables["npufleet_row"]["sdk"]["shape"])
@@ -175,7 +209,7 @@ def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, A
     reasons = [
         f"model {name}: artefact {place} needs `url` or `file`, and `sha256` (64 hex digits) where no record of it tells"
         for place, found in sorted(artefacts.items())
-        if not re.fullmatch("[0-9a-f]{64}", str(found.get("sha256"))) or not ("url" in found or "file" in found)
+        if not re.fullmatch("[0-9a-f]{64}", str(found.get("sha256"))) or not ("url" in found or "file" in found or bundled)
     ]
     if reasons:
         raise Refusal(reasons)
@@ -288,8 +322,14 @@ def linted(variables: Mapping[str, Any], only: Collection[str] = ()) -> Tuple[Di
     findings: List[Finding] = []
     more: List[str] = []
     placed = placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"])
+    here: List[Mapping[str, Any]] = []
+    for entry in placed:
+        if cloud(entry):
+            more += _unread(entry, variables)
+        else:
+            here.append(entry)
     read: Dict[str, Model] = {}
-    for name, entry in ((entry["name"], entry) for entry in placed):
+    for name, entry in ((entry["name"], entry) for entry in here):
         wanted = not only or name in only
         try:
             one = source(entry, variables)

@@ -17,6 +17,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPEC
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, packages, text
 
 GIB = 2**30
+# The supplier of models, among passwords
+LARGE_FILES = "large files of models"
 ENGINES = ("docker.io", "docker-ce", "moby-engine")
 # PCI device ids of the cards (operator and exporter of the vendor; the second id of a pair is its virtual function).
 CARDS = {
@@ -53,7 +55,7 @@ def refusals(
     actual: Mapping[str, Any],
     plan: List[Item],
     suppliers: List[Mapping[str, Any]],
-    passwords: Mapping[str, str],
+    passwords: Mapping[str, Any],
 ) -> List[str]:
     """Every reason why this plan cannot be applied to this host. Reads more of the host where the plan needs it."""
     reasons: List[str] = []
@@ -70,6 +72,8 @@ def refusals(
     if ("server", "create") in doing or ("server", "replace") in doing:
         reasons += list(ports(wanted, listeners(), _publishers()))
     reasons += list(disk(_needs(wanted, doing), _free))
+    if "models" in actual and wanted["pulls"]:
+        reasons += pulled(wanted["pulls"], actual["models"], passwords.get(LARGE_FILES) or {})
     needed = [one for one in suppliers if tuple(one["needed"]) in doing]
     return reasons + (unreached(needed, passwords) if needed else [])
 
@@ -80,6 +84,31 @@ def unreached(suppliers: List[Mapping[str, Any]], passwords: Mapping[str, str]) 
     from ansible_collections.npufleet.triton.plugins.module_utils import reach
 
     return [why for why in (reach.supplier(one, passwords) for one in suppliers) if why]
+
+
+def pulled(pulls: Mapping[str, Any], here: Mapping[str, Any], secrets: Mapping[str, str]) -> List[str]:
+    """Large files that the host lacks and fetches itself: their sources, and whether it has room for them."""
+    missing = sorted(set(pulls["files"]) & set(here["missing"]))
+    if not missing:
+        return []
+    # Here, for the reason of `unreached`
+    from ansible_collections.npufleet.triton.plugins.module_utils import blobs, sources
+
+    reasons = []
+    sizes: Dict[str, Optional[int]] = {}
+    try:
+        inside = sources.bundled(pulls["bundle"])
+    except sources.SourceError as error:
+        return [str(error)]
+    for digest in missing:
+        one = pulls["files"][digest]
+        try:
+            # Its role brings rclone where none is.
+            unasked = digest in inside or (sources.store_of(one.get("url", "")) and not shutil.which("rclone"))
+            sizes[digest] = inside.get(digest, one.get("size")) if unasked else sources.size(one, digest, pulls["way"], secrets)
+        except sources.SourceError as error:
+            reasons.append("model {}: compiled file {}: {}: correct {}".format(one["model"], one["source"], error, one["todo"]))
+    return reasons + list(filter(None, [blobs.short_of_room(pulls["root"], here["free"], here["arrived"], sizes)]))
 
 
 def system(wanted: Mapping[str, Any], os_release: str, kernel: str) -> List[str]:

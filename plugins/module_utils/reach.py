@@ -46,7 +46,21 @@ def bare(address: str) -> str:
 
 def web(address: str, login: Tuple[str, str], proxies: Mapping[str, str], ca: Optional[str]) -> Optional[str]:
     """A page or file on a web server."""
-    status, words, _headers = _exchange(address, login, proxies, ca, {})
+    return measure(address, login, proxies, ca)[1]
+
+
+def measure(
+    address: str, login: Tuple[str, str], proxies: Mapping[str, str], ca: Optional[str]
+) -> Tuple[Optional[int], Optional[str]]:
+    """(bytes of a file on a web server where it says so, why it cannot be had)."""
+    status, words, headers = _exchange(address, login, proxies, ca, {})
+    why = judge(status, words, login)
+    length = headers.get("content-length", "")
+    return (int(length) if not why and length.isdigit() else None), why
+
+
+def judge(status: int, words: str, login: Tuple[str, str]) -> Optional[str]:
+    """What the status of an answer says of a file or page; status 0 is no answer, for the reason in `words`."""
     if status in (401, 403):
         return _refused(status, login)
     if status == 404:
@@ -117,16 +131,8 @@ def _exchange(
     method: str = "HEAD",
 ) -> Tuple[int, str, Mapping[str, str]]:
     """(status, body or reason, headers in lower case); status 0 when there was no answer."""
-    request = urllib.request.Request(address, method=method, headers=dict(headers))
-    if login[0]:
-        given = base64.b64encode(f"{login[0]}:{login[1]}".encode()).decode()
-        # Not sent on when the answer leads elsewhere
-        request.add_unredirected_header("Authorization", "Basic " + given)
-    handlers: List[urllib.request.BaseHandler] = [urllib.request.ProxyHandler(_proxies(address, proxies))]
     try:
-        if address.startswith("https:"):
-            handlers.append(urllib.request.HTTPSHandler(context=_trust(ca)))
-        with urllib.request.build_opener(*handlers).open(request, timeout=SECONDS) as answer:
+        with ask(address, login, proxies, ca, headers, method) as answer:
             return answer.status, answer.read(1 << 20).decode("utf-8", "replace"), _lower(answer.headers)
     except urllib.error.HTTPError as error:
         with error:
@@ -135,6 +141,27 @@ def _exchange(
         return 0, str(error.reason), {}
     except (OSError, ValueError) as error:
         return 0, str(error), {}
+
+
+def ask(
+    address: str,
+    login: Tuple[str, str],
+    proxies: Mapping[str, str],
+    ca: Optional[str],
+    headers: Mapping[str, str],
+    method: str,
+    seconds: float = SECONDS,
+) -> Any:
+    """The answer as urllib gives it, to be closed by the caller. Raises what urllib raises."""
+    request = urllib.request.Request(address, method=method, headers=dict(headers))
+    if login[0]:
+        given = base64.b64encode(f"{login[0]}:{login[1]}".encode()).decode()
+        # Not sent on when the answer leads elsewhere
+        request.add_unredirected_header("Authorization", "Basic " + given)
+    handlers: List[urllib.request.BaseHandler] = [urllib.request.ProxyHandler(_proxies(address, proxies))]
+    if address.startswith("https:"):
+        handlers.append(urllib.request.HTTPSHandler(context=_trust(ca)))
+    return urllib.request.build_opener(*handlers).open(request, timeout=seconds)
 
 
 def _trust(ca: Optional[str]) -> ssl.SSLContext:

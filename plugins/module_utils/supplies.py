@@ -7,11 +7,11 @@ import time
 import urllib.request
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import reach
+from ansible_collections.npufleet.triton.plugins.module_utils import blobs, reach, sources
 from ansible_collections.npufleet.triton.plugins.module_utils.blobs import file_digest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import authority
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item
-from ansible_collections.npufleet.triton.plugins.module_utils.preflight import GIB
+from ansible_collections.npufleet.triton.plugins.module_utils.preflight import GIB, LARGE_FILES
 
 
 def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
@@ -39,7 +39,22 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
         },
         # Bytes of device memory on each NPU, of the models that say what they need
         "models": {name: one["memory"] for name, one in manifests.items() if any(one["memory"])},
+        "pulls": _pulls(variables, manifests),
     }
+
+
+def _pulls(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
+    """The large files that the host fetches itself, and how; {} where the controller fetches."""
+    if variables["model_repository_fetch"] == "controller":
+        return {}
+    files = {
+        digest: {**origin, "model": name, "source": sources.words(origin), "todo": _todo(origin)}
+        for name, one in sorted(manifests.items())
+        for digest, origin in one["origins"].items()
+        if "file" not in origin
+    }
+    bundle = variables["model_repository_bundle"]
+    return {"files": files, "way": way(variables, False)[0], "bundle": bundle, "root": variables["npufleet_root"]}
 
 
 def warnings(variables: Mapping[str, Any]) -> List[str]:
@@ -66,7 +81,25 @@ def proxies(variables: Mapping[str, Any]) -> Dict[str, str]:
     }
 
 
-def suppliers(variables: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], Dict[str, str]]:
+def way(variables: Mapping[str, Any], here: bool) -> Tuple[Dict[str, Any], Dict[str, str]]:
+    """(how large files are fetched, the secrets of it), from the controller or else from a host, as sources.py takes them."""
+    mine = proxies(variables)
+    if here:
+        mine = urllib.request.getproxies()
+        mine["no_proxy"] = mine.get("no", "")
+    shown = {
+        "user": variables["npufleet_artefact_user"],
+        "proxies": mine,
+        "ca": authority(variables),
+        "s3": {key: variables["model_repository_s3_" + key] for key in ("provider", "endpoint", "region")},
+        "gs": {"endpoint": variables["model_repository_gs_endpoint"]},
+    }
+    hidden = {"password": variables["npufleet_artefact_password"], "gs_credentials": variables["model_repository_gs_credentials"]}
+    hidden.update({"s3_" + key: variables["model_repository_s3_" + key] for key in ("access_key", "secret_key")})
+    return shown, hidden
+
+
+def suppliers(variables: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], Dict[str, Any]]:
     """(suppliers that the host would download from, each with the step of a plan that needs it; passwords by supplier)."""
     found: List[Dict[str, Any]] = []
     if variables["rbln_driver_package_url"] and not variables["rbln_driver_package_file"]:
@@ -82,7 +115,9 @@ def suppliers(variables: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], Dict[
         )
     if variables["npufleet_build_host"] == variables["inventory_hostname"]:
         found += list(_of_image(variables))
-    passwords = {}
+    passwords: Dict[str, Any] = {}
+    if variables["model_repository_fetch"] != "controller":
+        passwords[LARGE_FILES] = way(variables, False)[1]
     for one in found:
         login = one.pop("login")
         one["user"] = variables[login + "_user"]
@@ -143,7 +178,7 @@ def refusals(
     if ("image", "build") in doing and variables["npufleet_build_host"] == variables["inventory_hostname"]:
         reasons += list(_image(variables))
     if "models" in actual:
-        reasons += list(_models(variables, found, actual["models"]["missing"]))
+        reasons += list(_models(variables, found, actual["models"]))
     if variables["inference_check_require_checks"] and {"models", "server"} & {concern for concern, _action in doing}:
         places = [*variables["inference_check_checks_dir"], checks]
         reasons += [
@@ -189,18 +224,43 @@ def _file(what: str, path: str, digest: str, place: str, sum_of: str) -> Iterato
             yield f"{what} found with SHA-256 {found}, wanted {digest}: compare with its source before you change {sum_of}"
 
 
-def _models(variables: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]], missing: List[str]) -> Iterator[str]:
-    """Large files that the host lacks: on the controller, in its cache, or at an address that it can reach."""
-    login = (variables["npufleet_artefact_user"], variables["npufleet_artefact_password"])
-    mine = urllib.request.getproxies()
-    mine["no_proxy"] = mine.get("no", "")
+def _models(variables: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]], here: Mapping[str, Any]) -> Iterator[str]:
+    """Large files that the host lacks and the controller brings: their sources, and whether the host has room for them."""
+    fetch = variables["model_repository_fetch"]
+    bundle = variables["model_repository_bundle"]
+    shown, hidden = way(variables, True)
+    sizes: Dict[str, Any] = {}
+    try:
+        inside = sources.bundled(bundle) if fetch == "controller" else {}
+    except sources.SourceError as error:
+        yield str(error)
+        return
     for name, one in sorted(found.items()):
-        for digest in sorted(set(one["origins"]) & set(missing)):
+        for digest in sorted(set(one["origins"]) & set(here["missing"])):
             origin = one["origins"][digest]
-            if "file" in origin:
-                if not os.path.isfile(origin["file"]):
+            cached = os.path.join(variables["npufleet_cache"], "blobs", digest)
+            if digest in inside:
+                sizes[digest] = inside[digest]
+            elif "file" in origin:
+                if os.path.isfile(origin["file"]):
+                    sizes[digest] = os.path.getsize(origin["file"])
+                else:
                     yield f"model {name}: found no {origin['file']} here, wanted its compiled file: correct `file`"
-            elif not os.path.isfile(os.path.join(variables["npufleet_cache"], "blobs", digest)):
-                why = reach.web(origin["url"], login, mine, authority(variables))
-                if why:
-                    yield f"model {name}: compiled file {reach.bare(origin['url'])}: {why}: correct `url` or npufleet_artefact_user"
+            elif fetch != "controller":
+                # The host asks its sources itself.
+                continue
+            elif os.path.isfile(cached):
+                sizes[digest] = os.path.getsize(cached)
+            else:
+                try:
+                    sizes[digest] = sources.size(origin, digest, shown, hidden)
+                except sources.SourceError as error:
+                    yield f"model {name}: compiled file {sources.words(origin)}: {error}: correct {_todo(origin)}"
+    if "free" in here:
+        yield from filter(None, [blobs.short_of_room(variables["npufleet_root"], here["free"], here["arrived"], sizes)])
+
+
+def _todo(origin: Mapping[str, Any]) -> str:
+    """What to look at where a source does not give its file."""
+    store = sources.store_of(origin.get("url", ""))
+    return f"`url` or model_repository_{store}_*" if store else "`url` or npufleet_artefact_user"

@@ -107,7 +107,7 @@ def survey(
         "engine": lambda: engine.desired(variables),
         "image": pinned,
         "models": lambda: models.desired(variables, found),
-        "server": lambda: server.desired(variables, pinned(), found),
+        "server": lambda: server.desired(variables, pinned(), found, manifest.cloud_models(variables)),
         "watchdog": lambda: watchdog.desired(variables),
         "probe": lambda: probe_timer.desired(
             variables, check_sources.digest(variables) if boolean(variables["inference_check_probe"]) else None

@@ -36,6 +36,19 @@ options:
     description: Files of each model to release, with digests and the content of small ones. Computed on the controller.
     type: dict
     default: {}
+  transfer:
+    description:
+      - Only bring large files, by their SHA-256, as blobs; nothing is released or switched. In a playbook a list of digests.
+      - The controller makes the steps for the host out of it, pushes with rsync, and tells every ten seconds how far it is.
+    type: raw
+  origins:
+    description: Where each file of O(transfer) comes from, by its SHA-256, as C(origins) of host_state says it.
+    type: dict
+    default: {}
+  secrets:
+    description: What object stores and servers want to know of a host that fetches itself. Filled in on the controller.
+    type: dict
+    default: {}
 attributes:
   check_mode:
     support: full
@@ -47,6 +60,11 @@ EXAMPLES = r"""
   npufleet.triton.model_store:
     incoming: /var/lib/npufleet/incoming
     models: [digits]
+
+- name: Bring the large files that are missing
+  npufleet.triton.model_store:
+    transfer: "{{ state.actual.models.missing }}"
+    origins: "{{ state.origins }}"
 """
 
 RETURN = r"""
@@ -54,13 +72,35 @@ switched:
   description: The release directory that each model now is served from.
   returned: success
   type: dict
+transferred:
+  description: Bytes of each blob that was brought, by its SHA-256.
+  returned: with O(transfer)
+  type: dict
+bytes_moved:
+  description: Their sum, without what had arrived before.
+  returned: with O(transfer)
+  type: int
 """
 
 import os
 from typing import Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils import blobs, store
+from ansible_collections.npufleet.triton.plugins.module_utils import blobs, store, transfers
+
+
+def transfer(module: AnsibleModule) -> None:
+    """One step of a transfer, as the controller asks for it."""
+    order, root = module.params["transfer"], module.params["root"]
+    if not isinstance(order, dict):
+        module.fail_json(msg="a transfer is made by the controller: call it as npufleet.triton.model_store")
+    if module.check_mode:
+        module.exit_json(changed=True)
+    try:
+        answer = transfers.serve(root, module.params["incoming"], order, module.params["secrets"])
+    except (store.StoreError, OSError) as error:
+        module.fail_json(msg=f"model store {root}: {error}")
+    module.exit_json(changed=True, **answer)
 
 
 def main() -> None:
@@ -72,9 +112,14 @@ def main() -> None:
             "models": {"type": "list", "elements": "str", "default": []},
             "withdraw": {"type": "list", "elements": "str", "default": []},
             "releases": {"type": "dict", "default": {}},
+            "transfer": {"type": "raw"},
+            "origins": {"type": "dict", "default": {}},
+            "secrets": {"type": "dict", "default": {}, "no_log": True},
         },
         supports_check_mode=True,
     )
+    if module.params["transfer"] is not None:
+        transfer(module)
     root, releases = module.params["root"], module.params["releases"]
     withdraw = [name for name in module.params["withdraw"] if os.path.lexists(os.path.join(root, "served", name))]
     unknown = sorted(set(module.params["models"]) - set(releases))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
+from helpers import fleet
 
 LABEL = "0001-" + "e" * 12
 RELEASE = "e" * 64
@@ -59,8 +60,10 @@ def test_desired_leaves_the_contents_out() -> None:
         "files": FILES,
         "contents": {"config.pbtxt": b""},
     }
-    assert models.desired({"npufleet_root": "/var/lib/npufleet"}, {"digits": manifest}) == {
+    assert models.desired(fleet(), {"digits": manifest}) == {
         "root": "/var/lib/npufleet",
+        "incoming": "/var/lib/npufleet/incoming",
+        "verify": False,
         "models": {"digits": {"source": "f", "release": "e", "files": FILES}},
     }
 
@@ -71,7 +74,11 @@ def test_store_as_wanted(store: Path) -> None:
 
 
 def test_bare_host(tmp_path: Path) -> None:
-    assert models.read(wanted(tmp_path)) == {"served": {}, "missing": [DIGEST]}
+    (tmp_path / "incoming").mkdir()
+    (tmp_path / "incoming" / DIGEST).write_bytes(b"part")
+    actual = models.read({**wanted(tmp_path), "incoming": str(tmp_path / "incoming")})
+    assert actual.pop("free") > 0
+    assert actual == {"served": {}, "missing": [DIGEST], "arrived": {DIGEST: 4}}
     assert plan(tmp_path) == [found("digits", None, "e" * 12, "release")]
 
 
@@ -143,6 +150,12 @@ def test_all_models_and_blobs_are_named_in_order(tmp_path: Path) -> None:
 def test_missing_blob_has_to_be_transferred(store: Path) -> None:
     (store / "blobs/sha256" / DIGEST).unlink()
     assert models.read(wanted(store))["missing"] == [DIGEST]
+
+
+def test_blob_that_was_changed_is_missing_and_its_release_differs(store: Path) -> None:
+    (store / "blobs/sha256" / DIGEST).write_bytes(b"comp1led" * 4)
+    assert models.read(wanted(store))["missing"] == [DIGEST]
+    assert plan(store) == [found("digits", f"{LABEL}, 1/model.rbln: its blob was changed", "e" * 12, "release")]
 
 
 def test_another_release_is_wanted(store: Path) -> None:

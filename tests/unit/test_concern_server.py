@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
 import struct
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -639,3 +642,56 @@ def test_errors_are_preferred_to_the_last_lines_and_said_once() -> None:
     asked = "/containers/triton/logs?stdout=1&stderr=1&tail=1000"
     with http_server({"GET " + asked: (200, log)}) as engine:
         assert server.last_words(_over_tcp(engine.port), "triton") == "tritonserver: unrecognized option '--x'"
+
+
+# Repositories that Triton reads itself
+
+KEYS = {"s3": {"": {"key_id": "access-of-ours", "secret_key": "secret-of-ours", "region": "lab-1"}}}
+
+
+def test_models_of_an_object_store_have_to_be_ready_and_nothing_more() -> None:
+    asked = server.desired(fleet(triton_server_model_control_mode="explicit"), {"id": IMAGE["Id"]}, MANIFESTS, ["far"])
+    assert [one for one in asked["container"]["command"] if one.startswith("--load-model")] == [
+        "--load-model=digits",
+        "--load-model=far",
+    ]
+
+    def plan(far: Any) -> list[dict[str, Any]]:
+        served = {"digits": {"1": ready()}, **far}
+        return [one for one in server.diff(asked, actual(served=served)) if not one["name"].startswith("container.")]
+
+    assert plan({"far": {"3": ready(None), "4": unavailable("unloaded")}}) == []
+    wanted_of = "READY out of its object store"
+    assert plan({}) == [found("far", None, wanted_of, "load")]
+    assert plan({"far": {"1": unavailable("no key")}}) == [found("far", "version 1 UNAVAILABLE no key", wanted_of, "load")]
+
+
+def test_keys_are_mounted_and_in_no_setting_of_the_container() -> None:
+    asked = wanted(triton_server_cloud_credentials=KEYS)
+    path = asked["credentials"]["path"]
+    assert re.fullmatch("/etc/npufleet/credentials/cloud-[0-9a-f]{12}.json", path)
+    assert asked["container"]["environment"]["TRITON_CLOUD_CREDENTIAL_PATH"] == path
+    assert f"{path}:{path}:ro" in asked["container"]["volumes"]
+    assert not any(word in json.dumps(asked) for word in ("access-of-ours", "secret-of-ours"))
+    other = wanted(triton_server_cloud_credentials={"s3": {"": {"key_id": "another"}}})
+    assert other["credentials"]["path"] != path
+    plain = wanted()
+    assert plain["credentials"] is None
+    assert "TRITON_CLOUD_CREDENTIAL_PATH" not in plain["container"]["environment"]
+
+
+def test_keys_on_the_host_are_read_back(tmp_path: Path) -> None:
+    keys = {**server.credentials(KEYS), "path": str(tmp_path / "keys.json")}
+    assert server._read_credentials(keys) == "nothing"
+    (tmp_path / "keys.json").write_text(json.dumps(KEYS, sort_keys=True))
+    (tmp_path / "keys.json").chmod(0o600)
+    owner = (tmp_path / "keys.json").stat().st_uid
+    assert server._read_credentials(keys) == (None if owner == 0 else f"mode 0600 of user {owner}")
+    (tmp_path / "keys.json").chmod(0o644)
+    assert server._read_credentials(keys) == f"mode 0644 of user {owner}"
+    (tmp_path / "keys.json").write_text("{}")
+    assert str(server._read_credentials(keys)).startswith("SHA-256 44136fa355b3")
+    asked = wanted(triton_server_cloud_credentials=KEYS)
+    (first, *_rest) = server.diff(asked, {**actual(), "credentials": "nothing"})
+    digest = asked["credentials"]["sha256"][:12]
+    assert first == found("credentials", "nothing", f"SHA-256 {digest}, mode 0600 of user 0", "write")

@@ -390,3 +390,29 @@ def test_reasons_of_all_models_come_at_once(repository: Path) -> None:
         f"model faces: {repository}/faces/config.pbtxt:1: name: found digits, wanted faces, its directory's: rename one of the two",
         f"model words: found no {repository}/words/config.pbtxt: every model is a directory with one",
     ]
+
+
+# Repositories that Triton reads itself
+
+
+def test_model_of_an_object_store_is_not_read_here(repository: Path) -> None:
+    write(repository / "digits/1/model.rbln", b"compiled")
+    entries = [{"name": "digits"}, {"name": "far", "repository": "s3://bucket/models/"}, {"name": "off", "hosts": ["other"]}]
+    given: dict[str, Any] = {"npufleet_model_repository": str(repository), "triton_models": entries}
+    read = ["/var/lib/npufleet/served", "s3://bucket/models"]
+    variables = fleet(**given, triton_server_model_repositories=read)
+    assert [list(one) for one in subject.manifests(variables)] == [["digits"], []]
+    assert subject.cloud_models(variables) == ["far"]
+    entries[1]["artefacts"] = ARTEFACTS
+    _found, reasons = subject.manifests(fleet(**given))
+    assert reasons == [
+        "model far: found repository s3://bucket/models/, wanted one of triton_server_model_repositories "
+        "(/var/lib/npufleet/served): list it there",
+        "model far: found `artefacts` beside repository s3://bucket/models/, wanted none: Triton reads all of it there",
+    ]
+
+
+def test_compiled_file_of_a_bundle_needs_no_address(repository: Path) -> None:
+    entry = {"artefacts": {"CA12/0.6": {"sha256": SHA, "size": 7}}}
+    assert made(repository, entry, model_repository_bundle="/srv/bundle.tar")["origins"] == {SHA: {"size": 7}}
+    assert "needs `url` or `file`" in refused(repository, entry)[0]

@@ -186,7 +186,8 @@ def test_corrupt_blob_is_refused(serving: Path) -> None:
     result = store(serving, {"digits": release({"config.pbtxt": b"two"}, {"1/model.rbln": SECOND}, mark="a")})
     assert (result["failed"], result["switched"]) == (True, {})
     assert result["msg"] == (
-        f"model store {serving}: blob {digest(SECOND)[:12]} arrived with SHA-256 {digest(b'cut off')[:12]}: transfer it again; "
+        f"model store {serving}: blob {digest(SECOND)[:12]} arrived with SHA-256 {digest(b'cut off')}, "
+        f"wanted {digest(SECOND)}, and was removed: transfer it again; "
         "nothing switched before that"
     )
     assert untouched(serving)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stores
 from ansible_collections.npufleet.triton.plugins.module_utils import supplies as subject
+from ansible_collections.npufleet.triton.plugins.module_utils.preflight import LARGE_FILES, pulled
 from helpers import ROW, fleet, http_server
 
 FULL_ROW = {**ROW, "systems": ["ubuntu-22.04"], "kernels": ">=5.10"}
@@ -29,7 +31,8 @@ def variables(**given: Any) -> Any:
 
 
 def refused(tmp_path: Path, plan: list[dict[str, Any]], found: Any = None, missing: Any = (), **given: Any) -> list[str]:
-    return subject.refusals(variables(**given), found or {}, plan, {"models": {"missing": list(missing)}}, str(tmp_path))
+    here = {"missing": list(missing), "free": given.pop("free", 10**12), "arrived": given.pop("arrived", {})}
+    return subject.refusals(variables(**given), found or {}, plan, {"models": here}, str(tmp_path))
 
 
 def test_conditions_are_plain_data() -> None:
@@ -162,3 +165,50 @@ def test_compiled_files_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.M
     assert reasons[0] == "model digits: found no /no/model.rbln here, wanted its compiled file: correct `file`"
     assert reasons[1].startswith(f"model digits: compiled file {address}/gone: found ")
     assert len(reasons) == 2
+
+
+def test_room_for_large_files_is_counted_before_anything_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject.urllib.request, "getproxies", dict)
+    (tmp_path / "a.rbln").write_bytes(b"a" * 600)
+    with stores.serving({"b": b"b" * 500}) as store:
+        origins = {"1" * 64: {"file": str(tmp_path / "a.rbln")}, "2" * 64: {"url": store.url + "/b"}}
+        asked: dict[str, Any] = {"found": {"digits": {"origins": origins}}, "missing": origins}
+        (reason,) = refused(tmp_path, [], **asked, free=999)
+        assert (
+            reason == "found 999 bytes (0 MiB) free for /var/lib/npufleet, wanted 1100 (1 MiB) for 2 large files: make room there"
+        )
+        assert refused(tmp_path, [], **asked, free=999, arrived={"1" * 64: 101}) == []
+
+
+def test_large_files_of_a_bundle_need_nothing_else(tmp_path: Path) -> None:
+    home = tmp_path / "bundle/blobs/sha256"
+    home.mkdir(parents=True)
+    (home / ("1" * 64)).write_bytes(b"content")
+    found = {"digits": {"origins": {"1" * 64: {}, "2" * 64: {}}}}
+    reasons = refused(tmp_path, [], found, found["digits"]["origins"], model_repository_bundle=str(tmp_path / "bundle"))
+    assert reasons == [
+        "model digits: compiled file nowhere: found neither `url` nor `file` of it, nor a bundle that has it: name one: "
+        "correct `url` or npufleet_artefact_user"
+    ]
+    (gone,) = refused(tmp_path, [], found, found["digits"]["origins"], model_repository_bundle="/no/bundle")
+    assert gone.startswith("found no bundle /no/bundle (")
+
+
+def test_a_host_that_fetches_itself_judges_its_sources_itself(tmp_path: Path) -> None:
+    with stores.serving({"b": b"b" * 500}) as store:
+        store.login = "fleet:two"
+        origins = {"1" * 64: {"url": store.url + "/b"}, "2" * 64: {"url": store.url + "/gone"}, "3" * 64: {"file": "/no/file"}}
+        found = {"digits": {"origins": origins, "memory": [0, 0]}}
+        given = {"model_repository_fetch": "host", "npufleet_artefact_user": "fleet", "npufleet_artefact_password": "two"}
+        assert refused(tmp_path, [], found, ["1" * 64, "2" * 64], **given) == []
+        pulls = subject.conditions(variables(**given), found)["pulls"]
+        secrets = subject.suppliers(variables(**given))[1][LARGE_FILES]
+        here = {"missing": sorted(origins), "free": 499, "arrived": {}}
+        assert pulled(pulls, here, secrets) == [
+            f"model digits: compiled file {store.url}/gone: found 404, wanted a file or page there: "
+            "correct `url` or npufleet_artefact_user",
+            "found 499 bytes (0 MiB) free for /var/lib/npufleet, wanted 500 (1 MiB) for 1 large files: make room there",
+        ]
+        assert pulled(pulls, {**here, "missing": []}, secrets) == []
+        assert "two" not in json.dumps(pulls)
+    assert subject.conditions(variables(), found)["pulls"] == {}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from typing import Any, Dict, List, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils import blobs
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import text
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blob_path, record_path
@@ -19,6 +21,8 @@ def desired(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, A
     keys = ("source", "release", "files")
     return {
         "root": variables["npufleet_root"],
+        "incoming": variables["npufleet_incoming"],
+        "verify": bool(variables["model_repository_verify"]),
         "models": {name: {key: one[key] for key in keys} for name, one in manifests.items()},
     }
 
@@ -27,18 +31,26 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     """Served links, what differs below each, and the blobs that are not here yet."""
     root = wanted["root"]
     served = {}
+    digests = {one["sha256"] for model in wanted["models"].values() for one in model["files"].values() if one["blob"]}
+    flaws = {digest: blobs.flaw(root, digest, wanted.get("verify", False)) for digest in sorted(digests)}
     directory = os.path.join(root, "served")
     for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else []:
         link = os.path.join(directory, name)
         release = _release_of(link, root, name)
         model = wanted["models"].get(name)
-        differs = drift(root, name, release, model["files"]) if model and release else []
+        differs = drift(root, name, release, model["files"], flaws) if model and release else []
         served[name] = {"release": release, "differs": differs}
-    blobs = {one["sha256"] for model in wanted["models"].values() for one in model["files"].values() if one["blob"]}
-    return {
-        "served": served,
-        "missing": sorted(digest for digest in blobs if not os.path.isfile(blob_path(root, digest))),
-    }
+    found: Dict[str, Any] = {"served": served, "missing": [digest for digest in flaws if flaws[digest]]}
+    if found["missing"]:
+        found.update(free=_free(root), arrived=blobs.arrived(wanted.get("incoming")))
+    return found
+
+
+def _free(path: str) -> int:
+    """Bytes that are free where a directory is, or will be."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return shutil.disk_usage(path).free
 
 
 def _release_of(link: str, root: str, name: str) -> Optional[str]:
@@ -50,8 +62,17 @@ def _release_of(link: str, root: str, name: str) -> Optional[str]:
     return os.path.basename(target) if os.path.dirname(target) == home else None
 
 
-def drift(root: str, name: str, release: str, files: Mapping[str, Mapping[str, Any]]) -> List[str]:
-    """What in a release is not as it was made: content of small files, targets and sizes of blobs, missing and extra files."""
+def drift(
+    root: str,
+    name: str,
+    release: str,
+    files: Mapping[str, Mapping[str, Any]],
+    flaws: Optional[Mapping[str, Optional[str]]] = None,
+) -> List[str]:
+    """What in a release is not as it was made: content of small files, targets and sizes of blobs, missing and extra files.
+
+    `flaws` are those of the blobs, by digest.
+    """
     base = os.path.join(root, "releases", name, release)
     sizes = _recorded_sizes(root, name, release)
     differs = []
@@ -66,6 +87,8 @@ def drift(root: str, name: str, release: str, files: Mapping[str, Mapping[str, A
                 differs.append(path + ": its blob is gone")
             elif sizes.get(path) is not None and os.path.getsize(blob) != sizes[path]:
                 differs.append(f"{path}: its blob has {os.path.getsize(blob)} bytes, not {sizes[path]}")
+            elif (flaws or {}).get(digest):
+                differs.append(f"{path}: its blob {(flaws or {})[digest]}")
         else:
             found = _digest(full)
             if found != digest:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
+import stat
 import struct
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, http_json
 
 CONCERN = "server"
 RELEASE = "npufleet_release"
+# By this variable Triton finds its keys to object stores; they lie where only root looks
+CREDENTIALS = "TRITON_CLOUD_CREDENTIAL_PATH"
+CREDENTIALS_HOME = "/etc/npufleet/credentials"
 # How far back the log of a container that ended is read: its usage message alone has some hundred lines.
 LOG_LINES = 1000
 ERROR_LINE = re.compile(r"E\d{4} |error:|tritonserver: |Traceback|\w*Error: ")
@@ -36,13 +43,25 @@ DEFAULTS: Dict[str, Any] = {
 }
 
 
-def desired(variables: Mapping[str, Any], image: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
-    """The container, and name, versions and release digest of every model that it has to serve."""
+def desired(
+    variables: Mapping[str, Any],
+    image: Mapping[str, Any],
+    manifests: Mapping[str, Mapping[str, Any]],
+    cloud: Sequence[str] = (),
+) -> Dict[str, Any]:
+    """The container, and name, versions and release digest of every model that it has to serve.
+
+    `cloud` are the models that Triton itself reads out of an object store: they have to be READY, and no more is known of them.
+    """
+    keys = credentials(variables["triton_server_cloud_credentials"])
     mode = variables["triton_server_model_control_mode"]
     container = {
         "image": image["id"],
-        "command": command(variables, sorted(manifests)),
-        "environment": {key: str(value) for key, value in variables["triton_server_environment"].items()},
+        "command": command(variables, sorted([*manifests, *cloud])),
+        "environment": {
+            **{key: str(value) for key, value in variables["triton_server_environment"].items()},
+            **({CREDENTIALS: keys["path"]} if keys else {}),
+        },
         "log": {
             "driver": variables["triton_server_log_driver"],
             "options": dict(variables["triton_server_log_options"]),
@@ -53,20 +72,36 @@ def desired(variables: Mapping[str, Any], image: Mapping[str, Any], manifests: M
         "shm_size": size_of(variables, "triton_server_shm_size"),
         "stop_timeout": int(variables["triton_server_stop_timeout"]),
         "ulimits": ulimits(variables, "triton_server_ulimits"),
-        "volumes": sorted(map(volume, variables["triton_server_volumes"])),
+        "volumes": sorted(
+            [*map(volume, variables["triton_server_volumes"]), *("{0}:{0}:ro".format(one["path"]) for one in [keys] if one)]
+        ),
         **DEFAULTS,
         "cpuset": variables["triton_server_cpuset"],
         "memory": size_of(variables, "triton_server_memory") if variables["triton_server_memory"] else 0,
     }
+    models = {name: {"versions": one["versions"], "release": one["release"]} for name, one in manifests.items()}
     return {
         "name": variables["triton_server_name"],
+        "credentials": keys,
         "container": container,
         "published_ports": [f"{where}:{port.split('/')[0]}" for port, where in sorted(container["ports"].items())],
         "address": address(variables),
         "http_port": int(variables["npufleet_http_port"]),
         "mode": mode,
-        "models": {name: {"versions": one["versions"], "release": one["release"]} for name, one in manifests.items()},
+        "models": {**models, **{name: {"versions": None, "release": None} for name in cloud}},
     }
+
+
+def credentials(given: Mapping[str, Any]) -> Optional[Dict[str, str]]:
+    """File of the host with Triton's keys to object stores, {"path", "sha256"}; None where there are no keys.
+
+    Other keys are another file, and so another mount: the container is replaced for them as for anything else, and the one before
+    it still has its own.
+    """
+    if not given:
+        return None
+    digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
+    return {"path": f"{CREDENTIALS_HOME}/cloud-{digest[:12]}.json", "sha256": digest}
 
 
 def address(variables: Mapping[str, Any]) -> str:
@@ -154,7 +189,28 @@ def volume(bind: str) -> str:
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
-    """The container of that name, and the server's own index and configs."""
+    """The container of that name, the server's own index and configs, and its keys where it needs any."""
+    actual = _read_container(wanted)
+    if wanted.get("credentials"):
+        actual["credentials"] = _read_credentials(wanted["credentials"])
+    return actual
+
+
+def _read_credentials(wanted: Mapping[str, str]) -> Optional[str]:
+    """What is wrong with the file of keys; None for nothing."""
+    try:
+        with open(wanted["path"], "rb") as source:
+            found = os.fstat(source.fileno())
+            digest = hashlib.sha256(source.read()).hexdigest()
+    except OSError:
+        return "nothing"
+    if digest != wanted["sha256"]:
+        return f"SHA-256 {digest[:12]}"
+    mode = stat.S_IMODE(found.st_mode)
+    return None if (mode, found.st_uid) == (0o600, 0) else f"mode {mode:04o} of user {found.st_uid}"
+
+
+def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     engine = Engine()
     try:
         found = engine.get("/containers/{}/json".format(wanted["name"]))
@@ -283,9 +339,12 @@ def last_words(engine: Engine, name: str) -> str:
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Container first; the served models are judged only in a container that stays."""
     found = actual["container"]
-    if found is None:
-        return [item(CONCERN, "container", None, "running " + wanted["name"], "create")]
     plan = []
+    if actual.get("credentials"):
+        keys = "SHA-256 {}, mode 0600 of user 0".format(wanted["credentials"]["sha256"][:12])
+        plan.append(item(CONCERN, "credentials", actual["credentials"], keys, "write"))
+    if found is None:
+        return [*plan, item(CONCERN, "container", None, "running " + wanted["name"], "create")]
     for key in sorted(wanted["container"]):
         asked = wanted["container"][key]
         if key == "environment":
@@ -310,6 +369,10 @@ def _diff_models(wanted: Mapping[str, Any], served: Mapping[str, Any]) -> List[I
     for name in sorted(wanted["models"]):
         model = wanted["models"][name]
         versions = served.get(name) or {}
+        if model["release"] is None:
+            if not any(one["state"] == "READY" for one in versions.values()):
+                plan.append(item(CONCERN, name, _as_served(versions), "READY out of its object store", act))
+            continue
         good = {version for version, one in versions.items() if one["state"] == "READY" and one["release"] == model["release"]}
         loaded = {version for version, one in versions.items() if one["state"] in ("READY", "LOADING")}
         if good != set(model["versions"]) or loaded - good:
