@@ -1,4 +1,4 @@
-"""The stand-in SDK out of its source, and NPUs in a directory."""
+"""The stand-in SDK out of its source, NPUs in a directory, and the linter with the cases of its unit tests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SDK = ROOT / "lab/sdk"
 sys.path.insert(0, str(SDK))
+sys.path += [str(ROOT / "collections"), str(ROOT / "tests/unit")]
 
 
 @pytest.fixture

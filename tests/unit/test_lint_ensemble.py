@@ -80,6 +80,14 @@ def test_every_finding_of_a_broken_wiring(tmp_path: Path) -> None:
     ]
 
 
+def second_step(dims: str, dtype: str, largest: int) -> str:
+    """A step that takes A like this."""
+    text = GOOD.replace('"A" data_type: TYPE_FP32 dims: [ 3 ]', f'"A" data_type: TYPE_{dtype} dims: {dims}')
+    text = text.replace("max_batch_size: 4", f"max_batch_size: {largest}")
+    # Without batches the batch dimension is one of its own.
+    return text if largest else text.replace('"B" data_type: TYPE_FP32 dims: [ 3 ]', '"B" data_type: TYPE_FP32 dims: [ -1, 3 ]')
+
+
 @pytest.mark.parametrize(
     ("dims", "dtype", "largest", "fits"),
     [
@@ -94,10 +102,7 @@ def test_every_finding_of_a_broken_wiring(tmp_path: Path) -> None:
     ],
 )
 def test_both_ends_of_a_tensor(tmp_path: Path, dims: str, dtype: str, largest: int, fits: bool) -> None:
-    second = GOOD.replace('"A" data_type: TYPE_FP32 dims: [ 3 ]', f'"A" data_type: TYPE_{dtype} dims: {dims}')
-    second = second.replace("max_batch_size: 4", f"max_batch_size: {largest}")
-    if not largest:
-        second = second.replace('"B" data_type: TYPE_FP32 dims: [ 3 ]', '"B" data_type: TYPE_FP32 dims: [ -1, 3 ]')
+    second = second_step(dims, dtype, largest)
     told = wrong(tmp_path, ensemble(*CHAIN), {"first": GOOD, "second": second})
     whole = "[-1, 3]"
     assert [(line, field, wanted) for line, field, _found, wanted in told] == (

@@ -11,7 +11,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.lint.model import 
     CONFIG,
     FILES,
     LARGEST,
-    NO_VERSIONS,
     Model,
     version_of,
 )

@@ -1,0 +1,160 @@
+"""The linter against Triton itself, 24.01 and 24.10: what it calls an error does not load, and what it does not call one loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_lint
+import test_lint_ensemble as ensembles
+from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import ERROR, Row
+from ansible_collections.npufleet.triton.plugins.module_utils.lint.repository import lint
+from conftest import ROOT
+from linting import GOOD, write
+
+# Triton's release -> its version, and the nvidia-pytriton that carries it
+RELEASES = {"24.01": ("2.42.0", "0.5.1"), "24.10": ("2.51.0", "0.7.0")}
+BUILD = ROOT / "build/heavy"
+MODEL = """import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "A").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("B", one)]) for one in inputs]
+"""
+# It loads, and a request to it never ends: a step writes over what it reads.
+ENDLESS = "A, which is the ensemble's input already"
+
+
+def parameters(test: Any) -> list[tuple[Any, ...]]:
+    """The rows of a parametrized test."""
+    return [tuple(row) for mark in test.pytestmark if mark.name == "parametrize" for row in mark.args[1]]
+
+
+def configs() -> Iterator[str]:
+    """Texts of config.pbtxt for a model with a model.py."""
+    yield from (row[0] for row in parameters(test_lint.test_what_is_refused))
+    yield from (row[0] for row in parameters(test_lint.test_field_that_this_release_does_not_know))
+    yield from (
+        GOOD + more
+        for more in (
+            "",
+            "version_policy { latest { } }",
+            "instance_group { kind: KIND_GPU }",
+            "instance_group { gpus: 0 }",
+            "response_cache { enable: true }",
+            'cc_model_filenames { key: "8.0" value: "x.py" }',
+            'model_warmup { name: "w" inputs { key: "C" value { zero_data: true } } }',
+        )
+    )
+    yield GOOD.replace("max_batch_size: 4", "max_batch_size: 0") + "dynamic_batching { }"
+    yield GOOD.replace("input [ ", f"input [ {test_lint.A}, ")
+
+
+def chains() -> Iterator[tuple[str, dict[str, str]]]:
+    """Ensembles with their steps."""
+    chain, one = ensembles.CHAIN, ensembles.ensemble
+    yield one(*chain), {}
+    yield one(*chain, largest=8), {}
+    yield one(*chain).replace('platform: "ensemble"', ""), {}
+    yield one(ensembles.step("first", "X", "middle"), ensembles.step("second", "middle", "X")), {}
+    yield one(chain[0], chain[1].replace("model_version: -1", "")), {}
+    yield from ((one(*chain, more=row[0]), {}) for row in parameters(ensembles.test_what_an_ensemble_may_not_have))
+    yield from ((one(*row[0]), {}) for row in parameters(ensembles.test_a_step_that_is_wrong) if row[3] != ENDLESS)
+    for dims, dtype, largest, _fits in parameters(ensembles.test_both_ends_of_a_tensor):
+        yield one(*chain), {"second": ensembles.second_step(dims, dtype, largest)}
+
+
+def repository(place: Path) -> Path:
+    """Every case as a model of its own."""
+    for number, text in enumerate(configs()):
+        write(place / f"config{number}", {"config.pbtxt": text, "1/model.py": MODEL})
+    for number, (text, steps) in enumerate(chains()):
+        named = re.sub(r'model_name: "(first|second|third)"', rf'model_name: "\g<1>{number}"', text)
+        write(place / f"ensemble{number}", {"config.pbtxt": named, "1/README": "A version for Triton\n"})
+        for name in ("first", "second"):
+            write(place / f"{name}{number}", {"config.pbtxt": steps.get(name, GOOD), "1/model.py": MODEL})
+    write(place / "zero", {"config.pbtxt": GOOD + "version_policy { all { } }", "0/model.py": MODEL, "01/model.py": MODEL})
+    return place
+
+
+def triton(wheel: str) -> Path:
+    """The server out of nvidia-pytriton's wheel, with the stub of this Python."""
+    home = BUILD / f"pytriton-{wheel}"
+    server = home / "pytriton/tritonserver"
+    if not (home / "done").exists():
+        shutil.rmtree(home, ignore_errors=True)
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={home}", f"nvidia-pytriton=={wheel}"]
+        subprocess.run(command, check=True)
+        (archive,) = home.glob("*.whl")
+        with zipfile.ZipFile(archive) as source:
+            source.extractall(home)
+        stub = server / f"python_backend_stubs/3.{sys.version_info.minor}/triton_python_backend_stub"
+        for program in (shutil.copy2(stub, server / "backends/python"), server / "bin/tritonserver"):
+            Path(program).chmod(0o755)
+        (home / "done").touch()
+    return server
+
+
+@contextmanager
+def serving(wheel: str, models: Path, log: Path) -> Iterator[str]:
+    """The URL of a server that has tried to load all models."""
+    server = triton(wheel)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = [f"--model-repository={models}", f"--backend-directory={server / 'backends'}", f"--http-port={port}"]
+    options += ["--http-address=127.0.0.1", "--allow-grpc=false", "--allow-metrics=false", "--exit-on-error=false"]
+    options += ["--cache-config=local,size=1048576", f"--cache-directory={server / 'caches'}"]
+    libraries = f"{server.parent.parent / 'nvidia_pytriton.libs'}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+    environment = {**os.environ, "LD_LIBRARY_PATH": libraries, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    with log.open("w") as sink:
+        process = subprocess.Popen([server / "bin/tritonserver", *options], stdout=sink, stderr=sink, env=environment)
+    try:
+        deadline = time.monotonic() + 180
+        while process.poll() is None and time.monotonic() < deadline:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/live", timeout=2).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        else:
+            raise AssertionError(f"Triton did not start: {log.read_text()[-2000:]}")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_errors_are_what_triton_does_not_load(release: str, tmp_path: Path) -> None:
+    version, wheel = RELEASES[release]
+    models = repository(tmp_path / "models")
+    findings = lint([str(models)], row=Row(release, version)).findings
+    errors = {one.model for one in findings if one.severity == ERROR}
+    with serving(wheel, models, tmp_path / "log") as url:
+        request = urllib.request.Request(f"{url}/v2/repository/index", method="POST")
+        index = json.load(urllib.request.urlopen(request, timeout=10))
+    states: dict[str, set[str]] = {}
+    for one in index:
+        states.setdefault(one["name"], set()).add(one.get("state", "not polled"))
+    ready = {name for name, found in states.items() if found == {"READY"}}
+    names = {path.name for path in models.iterdir()}
+    # A step may lack its ensemble; an ensemble without a step that could not be read is refused by both.
+    assert names - ready == errors, [one.sentence() for one in findings if one.model in errors & ready]
+    assert len(errors) > 50
+    assert {"config0", "zero"} - errors == {"zero"}
