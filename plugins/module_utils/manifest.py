@@ -37,7 +37,8 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
     Returns {"name", "source", "release", "versions": [served version numbers as strings],
     "files": {path: {"sha256", "blob"}}, "contents": {path: bytes} of what is not a blob,
     "origins": {sha256: {"file": path} or {"url": address}} of blobs, "memory": [bytes on each NPU of the host],
-    "steps": names of the models that an ensemble has as its steps}. Raises Refusal with every reason.
+    "steps": names of the models that an ensemble has as its steps, "cached": whether its answers may come from a response cache,
+    "shape": digest of its config without the two digests, "switch": `beside` or `unload_first`}. Raises Refusal with every reason.
     """
     name = entry["name"]
     directory = os.path.join(entry.get("repository") or variables["npufleet_model_repository"], name)
@@ -88,6 +89,7 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
     reasons += more
     if reasons:
         raise Refusal([f"model {name}: {reason}" for reason in reasons])
+    shape = _digest(print_config(config))
     config.parameters[SOURCE].string_value = source_digest
     files["config.pbtxt"] = {"sha256": _digest(print_config(config)), "blob": False}
     release_digest = _tree_digest({path: one["sha256"] for path, one in files.items()}, {})
@@ -104,6 +106,9 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
         "origins": origins,
         "memory": memory,
         "steps": sorted({step.model_name for step in config.ensemble_scheduling.step}),
+        "cached": config.response_cache.enable,
+        "shape": shape,
+        "switch": entry.get("switch") or "beside",
     }
 
 

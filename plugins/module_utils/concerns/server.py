@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from itertools import takewhile
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item
@@ -13,7 +14,12 @@ CONCERN = "server"
 RELEASE = "npufleet_release"
 # How far back the log of a container that ended is read: its usage message alone has some hundred lines.
 LOG_LINES = 1000
+# How each entry of Triton's log begins; what does not begin so goes on with the entry before
+LOG_LINE = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./]+:\d+\] ?")
+REASON = 2000
 ERROR_LINE = re.compile(r"E\d{4} |error:|tritonserver: |Traceback|\w*Error: ")
+# What the server's part of a host has to know of a model
+MODEL = ("versions", "release", "source", "steps", "memory", "switch", "cached")
 # What the engine records for options that were not given: an option dropped from the inventory is then a difference.
 DEFAULTS: Dict[str, Any] = {
     "cap_add": [],
@@ -65,8 +71,19 @@ def desired(variables: Mapping[str, Any], image: Mapping[str, Any], manifests: M
         "address": address(variables),
         "http_port": int(variables["npufleet_http_port"]),
         "mode": mode,
-        "models": {name: {"versions": one["versions"], "release": one["release"]} for name, one in manifests.items()},
+        "root": variables["npufleet_root"],
+        "cache": cache(variables),
+        "models": {name: {key: one[key] for key in MODEL} for name, one in manifests.items()},
     }
+
+
+def cache(variables: Mapping[str, Any]) -> Optional[str]:
+    """The kind of response cache that the server has, such as `local` or `redis`; None without one."""
+    given = [str(one) for one in variables["triton_server_extra_args"]]
+    words = " ".join(given)
+    found = re.search(r"--cache-config[= ](\w+)", words)
+    size_given = re.search(r"--response-cache-byte-size[= ](\d+)", words)
+    return found[1] if found else "local" if size_given and int(size_given[1]) else None
 
 
 def address(variables: Mapping[str, Any]) -> str:
@@ -88,7 +105,9 @@ def command(variables: Mapping[str, Any], models: List[str]) -> List[str]:
     if mode == "poll":
         line += ["--repository-poll-secs={}".format(variables["triton_server_poll_seconds"])]
     if mode == "explicit":
-        line += ["--load-model=" + name for name in models]
+        # What is linked there is what is wanted: with a star another model does not mean another container
+        only = variables["triton_server_model_repositories"] == [variables["npufleet_root"] + "/served"]
+        line += ["--load-model=*"] if only else ["--load-model=" + name for name in models]
     line += [
         "--exit-on-error=" + flag("triton_server_exit_on_error"),
         "--exit-timeout-secs={}".format(variables["triton_server_exit_timeout"]),
@@ -257,16 +276,17 @@ def _loaded_release(address: str, port: int, name: str, version: str) -> Optiona
     return ((config.get("parameters") or {}).get(RELEASE) or {}).get("string_value")
 
 
-def last_words(engine: Engine, name: str) -> str:
-    """Why a container ended: the last errors of its log, or its last lines where nothing in it looks like one."""
+def log_lines(engine: Engine, name: str, since: float = 0) -> List[str]:
+    """The last lines of a container's log, since a time of the host's clock."""
     import http.client
 
     connection = engine.connection()
     try:
-        connection.request("GET", f"/containers/{name}/logs?stdout=1&stderr=1&tail={LOG_LINES}")
+        later = f"&since={since:.3f}" if since else ""
+        connection.request("GET", f"/containers/{name}/logs?stdout=1&stderr=1&tail={LOG_LINES}{later}")
         raw = connection.getresponse().read()
     except (OSError, http.client.HTTPException):
-        return ""
+        return []
     finally:
         connection.close()
     lines = b""
@@ -274,7 +294,26 @@ def last_words(engine: Engine, name: str) -> str:
         length = struct.unpack(">I", raw[4:8])[0]
         lines += raw[8 : 8 + length]
         raw = raw[8 + length :]
-    words = (lines or raw).decode("utf-8", "replace").strip().splitlines()
+    return (lines or raw).decode("utf-8", "replace").strip().splitlines()
+
+
+def refused(wanted: Mapping[str, Any], names: List[str], since: float) -> Dict[str, str]:
+    """{model: why Triton did not take its new files}, out of its log: its index tells nothing where a config does not parse."""
+    lines = log_lines(Engine(), wanted["name"], since)
+    found: Dict[str, str] = {}
+    for at, line in enumerate(lines):
+        if not line.startswith("E"):
+            continue
+        for name in names:
+            if LOG_LINE.match(line) and f"'{name}'" in line:
+                rest = list(takewhile(lambda one: not LOG_LINE.match(one), lines[at + 1 :]))
+                found[name] = "\n".join([LOG_LINE.sub("", line), *rest]).strip()[-REASON:]
+    return found
+
+
+def last_words(engine: Engine, name: str) -> str:
+    """Why a container ended: the last errors of its log, or its last lines where nothing in it looks like one."""
+    words = log_lines(engine, name)
     errors = [line for line in words if ERROR_LINE.match(line)]
     # A container that restarts says the same again and again.
     return "\n".join(list(dict.fromkeys(errors or words))[-6:])[-1500:]
