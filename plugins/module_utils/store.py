@@ -433,7 +433,15 @@ def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, A
     found = read_transaction(root)
     if found is None:
         return {}
-    append_history(root, history_lines(root, run, found["models"], result, why or found.get("why") or ""))
+    moves = {}
+    for name, move in found["models"].items():
+        # What is proven is what is linked: a run that was killed may not have come to what it had written down
+        here = served_label(root, name)
+        if here == move["to"]:
+            moves[name] = move
+        elif here != move["from"]:
+            moves[name] = {"from": move["from"], "to": here, "what": "deploy" if here else "withdraw"}
+    append_history(root, history_lines(root, run, moves, result, why or found.get("why") or ""))
     os.unlink(os.path.join(root, TRANSACTION))
     return dict(found["models"])
 
