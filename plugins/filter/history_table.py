@@ -49,7 +49,9 @@ def history_table(told: Mapping[str, Any]) -> List[str]:
             "open since {} by {}: {}".format(opened["since"], opened["by"], ", ".join(sorted(opened["models"])) or "no model")
         )
     for name, hold in sorted(told["holds"].items()):
-        lines.append("{} is held at {} since {} by {}: {}".format(name, hold["label"], hold["when"], hold["by"], hold["why"] or "-"))
+        lines.append(
+            "{} is held at {} since {} by {}: {}".format(name, hold["label"], hold["when"], hold["by"], hold["why"] or "-")
+        )
     return lines
 
 

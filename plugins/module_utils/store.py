@@ -493,7 +493,9 @@ def rollback_target(root: str, name: str, to: str) -> str:
             continue
     serving = records.get(current, {}).get("release")
     if to == "previous":
-        proven = [one["to"] for one in read_history(root) if (one.get("model"), one.get("result")) == (name, "proven") and one["to"]]
+        proven = [
+            one["to"] for one in read_history(root) if (one.get("model"), one.get("result")) == (name, "proven") and one["to"]
+        ]
         # A store from before there was a history: the serials tell
         order = proven[::-1] or [label for label in here if _serial(label) < _serial(current)]
         found = next((label for label in order if label in records and records[label]["release"] != serving), None)

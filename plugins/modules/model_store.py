@@ -219,9 +219,7 @@ def release(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List
     refuse_directories(root, [*params["releases"], *withdraw])
     releases = wanted_releases(root, params["releases"])
     fresh = [one for name, one in releases.items() if one is params["releases"][name]]
-    blobs.ingest(
-        root, params["incoming"], sorted({one["sha256"] for new in fresh for one in new["files"].values() if one["blob"]})
-    )
+    blobs.ingest(root, params["incoming"], sorted({one["sha256"] for new in fresh for one in new["files"].values() if one["blob"]}))
     # Every release is whole before the first link moves.
     made = {name: store.make_release(root, name, one) for name, one in releases.items()}
     moves: Moves = {name: {"from": store.served_label(root, name), "to": label, "what": "deploy"} for name, label in made.items()}

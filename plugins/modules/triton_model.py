@@ -211,7 +211,11 @@ class Server:
             versions = self.served().get(name, {})
             if good(versions, model):
                 return True
-            failed = [one["reason"] for one in versions.values() if one["state"] == "UNAVAILABLE" and one["reason"] not in ("", "unloaded")]
+            failed = [
+                one["reason"]
+                for one in versions.values()
+                if one["state"] == "UNAVAILABLE" and one["reason"] not in ("", "unloaded")
+            ]
             moving = any(one["state"] in ("LOADING", "UNLOADING") for one in versions.values())
             if failed and not moving:
                 raise Refused("; ".join(failed))
@@ -222,7 +226,9 @@ class Server:
     def words(self, name: str) -> str:
         """What is served of a model, as a person reads it."""
         versions = self.served().get(name, {})
-        return ", ".join(f"version {number} {one['state']} {(one['release'] or 'no release')[:12]}" for number, one in sorted(versions.items()))
+        return ", ".join(
+            f"version {number} {one['state']} {(one['release'] or 'no release')[:12]}" for number, one in sorted(versions.items())
+        )
 
 
 class Change:

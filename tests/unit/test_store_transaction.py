@@ -205,7 +205,10 @@ def test_another_run_waits_for_a_fresh_lease_and_names_its_holder(proven: Path) 
     since = json.loads((proven / "transaction.json").read_text())["since"]
     result = released(proven, A, BOB)
     assert (result["failed"], result["held_by"]) == (True, ALICE["run"])
-    assert f"npu1: another run is changing the models of this host: alice@ops1 since {since}, with digits, faces, words" in result["msg"]
+    assert (
+        f"npu1: another run is changing the models of this host: alice@ops1 since {since}, with digits, faces, words"
+        in result["msg"]
+    )
     assert served(proven, "digits/config.pbtxt") == b"digits b"
     for state in ("proven", "restored", "rolled_back"):
         assert call(proven, state, BOB)["held_by"] == ALICE["run"]

@@ -12,7 +12,9 @@ from ansible_collections.npufleet.triton.plugins.modules import triton_model
 from helpers import http_server, run_module
 
 OLD, NEW = "0" * 64, "e" * 64
-TRACEBACK = "load failed for model 'digits': version 1 is at UNAVAILABLE state: Internal: RBLNRuntimeError: LOADING_FILE_NOT_FOUND;\n"
+TRACEBACK = (
+    "load failed for model 'digits': version 1 is at UNAVAILABLE state: Internal: RBLNRuntimeError: LOADING_FILE_NOT_FOUND;\n"
+)
 
 
 class Triton:
@@ -23,7 +25,9 @@ class Triton:
 
     def __init__(self, disk: dict[str, dict[str, Any]], loaded: dict[str, str]) -> None:
         self.disk = disk
-        self.loaded = {name: {"release": release, "versions": disk.get(name, {}).get("versions", ["1"])} for name, release in loaded.items()}
+        self.loaded = {
+            name: {"release": release, "versions": disk.get(name, {}).get("versions", ["1"])} for name, release in loaded.items()
+        }
         self.steps = {name: one.get("steps", []) for name, one in disk.items()}
         self.broken: dict[str, str] = {}
         self.did: list[str] = []
