@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional
 
 TRANSACTION, HISTORY, HOLDS = "transaction.json", "history.jsonl", "holds.json"
@@ -404,11 +404,9 @@ def history_lines(root: str, run: Run, models: Mapping[str, Mapping[str, Any]], 
     """One line of history for each model of a transaction."""
     lines = []
     for name, move in sorted(models.items()):
-        facts = {"source": None, "release": None}
-        try:
+        facts: Dict[str, Any] = {"source": None, "release": None}
+        with suppress(StoreError):
             facts = read_record(root, name, move["to"] or move["from"] or "")
-        except StoreError:
-            pass
         lines.append(
             {
                 "when": now(),
@@ -604,7 +602,7 @@ def linked(root: str) -> Dict[str, Any]:
 
 
 def in_place(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether a served version of `old` is another one in `new` under the same number: a response cache then knows its old answers."""
+    """Whether a served version of `old` is another one in `new` under its number: a response cache knows its old answers."""
     shared = set(old["versions"]) & set(new["versions"])
     return any(_version(old, number) != _version(new, number) for number in shared)
 

@@ -165,8 +165,8 @@ def _cached(variables: Mapping[str, Any], served: Mapping[str, Mapping[str, Any]
     for name in sorted(served):
         if served[name].get("in_place"):
             yield (
-                f"model {name}: found a change of a version that is served, with response_cache and a {kind} cache, which would go on "
-                "giving its old answers: wanted a new version directory (2/ beside 1/), or response_cache off"
+                f"model {name}: found a change of a version that is served, with response_cache and a {kind} cache, which would "
+                "go on giving its old answers: wanted a new version directory (2/ beside 1/), or response_cache off"
             )
 
 

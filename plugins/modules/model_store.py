@@ -29,7 +29,7 @@ options:
       - V(released) makes releases of O(models), switches to them and withdraws O(withdraw), inside a transaction.
       - V(proven) closes the open transaction, writes the history and removes releases that nothing needs.
       - V(restored) links again what served before the open transaction, in fresh directories, and moves no byte over the network.
-      - V(rolled_back) switches O(models), or every served model, to the release O(to), and holds them there. It opens a transaction.
+      - V(rolled_back) switches O(models), or every served model, to the release O(to), inside a transaction, and holds them there.
       - V(forgotten) ends what holds O(models), or every model, at an older release.
       - V(told) changes nothing and tells what is here.
     type: str
@@ -141,7 +141,8 @@ forgotten:
   type: list
   elements: str
 history:
-  description: Every change that is written down, oldest first, with C(when), C(who), C(model), C(what), C(from), C(to), C(result), C(why).
+  description:
+    - Every change that is written down, oldest first, with C(when), C(who), C(model), C(what), C(from), C(to), C(result) and C(why).
   returned: O(state=told)
   type: list
   elements: dict
@@ -358,7 +359,7 @@ def main() -> None:
                 else:
                     answer = forget(root, params["models"])
     except store.Held as error:
-        module.fail_json(msg="{}: {}".format(run.host or root, error), held_by=error.run, held=True)
+        module.fail_json(msg=f"{run.host or root}: {error}", held_by=error.run, held=True)
     except (store.StoreError, OSError) as error:
         module.fail_json(msg=f"model store {root}: {error}")
     module.exit_json(**answer)

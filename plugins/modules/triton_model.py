@@ -19,8 +19,8 @@ author: The npufleet developers (@npufleet)
 options:
   models:
     description:
-      - The wanted models by name, each with C(versions), C(release) and C(steps); C(switch), V(beside) or V(unload_first); C(memory),
-        bytes on each NPU. M(npufleet.triton.host_state) tells them as C(desired.server.models).
+      - The wanted models by name, each with C(versions), C(release), C(steps), C(switch), which is V(beside) or V(unload_first), and
+        C(memory), bytes on each NPU. M(npufleet.triton.host_state) tells them as C(desired.server.models).
     type: dict
     required: true
   linked:
@@ -40,7 +40,7 @@ options:
     type: int
     default: 8000
   timeout:
-    description: Seconds that the load of one model may take. A load that takes longer hangs, and only a restart of the server ends it.
+    description: Seconds that the load of one model may take. One that takes longer hangs, and only a restart of the server ends it.
     type: int
     default: 300
 attributes:
@@ -127,7 +127,7 @@ def in_order(names: Iterable[str], steps: Mapping[str, List[str]]) -> List[str]:
 
 
 def short_of_memory(models: Mapping[str, Any], totals: List[int]) -> Set[str]:
-    """Models that fit beside nothing of their own: device memory of all models and of the old release of this one is more than an NPU has.
+    """Models that do not fit beside their old release: all models and that one need more device memory than an NPU has.
 
     The old release is taken for as large as the new one.
     """

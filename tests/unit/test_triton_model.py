@@ -20,7 +20,8 @@ TRACEBACK = (
 class Triton:
     """A server in explicit mode. `disk` is what lies in its repository, `loaded` what it has in memory.
 
-    A model on disk: {"release", "versions", "steps", "fails": its reason, "hangs": seconds, "ignored": loads that are answered 200 and do nothing}.
+    A model on disk: {"release", "versions", "steps", "fails": its reason, "hangs": seconds, "ignored": loads that are
+    answered 200 and do nothing}.
     """
 
     def __init__(self, disk: dict[str, dict[str, Any]], loaded: dict[str, str]) -> None:
@@ -33,7 +34,7 @@ class Triton:
         self.did: list[str] = []
 
     def get(self, asked: str, _default: Any) -> tuple[int, Any]:
-        method, path = asked.split()
+        path = asked.split()[1]
         words = path.strip("/").split("/")
         if path == "/v2/repository/index":
             return 200, self.index()
