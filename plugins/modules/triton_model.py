@@ -19,8 +19,9 @@ author: The npufleet developers (@npufleet)
 options:
   models:
     description:
-      - The wanted models by name, each with C(versions), C(release), C(steps), C(switch), which is V(beside) or V(unload_first), and
-        C(memory), bytes on each NPU. M(npufleet.triton.host_state) tells them as C(desired.server.models).
+      - The wanted models by name, each with C(versions), C(release) and C(steps).
+      - C(switch) is V(beside) or V(unload_first), C(memory) are bytes on each NPU. Without them it is loaded beside its old one.
+      - M(npufleet.triton.host_state) tells them as C(desired.server.models).
     type: dict
     required: true
   linked:
