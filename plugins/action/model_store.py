@@ -27,7 +27,10 @@ class ActionModule(FleetAction):
                     raise Refusal(reasons)
             arguments["releases"] = {name: _with_contents(found[name]) for name in arguments.get("models") or [] if name in found}
         arguments.setdefault("root", variables["npufleet_root"])
-        arguments.update(run=run_id(), by=f"{getpass.getuser()}@{socket.gethostname()}", host=host)
+        # A play that includes one role does not see the defaults of another
+        arguments.setdefault("keep", int(variables["model_repository_keep"]))
+        person = os.environ.get("SUDO_USER") or getpass.getuser()
+        arguments.update(run=run_id(), by=f"{person}@{socket.gethostname()}", host=host)
         # Between two calls lie at most: the models becoming ready twice, and their checks
         arguments["lease"] = 2 * int(variables["triton_server_ready_timeout"]) + 600
         wait = int(arguments.get("wait", variables["model_repository_lock_wait"]))

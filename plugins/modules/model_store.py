@@ -62,11 +62,15 @@ options:
     type: str
     default: ""
   keep:
-    description: How many releases of each model stay, besides those that are served, previous, held or in a transaction.
+    description:
+      - How many releases of each model stay, besides those that are served, previous, held or in a transaction.
+      - The controller fills in C(model_repository_keep).
     type: int
     default: 5
   wait:
-    description: Seconds to wait for another run that changes the models of this host.
+    description:
+      - Seconds to wait for another run that changes the models of this host.
+      - The controller fills in C(model_repository_lock_wait).
     type: int
     default: 300
   releases:
