@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional
 
 TRANSACTION, HISTORY, HOLDS = "transaction.json", "history.jsonl", "holds.json"
+# Models whose load hangs in the server, and when that was seen: it holds until the container starts again
+HUNG = "hung.json"
 # What a release's record tells beside its files
 FACTS = ("release", "source", "versions", "steps", "cached", "shape")
 # Seconds between two looks at a lock, and at a lease

@@ -190,7 +190,13 @@ def about(plan: List[Item], linked: bool, prove: bool) -> List[Item]:
     """The part of the plan that was asked for: a proof is part of a switch that is open until it is over, and what is linked may
     be another release in another container than the wanted ones."""
     plan = [one for one in plan if not (prove and one["action"] == models.PROVE)]
-    foreign = [one for one in plan if one["name"].startswith("container.") or one["action"] in ("release", "withdraw")]
+    foreign = [
+        one
+        for one in plan
+        if one["name"].startswith("container.")
+        or (prove and one["name"] == server.HANGING)
+        or one["action"] in ("release", "withdraw")
+    ]
     return [one for one in plan if not (linked and one in foreign)]
 
 

@@ -61,6 +61,11 @@ options:
     description: The reason, for the history and for whoever meets a hold.
     type: str
     default: ""
+  hung:
+    description: With O(state=restored), models whose load hangs in the server until it is started again. The next plan has that.
+    type: list
+    elements: str
+    default: []
   keep:
     description:
       - How many releases of each model stay, besides those that are served, previous, held or in a transaction.
@@ -169,6 +174,7 @@ held_by:
 """
 
 import os
+import time
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible.module_utils.basic import AnsibleModule
@@ -254,9 +260,11 @@ def roll_back(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str,
     return {"changed": True, "switched": switch(root, run, moves, holds, why=params["why"]), "moves": moves}
 
 
-def restore(root: str, run: store.Run, why: str) -> Dict[str, Any]:
+def restore(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
     """State restored."""
-    moves = store.put_back(root, run, why)
+    if params["hung"]:
+        store.write_json(root, os.path.join(root, store.HUNG), {"models": params["hung"], "at": time.time()})
+    moves = store.put_back(root, run, params["why"])
     return {"changed": bool(moves), "switched": {name: move["to"] for name, move in moves.items()}, "moves": moves}
 
 
@@ -323,6 +331,7 @@ def main() -> None:
             "withdraw": {"type": "list", "elements": "str", "default": []},
             "to": {"type": "str", "default": "previous"},
             "why": {"type": "str", "default": ""},
+            "hung": {"type": "list", "elements": "str", "default": []},
             "keep": {"type": "int", "default": 5},
             "wait": {"type": "int", "default": 300},
             "releases": {"type": "dict", "default": {}},
@@ -357,7 +366,7 @@ def main() -> None:
                 elif state == "proven":
                     answer = prove(root, run, params, module)
                 elif state == "restored":
-                    answer = restore(root, run, params["why"])
+                    answer = restore(root, run, params)
                 elif state == "rolled_back":
                     answer = roll_back(root, run, params)
                 else:

@@ -177,7 +177,7 @@ class Server:
         if status == 200:
             return
         if status == 0 and time.monotonic() - began >= self.timeout:
-            raise Hung(f"the {verb} did not end within {self.timeout:.0f} s: restart the server")
+            raise Hung(f"the {verb} did not end within {self.timeout:.0f} s: only a restart of the server ends it")
         reason = answer.get("error") if isinstance(answer, dict) else answer
         raise Refused(f"status {status}: {reason}" if status else f"the server broke off: {reason}")
 
@@ -187,7 +187,7 @@ class Server:
         deadline = time.monotonic() + self.timeout
         while any(one["state"] in ("READY", "UNLOADING", "LOADING") for one in self.served().get(name, {}).values()):
             if time.monotonic() >= deadline:
-                raise Hung(f"the unload did not end within {self.timeout:.0f} s: restart the server")
+                raise Hung(f"the unload did not end within {self.timeout:.0f} s: only a restart of the server ends it")
             time.sleep(POLL_SECONDS)
 
     def load(self, name: str, model: Mapping[str, Any]) -> None:
@@ -328,7 +328,7 @@ def main() -> None:
     answer = change.answer()
     if change.reasons:
         lines = "".join(f"\n  - model {name}: {why.strip()}" for name, why in change.reasons.items())
-        module.fail_json(msg=f"Triton on port {params['port']} does not serve what was asked for:{lines}", **answer)
+        module.fail_json(msg=f"Triton on port {params['port']} refused:{lines}", **answer)
     words = [("loaded", change.loaded), ("unloaded", change.unloaded), ("left alone", change.unchanged)]
     msg = "; ".join(f"{what} {', '.join(names)}" for what, names in words if names)
     module.exit_json(changed=bool(change.loaded or change.unloaded), msg=msg or "nothing to serve", **answer)

@@ -452,6 +452,24 @@ def test_ulimit_that_is_none_is_refused(words: str) -> None:
     assert refusal.value.reasons == [f"triton_server_ulimits has {words}, wanted limit:soft:hard such as memlock:-1:-1"]
 
 
+# A load that hangs
+
+
+@pytest.mark.parametrize(("started", "plans"), [("2026-11-21T22:00:00.1Z", True), ("2026-11-21T23:00:00.1Z", False)])
+def test_a_load_that_hangs_is_a_difference_until_the_container_starts_again(tmp_path: Any, started: str, plans: bool) -> None:
+    (tmp_path / "hung.json").write_text('{"models": ["digits"], "at": 1795300000}')
+    names = server.hung(str(tmp_path), started)
+    assert names == (["digits"] if plans else [])
+    plan = server.diff(wanted(), actual(hung=names))
+    assert plan == ([found("loads", "a load that hangs: digits", "a server that can load", "restart")] if plans else [])
+
+
+@pytest.mark.parametrize("mark", ["", "{", "[]", "{}"])
+def test_a_mark_of_a_hung_load_that_cannot_be_read(tmp_path: Any, mark: str) -> None:
+    (tmp_path / "hung.json").write_text(mark)
+    assert server.hung(str(tmp_path), "2026-11-21T22:00:00Z") == []
+
+
 # The served models
 
 
@@ -593,6 +611,7 @@ def test_read_of_a_running_container(monkeypatch: pytest.MonkeyPatch) -> None:
         "inherited": server.environment(IMAGE["Config"]),
         "container": wanted()["container"],
         "state": "running",
+        "hung": [],
         "served": served,
         "version": "2.42.0",
     }

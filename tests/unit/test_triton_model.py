@@ -185,7 +185,7 @@ def test_a_load_that_hangs_is_told_as_such_and_nothing_else_is_tried() -> None:
     triton = Triton(disk, {})
     result = run(triton, disk, timeout=1)
     assert (result["failed"], result["hung"], result["loaded"]) == (True, ["digits"], [])
-    assert "model digits: the load did not end within 1 s: restart the server" in result["msg"]
+    assert "model digits: the load did not end within 1 s: only a restart of the server ends it" in result["msg"]
     assert "model faces: not tried, because digits hangs" in result["msg"]
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import calendar
+import json
+import os
 import re
 import struct
+import time
 from itertools import takewhile
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, http_json
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, http_json, text
 
 CONCERN = "server"
+HANGING = "loads"
 RELEASE = "npufleet_release"
 # How far back the log of a container that ended is read: its usage message alone has some hundred lines.
 LOG_LINES = 1000
@@ -187,12 +192,26 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     state = found["State"]
     actual["state"] = "running" if state["Status"] == "running" else "{} ({})".format(state["Status"], state["ExitCode"])
     if actual["state"] == "running":
+        actual["hung"] = hung(wanted["root"], state.get("StartedAt") or "")
         actual["served"] = read_served(wanted)
         status, server = http_json(wanted["address"], wanted["http_port"], "GET", "/v2")
         actual["version"] = server.get("version") if status == 200 and isinstance(server, dict) else None
     else:
         actual["log"] = last_words(engine, wanted["name"])
     return actual
+
+
+def hung(root: str, started: str) -> List[str]:
+    """Models of which a load hangs in the server that started then, as a run has written down. A later start has ended it."""
+    found = text(os.path.join(root, "hung.json"))
+    if found is None:
+        return []
+    try:
+        mark = json.loads(found)
+        began = calendar.timegm(time.strptime(started[:19], "%Y-%m-%dT%H:%M:%S"))
+        return sorted(mark["models"]) if began < mark["at"] else []
+    except (ValueError, KeyError, TypeError):
+        return []
 
 
 def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dict[str, Any]:
@@ -339,6 +358,9 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, "http", "no answer on port {}".format(wanted["http_port"]), "the model index", "wait"))
     else:
         plan += _diff_models(wanted, actual["served"])
+    if actual["state"] == "running" and actual.get("hung"):
+        found = f"a load that hangs: {', '.join(actual['hung'])}"
+        plan.append(item(CONCERN, HANGING, found, "a server that can load", "restart"))
     return plan
 
 
