@@ -10,13 +10,28 @@ from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleUndefi
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils import inventory, supplies
 from ansible_collections.npufleet.triton.plugins.module_utils.controller import HOME, FleetAction
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated, concerns_of, desired, survey
 
 # How become says that sudo took no password, or not this one
 NO_PASSWORD = re.compile(
     r"(missing|incorrect) \S+ password|a password is required|sorry, try again|not in the sudoers", re.IGNORECASE
 )
+
+
+# What a change of models alone does to a server
+OF_MODELS = ("load", "unload", "restart", "wait")
+
+
+def beyond_models(plan: List[Dict[str, Any]]) -> List[str]:
+    """Differences that no change of models alone can end."""
+    return [
+        "found {} {}, wanted {}: run playbooks/site.yml, this playbook changes models only".format(
+            one["name"], short(one["current"]), short(one["desired"])
+        )
+        for one in plan
+        if one["concern"] != "models" and one["action"] not in OF_MODELS
+    ]
 
 
 class ActionModule(FleetAction):
@@ -29,7 +44,7 @@ class ActionModule(FleetAction):
             concerns = concerns_of(list(task_vars.get("group_names", [])))
         if boolean(self._task.args.get("preflight", False)):
             return self._preflight(variables, list(concerns), task_vars, host)
-        arguments = {key: self._task.args[key] for key in ("free", "prove", "timeout") if key in self._task.args}
+        arguments = {key: self._task.args[key] for key in ("free", "prove", "linked", "timeout") if key in self._task.args}
         free, proof = (boolean(arguments.get(key, False)) for key in ("free", "prove"))
         with self.refusing(host):
             # The mark, and who has the cards open, do not depend on what is wanted of the host
@@ -51,6 +66,9 @@ class ActionModule(FleetAction):
     @staticmethod
     def _complete(result: Dict[str, Any], wanted: Dict[str, Any], manifests: Dict[str, Any], mark: str) -> Dict[str, Any]:
         """Add what the apply steps need beside the plan, and no host has to see."""
+        for name, hold in result.get("held", {}).items():
+            mine = wanted.get("server", {}).get("models", {}).get(name, {})
+            mine.update({key: hold[key] for key in mine if key in hold})
         result["origins"] = {digest: origin for one in manifests.values() for digest, origin in one["origins"].items()}
         result["desired"] = wanted
         result["mark"] = mark
@@ -65,7 +83,7 @@ class ActionModule(FleetAction):
             wanted, manifests, more = survey(variables, concerns)
             reasons += [one for one in more if one not in reasons]
             arguments: Dict[str, Any] = {"desired": wanted, "host": host, "mark": self._mark(variables)}
-            if "driver" in concerns:
+            if {"driver", "models"} & set(concerns):
                 arguments["suppliers"], arguments["passwords"] = supplies.suppliers(variables)
                 arguments["preflight"] = supplies.conditions(variables, manifests)
         except (Refusal, AnsibleUndefinedVariable, KeyError, TypeError, ValueError, OSError) as error:
@@ -81,7 +99,9 @@ class ActionModule(FleetAction):
             result = {"failed": True, "msg": str(error.message)}
         if result.get("failed"):
             return self._refused([*reasons, self._become(result)])
-        if "driver" in concerns and not result.get("maintenance"):
+        if "models" in concerns and "image" not in concerns and not result.get("maintenance"):
+            reasons += beyond_models(result["plan"])
+        if {"driver", "models"} & set(concerns) and not result.get("maintenance"):
             checks = os.path.join(HOME, "files", "checks")
             reasons += supplies.refusals(variables, manifests, result["plan"], result["actual"], checks)
             result["warnings"] = [*result.get("warnings", []), *supplies.warnings(variables)]

@@ -63,7 +63,8 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
     Returns {"name", "source", "release", "versions": [served version numbers as strings],
     "files": {path: {"sha256", "blob"}}, "contents": {path: bytes} of what is not a blob,
     "origins": {sha256: {"file": path} or {"url": address}} of blobs, "memory": [bytes on each NPU of the host],
-    "steps": names of the models that an ensemble has as its steps}. Raises Refusal with every reason.
+    "steps": names of the models that an ensemble has as its steps, "cached": whether its answers may come from a response cache,
+    "shape": digest of its config without the two digests, "switch": `beside` or `unload_first`}. Raises Refusal with every reason.
     """
     one = source(entry, variables)
     made, more = _rendered(one, entry, variables)
@@ -139,6 +140,7 @@ def _rendered(one: Source, entry: Mapping[str, Any], variables: Mapping[str, Any
     config.name = name
     versions = one.model.served()
     memory, more = _place(config, entry, one.model.record, variables)
+    shape = _digest(print_config(config))
     config.parameters[SOURCE].string_value = one.digest
     files[CONFIG] = {"sha256": _digest(print_config(config)), "blob": False}
     release_digest = _tree_digest({path: facts["sha256"] for path, facts in files.items()}, {})
@@ -155,6 +157,9 @@ def _rendered(one: Source, entry: Mapping[str, Any], variables: Mapping[str, Any
         "origins": one.origins,
         "memory": memory,
         "steps": sorted({step.model_name for step in config.ensemble_scheduling.step}),
+        "cached": config.response_cache.enable,
+        "shape": shape,
+        "switch": entry.get("switch") or "beside",
     }
     return made, [*one.reasons, *(f"model {name}: {reason}" for reason in more)]
 

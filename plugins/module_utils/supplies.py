@@ -10,6 +10,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import blobs, reach, sources
 from ansible_collections.npufleet.triton.plugins.module_utils.blobs import file_digest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import authority
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import cache
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import GIB, LARGE_FILES
 
@@ -179,6 +180,7 @@ def refusals(
         reasons += list(_image(variables))
     if "models" in actual:
         reasons += list(_models(variables, found, actual["models"]))
+        reasons += list(_cached(variables, actual["models"]["served"]))
     if variables["inference_check_require_checks"] and {"models", "server"} & {concern for concern, _action in doing}:
         places = [*variables["inference_check_checks_dir"], checks]
         reasons += [
@@ -188,6 +190,19 @@ def refusals(
             if not any(os.path.isfile(os.path.join(place, name + ".yml")) for place in places)
         ]
     return reasons
+
+
+def _cached(variables: Mapping[str, Any], served: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Versions that would change under their number while a cache that outlives the server knows their old answers."""
+    kind = cache(variables)
+    if kind in (None, "local"):
+        return
+    for name in sorted(served):
+        if served[name].get("in_place"):
+            yield (
+                f"model {name}: found a change of a version that is served, with response_cache and a {kind} cache, which would "
+                "go on giving its old answers: wanted a new version directory (2/ beside 1/), or response_cache off"
+            )
 
 
 def _driver(variables: Mapping[str, Any]) -> Iterator[str]:

@@ -44,6 +44,12 @@ options:
       - Fail when a difference is left, naming every one. Before that, read again until there is none or O(timeout) is over.
     type: bool
     default: false
+  linked:
+    description:
+      - Compare the server with what the store links, whatever container and models the inventory wants, as is right for one that
+        was rolled or put back.
+    type: bool
+    default: false
   timeout:
     description: Seconds that O(prove) waits for the host to become as wanted, and O(free) for the cards.
     type: int
@@ -126,6 +132,12 @@ desired:
   description: What is wanted, by concern.
   returned: success
   type: dict
+held:
+  description:
+    - Models that a rollback by hand holds at an older release while the inventory wants what was rolled back, with C(by), C(when),
+      C(why), and the facts of the release. They count as wanted, and each is a warning.
+  returned: success
+  type: dict
 refusals:
   description:
     - Every reason why the plan cannot be applied, each with what was found, what is wanted and what to do. Nothing was changed.
@@ -144,8 +156,8 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils import contexts
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer, watchdog
+from ansible_collections.npufleet.triton.plugins.module_utils import contexts, store
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models, probe_timer, server, watchdog
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.all import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, as_diff, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import refusals
@@ -170,9 +182,31 @@ def hopeless(plan: List[Item]) -> bool:
     return any(
         one["action"] in (INSPECT, "create", "replace")
         or (one["concern"], one["action"]) == ("server", "start")
-        or (one["action"] == "load" and "UNAVAILABLE" in (one["current"] or ""))
+        or (one["action"] in ("load", "restart") and "UNAVAILABLE" in (one["current"] or ""))
         for one in plan
     )
+
+
+def about(plan: List[Item], linked: bool, prove: bool) -> List[Item]:
+    """The part of the plan that was asked for: a proof is part of a switch that is open until it is over, and what is linked may
+    be another release in another container than the wanted ones."""
+    plan = [one for one in plan if not (prove and one["action"] == models.PROVE)]
+    foreign = [
+        one
+        for one in plan
+        if one["name"].startswith("container.")
+        or (prove and one["name"] == server.HANGING)
+        or one["action"] in ("release", "withdraw")
+    ]
+    return [one for one in plan if not (linked and one in foreign)]
+
+
+def words_of_triton(desired: Mapping[str, Any], plan: List[Item]) -> Dict[str, str]:
+    """{model: why Triton refused it} since the open switch, in mode poll, where nobody who asked is answered."""
+    wanted = desired.get("server") or {}
+    names = [one["name"] for one in plan if (one["concern"], one["action"]) == ("server", "wait")]
+    opened = store.read_transaction(wanted["root"]) if names and wanted.get("mode") == "poll" else None
+    return server.refused(wanted, names, opened["renewed"]) if opened else {}
 
 
 def maintenance(path: str) -> Optional[Dict[str, Any]]:
@@ -206,6 +240,7 @@ def main() -> None:
             "mark": {"type": "path"},
             "host": {"type": "str"},
             "prove": {"type": "bool", "default": False},
+            "linked": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 0},
             "preflight": {"type": "raw"},
             "suppliers": {"type": "list", "elements": "dict", "default": []},
@@ -225,12 +260,30 @@ def main() -> None:
                 msg="{}: the cards are not free, end what holds them and run again:{}".format(module.params["host"], lines)
             )
         module.exit_json(changed=False)
+    linked = module.params["linked"]
+    if linked:
+        desired["server"]["models"] = store.linked(desired["server"]["root"], desired["server"]["models"])
+    held = {} if linked else store.hold_back(desired)
+    for name, hold in held.items():
+        module.warn(
+            "{}: model {} is held at {}, rolled back by {} at {} ({}): change the model in the inventory, or end it with "
+            "rollback.yml -e rollback_forget=true -e rollback_models={}".format(
+                module.params["host"], name, hold["label"], hold["by"], hold["when"], hold["why"] or "no reason given", name
+            )
+        )
+    prove = module.params["prove"]
     actual, plan = look(desired)
-    while module.params["prove"] and plan and time.monotonic() < deadline and not hopeless(plan):
+    plan = about(plan, linked, prove)
+    said: Dict[str, str] = {}
+    while prove and plan and time.monotonic() < deadline and not hopeless(plan) and not said:
         time.sleep(POLL_SECONDS)
         actual, plan = look(desired)
-    if module.params["prove"] and plan and not module.check_mode:
-        lines = "".join("\n  - " + sentence(one) for one in plan)
+        plan = about(plan, linked, prove)
+        said = words_of_triton(desired, plan)
+    if prove and plan and not module.check_mode:
+        lines = "".join(
+            "\n  - " + sentence(one) + (f"; Triton says: {said[one['name']]}" if one["name"] in said else "") for one in plan
+        )
         module.fail_json(msg="{} is not as wanted:{}".format(module.params["host"], lines), plan=plan, actual=actual)
     for words in (watchdog.warning(actual.get("watchdog") or {}), probe_timer.warning(actual.get("probe") or {})):
         if words:
@@ -238,7 +291,7 @@ def main() -> None:
     mark = maintenance(module.params["mark"]) if module.params["mark"] else None
     changed = bool(plan) and module.check_mode and not module.params["prove"] and mark is None
     report = [sentence(one) for one in plan]
-    answer: Dict[str, Any] = {"plan": plan, "report": report, "maintenance": mark, "actual": actual}
+    answer: Dict[str, Any] = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": held}
     conditions = module.params["preflight"]
     if conditions:
         # Who takes a host out knows why: it is not judged, and keeps no other host from its change.

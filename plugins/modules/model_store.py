@@ -5,13 +5,18 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: model_store
-short_description: Make model releases on a host and switch to them atomically
+short_description: Model releases of a host, and the transaction in which it switches between them
 description:
   - Takes large files that were transferred into O(incoming), verifies the SHA-256 of every one and keeps them as immutable
     blobs; writes each model's release into a fresh directory; then renames the link C(served/<model>) over to it.
   - Nothing is edited in place and nothing half-made is ever below C(served/), so a server that polls never sees it.
   - A release directory is never used twice, also for content that was there before, because Triton reloads a model only
     when the newest time stamp in its tree grows.
+  - Links move inside a transaction, which is written down first and stays open until what they lead to is proven
+    (O(state=proven)) or what served before is linked again (O(state=restored)). A run that breaks off leaves it open, and the
+    next one finishes it.
+  - An open transaction is a lease of its run. Another run waits O(wait) seconds for it while it is fresh, and takes over what a
+    dead one left.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -19,11 +24,25 @@ options:
     description: Root of the store.
     type: path
     default: /var/lib/npufleet
+  state:
+    description:
+      - V(released) makes releases of O(models), switches to them and withdraws O(withdraw), inside a transaction.
+      - V(proven) closes the open transaction, writes the history and removes releases that nothing needs.
+      - V(restored) links again what served before the open transaction, in fresh directories, and moves no byte over the network.
+      - V(rolled_back) switches O(models), or every served model, to the release O(to), inside a transaction, and holds them there.
+      - V(forgotten) ends what holds O(models), or every model, at an older release.
+      - V(told) changes nothing and tells what is here.
+    type: str
+    choices: [released, proven, restored, rolled_back, forgotten, told]
+    default: released
   incoming:
     description: Directory on the same file system with transferred blobs, each named by its SHA-256.
     type: path
   models:
-    description: Names of the models to release. The controller fills in their files.
+    description:
+      - With O(state=released) the models to release; the controller fills in their files. One that is held at an older release is
+        made anew out of that.
+      - With O(state=rolled_back) and O(state=forgotten) the models that are meant. Default is every one.
     type: list
     elements: str
     default: []
@@ -32,6 +51,33 @@ options:
     type: list
     elements: str
     default: []
+  to:
+    description:
+      - Where O(state=rolled_back) goes, V(previous) for the proven release before the one that is served, a release's label such as
+        V(0003-0123456789ab), or at least four digits of its digest.
+    type: str
+    default: previous
+  why:
+    description: The reason, for the history and for whoever meets a hold.
+    type: str
+    default: ""
+  hung:
+    description: With O(state=restored), models whose load hangs in the server until it is started again. The next plan has that.
+    type: list
+    elements: str
+    default: []
+  keep:
+    description:
+      - How many releases of each model stay, besides those that are served, previous, held or in a transaction.
+      - The controller fills in C(model_repository_keep).
+    type: int
+    default: 3
+  wait:
+    description:
+      - Seconds to wait for another run that changes the models of this host.
+      - The controller fills in C(model_repository_lock_wait).
+    type: int
+    default: 300
   releases:
     description: Files of each model to release, with digests and the content of small ones. Computed on the controller.
     type: dict
@@ -49,10 +95,30 @@ options:
     description: What object stores and servers want to know of a host that fetches itself. Filled in on the controller.
     type: dict
     default: {}
+  run:
+    description: Id of this run. Filled in on the controller, as are O(by), O(host), O(lease) and O(takeover).
+    type: str
+    default: ""
+  by:
+    description: Who runs it, and where.
+    type: str
+    default: unknown
+  host:
+    description: Inventory name of the host.
+    type: str
+    default: ""
+  lease:
+    description: Seconds that this run may need between two calls. It counts as dead after that.
+    type: int
+    default: 900
+  takeover:
+    description: A run whose lease does not count, because the controller knows that it has ended.
+    type: str
+    default: ""
 attributes:
   check_mode:
     support: full
-    description: Reports what would be released and withdrawn.
+    description: Reports what would be switched.
 """
 
 EXAMPLES = r"""
@@ -65,12 +131,27 @@ EXAMPLES = r"""
   npufleet.triton.model_store:
     transfer: "{{ state.actual.models.missing }}"
     origins: "{{ state.origins }}"
+- name: Keep them, now that they are proven
+  npufleet.triton.model_store:
+    state: proven
+
+- name: Go back to what served before, because they are not
+  npufleet.triton.model_store:
+    state: restored
+    why: digits answers wrong
+
+- name: Roll one model back by hand
+  npufleet.triton.model_store:
+    state: rolled_back
+    models: [digits]
+    to: previous
+    why: wrong labels since Friday
 """
 
 RETURN = r"""
 switched:
-  description: The release directory that each model now is served from.
-  returned: success
+  description: The release that each model whose link moved is served from, null for one that is served no more.
+  returned: O(state=released), O(state=restored), O(state=rolled_back)
   type: dict
 transferred:
   description: Bytes of each blob that was brought, by its SHA-256.
@@ -80,10 +161,46 @@ bytes_moved:
   description: Their sum, without what had arrived before.
   returned: with O(transfer)
   type: int
+moves:
+  description: For each of these models C(from) and C(to) as labels, null for none, and C(what) is done.
+  returned: O(state=released), O(state=restored), O(state=rolled_back), O(state=proven)
+  type: dict
+removed:
+  description: What O(keep) left no room for.
+  returned: O(state=proven)
+  type: raw
+forgotten:
+  description: Models that were held and are no more.
+  returned: O(state=forgotten)
+  type: list
+  elements: str
+history:
+  description:
+    - Every change that is written down, oldest first: C(when), C(who), C(model), C(what), C(from), C(to), C(result), C(why).
+  returned: O(state=told)
+  type: list
+  elements: dict
+holds:
+  description: Models that are held at an older release, with C(by), C(when) and C(why).
+  returned: O(state=told)
+  type: dict
+transaction:
+  description: The open transaction, null where there is none.
+  returned: O(state=told)
+  type: dict
+releases:
+  description: Labels of the releases of each model, newest first.
+  returned: O(state=told)
+  type: dict
+held_by:
+  description: Id of the run that was waited for in vain, null where only its lock was seen.
+  returned: when another run is changing the models
+  type: str
 """
 
 import os
-from typing import Dict
+import time
+from typing import Any, Dict, List, Mapping, Optional
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import blobs, store, transfers
@@ -103,56 +220,206 @@ def transfer(module: AnsibleModule) -> None:
     module.exit_json(changed=True, **answer)
 
 
+Moves = Dict[str, Dict[str, Any]]
+
+
+def wanted_releases(root: str, releases: Mapping[str, Any]) -> Dict[str, Any]:
+    """What is to be made: a model that is held at an older release gets that one again."""
+    holds = store.read_holds(root)
+    return {
+        name: store.release_again(root, name, holds[name]["label"])
+        if name in holds and holds[name]["source"] == one["source"]
+        else one
+        for name, one in sorted(releases.items())
+    }
+
+
+def refuse_directories(root: str, names: List[str]) -> None:
+    """A directory cannot be replaced by a link in one step."""
+    places = {name: os.path.join(root, "served", name) for name in names}
+    solid = sorted(name for name, path in places.items() if os.path.isdir(path) and not os.path.islink(path))
+    if solid:
+        raise store.StoreError(f"served/{', served/'.join(solid)} is a directory and no link: move it out of the store")
+
+
+def switch(root: str, run: store.Run, moves: Moves, holds: Dict[str, Any], **more: Any) -> Dict[str, Optional[str]]:
+    """Move links inside the transaction. What fails before the first one has moved leaves no trace."""
+    before, holds_before = store.read_transaction(root), store.read_holds(root)
+    targets = {name: move["to"] for name, move in moves.items()}
+    try:
+        store.open_transaction(root, run, moves, **more)
+        store.write_holds(root, holds)
+        store.move_links(root, targets)
+    except (store.StoreError, OSError) as error:
+        moved = [name for name, label in targets.items() if store.served_label(root, name) == label != moves[name]["from"]]
+        if moved:
+            raise store.StoreError(
+                f"{error}; {', '.join(moved)} switched before that: run again, the open transaction tells what served before"
+            ) from error
+        store.write_holds(root, holds_before)
+        if before is not None:
+            store.write_json(root, os.path.join(root, store.TRANSACTION), before)
+        elif os.path.exists(os.path.join(root, store.TRANSACTION)):
+            os.unlink(os.path.join(root, store.TRANSACTION))
+        raise
+    return targets
+
+
+def release(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List[str]) -> Dict[str, Any]:
+    """State released."""
+    refuse_directories(root, [*params["releases"], *withdraw])
+    releases = wanted_releases(root, params["releases"])
+    fresh = [one for name, one in releases.items() if one is params["releases"][name]]
+    blobs.ingest(root, params["incoming"], sorted({one["sha256"] for new in fresh for one in new["files"].values() if one["blob"]}))
+    # Every release is whole before the first link moves.
+    made = {name: store.make_release(root, name, one) for name, one in releases.items()}
+    moves: Moves = {name: {"from": store.served_label(root, name), "to": label, "what": "deploy"} for name, label in made.items()}
+    moves.update({name: {"from": store.served_label(root, name), "to": None, "what": "withdraw"} for name in withdraw})
+    if not moves and store.read_transaction(root) is None:
+        return {"changed": False, "switched": {}, "moves": {}}
+    holds = store.read_holds(root)
+    ended = [name for name in moves if name in holds and holds[name]["source"] != params["releases"].get(name, {}).get("source")]
+    kept = {name: one for name, one in holds.items() if name not in ended}
+    for name in set(kept) & set(made):
+        kept[name] = {**kept[name], "label": made[name]}
+    # Without any move it takes over what another run left open
+    return {"changed": True, "switched": switch(root, run, moves, kept), "moves": moves}
+
+
+def roll_back(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
+    """State rolled_back."""
+    found = store.rollback_moves(root, params["models"], params["to"])
+    again = {name: store.release_again(root, name, move["to"]) for name, move in found.items()}
+    moves: Moves = {
+        name: {"from": found[name]["from"], "to": store.make_release(root, name, one), "what": "rollback"}
+        for name, one in again.items()
+    }
+    if not moves:
+        return {"changed": False, "switched": {}, "moves": {}}
+    holds = store.holds_after(root, run, moves, params["why"])
+    return {"changed": True, "switched": switch(root, run, moves, holds, why=params["why"]), "moves": moves}
+
+
+def restore(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
+    """State restored."""
+    if params["hung"]:
+        store.write_json(root, os.path.join(root, store.HUNG), {"models": params["hung"], "at": time.time()})
+    moves = store.put_back(root, run, params["why"])
+    return {"changed": bool(moves), "switched": {name: move["to"] for name, move in moves.items()}, "moves": moves}
+
+
+def prove(root: str, run: store.Run, params: Mapping[str, Any], module: AnsibleModule) -> Dict[str, Any]:
+    """State proven."""
+    moves = store.close_transaction(root, run, "proven", params["why"])
+    removed: Any = []
+    if moves:
+        try:
+            removed = blobs.collect(root, params["keep"])
+        except (store.StoreError, OSError) as error:
+            # What is proven stays proven; the next run collects again
+            module.warn(f"{run.host}: old releases were not removed: {error}")
+    return {"changed": bool(moves), "moves": moves, "removed": removed}
+
+
+def forget(root: str, models: List[str]) -> Dict[str, Any]:
+    """State forgotten."""
+    holds = store.read_holds(root)
+    ended = sorted(set(holds) & set(models or holds))
+    store.write_holds(root, {name: one for name, one in holds.items() if name not in ended})
+    return {"changed": bool(ended), "forgotten": ended}
+
+
+def tell(root: str) -> Dict[str, Any]:
+    """State told."""
+    home = os.path.join(root, "releases")
+    return {
+        "changed": False,
+        "history": store.read_history(root),
+        "holds": store.read_holds(root),
+        "transaction": store.read_transaction(root),
+        "releases": {name: store.labels(root, name) for name in (sorted(os.listdir(home)) if os.path.isdir(home) else [])},
+    }
+
+
+def foresee(root: str, params: Mapping[str, Any], withdraw: List[str]) -> Dict[str, Any]:
+    """What check mode answers."""
+    state, opened = params["state"], store.read_transaction(root)
+    if state == "rolled_back":
+        moves = store.rollback_moves(root, params["models"], params["to"])
+        return {"changed": bool(moves), "switched": {}, "moves": moves}
+    if state == "forgotten":
+        ended = sorted(set(store.read_holds(root)) & set(params["models"] or store.read_holds(root)))
+        return {"changed": bool(ended), "forgotten": ended}
+    if state == "released":
+        return {"changed": bool(params["releases"] or withdraw or opened), "switched": {}, "moves": {}}
+    return {"changed": bool(opened), "switched": {}, "moves": (opened or {"models": {}})["models"]}
+
+
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(
         argument_spec={
             "root": {"type": "path", "default": "/var/lib/npufleet"},
+            "state": {
+                "type": "str",
+                "choices": ["released", "proven", "restored", "rolled_back", "forgotten", "told"],
+                "default": "released",
+            },
             "incoming": {"type": "path"},
             "models": {"type": "list", "elements": "str", "default": []},
             "withdraw": {"type": "list", "elements": "str", "default": []},
+            "to": {"type": "str", "default": "previous"},
+            "why": {"type": "str", "default": ""},
+            "hung": {"type": "list", "elements": "str", "default": []},
+            "keep": {"type": "int", "default": 3},
+            "wait": {"type": "int", "default": 300},
             "releases": {"type": "dict", "default": {}},
             "transfer": {"type": "raw"},
             "origins": {"type": "dict", "default": {}},
             "secrets": {"type": "dict", "default": {}, "no_log": True},
+            "run": {"type": "str", "default": ""},
+            "by": {"type": "str", "default": "unknown"},
+            "host": {"type": "str", "default": ""},
+            "lease": {"type": "int", "default": 900},
+            "takeover": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
     if module.params["transfer"] is not None:
         transfer(module)
-    root, releases = module.params["root"], module.params["releases"]
-    withdraw = [name for name in module.params["withdraw"] if os.path.lexists(os.path.join(root, "served", name))]
-    unknown = sorted(set(module.params["models"]) - set(releases))
+    params = module.params
+    root, state = params["root"], params["state"]
+    run = store.Run(params["run"], params["by"], params["host"], params["lease"])
+    withdraw = [name for name in params["withdraw"] if os.path.lexists(os.path.join(root, "served", name))]
+    unknown = sorted(set(params["models"]) - set(params["releases"])) if state == "released" else []
     if unknown:
         module.fail_json(msg="triton_models places no {} on this host".format(", ".join(unknown)))
-    changed = bool(releases or withdraw)
-    if module.check_mode:
-        module.exit_json(changed=changed, switched={})
-    switched: Dict[str, str] = {}
+    answer: Dict[str, Any] = {}
     try:
-        store.prepare(root)
-        solid = [
-            name
-            for name in [*releases, *withdraw]
-            if os.path.isdir(served := os.path.join(root, "served", name)) and not os.path.islink(served)
-        ]
-        if solid:
-            raise store.StoreError(f"served/{', served/'.join(sorted(solid))} is a directory and no link: move it out of the store")
-        wanted = sorted({one["sha256"] for release in releases.values() for one in release["files"].values() if one["blob"]})
-        blobs.ingest(root, module.params["incoming"], wanted)
-        # Every release is whole before the first link moves.
-        made = {name: store.make_release(root, name, releases[name]) for name in sorted(releases)}
-        for name, label in made.items():
-            store.switch(root, name, label)
-            switched[name] = label
-        for name in withdraw:
-            os.unlink(os.path.join(root, "served", name))
+        if state == "told":
+            answer = tell(root)
+        elif module.check_mode:
+            answer = foresee(root, params, withdraw)
+        elif state == "released" and not (params["releases"] or withdraw) and store.read_transaction(root) is None:
+            answer = {"changed": False, "switched": {}, "moves": {}}
+        else:
+            with store.leased(root, run, params["wait"], params["takeover"]):
+                store.prepare(root)
+                if state == "released":
+                    answer = release(root, run, params, withdraw)
+                elif state == "proven":
+                    answer = prove(root, run, params, module)
+                elif state == "restored":
+                    answer = restore(root, run, params)
+                elif state == "rolled_back":
+                    answer = roll_back(root, run, params)
+                else:
+                    answer = forget(root, params["models"])
+    except store.Held as error:
+        module.fail_json(msg=f"{run.host or root}: {error}", held_by=error.run, held=True)
     except (store.StoreError, OSError) as error:
-        module.fail_json(
-            msg="model store {}: {}; {} switched before that".format(root, error, sorted(switched) or "nothing"),
-            switched=switched,
-        )
-    module.exit_json(changed=changed, switched=switched)
+        module.fail_json(msg=f"model store {root}: {error}")
+    module.exit_json(**answer)
 
 
 if __name__ == "__main__":

@@ -5,23 +5,33 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: triton_model
-short_description: Load or unload a model of a Triton server in explicit mode
+short_description: Have a Triton server in explicit mode serve exactly these models, and read them back
 description:
-  - Asks the server to load or unload one model through its repository API, and gives Triton's own reason when it will not.
-  - A load is answered when the model serves; that it is the wanted release is for M(npufleet.triton.host_state) to prove,
-    because the server answers 200 also where it saw no reason to reload.
+  - Compares what the server has loaded with O(models), unloads what is not wanted, loads what is not there or of another release,
+    and leaves every other model alone.
+  - Steps are loaded before their ensembles, and unloaded after them. An ensemble whose step was unloaded is loaded again.
+  - A load counts when the release digest is read back from the config that the server has in memory. The server answers 200 also
+    where it saw no reason to reload, or keeps a config that somebody gave it by hand; such a model is unloaded and loaded.
+  - All models that Triton refuses are named in one message, each with Triton's own reason. What served before goes on where Triton
+    can load beside it.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
-  name:
-    description: Name of the model.
-    type: str
+  models:
+    description:
+      - The wanted models by name, each with C(versions), C(release) and C(steps).
+      - C(switch) is V(beside) or V(unload_first), C(memory) are bytes on each NPU. Without them it is loaded beside its old one.
+      - M(npufleet.triton.host_state) tells them as C(desired.server.models).
+    type: dict
     required: true
-  state:
-    description: V(loaded) loads it, or loads it again when its files are newer; V(unloaded) takes it away.
-    type: str
-    choices: [loaded, unloaded]
-    default: loaded
+  linked:
+    description: Take releases and versions from the links of the store instead, as it is right for a server that is put back.
+    type: bool
+    default: false
+  root:
+    description: Root of the store, for O(linked).
+    type: path
+    default: /var/lib/npufleet
   address:
     description: Address of the server, as the host sees it.
     type: str
@@ -31,60 +41,302 @@ options:
     type: int
     default: 8000
   timeout:
-    description: Seconds that a load may take.
+    description: Seconds that the load of one model may take. One that takes longer hangs, and only a restart of the server ends it.
     type: int
     default: 300
 attributes:
   check_mode:
     support: full
-    description: Reports the change and asks the server for nothing.
+    description: Reports what would be loaded and unloaded, and asks the server for nothing but its index and configs.
 """
 
 EXAMPLES = r"""
-- name: Load the release that was just switched to
+- name: Have the server serve what is wanted
   npufleet.triton.triton_model:
-    name: digits
-    state: loaded
+    models: "{{ state.desired.server.models }}"
 """
 
 RETURN = r"""
-status:
-  description: HTTP status of Triton's answer.
-  returned: when the server was asked
-  type: int
+loaded:
+  description: Models that were loaded, or loaded again.
+  returned: always
+  type: list
+  elements: str
+unloaded:
+  description: Models that were unloaded and are not wanted.
+  returned: always
+  type: list
+  elements: str
+unchanged:
+  description: Models that served the wanted release already and were left alone.
+  returned: always
+  type: list
+  elements: str
+reasons:
+  description: For each model that Triton would not load or unload, its own words.
+  returned: always
+  type: dict
+hung:
+  description: Models whose load did not end in time. The server has to be restarted.
+  returned: always
+  type: list
+  elements: str
 """
 
+import time
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Set
+
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.npufleet.triton.plugins.module_utils import store
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import driver
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import read_served
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import http_json
+
+POLL_SECONDS = 0.2
+# Seconds in which a server that answered 200 has to show it
+SETTLE = 10.0
+
+
+class Refused(Exception):
+    """Triton's reason, or that it gave none."""
+
+
+class Hung(Refused):
+    """A request that was not answered in time."""
+
+
+def good(versions: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
+    """Whether exactly the wanted versions of the wanted release are ready, and nothing else of the model is loaded.
+
+    Of a model that the server reads from elsewhere no release is known: it has to be ready.
+    """
+    if model["release"] is None:
+        return any(one["state"] == "READY" for one in versions.values())
+    right = {number for number, one in versions.items() if one["state"] == "READY" and one["release"] == model["release"]}
+    loaded = {number for number, one in versions.items() if one["state"] in ("READY", "LOADING")}
+    return right == set(model["versions"]) and not loaded - right
+
+
+def in_order(names: Iterable[str], steps: Mapping[str, List[str]]) -> List[str]:
+    """Steps before their ensembles, else by name."""
+    wanted, order = set(names), []  # type: Set[str], List[str]
+
+    def visit(name: str, above: Set[str]) -> None:
+        for step in sorted(set(steps.get(name, [])) - above):
+            visit(step, above | {name})
+        if name in wanted and name not in order:
+            order.append(name)
+
+    for name in sorted(wanted):
+        visit(name, {name})
+    return order
+
+
+def short_of_memory(models: Mapping[str, Any], totals: List[int]) -> Set[str]:
+    """Models that do not fit beside their old release: all models and that one need more device memory than an NPU has.
+
+    The old release is taken for as large as the new one.
+    """
+    needed = [
+        sum((one.get("memory") or [])[npu] for one in models.values() if npu < len(one.get("memory") or []))
+        for npu in range(len(totals))
+    ]
+    return {
+        name
+        for name, one in models.items()
+        if any(
+            share and npu < len(totals) and needed[npu] + share > totals[npu] for npu, share in enumerate(one.get("memory") or [])
+        )
+    }
+
+
+class Server:
+    """The repository API of one server."""
+
+    def __init__(self, address: str, port: int, timeout: float) -> None:
+        self.wanted: Dict[str, Any] = {"address": address, "http_port": port}
+        self.timeout = timeout
+
+    def served(self) -> Dict[str, Any]:
+        """What is loaded. Raises Refused where the server does not answer."""
+        found = read_served(self.wanted)
+        if found is None:
+            raise Refused("the server does not answer on port {}".format(self.wanted["http_port"]))
+        return found
+
+    def steps(self, name: str, versions: Mapping[str, Any]) -> List[str]:
+        """Steps of an ensemble as the server has it loaded."""
+        if not any(one["state"] == "READY" for one in versions.values()):
+            return []
+        status, config = http_json(self.wanted["address"], self.wanted["http_port"], "GET", f"/v2/models/{name}/config")
+        steps = ((config.get("ensemble_scheduling") or {}).get("step") or []) if status == 200 and isinstance(config, dict) else []
+        return [one["model_name"] for one in steps]
+
+    def ask(self, name: str, verb: str) -> None:
+        """One request. Raises Refused with Triton's own words."""
+        resource = f"/v2/repository/models/{name}/{verb}"
+        began = time.monotonic()
+        status, answer = http_json(
+            self.wanted["address"], self.wanted["http_port"], "POST", resource, timeout=self.timeout, body="{}"
+        )
+        if status == 200:
+            return
+        if status == 0 and time.monotonic() - began >= self.timeout:
+            raise Hung(f"the {verb} did not end within {self.timeout:.0f} s: only a restart of the server ends it")
+        reason = answer.get("error") if isinstance(answer, dict) else answer
+        raise Refused(f"status {status}: {reason}" if status else f"the server broke off: {reason}")
+
+    def unload(self, name: str) -> None:
+        """Unload, and wait until its memory is free again."""
+        self.ask(name, "unload")
+        deadline = time.monotonic() + self.timeout
+        while any(one["state"] in ("READY", "UNLOADING", "LOADING") for one in self.served().get(name, {}).values()):
+            if time.monotonic() >= deadline:
+                raise Hung(f"the unload did not end within {self.timeout:.0f} s: only a restart of the server ends it")
+            time.sleep(POLL_SECONDS)
+
+    def load(self, name: str, model: Mapping[str, Any]) -> None:
+        """Load, and read the release back."""
+        self.ask(name, "load")
+        if self.settled(name, model):
+            return
+        # Answered and not reloaded: a config given by hand sticks until then, as do files that are not newer
+        self.unload(name)
+        self.ask(name, "load")
+        if not self.settled(name, model):
+            raise Refused(
+                "the server answered 200 and serves {}, wanted release {}: are its files those of the store?".format(
+                    self.words(name), (model["release"] or "any")[:12]
+                )
+            )
+
+    def settled(self, name: str, model: Mapping[str, Any]) -> bool:
+        """Whether the model is served as wanted, once nothing of it is on its way."""
+        deadline = time.monotonic() + SETTLE
+        while True:
+            versions = self.served().get(name, {})
+            if good(versions, model):
+                return True
+            failed = [
+                one["reason"]
+                for one in versions.values()
+                if one["state"] == "UNAVAILABLE" and one["reason"] not in ("", "unloaded")
+            ]
+            moving = any(one["state"] in ("LOADING", "UNLOADING") for one in versions.values())
+            if failed and not moving:
+                raise Refused("; ".join(failed))
+            if not moving or time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+
+    def words(self, name: str) -> str:
+        """What is served of a model, as a person reads it."""
+        versions = self.served().get(name, {})
+        return ", ".join(
+            f"version {number} {one['state']} {(one['release'] or 'no release')[:12]}" for number, one in sorted(versions.items())
+        )
+
+
+class Change:
+    """What has to be done, and what became of it."""
+
+    def __init__(self, server: Server, models: Mapping[str, Any]) -> None:
+        self.server = server
+        self.models = models
+        self.reasons: Dict[str, str] = {}
+        self.hung: List[str] = []
+        self.loaded: List[str] = []
+        self.unloaded: List[str] = []
+        served = server.served()
+        self.gone = sorted(
+            name for name in set(served) - set(models) if any(one["state"] in ("READY", "LOADING") for one in served[name].values())
+        )
+        self.stale = [name for name in models if not good(served.get(name, {}), models[name])]
+        there = {name for name in self.stale if any(one["state"] == "READY" for one in served.get(name, {}).values())}
+        first = {name for name in there if models[name].get("switch") == "unload_first"}
+        if any(any(models[name].get("memory") or []) for name in there - first):
+            devices = driver.ask_tool().get("devices") or []
+            first |= there & short_of_memory(models, [one["memory_total"] for one in devices])
+        self.steps = {name: list(one.get("steps") or []) for name, one in models.items()}
+        for name in self.gone:
+            self.steps[name] = server.steps(name, served[name])
+        # An ensemble does not outlive an unloaded step
+        above = {name for name, steps in self.steps.items() if set(steps) & (first | set(self.gone)) and name in models}
+        self.down = in_order({*first, *self.gone, *(above & set(served))}, self.steps)[::-1]
+        self.up = in_order({*self.stale, *above}, self.steps)
+        self.unchanged = sorted(set(models) - set(self.up))
+
+    def apply(self) -> None:
+        """Unload, then load. A model that Triton refuses does not keep the others from being loaded; one that hangs does."""
+        for name in self.down:
+            if self._try(name, self.server.unload, name) and name in self.gone:
+                self.unloaded.append(name)
+        for name in self.up:
+            missing = sorted(set(self.steps[name]) & set(self.reasons))
+            if missing:
+                self.reasons[name] = f"not loaded, because its step {', '.join(missing)} was not"
+            elif self._try(name, self.server.load, name, self.models[name]):
+                self.loaded.append(name)
+
+    def _try(self, name: str, call: Any, *arguments: Any) -> bool:
+        if self.hung:
+            self.reasons.setdefault(name, f"not tried, because {self.hung[0]} hangs")
+            return False
+        try:
+            call(*arguments)
+        except Hung as error:
+            self.hung.append(name)
+            self.reasons[name] = str(error)
+        except Refused as error:
+            self.reasons[name] = str(error)
+        return name not in self.reasons
+
+    def answer(self) -> Dict[str, Any]:
+        """The module's result."""
+        return {
+            "loaded": self.loaded,
+            "unloaded": self.unloaded,
+            "unchanged": self.unchanged,
+            "reasons": self.reasons,
+            "hung": self.hung,
+        }
 
 
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(
         argument_spec={
-            "name": {"type": "str", "required": True},
-            "state": {"type": "str", "choices": ["loaded", "unloaded"], "default": "loaded"},
+            "models": {"type": "dict", "required": True},
+            "linked": {"type": "bool", "default": False},
+            "root": {"type": "path", "default": "/var/lib/npufleet"},
             "address": {"type": "str", "default": "127.0.0.1"},
             "port": {"type": "int", "default": 8000},
             "timeout": {"type": "int", "default": 300},
         },
         supports_check_mode=True,
     )
-    wanted = module.params
-    if module.check_mode:
-        module.exit_json(changed=True)
-    verb = {"loaded": "load", "unloaded": "unload"}[wanted["state"]]
-    resource = "/v2/repository/models/{}/{}".format(wanted["name"], verb)
-    status, answer = http_json(wanted["address"], wanted["port"], "POST", resource, timeout=float(wanted["timeout"]), body="{}")
-    if status != 200:
-        reason = answer.get("error") if isinstance(answer, dict) else answer
-        module.fail_json(
-            msg="model {}: Triton on port {} would not {} it (status {}): {}".format(
-                wanted["name"], wanted["port"], verb, status, reason
-            ),
-            status=status,
-        )
-    module.exit_json(changed=True, status=status)
+    params = module.params
+    models: Dict[str, Any] = params["models"]
+    change: Optional[Change] = None
+    try:
+        if params["linked"]:
+            models = store.linked(params["root"], models)
+        change = Change(Server(params["address"], params["port"], float(params["timeout"])), models)
+        if module.check_mode:
+            change.loaded, change.unloaded = change.up, change.gone
+        else:
+            change.apply()
+    except (Refused, store.StoreError) as error:
+        empty: Dict[str, Any] = {"loaded": [], "unloaded": [], "unchanged": [], "reasons": {}, "hung": []}
+        module.fail_json(msg=str(error), **empty)
+    assert change is not None
+    answer = change.answer()
+    if change.reasons:
+        lines = "".join(f"\n  - model {name}: {why.strip()}" for name, why in change.reasons.items())
+        module.fail_json(msg=f"Triton on port {params['port']} refused:{lines}", **answer)
+    words = [("loaded", change.loaded), ("unloaded", change.unloaded), ("left alone", change.unchanged)]
+    msg = "; ".join(f"{what} {', '.join(names)}" for what, names in words if names)
+    module.exit_json(changed=bool(change.loaded or change.unloaded), msg=msg or "nothing to serve", **answer)
 
 
 if __name__ == "__main__":

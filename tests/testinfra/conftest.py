@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import testinfra
@@ -69,15 +70,29 @@ class Run:
         return {host: counts["changed"] for host, counts in self.recap.items()}
 
 
-def playbook(name: str, *arguments: str) -> Run:
-    """Run a playbook of the project on the lab."""
+def playbook_process(name: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """A playbook of the project that runs on the lab, in a process group of its own."""
     command = ["ansible-playbook", "-i", str(INVENTORY), str(ROOT / "playbooks" / name), *arguments]
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
     # Molecule asks for colours, which would hide the recap from the tests; and the lab's engine is not the hosts'.
-    for name in ("ANSIBLE_FORCE_COLOR", "DOCKER_HOST"):
-        environment.pop(name, None)
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
-    return Run(done.returncode, done.stdout + done.stderr)
+    for one in ("ANSIBLE_FORCE_COLOR", "DOCKER_HOST"):
+        environment.pop(one, None)
+    return subprocess.Popen(
+        command,
+        stdout=options.get("stdout", subprocess.DEVNULL),
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+
+
+def playbook(name: str, *arguments: str) -> Run:
+    """Run a playbook of the project on the lab."""
+    process = playbook_process(name, *arguments, stdout=subprocess.PIPE)
+    output, _none = process.communicate()
+    return Run(process.returncode, output)
 
 
 def inspect(host: testinfra.host.Host, name: str = "triton") -> dict:

@@ -31,13 +31,23 @@ STORE = """
         concerns: [models]
         prove: true
 
+    - name: Ask for a model that is not placed here
+      npufleet.triton.model_store:
+        models: [words]
+"""
+# Of the next run, which finds what the first one left open
+CLOSE = """
+    - name: Keep the release
+      npufleet.triton.model_store:
+        state: proven
+
     - name: Ask again
       npufleet.triton.host_state:
         concerns: [models]
 
-    - name: Ask for a model that is not placed here
+    - name: Ask what happened
       npufleet.triton.model_store:
-        models: [words]
+        state: told
 """
 
 
@@ -179,9 +189,8 @@ def test_store_is_made_proven_and_left_alone(site: Path) -> None:
     assert tasks["Ask what differs"]["changed"] is False
     assert (tasks["Make the release"]["changed"], tasks["Make the release"]["switched"]) == (True, {"digits": label})
     assert tasks["Prove"]["plan"] == []
-    again = tasks["Ask again"]
-    assert (again["changed"], again["plan"], again["report"], again.get("diff", {})) == (False, [], [], {})
-    assert again["actual"]["models"] == {"served": {"digits": {"release": label, "differs": []}}, "missing": []}
+    refused = tasks["Ask for a model that is not placed here"]
+    assert (refused["failed"], refused["msg"]) == (True, "triton_models places no words on this host")
 
     config = (site / "root/served/digits/config.pbtxt").read_text()
     assert "count: 2" in config
@@ -189,5 +198,18 @@ def test_store_is_made_proven_and_left_alone(site: Path) -> None:
     assert wanted["source"] in config
     assert (site / "root/served/digits/1/model.py").read_text() == "pass\n"
 
-    refused = tasks["Ask for a model that is not placed here"]
-    assert (refused["failed"], refused["msg"]) == (True, "triton_models places no words on this host")
+    # The first run has ended with its lease still fresh: nobody waits for it
+    results = play(site, {"npu1": variables(site, looked_at=["models"])}, PLAYBOOK + CLOSE)
+    tasks = {name: hosts["npu1"] for name, hosts in results.items()}
+    (opened,) = tasks["Ask what differs"]["plan"]
+    assert (opened["name"], opened["action"]) == ("transaction", "prove")
+    assert (tasks["Keep the release"].get("failed", False), tasks["Keep the release"]["changed"]) == (False, True)
+    again = tasks["Ask again"]
+    assert (again["changed"], again["plan"], again["report"], again.get("diff", {})) == (False, [], [], {})
+    assert again["actual"]["models"] == {
+        "served": {"digits": {"release": label, "differs": []}},
+        "missing": [],
+        "transaction": None,
+    }
+    (line,) = tasks["Ask what happened"]["history"]
+    assert (line["host"], line["model"], line["what"], line["to"], line["result"]) == ("npu1", "digits", "deploy", label, "proven")

@@ -191,7 +191,7 @@ def full(root: Path) -> Path:
         keep(root, own, shared)
         release = {"release": f"{number}" * 64, "source": "f" * 64, "files": {}}
         release["files"] = {f"1/{name}": {"sha256": digest(one), "blob": True} for name, one in (("own", own), ("shared", shared))}
-        store.switch(str(root), "digits", store.make_release(str(root), "digits", release))
+        store.move_links(str(root), {"digits": store.make_release(str(root), "digits", release)})
     return root
 
 
@@ -221,7 +221,7 @@ def label(number: int) -> str:
 
 
 def test_served_and_previous_stay_whatever_their_age(full: Path) -> None:
-    store.switch(str(full), "digits", label(2))
+    store.move_links(str(full), {"digits": label(2)})
     lines = [
         {"model": "digits", "from": label(4), "to": label(1), "result": "proven"},
         {"model": "other", "from": label(3), "to": label(3), "result": "proven"},

@@ -39,7 +39,8 @@ def store(tmp_path: Path) -> Path:
 
 
 def wanted(store: Path, release: str = RELEASE) -> dict[str, Any]:
-    return {"root": str(store), "models": {"digits": {"source": "f" * 64, "release": release, "files": FILES}}}
+    facts = {"versions": ["1"], "cached": False, "shape": "s"}
+    return {"root": str(store), "models": {"digits": {"source": "f" * 64, "release": release, "files": FILES, **facts}}}
 
 
 def found(name: str, current: Any, desired: Any, action: str) -> dict[str, Any]:
@@ -57,6 +58,8 @@ def test_desired_leaves_the_contents_out() -> None:
         "source": "f",
         "release": "e",
         "versions": ["1"],
+        "cached": False,
+        "shape": "s",
         "files": FILES,
         "contents": {"config.pbtxt": b""},
     }
@@ -64,12 +67,16 @@ def test_desired_leaves_the_contents_out() -> None:
         "root": "/var/lib/npufleet",
         "incoming": "/var/lib/npufleet/incoming",
         "verify": False,
-        "models": {"digits": {"source": "f", "release": "e", "files": FILES}},
+        "models": {"digits": {"source": "f", "release": "e", "files": FILES, "versions": ["1"], "cached": False, "shape": "s"}},
     }
 
 
 def test_store_as_wanted(store: Path) -> None:
-    assert models.read(wanted(store)) == {"served": {"digits": {"release": LABEL, "differs": []}}, "missing": []}
+    assert models.read(wanted(store)) == {
+        "served": {"digits": {"release": LABEL, "differs": []}},
+        "missing": [],
+        "transaction": None,
+    }
     assert plan(store) == []
 
 
@@ -78,7 +85,7 @@ def test_bare_host(tmp_path: Path) -> None:
     (tmp_path / "incoming" / DIGEST).write_bytes(b"part")
     actual = models.read({**wanted(tmp_path), "incoming": str(tmp_path / "incoming")})
     assert actual.pop("free") > 0
-    assert actual == {"served": {}, "missing": [DIGEST], "arrived": {DIGEST: 4}}
+    assert actual == {"served": {}, "missing": [DIGEST], "arrived": {DIGEST: 4}, "transaction": None}
     assert plan(tmp_path) == [found("digits", None, "e" * 12, "release")]
 
 
@@ -131,7 +138,7 @@ def test_without_a_readable_record_sizes_are_not_judged(store: Path, record: str
 def test_all_models_and_blobs_are_named_in_order(tmp_path: Path) -> None:
     names = ("words", "digits", "faces")
     files = {name: {"1/model.rbln": {"sha256": digest * 64, "blob": True}} for name, digest in zip(names, "cab")}
-    asked = {"root": str(tmp_path), "models": {name: {"release": RELEASE, "files": files[name]} for name in names}}
+    asked: dict[str, Any] = {"root": str(tmp_path), "models": {name: {"release": RELEASE, "files": files[name]} for name in names}}
     (tmp_path / "served").mkdir()
     for name in ("zebra", "ant"):
         (tmp_path / "served" / name).symlink_to(f"../releases/{name}/0001-{'d' * 12}")

@@ -17,7 +17,8 @@ from helpers import FakeEngine, fixture, fleet, http_server
 
 INSPECT, IMAGE = fixture("inspect_triton.json"), fixture("inspect_image.json")
 RELEASE, OTHER = "e" * 64, "0" * 64
-MANIFESTS = {"digits": {"versions": ["1"], "release": RELEASE}}
+FACTS = {"source": "f" * 64, "steps": [], "memory": [0, 0], "switch": "beside", "cached": False}
+MANIFESTS = {"digits": {"versions": ["1"], "release": RELEASE, **FACTS}}
 
 
 def wanted(mode: str = "explicit", manifests: dict[str, Any] | None = None, **inventory: Any) -> dict[str, Any]:
@@ -323,18 +324,62 @@ def test_command_by_mode() -> None:
         "--repository-poll-secs=5",
         *REST,
     ]
-    assert command("explicit", models) == [
-        *START,
-        "--model-control-mode=explicit",
-        "--load-model=digits",
-        "--load-model=faces",
-        *REST,
-    ]
+    assert command("explicit", models) == [*START, "--model-control-mode=explicit", "--load-model=*", *REST]
 
 
-def test_explicit_command_names_the_models_in_order() -> None:
-    line = wanted(manifests=dict.fromkeys(("words", "digits"), MANIFESTS["digits"]))["container"]["command"]
+def test_another_model_is_no_other_container() -> None:
+    manifests = dict.fromkeys(("words", "digits"), MANIFESTS["digits"])
+    assert wanted(manifests=manifests)["container"] == wanted()["container"]
+
+
+@pytest.mark.parametrize("repositories", [["/var/lib/npufleet/served", "/models"], ["/models"]])
+def test_beside_another_repository_the_models_are_named_in_order(repositories: list[str]) -> None:
+    manifests = dict.fromkeys(("words", "digits"), MANIFESTS["digits"])
+    line = wanted(manifests=manifests, triton_server_model_repositories=repositories)["container"]["command"]
     assert [one for one in line if one.startswith("--load-model")] == ["--load-model=digits", "--load-model=words"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        ([], None),
+        (["--response-cache-byte-size=0"], None),
+        (["--response-cache-byte-size=1048576"], "local"),
+        (["--cache-config=local,size=1048576"], "local"),
+        (["--cache-config", "redis,host=cache1"], "redis"),
+    ],
+)
+def test_cache_of_the_server(arguments: list[str], kind: str | None) -> None:
+    assert wanted(triton_server_extra_args=arguments)["cache"] == kind
+
+
+LOGGED = """\
+I1121 21:00:00.000001 1 model_lifecycle.cc:461] loading: digits:1
+E1121 21:00:01.123456 1 model_lifecycle.cc:638] failed to load 'digits' version 1: Internal: RBLNRuntimeError: no NPU 3
+
+At:
+  /opt/tritonserver/backends/rbln/model.py(12): initialize
+
+I1121 21:00:01.200000 1 model_lifecycle.cc:773] failed to load 'digits'
+E1121 21:00:02.000000 1 model_repository_manager.cc:1335] Poll failed for model directory 'words': failed to read text proto
+"""
+
+
+def test_why_a_polling_server_refused_is_in_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "Engine", lambda: None)
+    asked: list[float] = []
+
+    def lines(_engine: Any, _name: str, since: float) -> list[str]:
+        asked.append(since)
+        return LOGGED.splitlines()
+
+    monkeypatch.setattr(server, "log_lines", lines)
+    assert server.refused(wanted("poll"), ["digits", "words", "faces"], 5.0) == {
+        "digits": "failed to load 'digits' version 1: Internal: RBLNRuntimeError: no NPU 3\n\nAt:\n"
+        "  /opt/tritonserver/backends/rbln/model.py(12): initialize",
+        "words": "Poll failed for model directory 'words': failed to read text proto",
+    }
+    assert asked == [5.0]
 
 
 def test_every_option_is_a_variable() -> None:
@@ -410,6 +455,24 @@ def test_ulimit_that_is_none_is_refused(words: str) -> None:
     assert refusal.value.reasons == [f"triton_server_ulimits has {words}, wanted limit:soft:hard such as memlock:-1:-1"]
 
 
+# A load that hangs
+
+
+@pytest.mark.parametrize(("started", "plans"), [("2026-11-21T22:00:00.1Z", True), ("2026-11-21T23:00:00.1Z", False)])
+def test_a_load_that_hangs_is_a_difference_until_the_container_starts_again(tmp_path: Any, started: str, plans: bool) -> None:
+    (tmp_path / "hung.json").write_text('{"models": ["digits"], "at": 1795300000}')
+    names = server.hung(str(tmp_path), started)
+    assert names == (["digits"] if plans else [])
+    plan = server.diff(wanted(), actual(hung=names))
+    assert plan == ([found("loads", "a load that hangs: digits", "a server that can load", "restart")] if plans else [])
+
+
+@pytest.mark.parametrize("mark", ["", "{", "[]", "{}"])
+def test_a_mark_of_a_hung_load_that_cannot_be_read(tmp_path: Any, mark: str) -> None:
+    (tmp_path / "hung.json").write_text(mark)
+    assert server.hung(str(tmp_path), "2026-11-21T22:00:00Z") == []
+
+
 # The served models
 
 
@@ -458,7 +521,7 @@ def test_model_that_is_only_known_may_stay() -> None:
 
 
 def test_every_version_of_the_policy_has_to_be_served() -> None:
-    manifests = {"digits": {"versions": ["1", "2"], "release": RELEASE}}
+    manifests = {"digits": {"versions": ["1", "2"], "release": RELEASE, **FACTS}}
     assert models_plan({"digits": {"1": ready(), "2": ready()}}, manifests=manifests) == []
     both = f"version 1 READY {'e' * 12}, version 2 READY {'e' * 12}"
     assert models_plan({"digits": {"1": ready()}}, manifests=manifests) == [found("digits", GOOD, both, "load")]
@@ -551,6 +614,7 @@ def test_read_of_a_running_container(monkeypatch: pytest.MonkeyPatch) -> None:
         "inherited": server.environment(IMAGE["Config"]),
         "container": wanted()["container"],
         "state": "running",
+        "hung": [],
         "served": served,
         "version": "2.42.0",
     }
@@ -650,7 +714,9 @@ KEYS = {"s3": {"": {"key_id": "access-of-ours", "secret_key": "secret-of-ours", 
 
 
 def test_models_of_an_object_store_have_to_be_ready_and_nothing_more() -> None:
-    asked = server.desired(fleet(triton_server_model_control_mode="explicit"), {"id": IMAGE["Id"]}, MANIFESTS, ["far"])
+    repositories = ["/var/lib/npufleet/served", "s3://models"]
+    given = fleet(triton_server_model_control_mode="explicit", triton_server_model_repositories=repositories)
+    asked = server.desired(given, {"id": IMAGE["Id"]}, MANIFESTS, ["far"])
     assert [one for one in asked["container"]["command"] if one.startswith("--load-model")] == [
         "--load-model=digits",
         "--load-model=far",

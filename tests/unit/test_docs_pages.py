@@ -98,7 +98,7 @@ def test_symptoms_are_in_the_words_of_the_code() -> None:
     sources = [
         *ROOT.glob("plugins/**/*.py"),
         *ROOT.glob("roles/*/tasks/*.yml"),
-        *ROOT.glob("playbooks/*.yml"),
+        *ROOT.glob("playbooks/**/*.yml"),
         *ROOT.glob("files/backends/**/*.py"),
     ]
     code = " ".join(" ".join(path.read_text() for path in sources).split())

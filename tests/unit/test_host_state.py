@@ -73,6 +73,7 @@ def test_plans_come_in_the_order_of_the_concerns(monkeypatch: pytest.MonkeyPatch
         "plan": [PACKAGE, LOADING],
         "report": ["driver package: found nothing, wanted 1.2.92 (install)", WORDS],
         "maintenance": None,
+        "held": {},
         "actual": {"driver": {"reading": 1}, "server": {"reading": 1}},
         "diff": {
             "before_header": "found",

@@ -51,7 +51,8 @@ def release(small: dict[str, bytes], blobs: dict[str, bytes] | None = None, mark
         for path, content in small.items()
     }
     files.update({path: {"sha256": digest(content), "blob": True} for path, content in (blobs or {}).items()})
-    return {"source": "f" * 64, "release": mark * 64, "files": files}
+    facts = {"versions": ["1"], "steps": [], "cached": False, "shape": "s"}
+    return {"source": "f" * 64, "release": mark * 64, "files": files, **facts}
 
 
 def store(root: Path, releases: dict[str, Any], check: bool = False, **more: Any) -> dict[str, Any]:
@@ -77,7 +78,8 @@ DIGITS = release({"config.pbtxt": b"one"}, {"1/model.rbln": COMPILED})
 def test_release_is_made_and_switched_to(root: Path, owners: list[tuple[str, int, int]]) -> None:
     arrive(root, COMPILED)
     label = "0001-" + "e" * 12
-    assert store(root, {"digits": DIGITS}) == {"failed": False, "changed": True, "switched": {"digits": label}}
+    moves = {"digits": {"from": None, "to": label, "what": "deploy"}}
+    assert store(root, {"digits": DIGITS}) == {"failed": False, "changed": True, "switched": {"digits": label}, "moves": moves}
     assert served(root, "digits/config.pbtxt") == b"one"
     assert served(root, "digits/1/model.rbln") == COMPILED
     assert os.readlink(root / "served/digits") == f"../releases/digits/{label}"
@@ -112,9 +114,13 @@ def test_record_lies_beside_the_release(root: Path) -> None:
     assert json.loads((root / f"releases/digits/{label}.json").read_text()) == {
         "release": "e" * 64,
         "source": "f" * 64,
+        "versions": ["1"],
+        "steps": [],
+        "cached": False,
+        "shape": "s",
         "files": {
-            "1/model.rbln": {"sha256": digest(COMPILED), "size": len(COMPILED)},
-            "config.pbtxt": {"sha256": digest(b"one"), "size": 3},
+            "1/model.rbln": {"sha256": digest(COMPILED), "size": len(COMPILED), "blob": True},
+            "config.pbtxt": {"sha256": digest(b"one"), "size": 3, "blob": False},
         },
     }
     assert sorted(os.listdir(root / "releases/digits" / label)) == ["1", "config.pbtxt"]
@@ -124,7 +130,7 @@ def test_the_concern_finds_what_the_module_made(root: Path) -> None:
     arrive(root, COMPILED)
     store(root, {"digits": DIGITS})
     wanted = {"root": str(root), "models": {"digits": DIGITS}}
-    assert models.diff(wanted, models.read(wanted)) == []
+    assert [one["action"] for one in models.diff(wanted, models.read(wanted))] == ["prove"]
 
 
 def test_same_content_again_is_a_fresh_directory(root: Path) -> None:
@@ -171,10 +177,15 @@ def test_blobs_of_all_models_are_linked_at_their_depth(root: Path) -> None:
 
 @pytest.fixture
 def serving(root: Path) -> Path:
-    """A store that serves `digits` in its first release."""
+    """A store that serves `digits` in its first release, proven."""
     arrive(root, COMPILED)
     assert store(root, {"digits": DIGITS})["failed"] is False
+    assert store(root, {}, state="proven")["failed"] is False
     return root
+
+
+def untouched_beside(root: Path) -> bool:
+    return os.readlink(root / "served/digits") == "../releases/digits/0001-" + "e" * 12
 
 
 def untouched(root: Path) -> bool:
@@ -184,11 +195,10 @@ def untouched(root: Path) -> bool:
 def test_corrupt_blob_is_refused(serving: Path) -> None:
     arrive(serving, b"cut off", name=digest(SECOND))
     result = store(serving, {"digits": release({"config.pbtxt": b"two"}, {"1/model.rbln": SECOND}, mark="a")})
-    assert (result["failed"], result["switched"]) == (True, {})
-    assert result["msg"] == (
-        f"model store {serving}: blob {digest(SECOND)[:12]} arrived with SHA-256 {digest(b'cut off')}, "
-        f"wanted {digest(SECOND)}, and was removed: transfer it again; "
-        "nothing switched before that"
+    assert (result["failed"], result["msg"]) == (
+        True,
+        f"model store {serving}: blob {digest(SECOND)[:12]} arrived with SHA-256 {digest(b'cut off')}, wanted {digest(SECOND)}, "
+        "and was removed: transfer it again",
     )
     assert untouched(serving)
     assert left(serving, "blobs/sha256") == [digest(COMPILED)]
@@ -240,8 +250,7 @@ def test_changed_small_file_is_refused_and_no_model_is_switched(serving: Path) -
     wrong = release({"1/model.py": b"pass", "config.pbtxt": b"words"}, mark="b")
     wrong["files"]["config.pbtxt"]["sha256"] = digest(b"other words")
     result = store(serving, {"digits": release({"config.pbtxt": b"two"}, mark="a"), "words": wrong})
-    assert (result["failed"], result["switched"]) == (True, {})
-    assert result["msg"] == f"model store {serving}: model words: config.pbtxt arrived changed; nothing switched before that"
+    assert (result["failed"], result["msg"]) == (True, f"model store {serving}: model words: config.pbtxt arrived changed")
     assert untouched(serving)
     assert left(serving, "tmp") == left(serving, "releases/words") == []
 
@@ -253,30 +262,31 @@ def test_full_disk_leaves_nothing_behind(serving: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(store_utils.os, "rename", full)
     result = store(serving, {"digits": release({"1/model.py": b"pass", "config.pbtxt": b"two"}, mark="a")})
     assert result["failed"] is True
-    assert "No space left on device; nothing switched before that" in result["msg"]
+    assert "No space left on device" in result["msg"]
     assert untouched(serving)
     assert left(serving, "tmp") == []
 
 
 def test_what_was_switched_before_a_failure_is_told(serving: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = store_utils.switch
+    real = os.replace
 
-    def full(root: str, name: str, label: str) -> None:
-        if name == "words":
+    def full(source: Any, target: Any) -> None:
+        if str(target).endswith("served/words"):
             raise OSError(28, "No space left on device")
-        real(root, name, label)
+        real(source, target)
 
-    monkeypatch.setattr(store_utils, "switch", full)
+    monkeypatch.setattr(os, "replace", full)
     result = store(serving, {name: release({"config.pbtxt": b"two"}, mark="a") for name in ("digits", "words")})
     assert result["failed"] is True
-    assert result["switched"] == {"digits": "0002-" + "a" * 12}
-    assert result["msg"].endswith("; ['digits'] switched before that")
+    assert result["msg"].endswith("; digits switched before that: run again, the open transaction tells what served before")
+    assert json.loads((serving / "transaction.json").read_text())["models"]["digits"]["from"] == "0001-" + "e" * 12
 
 
 def test_a_directory_where_a_link_belongs_is_refused_before_anything_is_switched(serving: Path) -> None:
     (serving / "served/words").mkdir()
     result = store(serving, {name: release({"config.pbtxt": b"two"}, mark="a") for name in ("digits", "words")})
-    assert (result["failed"], result["switched"]) == (True, {})
+    assert result["failed"] is True
+    assert untouched_beside(serving)
     assert "served/words is a directory and no link: move it out of the store" in result["msg"]
 
 
@@ -315,41 +325,42 @@ def test_served_path_is_there_before_and_after_every_step(serving: Path, monkeyp
 
 def test_all_releases_are_whole_before_the_first_link_moves(serving: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
-    real = store_utils.switch
+    real = store_utils.move_links
 
-    def switch(root: str, name: str, label: str) -> None:
+    def move_links(root: str, moves: dict[str, Any]) -> list[str]:
         seen.append([one for one in ("digits", "words") if left(serving, f"releases/{one}/0002-{'a' * 12}") == ["config.pbtxt"]])
-        real(root, name, label)
+        return real(root, moves)
 
     (serving / "releases/words/0001-cccccccccccc").mkdir(parents=True)
-    monkeypatch.setattr(store_utils, "switch", switch)
+    monkeypatch.setattr(store_utils, "move_links", move_links)
     store(serving, {name: release({"config.pbtxt": b"two"}, mark="a") for name in ("digits", "words")})
-    assert seen == [["digits", "words"]] * 2
+    assert seen == [["digits", "words"]]
 
 
 # Withdraw, check mode, arguments
 
 
 def test_withdraw_takes_the_link_and_keeps_the_release(serving: Path) -> None:
-    assert store(serving, {}, withdraw=["digits"]) == {"failed": False, "changed": True, "switched": {}}
+    assert store(serving, {}, withdraw=["digits"])["switched"] == {"digits": None}
     assert left(serving, "served") == []
     assert left(serving, "releases/digits") == ["0001-" + "e" * 12, "0001-" + "e" * 12 + ".json"]
 
 
 def test_withdraw_twice_changes_nothing(serving: Path) -> None:
     store(serving, {}, withdraw=["digits"])
+    store(serving, {}, state="proven")
     again = store(serving, {}, withdraw=["digits"])
     assert (again["failed"], again["changed"]) == (False, False)
 
 
 def test_nothing_asked_is_no_change(serving: Path) -> None:
-    assert store(serving, {}) == {"failed": False, "changed": False, "switched": {}}
+    assert store(serving, {}) == {"failed": False, "changed": False, "switched": {}, "moves": {}}
     assert untouched(serving)
 
 
 def test_check_mode_touches_nothing(root: Path) -> None:
     arrive(root, COMPILED)
-    assert store(root, {"digits": DIGITS}, check=True) == {"failed": False, "changed": True, "switched": {}}
+    assert store(root, {"digits": DIGITS}, check=True)["changed"] is True
     assert sorted(os.listdir(root)) == ["incoming"]
     assert left(root, "incoming") == [digest(COMPILED)]
 

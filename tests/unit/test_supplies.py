@@ -31,8 +31,22 @@ def variables(**given: Any) -> Any:
 
 
 def refused(tmp_path: Path, plan: list[dict[str, Any]], found: Any = None, missing: Any = (), **given: Any) -> list[str]:
-    here = {"missing": list(missing), "free": given.pop("free", 10**12), "arrived": given.pop("arrived", {})}
+    here = {
+        "served": given.pop("served", {}),
+        "missing": list(missing),
+        "free": given.pop("free", 10**12),
+        "arrived": given.pop("arrived", {}),
+    }
     return subject.refusals(variables(**given), found or {}, plan, {"models": here}, str(tmp_path))
+
+
+def test_a_version_that_changes_under_a_cache_that_outlives_the_server(tmp_path: Path) -> None:
+    served = {"digits": {"release": "0001-e", "differs": [], "in_place": True}, "faces": {"release": "0001-e", "differs": []}}
+    (reason,) = refused(tmp_path, [], served=served, triton_server_extra_args=["--cache-config=redis,host=cache1"])
+    assert reason.startswith("model digits: found a change of a version that is served, with response_cache and a redis cache")
+    assert "wanted a new version directory" in reason
+    # A cache of the server's own is gone with a restart
+    assert refused(tmp_path, [], served=served, triton_server_extra_args=["--cache-config=local,size=1048576"]) == []
 
 
 def test_conditions_are_plain_data() -> None:

@@ -1,61 +1,205 @@
-"""Module triton_model against a server that answers as Triton does."""
+"""Module triton_model against a server that behaves as Triton does: what it answers, what it keeps, and where it says nothing."""
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.modules import triton_model
 from helpers import http_server, run_module
 
-LOAD, UNLOAD = "POST /v2/repository/models/digits/load", "POST /v2/repository/models/digits/unload"
+OLD, NEW = "0" * 64, "e" * 64
 TRACEBACK = (
     "load failed for model 'digits': version 1 is at UNAVAILABLE state: Internal: RBLNRuntimeError: LOADING_FILE_NOT_FOUND;\n"
 )
-POLLING = "explicit model load / unload is not allowed if polling is enabled"
 
 
-@pytest.mark.parametrize(("state", "asked"), [(None, LOAD), ("loaded", LOAD), ("unloaded", UNLOAD)])
-def test_server_is_asked_once(state: str | None, asked: str) -> None:
-    with http_server({asked: (200, b"")}) as triton:
-        result = run_module(triton_model, {"name": "digits", "port": triton.port, **({"state": state} if state else {})})
-    assert result == {"failed": False, "changed": True, "status": 200}
-    assert triton.asked == [asked]
+class Triton:
+    """A server in explicit mode. `disk` is what lies in its repository, `loaded` what it has in memory.
+
+    A model on disk: {"release", "versions", "steps", "fails": its reason, "hangs": seconds, "ignored": loads that are
+    answered 200 and do nothing}.
+    """
+
+    def __init__(self, disk: dict[str, dict[str, Any]], loaded: dict[str, str]) -> None:
+        self.disk = disk
+        self.loaded = {
+            name: {"release": release, "versions": disk.get(name, {}).get("versions", ["1"])} for name, release in loaded.items()
+        }
+        self.steps = {name: one.get("steps", []) for name, one in disk.items()}
+        self.broken: dict[str, str] = {}
+        self.did: list[str] = []
+
+    def get(self, asked: str, _default: Any) -> tuple[int, Any]:
+        path = asked.split()[1]
+        words = path.strip("/").split("/")
+        if path == "/v2/repository/index":
+            return 200, self.index()
+        if words[:3] == ["v2", "repository", "models"]:
+            self.did.append(f"{words[4]} {words[3]}")
+            return self.load(words[3]) if words[4] == "load" else self.unload(words[3])
+        if words[-1] == "config" and words[2] in self.loaded:
+            config: dict[str, Any] = {"parameters": {"npufleet_release": {"string_value": self.loaded[words[2]]["release"]}}}
+            if self.steps.get(words[2]):
+                config["ensemble_scheduling"] = {"step": [{"model_name": one} for one in self.steps[words[2]]]}
+            return 200, config
+        return 400, {"error": f"nothing at {asked}"}
+
+    def index(self) -> list[dict[str, Any]]:
+        found = []
+        for name in sorted({*self.disk, *self.loaded}):
+            for version in self.loaded.get(name, {}).get("versions", []):
+                found.append({"name": name, "version": version, "state": "READY"})
+            if name not in self.loaded:
+                found.append({"name": name, "version": "1", "state": "UNAVAILABLE", "reason": self.broken.get(name, "unloaded")})
+        return found
+
+    def load(self, name: str) -> tuple[int, Any]:
+        model = self.disk.get(name)
+        if model is None:
+            return 500, {"error": f"failed to load '{name}', failed to poll from model repository"}
+        time.sleep(model.get("hangs", 0))
+        if model.get("fails"):
+            return 400, {"error": model["fails"]}
+        if model.get("ignored", 0) > 0 and name in self.loaded:
+            model["ignored"] -= 1
+            return 200, b""
+        self.loaded[name] = {"release": model["release"], "versions": model["versions"]}
+        # An ensemble that a step is missing of comes back with it
+        for one, steps in self.steps.items():
+            if name in steps and self.broken.pop(one, None):
+                self.loaded[one] = {"release": self.disk[one]["release"], "versions": self.disk[one]["versions"]}
+        return 200, b""
+
+    def unload(self, name: str) -> tuple[int, Any]:
+        self.loaded.pop(name, None)
+        for one, steps in self.steps.items():
+            if name in steps and self.loaded.pop(one, None):
+                self.broken[one] = f"ensemble needs {name}"
+        return 200, b""
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "reason"),
-    [
-        (400, {"error": TRACEBACK}, TRACEBACK),
-        (500, {"error": "failed to load 'digits', failed to poll from model repository"}, None),
-        (503, {"error": POLLING}, POLLING),
-        (500, b"<html>Bad Gateway</html>", "<html>Bad Gateway</html>"),
-    ],
-)
-@pytest.mark.parametrize(("state", "verb"), [("loaded", "load"), ("unloaded", "unload")])
-def test_failure_carries_tritons_own_reason(status: int, body: Any, reason: str | None, state: str, verb: str) -> None:
-    with http_server({f"POST /v2/repository/models/digits/{verb}": (status, body)}) as triton:
-        result = run_module(triton_model, {"name": "digits", "port": triton.port, "state": state})
-    reason = body["error"] if reason is None else reason
-    assert result == {
-        "failed": True,
-        "status": status,
-        "msg": f"model digits: Triton on port {triton.port} would not {verb} it (status {status}): {reason}",
+def model(release: str = NEW, versions: tuple[str, ...] = ("1",), **more: Any) -> dict[str, Any]:
+    return {"release": release, "versions": list(versions), **more}
+
+
+def run(triton: Triton, models: dict[str, Any], check: bool = False, **more: Any) -> dict[str, Any]:
+    with http_server(triton) as server:  # type: ignore[arg-type]
+        return run_module(triton_model, {"models": models, "port": server.port, **more}, check)
+
+
+def test_only_what_differs_is_loaded() -> None:
+    disk = {name: model() for name in ("digits", "faces", "words")}
+    triton = Triton(disk, {"digits": OLD, "faces": NEW, "gone": OLD})
+    result = run(triton, {name: model() for name in disk})
+    assert triton.did == ["unload gone", "load digits", "load words"]
+    assert (result["changed"], result["loaded"], result["unloaded"], result["unchanged"]) == (
+        True,
+        ["digits", "words"],
+        ["gone"],
+        ["faces"],
+    )
+    assert result["msg"] == "loaded digits, words; unloaded gone; left alone faces"
+
+
+def test_nothing_to_do_asks_for_nothing() -> None:
+    triton = Triton({"digits": model()}, {"digits": NEW})
+    result = run(triton, {"digits": model()})
+    assert (result["changed"], result["unchanged"], triton.did) == (False, ["digits"], [])
+
+
+def test_check_mode_tells_and_asks_for_nothing() -> None:
+    triton = Triton({"digits": model()}, {"digits": OLD, "gone": OLD})
+    result = run(triton, {"digits": model()}, check=True)
+    assert (result["changed"], result["loaded"], result["unloaded"], triton.did) == (True, ["digits"], ["gone"], [])
+
+
+def test_another_set_of_versions_is_a_difference() -> None:
+    triton = Triton({"digits": model(versions=("1", "2"))}, {"digits": NEW})
+    triton.loaded["digits"]["versions"] = ["1"]
+    assert run(triton, {"digits": model(versions=("1", "2"))})["loaded"] == ["digits"]
+
+
+def test_steps_come_before_their_ensemble_and_go_after_it() -> None:
+    disk = {"all": model(steps=["pre", "post"]), "post": model(), "pre": model()}
+    triton = Triton(disk, {})
+    assert run(triton, disk)["loaded"] == ["post", "pre", "all"]
+    triton.did.clear()
+    assert run(triton, {})["unloaded"] == ["all", "pre", "post"]
+    assert triton.did == ["unload all", "unload pre", "unload post"]
+
+
+def test_an_ensemble_whose_step_is_unloaded_first_is_loaded_again() -> None:
+    disk = {"all": model(steps=["pre"]), "pre": model()}
+    triton = Triton(disk, {"all": NEW, "pre": OLD})
+    wanted = {"all": disk["all"], "pre": {**disk["pre"], "switch": "unload_first"}}
+    result = run(triton, wanted)
+    assert triton.did == ["unload all", "unload pre", "load pre", "load all"]
+    assert (result["loaded"], result["unloaded"]) == (["pre", "all"], [])
+
+
+@pytest.mark.parametrize(("total", "first"), [(100, True), (120, False)])
+def test_what_has_no_room_beside_itself_is_unloaded_first(monkeypatch: pytest.MonkeyPatch, total: int, first: bool) -> None:
+    monkeypatch.setattr(triton_model.driver, "ask_tool", lambda: {"devices": [{"memory_total": 500}, {"memory_total": total}]})
+    wanted = {"digits": model(memory=[0, 40]), "faces": model(memory=[40, 40])}
+    triton = Triton({"digits": model(), "faces": model()}, {"digits": OLD, "faces": NEW})
+    assert run(triton, wanted)["loaded"] == ["digits"]
+    assert triton.did == (["unload digits"] if first else []) + ["load digits"]
+
+
+def test_a_load_that_is_answered_and_not_done_is_done_by_unloading() -> None:
+    triton = Triton({"digits": model(ignored=1)}, {"digits": OLD})
+    assert run(triton, {"digits": model()})["loaded"] == ["digits"]
+    assert triton.did == ["load digits", "unload digits", "load digits"]
+
+
+def test_a_server_that_keeps_another_release_is_told() -> None:
+    triton = Triton({"digits": model(OLD)}, {"digits": OLD})
+    result = run(triton, {"digits": model()})
+    assert result["failed"] is True
+    assert f"the server answered 200 and serves version 1 READY {OLD[:12]}, wanted release {NEW[:12]}" in result["msg"]
+
+
+def test_every_refusal_is_told_in_tritons_words_and_the_others_are_loaded() -> None:
+    disk = {"all": model(steps=["digits"]), "digits": model(fails=TRACEBACK), "faces": model()}
+    triton = Triton(disk, {"digits": OLD})
+    result = run(triton, {**disk, "words": model()})
+    assert result["failed"] is True
+    assert result["loaded"] == ["faces"]
+    assert result["reasons"] == {
+        "digits": f"status 400: {TRACEBACK}",
+        "all": "not loaded, because its step digits was not",
+        "words": "status 500: failed to load 'words', failed to poll from model repository",
     }
+    for words in (f"\n  - model digits: status 400: {TRACEBACK.strip()}", "\n  - model words: status 500"):
+        assert words in result["msg"]
+    # The old one goes on: nobody unloaded it
+    assert triton.loaded["digits"]["release"] == OLD
+
+
+def test_a_load_that_hangs_is_told_as_such_and_nothing_else_is_tried() -> None:
+    disk = {"digits": model(hangs=1.5), "faces": model()}
+    triton = Triton(disk, {})
+    result = run(triton, disk, timeout=1)
+    assert (result["failed"], result["hung"], result["loaded"]) == (True, ["digits"], [])
+    assert "model digits: the load did not end within 1 s: only a restart of the server ends it" in result["msg"]
+    assert "model faces: not tried, because digits hangs" in result["msg"]
 
 
 def test_server_that_is_not_there() -> None:
     with http_server({}) as gone:
         pass
-    result = run_module(triton_model, {"name": "digits", "port": gone.port})
-    assert (result["failed"], result["status"]) == (True, 0)
-    assert result["msg"].startswith(f"model digits: Triton on port {gone.port} would not load it (status 0): ")
-    assert "refused" in result["msg"]
+    result = run_module(triton_model, {"models": {"digits": model()}, "port": gone.port})
+    assert (result["failed"], result["msg"]) == (True, f"the server does not answer on port {gone.port}")
 
 
-@pytest.mark.parametrize("state", ["loaded", "unloaded"])
-def test_check_mode_asks_for_nothing(state: str) -> None:
-    with http_server({LOAD: (200, b""), UNLOAD: (200, b"")}) as triton:
-        result = run_module(triton_model, {"name": "digits", "port": triton.port, "state": state}, check=True)
-    assert result == {"failed": False, "changed": True}
-    assert triton.asked == []
+def test_what_is_linked_counts_where_it_is_asked_for(tmp_path: Path) -> None:
+    store.prepare(str(tmp_path))
+    facts = {"source": "f" * 64, "versions": ["1"], "steps": [], "cached": False, "shape": "s", "files": {}}
+    store.move_links(str(tmp_path), {"digits": store.make_release(str(tmp_path), "digits", {**facts, "release": OLD})})
+    triton = Triton({"digits": model(OLD)}, {"digits": NEW, "faces": NEW})
+    result = run(triton, {"digits": model(), "faces": model()}, linked=True, root=str(tmp_path))
+    assert (result["loaded"], result["unloaded"]) == (["digits"], ["faces"])

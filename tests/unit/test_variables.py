@@ -157,7 +157,14 @@ def test_desired_has_what_was_asked_for(repository: Path) -> None:
     assert list(wanted) == NPU
     assert list(manifests) == ["digits"]
     assert wanted["driver"]["version"] == "1.2.92"
-    assert wanted["server"]["models"] == {"digits": {"versions": ["1"], "release": manifests["digits"]["release"]}}
+    (digits,) = wanted["server"]["models"].values()
+    assert digits == {
+        **{key: manifests["digits"][key] for key in ("release", "source", "memory")},
+        "versions": ["1"],
+        "steps": [],
+        "switch": "beside",
+        "cached": False,
+    }
     assert wanted["models"]["models"]["digits"]["release"] == manifests["digits"]["release"]
     assert "contents" not in wanted["models"]["models"]["digits"]
 

@@ -11,14 +11,24 @@ from typing import Any, Dict, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils import blobs
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import text
-from ansible_collections.npufleet.triton.plugins.module_utils.store import blob_path, record_path
+from ansible_collections.npufleet.triton.plugins.module_utils.store import (
+    StoreError,
+    blob_path,
+    in_place,
+    read_record,
+    read_transaction,
+    record_path,
+    served_label,
+)
 
 CONCERN = "models"
+# What is left to do after a switch that nobody has proven yet
+PROVE = "prove"
 
 
 def desired(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
     """Digests and files of every model placed on this host, without their contents."""
-    keys = ("source", "release", "files")
+    keys = ("source", "release", "files", "versions", "cached", "shape")
     return {
         "root": variables["npufleet_root"],
         "incoming": variables["npufleet_incoming"],
@@ -28,19 +38,25 @@ def desired(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, A
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
-    """Served links, what differs below each, and the blobs that are not here yet."""
+    """Served links, what differs below each, the blobs that are not here yet, and the switch that is open."""
     root = wanted["root"]
-    served = {}
+    served: Dict[str, Dict[str, Any]] = {}
     digests = {one["sha256"] for model in wanted["models"].values() for one in model["files"].values() if one["blob"]}
     flaws = {digest: blobs.flaw(root, digest, wanted.get("verify", False)) for digest in sorted(digests)}
     directory = os.path.join(root, "served")
     for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else []:
-        link = os.path.join(directory, name)
-        release = _release_of(link, root, name)
+        release = served_label(root, name)
         model = wanted["models"].get(name)
         differs = drift(root, name, release, model["files"], flaws) if model and release else []
         served[name] = {"release": release, "differs": differs}
-    found: Dict[str, Any] = {"served": served, "missing": [digest for digest in flaws if flaws[digest]]}
+        another = release if model and release and not release.endswith("-" + model["release"][:12]) else None
+        if model and another and model["cached"] and _in_place(root, name, another, model):
+            served[name]["in_place"] = True
+    found: Dict[str, Any] = {
+        "served": served,
+        "missing": [digest for digest in flaws if flaws[digest]],
+        "transaction": _opened(root),
+    }
     if found["missing"]:
         found.update(free=_free(root), arrived=blobs.arrived(wanted.get("incoming")))
     return found
@@ -53,13 +69,29 @@ def _free(path: str) -> int:
     return shutil.disk_usage(path).free
 
 
-def _release_of(link: str, root: str, name: str) -> Optional[str]:
-    """Name of the release that a link serves, None where it is no link into this model's releases."""
-    if not os.path.islink(link):
+def _in_place(root: str, name: str, old: str, new: Mapping[str, Any]) -> bool:
+    """Whether going from a release to another changes a served version under its number."""
+    try:
+        return in_place(read_record(root, name, old), new)
+    except StoreError:
+        return True
+
+
+def _opened(root: str) -> Optional[Dict[str, Any]]:
+    """The open transaction, and in `stale` the models of it whose old answers a response cache may still know."""
+    opened = read_transaction(root)
+    if opened is None:
         return None
-    target = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
-    home = os.path.normpath(os.path.join(root, "releases", name))
-    return os.path.basename(target) if os.path.dirname(target) == home else None
+    stale = []
+    for name, move in opened["models"].items():
+        here = served_label(root, name)
+        try:
+            new = read_record(root, name, here) if here else None
+        except StoreError:
+            continue
+        if new and new["cached"] and move["from"] and _in_place(root, name, move["from"], new):
+            stale.append(name)
+    return {**opened, "stale": sorted(stale)}
 
 
 def drift(
@@ -131,4 +163,10 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
             plan.append(item(CONCERN, name, "{}, {}".format(here["release"], "; ".join(here["differs"])), release, "release"))
     for name in sorted(set(actual["served"]) - set(wanted["models"])):
         plan.append(item(CONCERN, name, actual["served"][name]["release"], None, "withdraw"))
+    opened = actual["transaction"]
+    if opened:
+        found = "open since {since} by {by}: {models}".format(
+            **{**opened, "models": ", ".join(sorted(opened["models"])) or "no model"}
+        )
+        plan.append(item(CONCERN, "transaction", found, "proven and closed", PROVE))
     return plan

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import calendar
 import hashlib
 import json
 import os
 import re
 import stat
 import struct
+import time
+from itertools import takewhile
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, http_json
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, http_json, text
 
 CONCERN = "server"
+HANGING = "loads"
 RELEASE = "npufleet_release"
 # By this variable Triton finds its keys to object stores; they lie where only root looks
 CREDENTIALS = "TRITON_CLOUD_CREDENTIAL_PATH"
 CREDENTIALS_HOME = "/etc/npufleet/credentials"
 # How far back the log of a container that ended is read: its usage message alone has some hundred lines.
 LOG_LINES = 1000
+# How each entry of Triton's log begins; what does not begin so goes on with the entry before
+LOG_LINE = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./]+:\d+\] ?")
+REASON = 2000
 ERROR_LINE = re.compile(r"E\d{4} |error:|tritonserver: |Traceback|\w*Error: ")
+# What the server's part of a host has to know of a model
+MODEL = ("versions", "release", "source", "steps", "memory", "switch", "cached")
+# ... and what it knows of one that Triton itself reads out of an object store
+CLOUD: Mapping[str, Any] = {
+    **dict.fromkeys(("versions", "release", "source")),
+    "steps": [],
+    "memory": [],
+    "switch": "beside",
+    "cached": False,
+}
 # What the engine records for options that were not given: an option dropped from the inventory is then a difference.
 DEFAULTS: Dict[str, Any] = {
     "cap_add": [],
@@ -79,7 +96,7 @@ def desired(
         "cpuset": variables["triton_server_cpuset"],
         "memory": size_of(variables, "triton_server_memory") if variables["triton_server_memory"] else 0,
     }
-    models = {name: {"versions": one["versions"], "release": one["release"]} for name, one in manifests.items()}
+    models = {name: {key: one[key] for key in MODEL} for name, one in manifests.items()}
     return {
         "name": variables["triton_server_name"],
         "credentials": keys,
@@ -88,7 +105,9 @@ def desired(
         "address": address(variables),
         "http_port": int(variables["npufleet_http_port"]),
         "mode": mode,
-        "models": {**models, **{name: {"versions": None, "release": None} for name in cloud}},
+        "root": variables["npufleet_root"],
+        "cache": cache(variables),
+        "models": {**models, **{name: dict(CLOUD) for name in cloud}},
     }
 
 
@@ -102,6 +121,15 @@ def credentials(given: Mapping[str, Any]) -> Optional[Dict[str, str]]:
         return None
     digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
     return {"path": f"{CREDENTIALS_HOME}/cloud-{digest[:12]}.json", "sha256": digest}
+
+
+def cache(variables: Mapping[str, Any]) -> Optional[str]:
+    """The kind of response cache that the server has, such as `local` or `redis`; None without one."""
+    given = [str(one) for one in variables["triton_server_extra_args"]]
+    words = " ".join(given)
+    found = re.search(r"--cache-config[= ](\w+)", words)
+    size_given = re.search(r"--response-cache-byte-size[= ](\d+)", words)
+    return found[1] if found else "local" if size_given and int(size_given[1]) else None
 
 
 def address(variables: Mapping[str, Any]) -> str:
@@ -123,7 +151,9 @@ def command(variables: Mapping[str, Any], models: List[str]) -> List[str]:
     if mode == "poll":
         line += ["--repository-poll-secs={}".format(variables["triton_server_poll_seconds"])]
     if mode == "explicit":
-        line += ["--load-model=" + name for name in models]
+        # What is linked there is what is wanted: with a star another model does not mean another container
+        only = variables["triton_server_model_repositories"] == [variables["npufleet_root"] + "/served"]
+        line += ["--load-model=*"] if only else ["--load-model=" + name for name in models]
     line += [
         "--exit-on-error=" + flag("triton_server_exit_on_error"),
         "--exit-timeout-secs={}".format(variables["triton_server_exit_timeout"]),
@@ -224,12 +254,26 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     state = found["State"]
     actual["state"] = "running" if state["Status"] == "running" else "{} ({})".format(state["Status"], state["ExitCode"])
     if actual["state"] == "running":
+        actual["hung"] = hung(wanted["root"], state.get("StartedAt") or "")
         actual["served"] = read_served(wanted)
         status, server = http_json(wanted["address"], wanted["http_port"], "GET", "/v2")
         actual["version"] = server.get("version") if status == 200 and isinstance(server, dict) else None
     else:
         actual["log"] = last_words(engine, wanted["name"])
     return actual
+
+
+def hung(root: str, started: str) -> List[str]:
+    """Models of which a load hangs in the server that started then, as a run has written down. A later start has ended it."""
+    found = text(os.path.join(root, "hung.json"))
+    if found is None:
+        return []
+    try:
+        mark = json.loads(found)
+        began = calendar.timegm(time.strptime(started[:19], "%Y-%m-%dT%H:%M:%S"))
+        return sorted(mark["models"]) if began < mark["at"] else []
+    except (ValueError, KeyError, TypeError):
+        return []
 
 
 def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dict[str, Any]:
@@ -313,16 +357,17 @@ def _loaded_release(address: str, port: int, name: str, version: str) -> Optiona
     return ((config.get("parameters") or {}).get(RELEASE) or {}).get("string_value")
 
 
-def last_words(engine: Engine, name: str) -> str:
-    """Why a container ended: the last errors of its log, or its last lines where nothing in it looks like one."""
+def log_lines(engine: Engine, name: str, since: float = 0) -> List[str]:
+    """The last lines of a container's log, since a time of the host's clock."""
     import http.client
 
     connection = engine.connection()
     try:
-        connection.request("GET", f"/containers/{name}/logs?stdout=1&stderr=1&tail={LOG_LINES}")
+        later = f"&since={since:.3f}" if since else ""
+        connection.request("GET", f"/containers/{name}/logs?stdout=1&stderr=1&tail={LOG_LINES}{later}")
         raw = connection.getresponse().read()
     except (OSError, http.client.HTTPException):
-        return ""
+        return []
     finally:
         connection.close()
     lines = b""
@@ -330,7 +375,26 @@ def last_words(engine: Engine, name: str) -> str:
         length = struct.unpack(">I", raw[4:8])[0]
         lines += raw[8 : 8 + length]
         raw = raw[8 + length :]
-    words = (lines or raw).decode("utf-8", "replace").strip().splitlines()
+    return (lines or raw).decode("utf-8", "replace").strip().splitlines()
+
+
+def refused(wanted: Mapping[str, Any], names: List[str], since: float) -> Dict[str, str]:
+    """{model: why Triton did not take its new files}, out of its log: its index tells nothing where a config does not parse."""
+    lines = log_lines(Engine(), wanted["name"], since)
+    found: Dict[str, str] = {}
+    for at, line in enumerate(lines):
+        if not line.startswith("E"):
+            continue
+        for name in names:
+            if LOG_LINE.match(line) and f"'{name}'" in line:
+                rest = list(takewhile(lambda one: not LOG_LINE.match(one), lines[at + 1 :]))
+                found[name] = "\n".join([LOG_LINE.sub("", line), *rest]).strip()[-REASON:]
+    return found
+
+
+def last_words(engine: Engine, name: str) -> str:
+    """Why a container ended: the last errors of its log, or its last lines where nothing in it looks like one."""
+    words = log_lines(engine, name)
     errors = [line for line in words if ERROR_LINE.match(line)]
     # A container that restarts says the same again and again.
     return "\n".join(list(dict.fromkeys(errors or words))[-6:])[-1500:]
@@ -359,6 +423,9 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, "http", "no answer on port {}".format(wanted["http_port"]), "the model index", "wait"))
     else:
         plan += _diff_models(wanted, actual["served"])
+    if actual["state"] == "running" and actual.get("hung"):
+        found = f"a load that hangs: {', '.join(actual['hung'])}"
+        plan.append(item(CONCERN, HANGING, found, "a server that can load", "restart"))
     return plan
 
 

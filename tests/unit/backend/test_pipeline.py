@@ -86,6 +86,7 @@ class TestFlow:
             model.execute([one])
         blocked = threading.Thread(target=model.execute, args=([asked[3]],), daemon=True)
         blocked.start()
+        until(lambda: len(npu.runs) == 2)
         blocked.join(0.2)
         assert blocked.is_alive() and len(npu.runs) == 2
         npu.let(1)

@@ -1,0 +1,67 @@
+"""Filter history_table: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: history_table
+short_description: What happened to the models of a host as one text
+description:
+  - Takes what M(npufleet.triton.model_store) answered with O(npufleet.triton.model_store#module:state=told), and gives a table of
+    its history, oldest first, then what is open and what is held.
+version_added: 0.2.0
+author: The npufleet developers (@npufleet)
+options:
+  _input:
+    description: The module's answer.
+    type: dict
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Tell what happened
+  ansible.builtin.debug:
+    msg: "{{ told | npufleet.triton.history_table }}"
+"""
+
+RETURN = r"""
+_value:
+  description: The lines of the text.
+  type: list
+  elements: str
+"""
+
+from typing import Any, Callable, Dict, List, Mapping
+
+COLUMNS = ("when", "who", "model", "what", "from", "to", "result", "why")
+WHY = 120
+
+
+def history_table(told: Mapping[str, Any]) -> List[str]:
+    """Lines of equal columns, under their names."""
+    rows = [COLUMNS, *(tuple(_cell(key, one.get(key)) for key in COLUMNS) for one in told["history"])]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    if not told["history"]:
+        lines = ["nothing is written down yet"]
+    opened = told["transaction"]
+    if opened:
+        lines.append(
+            "open since {} by {}: {}".format(opened["since"], opened["by"], ", ".join(sorted(opened["models"])) or "no model")
+        )
+    for name, hold in sorted(told["holds"].items()):
+        lines.append(
+            "{} is held at {} since {} by {}: {}".format(name, hold["label"], hold["when"], hold["by"], hold["why"] or "-")
+        )
+    return lines
+
+
+def _cell(key: str, value: Any) -> str:
+    words = " ".join(str(value or "-").split())
+    return words if key != "why" or len(words) <= WHY else words[: WHY - 3] + "..."
+
+
+class FilterModule:
+    """Filters of the collection."""
+
+    def filters(self) -> Dict[str, Callable[..., Any]]:
+        return {"history_table": history_table}

@@ -1,0 +1,368 @@
+"""A store whose runs are killed between any two steps: what is served is always whole, and one ordinary run converges."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import store
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
+from ansible_collections.npufleet.triton.plugins.modules import model_store
+from helpers import run_module
+from test_model_store import COMPILED, arrive, owners, release, served  # noqa: F401 (a fixture)
+
+A = {
+    "digits": release({"config.pbtxt": b"digits a"}, {"1/model.rbln": COMPILED}, mark="a"),
+    "faces": release({"config.pbtxt": b"faces a"}, mark="1"),
+}
+# digits changes, faces is withdrawn, words is new
+B = {
+    "digits": release({"config.pbtxt": b"digits b"}, {"1/model.rbln": COMPILED}, mark="b"),
+    "words": release({"config.pbtxt": b"words b"}, mark="2"),
+}
+ALICE, BOB = {"run": "alice/1/1", "by": "alice@ops1"}, {"run": "bob/2/2", "by": "bob@ops2"}
+STEPS = ("rename", "replace", "symlink", "unlink")
+
+
+class Killed(BaseException):
+    """What no handler of the run sees."""
+
+
+def call(root: Path, state: str, who: dict[str, str] = ALICE, **more: Any) -> dict[str, Any]:
+    arguments = {"root": str(root), "incoming": str(root / "incoming"), "state": state, "host": "npu1", "wait": 0, **who, **more}
+    return run_module(model_store, arguments)
+
+
+def difference(root: Path, wanted: dict[str, Any]) -> list[dict[str, Any]]:
+    asked = {"root": str(root), "models": wanted}
+    return models.diff(asked, models.read(asked))
+
+
+def released(root: Path, wanted: dict[str, Any], who: dict[str, str] = ALICE, **more: Any) -> dict[str, Any]:
+    """What the role does with the plan of the concern."""
+    plan = difference(root, wanted)
+    names = [one["name"] for one in plan if one["action"] == "release"]
+    gone = [one["name"] for one in plan if one["action"] == "withdraw"]
+    return call(root, "released", who, models=names, releases={name: wanted[name] for name in names}, withdraw=gone, **more)
+
+
+def ordinary(root: Path, wanted: dict[str, Any], who: dict[str, str] = BOB, **more: Any) -> None:
+    """One run of site.yml, as far as the store goes."""
+    assert released(root, wanted, who, **more)["failed"] is False
+    assert call(root, "proven", who, **more)["failed"] is False
+    assert difference(root, wanted) == []
+    assert not (root / "transaction.json").exists()
+    assert os.listdir(root / "tmp") == []
+
+
+@pytest.fixture
+def proven(tmp_path: Path) -> Path:
+    """A store that serves A, proven."""
+    (tmp_path / "incoming").mkdir()
+    arrive(tmp_path, COMPILED)
+    ordinary(tmp_path, A, ALICE)
+    return tmp_path
+
+
+def history(root: Path) -> list[tuple[str, str, str]]:
+    return [(one["model"], one["what"], one["result"]) for one in store.read_history(str(root))]
+
+
+def change(root: Path) -> None:
+    released(root, B)
+    call(root, "proven")
+
+
+def change_and_put_back(root: Path) -> None:
+    released(root, B)
+    call(root, "restored", why="digits answers wrong")
+    call(root, "proven")
+
+
+def roll_back(root: Path) -> None:
+    ordinary(root, B, ALICE)
+    call(root, "rolled_back", models=["digits"], why="wrong")
+    call(root, "proven")
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], None]) -> bool:
+    """Whether the act came to its step of this number, before which it is killed: nothing of it runs after that."""
+    done = [0]
+    with monkeypatch.context() as patched:
+
+        def step(real: Callable[..., Any]) -> Callable[..., Any]:
+            def one(*arguments: Any, **options: Any) -> Any:
+                done[0] += 1
+                if done[0] >= number:
+                    raise Killed
+                return real(*arguments, **options)
+
+            return one
+
+        for name in STEPS:
+            patched.setattr(os, name, step(getattr(os, name)))
+        patched.setattr(shutil, "rmtree", step(shutil.rmtree))
+        try:
+            act()
+        except Killed:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("act", [change, change_and_put_back, roll_back])
+def test_killed_anywhere_it_serves_whole_releases_and_one_run_converges(
+    proven: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, act: Callable[[Path], None]
+) -> None:
+    number = 1
+    while True:
+        root = tmp_path_factory.mktemp("killed") / "root"
+        shutil.copytree(proven, root, symlinks=True)
+        if not killed_at(monkeypatch, number, lambda root=root: act(root)):
+            break
+        # A server that starts now reads whole releases
+        for name in os.listdir(root / "served"):
+            assert (root / "served" / name / "config.pbtxt").read_bytes() in (f"{name} a".encode(), f"{name} b".encode())
+        assert (root / "served/digits/1/model.rbln").read_bytes() == COMPILED
+        opened = store.read_transaction(str(root))
+        if opened and "digits" in opened["models"] and act is not roll_back:
+            assert opened["models"]["digits"]["from"].endswith("-" + "a" * 12), "what was proven is forgotten"
+        # Another run, to which the dead one is known to be dead
+        store.write_holds(str(root), {})
+        ordinary(root, B, takeover=ALICE["run"])
+        assert served(root, "digits/config.pbtxt") == b"digits b"
+        lines = store.read_history(str(root))
+        keys = [(one["run"], one["model"], one["what"], one["from"], one["to"], one["result"]) for one in lines]
+        assert len(keys) == len(set(keys)), "a line is written twice"
+        assert ("digits", "deploy", "proven") in history(root)[2:]
+        number += 1
+    assert number > 10, "there were too few steps to be killed at"
+
+
+def test_a_change_is_written_down(proven: Path) -> None:
+    change(proven)
+    lines = [one for one in store.read_history(str(proven)) if one["model"] == "digits"]
+    assert [(one["who"], one["host"], one["from"], one["to"], one["result"]) for one in lines] == [
+        ("alice@ops1", "npu1", None, "0001-" + "a" * 12, "proven"),
+        ("alice@ops1", "npu1", "0001-" + "a" * 12, "0002-" + "b" * 12, "proven"),
+    ]
+    assert history(proven)[2:] == [("digits", "deploy", "proven"), ("faces", "withdraw", "proven"), ("words", "deploy", "proven")]
+
+
+def test_put_back_links_fresh_copies_and_takes_away_what_was_new(proven: Path) -> None:
+    first = os.stat(proven / "served/digits")
+    released(proven, B)
+    (proven / "incoming" / "nothing").touch()
+    result = call(proven, "restored", why="digits answers wrong")
+    # faces had no new directory, so that its own is linked again
+    assert result["switched"]["words"] is None
+    assert result["switched"]["digits"] == "0003-" + "a" * 12
+    assert (served(proven, "digits/config.pbtxt"), served(proven, "faces/config.pbtxt")) == (b"digits a", b"faces a")
+    assert not (proven / "served/words").exists()
+    assert os.stat(proven / "served/digits").st_ino != first.st_ino
+    assert os.listdir(proven / "incoming") == ["nothing"], "something was transferred"
+    call(proven, "proven")
+    assert history(proven)[2:] == [
+        ("digits", "deploy", "failed"),
+        ("faces", "withdraw", "failed"),
+        ("words", "deploy", "failed"),
+        ("digits", "put back", "proven"),
+        ("faces", "put back", "proven"),
+        ("words", "put back", "proven"),
+    ]
+    last = store.read_history(str(proven))[-3]
+    assert (last["from"], last["to"], last["why"]) == ("0002-" + "b" * 12, "0003-" + "a" * 12, "digits answers wrong")
+    assert difference(proven, A) == []
+
+
+def test_put_back_heals_a_file_from_an_equal_release_and_tells_what_it_cannot(proven: Path) -> None:
+    old = os.path.realpath(proven / "served/digits")
+    released(proven, B)
+    os.chmod(f"{old}/config.pbtxt", 0o644)
+    Path(f"{old}/config.pbtxt").write_text("edited")
+    result = call(proven, "restored")
+    assert result["failed"] is True
+    assert "model digits: release 0001-aaaaaaaaaaaa is no longer whole, lost or changed: config.pbtxt" in result["msg"]
+    # What could be put back was
+    assert served(proven, "faces/config.pbtxt") == b"faces a"
+    copy = proven / "releases/digits/0000-aaaaaaaaaaaa"
+    copy.mkdir()
+    (copy / "config.pbtxt").write_bytes(b"digits a")
+    assert call(proven, "restored")["failed"] is False
+    assert served(proven, "digits/config.pbtxt") == b"digits a"
+
+
+# Two runs
+
+
+def test_another_run_waits_for_a_fresh_lease_and_names_its_holder(proven: Path) -> None:
+    released(proven, B)
+    since = json.loads((proven / "transaction.json").read_text())["since"]
+    result = released(proven, A, BOB)
+    assert (result["failed"], result["held_by"]) == (True, ALICE["run"])
+    assert (
+        f"npu1: another run is changing the models of this host: alice@ops1 since {since}, with digits, faces, words"
+        in result["msg"]
+    )
+    assert served(proven, "digits/config.pbtxt") == b"digits b"
+    for state in ("proven", "restored", "rolled_back"):
+        assert call(proven, state, BOB)["held_by"] == ALICE["run"]
+
+
+def test_a_lease_that_ran_out_is_taken_over(proven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released(proven, B, lease=60)
+    real = time.time
+    monkeypatch.setattr(store.time, "time", lambda: real() + 61)
+    ordinary(proven, B, BOB)
+    assert {one["who"] for one in store.read_history(str(proven))[2:]} == {"bob@ops2"}
+
+
+def test_a_lease_of_the_future_is_none(proven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that was set back must not hold the store for ever."""
+    released(proven, B, lease=60)
+    real = time.time
+    monkeypatch.setattr(store.time, "time", lambda: real() - 3600)
+    ordinary(proven, B, BOB)
+
+
+def test_an_open_transaction_is_a_difference(proven: Path) -> None:
+    released(proven, B)
+    (one,) = difference(proven, B)
+    assert (one["name"], one["action"], one["desired"]) == ("transaction", "prove", "proven and closed")
+    assert one["current"].endswith("by alice@ops1: digits, faces, words")
+
+
+def test_a_transaction_that_cannot_be_read_counts_and_is_taken_over(proven: Path) -> None:
+    (proven / "transaction.json").write_text("{")
+    assert [one["action"] for one in difference(proven, A)] == ["prove"]
+    ordinary(proven, A)
+
+
+def test_a_full_disk_before_the_first_link_leaves_no_trace(proven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "move_links", full)
+    result = released(proven, B)
+    assert result["failed"] is True
+    assert "No space left on device" in result["msg"]
+    assert not (proven / "transaction.json").exists()
+    assert difference(proven, A) == []
+
+
+# Rollback by hand
+
+
+def test_rollback_to_previous_holds_until_another_source_comes(proven: Path) -> None:
+    inventory = {"digits": {**B["digits"], "source": "b" * 64}}
+    ordinary(proven, {**A, "digits": {**A["digits"], "source": "a" * 64}})
+    ordinary(proven, inventory)
+    result = call(proven, "rolled_back", why="wrong labels")
+    assert result["switched"]["digits"].endswith("-" + "a" * 12)
+    call(proven, "proven")
+    assert served(proven, "digits/config.pbtxt") == b"digits a"
+
+    def desired(wanted: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        asked: dict[str, Any] = {"models": {"root": str(proven), "models": dict(wanted)}, "server": {"models": dict(wanted)}}
+        held = store.hold_back(asked)
+        return asked, held
+
+    asked, held = desired(inventory)
+    assert models.diff(asked["models"], models.read(asked["models"])) == []
+    assert asked["server"]["models"]["digits"]["release"] == "a" * 64
+    assert (held["digits"]["by"], held["digits"]["why"], held["digits"]["rejected"]) == ("alice@ops1", "wrong labels", "b" * 64)
+    # Another source ends it
+    third = {"digits": {**release({"config.pbtxt": b"digits c"}, mark="c"), "source": "c" * 64}}
+    asked, held = desired(third)
+    assert held == {}
+    ordinary(proven, third)
+    assert store.read_holds(str(proven)) == {}
+
+
+def test_a_held_release_that_was_changed_is_made_again_of_itself(proven: Path) -> None:
+    inventory = {"digits": {**B["digits"], "source": "b" * 64}}
+    ordinary(proven, inventory)
+    call(proven, "rolled_back", models=["digits"])
+    call(proven, "proven")
+    result = call(proven, "released", models=["digits"], releases=inventory)
+    assert result["switched"]["digits"].endswith("-" + "a" * 12)
+    assert store.read_holds(str(proven))["digits"]["label"] == result["switched"]["digits"]
+
+
+def test_rolled_back_twice_the_inventorys_source_stays_unwanted(proven: Path) -> None:
+    for mark in "bc":
+        ordinary(proven, {"digits": {**release({"config.pbtxt": mark.encode()}, mark=mark), "source": mark * 64}})
+    call(proven, "rolled_back", models=["digits"], to="b" * 12)
+    call(proven, "proven")
+    call(proven, "rolled_back", models=["digits"], to="a" * 12)
+    assert store.read_holds(str(proven))["digits"]["source"] == "c" * 64
+
+
+def test_a_rollback_that_fails_is_put_back_with_its_holds(proven: Path) -> None:
+    ordinary(proven, {"digits": {**B["digits"], "source": "b" * 64}})
+    call(proven, "rolled_back", models=["digits"])
+    call(proven, "restored", why="no")
+    call(proven, "proven")
+    assert store.read_holds(str(proven)) == {}
+    assert served(proven, "digits/config.pbtxt") == b"digits b"
+
+
+def test_rollback_refuses_with_all_reasons_and_changes_nothing(proven: Path) -> None:
+    before = sorted(os.listdir(proven))
+    result = call(proven, "rolled_back", models=["digits", "faces", "words"], to="0042-ffffffffffff")
+    assert result["failed"] is True
+    for words in (
+        "model digits: found no release 0042-ffffffffffff here, there are 0001-aaaaaaaaaaaa",
+        "model faces: found no release",
+        "model words is not served here",
+    ):
+        assert words in result["msg"]
+    result = call(proven, "rolled_back", models=["digits"])
+    assert "model digits: found no earlier release of it here that was proven" in result["msg"]
+    assert sorted(os.listdir(proven)) == before
+
+
+def test_a_release_that_was_put_back_is_not_the_previous_one(proven: Path) -> None:
+    ordinary(proven, {"digits": release({"config.pbtxt": b"c"}, mark="c")})
+    released(proven, {"digits": B["digits"]})
+    call(proven, "restored")
+    call(proven, "proven")
+    assert call(proven, "rolled_back", models=["digits"])["switched"]["digits"].endswith("-" + "a" * 12)
+
+
+def test_forget_ends_a_hold(proven: Path) -> None:
+    ordinary(proven, {"digits": {**B["digits"], "source": "b" * 64}})
+    call(proven, "rolled_back", models=["digits"])
+    call(proven, "proven")
+    assert call(proven, "forgotten", models=["faces"])["changed"] is False
+    assert call(proven, "forgotten")["forgotten"] == ["digits"]
+    assert not (proven / "holds.json").exists()
+
+
+# Answers of before
+
+
+@pytest.mark.parametrize(
+    ("new", "stale"),
+    [
+        ({"1/model.py": b"two"}, True),
+        ({"1/model.py": b"one", "2/model.py": b"two"}, False),
+        ({"2/model.py": b"two"}, False),
+    ],
+)
+def test_a_served_version_that_changes_under_its_number(proven: Path, new: dict[str, bytes], stale: bool) -> None:
+    old = {**release({"config.pbtxt": b"x", "1/model.py": b"one"}, mark="c"), "cached": True}
+    ordinary(proven, {"echo": old})
+    versions = sorted(path[0] for path in new)
+    wanted = {"echo": {**release({"config.pbtxt": b"y", **new}, mark="d"), "cached": True, "versions": versions}}
+    asked = {"root": str(proven), "models": wanted}
+    assert models.read(asked)["served"]["echo"].get("in_place", False) is stale
+    released(proven, wanted)
+    opened = models.read(asked)["transaction"]
+    assert opened is not None
+    assert opened["stale"] == (["echo"] if stale else [])
