@@ -36,16 +36,15 @@ def desired(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, A
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     """Served links, what differs below each, the blobs that are not here yet, and the switch that is open."""
     root = wanted["root"]
-    served = {}
+    served: Dict[str, Dict[str, Any]] = {}
     directory = os.path.join(root, "served")
     for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else []:
         release = served_label(root, name)
         model = wanted["models"].get(name)
         differs = drift(root, name, release, model["files"]) if model and release else []
         served[name] = {"release": release, "differs": differs}
-        another = model and release and not release.endswith("-" + model["release"][:12])
-        if another and model["cached"] and _in_place(root, name, release, model):
-            served[name]["in_place"] = True
+        if model and release and not release.endswith("-" + model["release"][:12]) and model["cached"]:
+            served[name]["in_place"] = _in_place(root, name, release, model)
     blobs = {one["sha256"] for model in wanted["models"].values() for one in model["files"].values() if one["blob"]}
     return {
         "served": served,
