@@ -30,7 +30,7 @@ def beyond_models(plan: List[Dict[str, Any]]) -> List[str]:
             one["name"], short(one["current"]), short(one["desired"])
         )
         for one in plan
-        if one["concern"] != "models" and one["action"] not in OF_MODELS
+        if one["concern"] not in ("models", "probe") and one["action"] not in OF_MODELS
     ]
 
 

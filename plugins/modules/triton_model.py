@@ -154,21 +154,22 @@ class Server:
     """The repository API of one server."""
 
     def __init__(self, address: str, port: int, timeout: float) -> None:
-        self.wanted: Dict[str, Any] = {"address": address, "http_port": port}
+        self.address = address
+        self.port = port
         self.timeout = timeout
 
     def served(self) -> Dict[str, Any]:
         """What is loaded. Raises Refused where the server does not answer."""
-        found = read_served(self.wanted)
+        found = read_served({"address": self.address, "http_port": self.port})
         if found is None:
-            raise Refused("the server does not answer on port {}".format(self.wanted["http_port"]))
+            raise Refused(f"the server does not answer on port {self.port}")
         return found
 
     def steps(self, name: str, versions: Mapping[str, Any]) -> List[str]:
         """Steps of an ensemble as the server has it loaded."""
         if not any(one["state"] == "READY" for one in versions.values()):
             return []
-        status, config = http_json(self.wanted["address"], self.wanted["http_port"], "GET", f"/v2/models/{name}/config")
+        status, config = http_json(self.address, self.port, "GET", f"/v2/models/{name}/config")
         steps = ((config.get("ensemble_scheduling") or {}).get("step") or []) if status == 200 and isinstance(config, dict) else []
         return [one["model_name"] for one in steps]
 
@@ -176,9 +177,7 @@ class Server:
         """One request. Raises Refused with Triton's own words."""
         resource = f"/v2/repository/models/{name}/{verb}"
         began = time.monotonic()
-        status, answer = http_json(
-            self.wanted["address"], self.wanted["http_port"], "POST", resource, timeout=self.timeout, body="{}"
-        )
+        status, answer = http_json(self.address, self.port, "POST", resource, timeout=self.timeout, body="{}")
         if status == 200:
             return
         if status == 0 and time.monotonic() - began >= self.timeout:

@@ -197,6 +197,15 @@ def test_put_back_heals_a_file_from_an_equal_release_and_tells_what_it_cannot(pr
     assert served(proven, "digits/config.pbtxt") == b"digits a"
 
 
+def test_put_back_goes_to_what_was_proven_over_a_run_that_was_killed(proven: Path) -> None:
+    released(proven, B)
+    released(proven, {"digits": release({"config.pbtxt": b"digits c"}, mark="c")}, BOB, takeover=ALICE["run"])
+    call(proven, "restored", BOB)
+    assert served(proven, "digits/config.pbtxt") == b"digits a"
+    assert served(proven, "faces/config.pbtxt") == b"faces a"
+    assert not (proven / "served/words").exists()
+
+
 # Two runs
 
 

@@ -49,9 +49,8 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         model = wanted["models"].get(name)
         differs = drift(root, name, release, model["files"], flaws) if model and release else []
         served[name] = {"release": release, "differs": differs}
-        another = release if model and release and not release.endswith("-" + model["release"][:12]) else None
-        if model and another and model["cached"] and _in_place(root, name, another, model):
-            served[name]["in_place"] = True
+        if model and release and not release.endswith("-" + model["release"][:12]) and model["cached"]:
+            served[name]["in_place"] = _in_place(root, name, release, model)
     found: Dict[str, Any] = {
         "served": served,
         "missing": [digest for digest in flaws if flaws[digest]],
