@@ -131,12 +131,13 @@ def test_nothing_is_asked_during_a_deployment_or_maintenance(first: Any) -> None
     before = probed(first)["npufleet_probe_last_run_timestamp_seconds"]
     for reason, mark in (("deployment", HOLD), ("maintenance", MAINTENANCE)):
         first.check_output("echo '{}' > %s", mark)
-        since = first.check_output("date +%%s.%%N")
-        found = probed(first)
+        since = first.check_output("date +%s.%N")
+        try:
+            found = probed(first)
+        finally:
+            first.check_output("rm -f %s", mark)
         events = "docker events --since %s --until $(date +%%s.%%N) --filter event=start --format '{{.Actor.Attributes.name}}'"
-        started = first.check_output(events, since)
-        first.check_output("rm -f %s", mark)
-        assert "npufleet-probe" not in started
+        assert "npufleet-probe" not in first.check_output(events, since)
         assert set_reasons(found, "npufleet_probe_paused") == [reason]
         assert [one for one in found if one.startswith("npufleet_check")] == []
         assert found["npufleet_probe_last_run_timestamp_seconds"] == before
