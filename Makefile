@@ -63,6 +63,9 @@ lint-models: venv ## lint the Triton repository REPO=dir, for RELEASE=24.01 (ARG
 	@PYTHONPATH=collections $(PY) -m ansible_collections.npufleet.triton.plugins.module_utils.lint \
 	  $(or $(REPO),$(error REPO=dir names the repository to lint)) $(if $(RELEASE),--release $(RELEASE)) $(ARGS)
 
+faults: venv ## every fault of docs/reliability.md against Triton itself, with clients that ask through it
+	@began=$$SECONDS; $(PY) -m pytest tests/faults; echo "faults: $$((SECONDS - began)) s"
+
 browser: ## Debian's Chromium and its driver, where they are missing
 	@if ! command -v chromium >/dev/null || ! command -v chromedriver >/dev/null; then \
 	  echo "make: installing Chromium for the tests of the report"; \
@@ -107,4 +110,4 @@ test-mutants: venv ## seed defects one at a time; each must turn a test red
 clean: ## remove what was built; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-down converge status check lint lint-models unit browser rclone report-test report-image molecule molecule-default molecule-production molecule-serving test-quick test bench-serving bench-models test-heavy test-mutants clean
+.PHONY: help venv demo lab lab-down converge status check lint lint-models unit faults browser rclone report-test report-image molecule molecule-default molecule-production molecule-serving test-quick test bench-serving bench-models test-heavy test-mutants clean

@@ -1,0 +1,130 @@
+"""Clients that ask every model of every host without a pause, and what they heard."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+from host import MODELS, Host
+from tritonclient import grpc as triton
+from tritonclient.utils import InferenceServerException
+
+# Seconds from the end of an answer to the next request, and for which one is waited for
+PAUSE, PATIENCE = 0.1, 3.0
+# What no client may be told: places of the store, and the inside of a model
+INSIDE = re.compile(r"/var/lib/|/opt/|Traceback|File \"|\.py\b")
+
+
+class Sample(NamedTuple):
+    """One request: when it began and ended, and either the edition that answered right, or what was wrong, or the error."""
+
+    began: float
+    ended: float
+    edition: int | None = None
+    wrong: str = ""
+    error: str = ""
+
+    @property
+    def good(self) -> bool:
+        return not self.wrong and not self.error
+
+
+def doubling(number: float) -> tuple[list[triton.InferInput], Callable[[triton.InferResult], tuple[int, str]]]:
+    """A request of the scenario's own models, and who judges the answer."""
+    x = triton.InferInput("X", [1, 1], "FP32")
+    x.set_data_from_numpy(np.array([[number]], np.float32))
+
+    def judge(answer: triton.InferResult) -> tuple[int, str]:
+        y = answer.as_numpy("Y")
+        right = y.shape == (1, 1) and y[0, 0] == number * 2
+        return int(answer.as_numpy("EDITION")[0, 0]), "" if right else f"{y.tolist()} for {number}"
+
+    return [x], judge
+
+
+class Client(threading.Thread):
+    """Asks one model of one host, over a connection of its own, until it is told to stop."""
+
+    def __init__(self, host: Host, model: str) -> None:
+        super().__init__(daemon=True)
+        self.url = f"127.0.0.1:{host.grpc_port}"
+        self.model = model
+        self.samples: list[Sample] = []
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        number = 0
+        while not self.stopped.is_set():
+            with triton.InferenceServerClient(self.url) as client:
+                while not self.stopped.wait(PAUSE):
+                    number += 1
+                    self.samples.append(self.one(client, number))
+                    if self.samples[-1].error:
+                        # A new connection: what comes late on this one is of another request.
+                        break
+
+    def one(self, client: triton.InferenceServerClient, number: int) -> Sample:
+        # The response cache knows its answer of before only to a question of before.
+        inputs, judge = doubling(7 if self.model == "cached" else number)
+        began = time.monotonic()
+        try:
+            edition, wrong = judge(client.infer(self.model, inputs, client_timeout=PATIENCE))
+        except InferenceServerException as error:
+            return Sample(began, time.monotonic(), error=f"{type(error).__name__}: {error}")
+        return Sample(began, time.monotonic(), edition, wrong)
+
+
+class Heard:
+    """What one client heard in a span of time."""
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        self.samples = list(samples)
+
+    @property
+    def editions(self) -> set[int | None]:
+        return {one.edition for one in self.samples if one.good}
+
+    @property
+    def errors(self) -> list[str]:
+        return [one.error for one in self.samples if one.error]
+
+    @property
+    def wrong(self) -> list[Sample]:
+        return [one for one in self.samples if one.wrong]
+
+    @property
+    def pause(self) -> float:
+        """The longest time from one good answer to the next, beyond the client's own pause."""
+        ends = [one.ended for one in self.samples if one.good]
+        return max((later - sooner for sooner, later in zip(ends, ends[1:])), default=float("inf")) - PAUSE
+
+
+class Clients:
+    """A client of each model on each host."""
+
+    def __init__(self, hosts: dict[str, Host]) -> None:
+        self.each = {(mode, model): Client(host, model) for mode, host in hosts.items() for model in MODELS}
+
+    def __enter__(self) -> Clients:
+        for one in self.each.values():
+            one.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for one in self.each.values():
+            one.stopped.set()
+        for one in self.each.values():
+            one.join()
+
+    def heard(self, mode: str, model: str, began: float, ended: float) -> Heard:
+        """What came of the requests that were sent in this span."""
+        return Heard(one for one in list(self.each[mode, model].samples) if began <= one.began <= ended)
+
+    def answered(self, mode: str, model: str, since: float, edition: int | None = None) -> bool:
+        """Whether the last request since then had a good answer."""
+        found = self.heard(mode, model, since, time.monotonic()).samples
+        return bool(found) and found[-1].good and edition in (None, found[-1].edition)

@@ -1,0 +1,259 @@
+"""A host without a host: the project's own store and modules beside a real tritonserver on this machine.
+
+What runs here is what runs on a host: manifests, blobs, releases, the transaction, the loads, reading digests back. The order is
+that of the roles. What is left out is Ansible, ssh, Docker and the watchdog, which the lab scenarios have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ansible_collections.npufleet.triton.plugins.action.model_store import _with_contents
+from ansible_collections.npufleet.triton.plugins.module_utils import manifest, store
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import read_served
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import sentence
+from ansible_collections.npufleet.triton.plugins.modules import model_store, triton_model
+from tritonclient import grpc as triton
+from tritonclient.utils import InferenceServerException
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build/faults"
+WHEEL = "0.7.0"
+MODELS = ("alpha", "beta", "gamma", "cached")
+VARIABLES = {
+    "npufleet_card": "RBLN-CA22",
+    "npufleet_npus": 1,
+    "npufleet_row": {"triton": {"version": "2.51.0"}, "sdk": {"shape": "0.9"}},
+    "model_repository_verify": False,
+    "model_repository_bundle": "",
+    "model_repository_fetch": "controller",
+    "rbln_release": "lab-24.10",
+}
+# Seconds for a change to be served, and for a server to end its work
+PATIENCE, EXIT = 6, 3
+
+
+class Failed(Exception):
+    """Why a run failed, in the words that an operator reads."""
+
+
+def tritonserver() -> Path:
+    """The server of 24.10 out of nvidia-pytriton's wheel, with the stub of this Python."""
+    home = BUILD / f"pytriton-{WHEEL}"
+    server = home / "pytriton/tritonserver"
+    if not (home / "done").exists():
+        shutil.rmtree(home, ignore_errors=True)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={home}", f"nvidia-pytriton=={WHEEL}"]
+        subprocess.run(pip, check=True)
+        (archive,) = home.glob("*.whl")
+        with zipfile.ZipFile(archive) as source:
+            source.extractall(home)
+        stub = server / f"python_backend_stubs/3.{sys.version_info.minor}/triton_python_backend_stub"
+        for program in (shutil.copy2(stub, server / "backends/python"), server / "bin/tritonserver"):
+            Path(program).chmod(0o755)
+        (home / "done").touch()
+    return server
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+class Host:
+    """One host in one mode of control: `run` is a run of models.yml on it."""
+
+    def __init__(self, mode: str, place: Path) -> None:
+        self.mode = mode
+        place.mkdir(parents=True, exist_ok=True)
+        self.root = str(place / "store")
+        # As the container sees it: read-only, or Python would write bytecode beside the models
+        self.seen = str(place / "seen")
+        self.incoming = str(place / "store/incoming")
+        self.log = place / "log"
+        self.port, self.grpc_port = free_port(), free_port()
+        self.runs = 0
+        self.server: subprocess.Popen[bytes] | None = None
+        self.wanted: dict[str, Any] = {}
+
+    # The server
+
+    def start(self) -> None:
+        server = tritonserver()
+        command = [server / "bin/tritonserver", f"--model-repository={self.seen}/served", f"--model-control-mode={self.mode}"]
+        command += {"none": [], "poll": ["--repository-poll-secs=1"], "explicit": ["--load-model=*"]}[self.mode]
+        command += [f"--backend-directory={server / 'backends'}", f"--cache-directory={server / 'caches'}"]
+        command += ["--cache-config=local,size=1048576", f"--http-port={self.port}", "--http-address=127.0.0.1"]
+        command += [
+            f"--grpc-port={self.grpc_port}",
+            "--grpc-address=127.0.0.1",
+            "--allow-metrics=false",
+            f"--exit-timeout-secs={EXIT}",
+        ]
+        libraries = f"{server.parent.parent / 'nvidia_pytriton.libs'}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        with self.log.open("ab") as sink:
+            self.server = subprocess.Popen(
+                command,
+                stdout=sink,
+                stderr=sink,
+                env={**os.environ, "LD_LIBRARY_PATH": libraries, "PATH": path},
+                start_new_session=True,
+            )
+
+    def stop(self, drain: bool = True) -> None:
+        """As the engine stops a container: told first, killed with all of its processes when its time is over."""
+        if self.server is None:
+            return
+        if drain:
+            self.server.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.server.wait(EXIT * 2)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.server.pid, signal.SIGKILL)
+        self.server.wait()
+        self.server = None
+
+    def restart(self, drain: bool = True) -> None:
+        self.stop(drain)
+        self.start()
+
+    def served(self) -> dict[str, Any]:
+        """What the server has loaded. One that ended by itself is started again, as the engine does it."""
+        if self.server is not None and self.server.poll() is not None:
+            self.restart()
+        return read_served({"address": "127.0.0.1", "http_port": self.port}) or {}
+
+    def wait(self, wanted: dict[str, Any], seconds: float = PATIENCE) -> None:
+        """Until these releases are served, by the digests that the server has in memory."""
+        deadline = time.monotonic() + seconds
+        while True:
+            served = self.served()
+            lacking = sorted(name for name, one in wanted.items() if not triton_model.good(served.get(name, {}), one))
+            if not lacking:
+                return
+            if time.monotonic() >= deadline:
+                raise Failed(f"the server does not serve {', '.join(lacking)}: {self.words(lacking)}")
+            time.sleep(0.2)
+
+    def words(self, names: list[str]) -> str:
+        """Triton's own, out of its log."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "; ".join(line for line in lines if line.startswith("E") and any(name in line for name in names))[-1500:]
+
+    # A run
+
+    def begin(self, repository: Path) -> None:
+        """From nothing: what is switched is there when the server starts."""
+        self.run(repository, dies=True)
+        self.start()
+        self.wait(self.wanted, PATIENCE * 3)
+        self.run(repository)
+
+    def drift(self, repository: Path) -> str:
+        """What the concern `models` has to say."""
+        return "; ".join(map(sentence, self.plan(self.manifests(repository))))
+
+    def plan(self, found: dict[str, Any]) -> list[dict[str, Any]]:
+        desired = models.desired({**VARIABLES, "npufleet_root": self.root, "npufleet_incoming": self.incoming}, found)
+        return models.diff(desired, models.read(desired))
+
+    def run(self, repository: Path, dies: bool = False, between: Callable[[], None] | None = None, changed: bytes = b"") -> bool:
+        """One ordinary run; whether it changed anything. Raises Failed, after what served was put back.
+
+        `dies`: it is killed when it has switched. `between`: what somebody does at that moment. `changed`: bytes that the large
+        files have on their way.
+        """
+        self.runs += 1
+        me = store.Run(f"here/{self.runs}", "tests@here", self.mode, 0)
+        found = self.manifests(repository)
+        self.wanted = {name: {key: one[key] for key in ("versions", "release", "steps")} for name, one in found.items()}
+        plan = self.plan(found)
+        if not plan:
+            return False
+        names = [one["name"] for one in plan if one["action"] == "release"]
+        try:
+            store.prepare(self.root)
+            self.transfer([found[name] for name in names], changed)
+            releases = {name: _with_contents(found[name]) for name in names}
+            model_store.release(self.root, me, {"releases": releases, "incoming": self.incoming}, [])
+        except (store.StoreError, OSError) as error:
+            raise Failed(f"{self.mode}: {error}") from error
+        if dies:
+            return True
+        if between:
+            between()
+        try:
+            self.serve(self.wanted)
+            self.prove()
+        except (Failed, triton_model.Refused) as error:
+            self.put_back(me, str(error))
+            raise Failed(f"{self.mode}: the releases before serve again: {error}") from error
+        model_store.prove(self.root, me, {"why": "", "keep": 5}, None)
+        return True
+
+    def manifests(self, repository: Path) -> dict[str, Any]:
+        """What the controller makes of the repository: where it refuses, nothing has changed yet."""
+        variables = {**VARIABLES, "npufleet_model_repository": str(repository), "inventory_hostname": self.mode, "group_names": []}
+        variables["triton_models"] = [{"name": name} for name in MODELS]
+        found, reasons = manifest.manifests(variables)
+        if reasons:
+            raise Failed(f"{self.mode}: refused: {'; '.join(reasons)}")
+        return found
+
+    def transfer(self, wanted: list[dict[str, Any]], changed: bytes) -> None:
+        """Large files into incoming/, as rsync leaves them."""
+        os.makedirs(self.incoming, exist_ok=True)
+        for digest, origin in ((digest, origin) for one in wanted for digest, origin in one["origins"].items()):
+            content = Path(origin["file"]).read_bytes()
+            Path(self.incoming, digest).write_bytes(changed + content[len(changed) :])
+
+    def serve(self, wanted: dict[str, Any]) -> None:
+        """Have the server take what is linked, as the role does it in this mode."""
+        opened = models.read({"root": self.root, "incoming": self.incoming, "verify": False, "models": {}})["transaction"]
+        if self.mode == "none" or (opened and opened["stale"]):
+            self.restart()
+        elif self.mode == "explicit":
+            change = triton_model.Change(triton_model.Server("127.0.0.1", self.port, float(PATIENCE)), wanted)
+            change.apply()
+            if change.reasons:
+                raise Failed("; ".join(f"model {name}: {why}" for name, why in change.reasons.items()))
+        self.wait(wanted)
+
+    def prove(self) -> None:
+        """Every model answers right. The golden data is that twice 3 is 6."""
+        for name in self.wanted:
+            x = triton.InferInput("X", [1, 1], "FP32")
+            x.set_data_from_numpy(np.array([[3]], np.float32))
+            with triton.InferenceServerClient(f"127.0.0.1:{self.grpc_port}") as client:
+                try:
+                    y = client.infer(name, [x]).as_numpy("Y")
+                except InferenceServerException as error:
+                    raise Failed(f"model {name}: {error}") from error
+            if y.tolist() != [[6.0]]:
+                raise Failed(f"model {name}: found {y.tolist()}, wanted [[6.0]]")
+
+    def put_back(self, me: store.Run, why: str) -> None:
+        """Link and serve again what served before; where the server does not take it, it is started again."""
+        model_store.restore(self.root, me, {"why": why, "hung": []})
+        before = store.linked(self.root, self.wanted)
+        try:
+            self.serve(before)
+        except (Failed, triton_model.Refused):
+            self.restart()
+            self.wait(before, PATIENCE * 3)
+        model_store.prove(self.root, me, {"why": why, "keep": 5}, None)

@@ -1,0 +1,1 @@
+../../alpha/1/model.py

@@ -1,0 +1,351 @@
+"""Every fault of faults.yml in every mode of control, with clients that ask through the fault and its repair."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from clients import INSIDE, Clients
+from host import MODELS, PATIENCE, Failed, Host
+
+HERE = Path(__file__).parent
+TABLE = yaml.safe_load((HERE / "faults.yml").read_text())
+MODES = ("none", "poll", "explicit")
+OUTCOMES = {one["fault"]: one for one in TABLE}
+# Seconds that a server may be away where a mode or Triton leaves no other way
+LONGEST_PAUSE = 40
+PUT_BACK = "the releases before serve again: "
+Told = dict[str, str]
+
+
+class Place:
+    """Three hosts, their clients, and the repository that is right."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.hosts = {mode: Host(mode, directory / mode) for mode in MODES}
+        self.clients = Clients(self.hosts)
+        self.repository = directory / "models"
+        shutil.copytree(HERE / "models", self.repository)
+        # A large file, which is a blob on the host
+        (self.repository / "alpha/1/weights.bin").write_bytes(os.urandom(2 << 20))
+
+    def everywhere(self, act: Callable[[Host], Any]) -> dict[str, Any]:
+        """{mode: result} of what is done on all hosts at once."""
+        with ThreadPoolExecutor() as pool:
+            return dict(zip(self.hosts, pool.map(act, self.hosts.values())))
+
+    def edited(self, edition: int = 2, **changes: list[tuple[str, str, str]]) -> Path:
+        """A copy of the repository in which these models are of another edition, with each (file, old text, new text) replaced."""
+        repository = self.directory / f"models-{time.monotonic_ns()}"
+        shutil.copytree(self.repository, repository)
+        for name, edits in changes.items():
+            for path, old, new in [("1/model.py", "EDITION = 1", f"EDITION = {edition}"), *edits]:
+                file = repository / name / path
+                assert file.read_text().count(old) == 1, (name, path, old)
+                file.write_text(file.read_text().replace(old, new))
+        return repository
+
+    def refused(self, repository: Path, **options: Any) -> Told:
+        """What a run says that has to fail, on every host."""
+
+        def one(host: Host) -> str:
+            with pytest.raises(Failed) as why:
+                host.run(repository, **options)
+            return str(why.value)
+
+        return self.everywhere(one)
+
+    def drift(self) -> Told:
+        """What status.yml has to say."""
+        return self.everywhere(lambda host: host.drift(self.repository))
+
+    def wait_until_answered(self, edition: int | None = None, model: str | None = None) -> None:
+        """Until a request to each model, sent from now on, has a good answer."""
+        since, deadline = time.monotonic(), time.monotonic() + 30
+        waiting = {(mode, one) for mode in MODES for one in ([model] if model else MODELS)}
+        while waiting:
+            waiting = {one for one in waiting if not self.clients.answered(*one, since, edition)}
+            assert time.monotonic() < deadline, waiting
+            time.sleep(0.05)
+
+
+@dataclass
+class Story:
+    """One episode: when it began, when the operator had been told, when one ordinary run had repaired it, and what was told."""
+
+    began: float
+    told_at: float
+    ended: float
+    told: Told
+
+
+class Episode:
+    """Puts faults in and returns what an operator is told; `faults` is {fault: (model that is asked, pattern of what is told)}."""
+
+    def __init__(self, act: Callable[[Place], Told], faults: dict[str, tuple[str, str]], editions: set[int]) -> None:
+        self.act, self.faults, self.editions = act, faults, editions
+        self.story: Story | None = None
+        self.failure: BaseException | None = None
+
+    def play(self, place: Place) -> Story:
+        """Once, for all its cells; where it fails, for all of them."""
+        if self.failure:
+            raise self.failure
+        if self.story is None:
+            began = time.monotonic()
+            try:
+                told = self.act(place)
+                told_at = time.monotonic()
+                # One ordinary run with the right repository, and another one has nothing left to do.
+                place.everywhere(lambda host: host.run(place.repository))
+                assert not any(place.everywhere(lambda host: host.run(place.repository)).values()), "one run was not enough"
+                # A refusal is quick: without some answers after it nobody would know of a pause.
+                for _answer in range(3):
+                    place.wait_until_answered(edition=1)
+                self.story = Story(began, told_at, time.monotonic(), told)
+            except BaseException as error:
+                self.failure = error
+                raise
+        return self.story
+
+
+EPISODES: dict[str, Episode] = {}
+
+
+def tells(editions: set[int] | None = None, **faults: tuple[str, str]) -> Callable[[Callable[[Place], Told]], None]:
+    """Makes a function an episode."""
+
+    def keep(act: Callable[[Place], Told]) -> None:
+        EPISODES.update(dict.fromkeys(faults, Episode(act, faults, editions or {1})))
+
+    return keep
+
+
+def shared_memory() -> set[Path]:
+    return set(Path("/dev/shm").glob("triton_python_backend_shm_region_*"))
+
+
+def forget_shared_memory(before: set[Path]) -> None:
+    """What servers that were killed have left, and no process of anybody has open."""
+    opened = ""
+    for one in Path("/proc").glob("[0-9]*/maps"):
+        # A process may end meanwhile.
+        with contextlib.suppress(OSError):
+            opened += one.read_text(errors="replace")
+    for region in shared_memory() - before:
+        if region.name not in opened:
+            region.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    if os.geteuid() != 0:
+        pytest.skip("each store is on a file system of its own, which root alone can mount")
+    found = Place(tmp_path_factory.mktemp("faults"))
+    before = shared_memory()
+    for host in found.hosts.values():
+        for directory in (host.root, host.seen):
+            os.makedirs(directory)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m,mode=755", "tmpfs", host.root], check=True)
+        subprocess.run(["mount", "--bind", host.root, host.seen], check=True)
+        subprocess.run(["mount", "-o", "remount,bind,ro", host.seen], check=True)
+    try:
+        found.everywhere(lambda host: host.begin(found.repository))
+        with found.clients:
+            found.wait_until_answered(edition=1)
+            yield found
+    finally:
+        found.everywhere(lambda host: host.stop(drain=False))
+        for host in found.hosts.values():
+            subprocess.run(["umount", host.seen, host.root], check=True)
+        forget_shared_memory(before)
+
+
+PYTHON = 'backend: "python"\n'
+INITIALIZE = '        """There is nothing to load."""\n'
+DOUBLE = "            y = x * 2\n"
+
+
+@tells(wrong_digest=("alpha", r"arrived .*with SHA-256 \w+, wanted"))
+def a_source_with_another_digest(place: Place) -> Told:
+    repository = place.edited(alpha=[])
+    (repository / "alpha/1/weights.bin").write_bytes(os.urandom(2 << 20))
+    return place.refused(repository, changed=b"another file")
+
+
+@tells(disk_full_switch=("alpha", "No space left on device"))
+def a_disk_that_is_full_in_a_switch(place: Place) -> Told:
+    def size(host: Host, more: int) -> None:
+        found = os.statvfs(host.root)
+        used = (found.f_blocks - found.f_bfree) * found.f_frsize
+        subprocess.run(["mount", "-o", f"remount,size={used + more}", host.root], check=True)
+
+    place.everywhere(lambda host: size(host, 0))
+    try:
+        return place.refused(place.edited(alpha=[]))
+    finally:
+        place.everywhere(lambda host: size(host, 200 << 20))
+
+
+@tells(config_unreadable=("alpha", "alpha/config.pbtxt.*max_batch_sise"), no_model_file=("beta", "beta/2.*model.py"))
+def a_repository_that_cannot_be_meant(place: Place) -> Told:
+    repository = place.edited(alpha=[("config.pbtxt", "max_batch_size", "max_batch_sise")])
+    # With a file of its own, or git and the store would drop it
+    (repository / "beta/2").mkdir()
+    (repository / "beta/2/labels.txt").write_text("zero\n")
+    return place.refused(repository)
+
+
+@tells(
+    load_raises=("alpha", PUT_BACK + ".*the weights do not fit the code"),
+    config_refused=("beta", PUT_BACK + ".*FORCE_CPU_ONLY_INPUT_TENSORS"),
+)
+def loads_that_fail(place: Place) -> Told:
+    # What Triton's schema allows, and its backend looks at only when it loads
+    maybe = 'parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "maybe" } }\n'
+    raises = INITIALIZE + '        raise RuntimeError("the weights do not fit the code")\n'
+    return place.refused(place.edited(alpha=[("1/model.py", INITIALIZE, raises)], beta=[("config.pbtxt", PYTHON, PYTHON + maybe)]))
+
+
+@tells(
+    wrong_golden=("alpha", PUT_BACK + r"model alpha: found \[\[9.0\]\], wanted \[\[6.0\]\]"),
+    wrong_nan=("beta", ""),
+    wrong_shape=("gamma", ""),
+)
+def models_that_answer_wrong(place: Place) -> Told:
+    return place.refused(
+        place.edited(
+            alpha=[("1/model.py", DOUBLE, "            y = x * 3\n")],
+            beta=[("1/model.py", DOUBLE, '            y = x * np.float32("nan")\n')],
+            gamma=[("1/model.py", DOUBLE, "            y = np.repeat(x * 2, 2, axis=1)\n")],
+        )
+    )
+
+
+@tells(editions={1, 2}, interrupted=("alpha", "transaction: found open since .* wanted proven and closed"))
+def a_controller_that_is_interrupted(place: Place) -> Told:
+    repository = place.edited(alpha=[])
+    place.everywhere(lambda host: host.run(repository, dies=True))
+    told = place.drift()
+    place.everywhere(lambda host: host.run(repository))
+    place.wait_until_answered(edition=2, model="alpha")
+    return told
+
+
+@tells(editions={1, 2}, old_cache=("cached", ""))
+def a_cache_that_knows_old_answers(place: Place) -> Told:
+    repository = place.edited(cached=[])
+    place.everywhere(lambda host: host.run(repository))
+    since = time.monotonic()
+    place.wait_until_answered(edition=2, model="cached")
+    for mode in MODES:
+        assert place.clients.heard(mode, "cached", since, time.monotonic()).editions == {2}, f"{mode}: an answer of before"
+    return dict.fromkeys(MODES, "")
+
+
+@tells(editions={1, 2}, server_restarted=("alpha", ""))
+def a_server_that_is_restarted_in_mid_switch(place: Place) -> Told:
+    repository = place.edited(alpha=[])
+
+    def one(host: Host) -> str:
+        # Where it is loaded into a server that is not there yet, the run fails, and has put back what served.
+        try:
+            host.run(repository, between=lambda: host.restart(drain=False))
+        except Failed as why:
+            assert PUT_BACK in str(why)
+            return str(why)
+        return "proven"
+
+    return place.everywhere(one)
+
+
+@tells(warmup_fails=("beta", PUT_BACK))
+def a_warm_up_that_fails(place: Place) -> Told:
+    zero = 'inputs { key: "X" value { data_type: TYPE_FP32 dims: [ 1 ] zero_data: true } }'
+    warm = f'model_warmup [ {{ name: "zero" batch_size: 1 {zero} }} ]\n'
+    test = '            if not x.any():\n                raise ValueError("nothing to double")\n'
+    return place.refused(place.edited(beta=[("config.pbtxt", PYTHON, PYTHON + warm), ("1/model.py", DOUBLE, test + DOUBLE)]))
+
+
+@tells(load_hangs=("gamma", PUT_BACK))
+def a_load_that_hangs(place: Place) -> Told:
+    hang = INITIALIZE + "        threading.Event().wait()\n"
+    told = place.refused(place.edited(gamma=[("1/model.py", INITIALIZE, hang)]))
+    # The next run starts a server anew in which a load hangs (concerns/server.py).
+    place.everywhere(lambda host: host.restart() if host.mode != "none" else None)
+    return told
+
+
+@tells(bytecode=("alpha", ""))
+def bytecode_and_a_readme_in_the_repository(place: Place) -> Told:
+    repository = place.edited()
+    (repository / "alpha/1/__pycache__").mkdir()
+    (repository / "alpha/1/__pycache__/model.cpython-311.pyc").write_bytes(b"bytecode")
+    (repository / "README.md").write_text("Models of the site\n")
+    assert not any(place.everywhere(lambda host: host.run(repository)).values())
+    return dict.fromkeys(MODES, "")
+
+
+@tells(added_on_host=("alpha", "README.md was added.*__pycache__/model.cpython-311.pyc was added"))
+def files_that_are_added_on_the_host(place: Place) -> Told:
+    for host in place.hosts.values():
+        alpha = Path(host.root, "served/alpha")
+        (alpha / "README.md").touch()
+        (alpha / "1/__pycache__").mkdir()
+        (alpha / "1/__pycache__/model.cpython-311.pyc").touch()
+    return place.drift()
+
+
+def blobs(place: Place) -> list[Path]:
+    return [Path(host.root, "served/alpha/1/weights.bin").resolve() for host in place.hosts.values()]
+
+
+@tells(blob_truncated=("alpha", "1/weights.bin: its blob"))
+def a_blob_that_is_truncated_on_the_host(place: Place) -> Told:
+    for blob in blobs(place):
+        os.truncate(blob, 1000)
+    return place.drift()
+
+
+@tells(blob_changed=("alpha", "1/weights.bin: its blob"))
+def a_blob_that_is_changed_on_the_host(place: Place) -> Told:
+    for blob in blobs(place):
+        with blob.open("r+b") as sink:
+            sink.write(b"changed")
+    return place.drift()
+
+
+@pytest.mark.parametrize(("fault", "mode"), [(one["fault"], mode) for one in TABLE for mode in MODES])
+def test_cell(fault: str, mode: str, place: Place) -> None:
+    episode = EPISODES[fault]
+    story = episode.play(place)
+    model, pattern = episode.faults[fault]
+    assert re.search(pattern, story.told[mode], re.DOTALL), f"{pattern} is not in: {story.told[mode]}"
+    heard = place.clients.heard(mode, model, story.began, story.ended)
+    assert heard.editions and heard.editions <= episode.editions
+    assert not [one for one in heard.errors if INSIDE.search(one)], "clients see the inside"
+    assert heard.pause < LONGEST_PAUSE
+    outcome = OUTCOMES[fault][mode]
+    if outcome == "same":
+        assert (heard.errors, heard.wrong) == ([], [])
+    elif outcome == "restart":
+        assert heard.wrong == []
+        assert heard.errors or heard.pause > PATIENCE / 10, "nothing was restarted"
+    elif fault.startswith("wrong_"):
+        # One name, one model: between load and proof it is the wrong one that answers.
+        assert heard.wrong, "nobody was answered wrong: the cell is better than it says"
+        assert all(one.began < story.told_at for one in heard.wrong), "after the run it still answers wrong"
+    else:
+        assert heard.wrong == []

@@ -1,0 +1,60 @@
+"""docs/reliability.md says what tests/faults proves: the same faults, and in each mode the same outcome."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests/faults"
+TABLE = yaml.safe_load((TESTS / "faults.yml").read_text())
+MODES = ("none", "poll", "explicit")
+WORDS = {
+    "reliability.md": {
+        "same": "old answers go on",
+        "clean": "clean error and alert, repaired by one run",
+        "restart": "drained and restarted",
+    },
+    "reliability.ko.md": {
+        "same": "이전 응답이 이어짐",
+        "clean": "깔끔한 오류와 알림, 한 번 실행으로 복구",
+        "restart": "처리 중인 요청을 마치고 재시작",
+    },
+}
+TITLES = {"reliability.md": "title", "reliability.ko.md": "ko"}
+
+
+def rows(name: str) -> list[list[str]]:
+    """Cells of the table whose columns are the modes."""
+    lines = (ROOT / "docs" / name).read_text().splitlines()
+    begin = next(number for number, line in enumerate(lines) if all(f"| `{mode}` " in line for mode in MODES))
+    table = []
+    for line in lines[begin + 2 :]:
+        if not line.startswith("|"):
+            break
+        table.append([cell.strip() for cell in line.strip("|").split("|")])
+    return table
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_the_table_is_what_the_tests_prove(name: str) -> None:
+    told = [row[:4] for row in rows(name)]
+    proven = [[fault[TITLES[name]], *(WORDS[name][fault[mode]] for mode in MODES)] for fault in TABLE]
+    assert told == proven
+    assert all(row[4] for row in rows(name)), "a fault without what happens and how it is repaired"
+
+
+def test_every_fault_has_a_test_and_every_test_a_fault() -> None:
+    tree = ast.parse((TESTS / "test_faults.py").read_text())
+    told = [
+        keyword.arg
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "tells"
+        for keyword in node.keywords
+        if keyword.arg != "editions"
+    ]
+    assert sorted(str(one) for one in told) == sorted(fault["fault"] for fault in TABLE)
+    assert all(fault[mode] in WORDS["reliability.md"] for fault in TABLE for mode in MODES)
