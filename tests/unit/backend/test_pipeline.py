@@ -14,25 +14,41 @@ pytestmark = pytest.mark.parametrize("release", ["24.10"], indirect=True)
 
 
 class Gate(NPU):
-    """An NPU whose runs end when they are let go, one by one."""
+    """An NPU whose runs end when they are let go, one by one, in the order in which their requests came."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
-        self.open = threading.Semaphore(0)
+        self.turn = threading.Condition()
+        self.open = 0
+        self.ended: list[float] = []
         self.closed = False
         self.answer = self._answer
 
     def _answer(self, a: np.ndarray, b: np.ndarray) -> Any:
         if self.closed:
-            assert self.open.acquire(timeout=20)
+            mine = float(a[0, 0])
+            with self.turn:
+                assert self.turn.wait_for(lambda: self.open and mine == self._first(), timeout=20)
+                self.open -= 1
+                self.ended.append(mine)
+                self.turn.notify_all()
         return b * b, a * 2
+
+    def _first(self) -> float:
+        """What the run begins with whose turn it is: two that are under way may reach the gate in any order."""
+        under_way = sorted(float(a[0, 0]) for a, _b in list(self.runs))
+        for one in self.ended:
+            under_way.remove(one)
+        return under_way[0]
 
     def close(self) -> None:
         """From here on, runs wait."""
         self.closed = True
 
     def let(self, runs: int) -> None:
-        self.open.release(runs)
+        with self.turn:
+            self.open += runs
+            self.turn.notify_all()
 
     def sizes(self) -> list[int]:
         """Rows of the runs that began, the largest of each run's requests: padding is zeros."""
