@@ -18,7 +18,7 @@ import time
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set
 
-from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, blob_path, record_path
+from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, blob_path, read_history, record_path
 
 DIGEST = re.compile("[0-9a-f]{64}")
 MIB = 1 << 20
@@ -263,7 +263,7 @@ def _named(root: str) -> Dict[str, Set[str]]:
     for name, one in _document(root, "holds.json").items():
         stay(name, one.get("label"), one.get("release"))
     proven: Dict[str, int] = {}
-    for line in reversed(_lines(os.path.join(root, "history.jsonl"))):
+    for line in reversed(read_history(root)):
         name = line.get("model")
         if name and proven.get(name, 0) < 2:
             stay(name, line.get("from"), line.get("to"))
@@ -281,23 +281,6 @@ def _document(root: str, name: str) -> Dict[str, Any]:
     except ValueError as error:
         raise StoreError(f"{os.path.join(root, name)} cannot be read ({error}): nothing is removed before it can") from None
     return found if isinstance(found, dict) else {}
-
-
-def _lines(path: str) -> List[Dict[str, Any]]:
-    """The lines of the history; one that a power cut left half is passed over."""
-    found = []
-    try:
-        with open(path, encoding="utf-8") as source:
-            for line in source:
-                try:
-                    one = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(one, dict):
-                    found.append(one)
-    except FileNotFoundError:
-        pass
-    return found
 
 
 def _retire(root: str, release: str, lost: Set[str]) -> int:
