@@ -18,6 +18,7 @@ import time
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set
 
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import file_system
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, blob_path, read_history, record_path
 
 DIGEST = re.compile("[0-9a-f]{64}")
@@ -116,10 +117,7 @@ def arrived(incoming: Optional[str]) -> Dict[str, int]:
 
 def room(root: str, incoming: str, sizes: Mapping[str, Optional[int]]) -> Optional[str]:
     """Why these blobs do not fit on the file system of the store: found and wanted, in bytes. None where they do."""
-    here = root
-    while not os.path.isdir(here):
-        here = os.path.dirname(here)
-    return short_of_room(root, shutil.disk_usage(here).free, arrived(incoming), sizes)
+    return short_of_room(root, file_system(root)[1], arrived(incoming), sizes)
 
 
 def short_of_room(place: str, free: int, partial: Mapping[str, int], sizes: Mapping[str, Optional[int]]) -> Optional[str]:

@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import PCI_VENDOR
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, short
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, packages, text
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, file_system, packages, text
 
 GIB = 2**30
 # The supplier of models, among passwords
@@ -71,7 +71,7 @@ def refusals(
         reasons += list(engine(actual["engine"], packages([*CONFLICTS, *ENGINES]), _engine_name()))
     if ("server", "create") in doing or ("server", "replace") in doing:
         reasons += list(ports(wanted, listeners(), _publishers()))
-    reasons += list(disk(_needs(wanted, doing), _free))
+    reasons += list(disk(_needs(wanted, doing), file_system))
     if "models" in actual and wanted["pulls"]:
         reasons += pulled(wanted["pulls"], actual["models"], passwords.get(LARGE_FILES) or {})
     needed = [one for one in suppliers if tuple(one["needed"]) in doing]
@@ -286,13 +286,6 @@ def _needs(wanted: Mapping[str, Any], doing: Set[Tuple[str, str]]) -> Dict[str, 
     concerns = {concern for concern, action in doing if action in ("build", "deliver", "release")}
     needs = {path: sum(size for concern, size in parts.items() if concern in concerns) for path, parts in wanted["disk"].items()}
     return {path: size for path, size in needs.items() if size}
-
-
-def _free(path: str) -> Tuple[int, int]:
-    """(file system, free bytes) of a directory that may not be there yet."""
-    while not os.path.isdir(path):
-        path = os.path.dirname(path)
-    return os.stat(path).st_dev, shutil.disk_usage(path).free
 
 
 def disk(needs: Mapping[str, int], free: Any) -> Iterator[str]:

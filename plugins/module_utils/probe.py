@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import shutil
 import socket
 import subprocess
 from typing import Any, Dict, List, Optional, Tuple
@@ -19,6 +21,13 @@ def run(*command: str) -> Tuple[int, str]:
         return 124, f"{command[0]} did not answer within 60 s"
     output = done.stdout or done.stderr
     return done.returncode, output.decode("utf-8", "replace").strip()
+
+
+def file_system(path: str) -> Tuple[int, int]:
+    """(file system, free bytes) of a directory that may not be there yet."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return os.stat(path).st_dev, shutil.disk_usage(path).free
 
 
 def text(path: str) -> Optional[str]:

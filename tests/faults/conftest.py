@@ -1,6 +1,7 @@
-"""Where the collection is found."""
+"""Where the collection is found, and what tests share."""
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "collections"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT / "collections"), str(ROOT / "tests")]

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import mo
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import read_served
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import sentence
 from ansible_collections.npufleet.triton.plugins.modules import model_store, triton_model
+from pytriton_wheel import tritonserver
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
@@ -48,24 +47,6 @@ PATIENCE, EXIT = 6, 3
 
 class Failed(Exception):
     """Why a run failed, in the words that an operator reads."""
-
-
-def tritonserver() -> Path:
-    """The server of 24.10 out of nvidia-pytriton's wheel, with the stub of this Python."""
-    home = BUILD / f"pytriton-{WHEEL}"
-    server = home / "pytriton/tritonserver"
-    if not (home / "done").exists():
-        shutil.rmtree(home, ignore_errors=True)
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={home}", f"nvidia-pytriton=={WHEEL}"]
-        subprocess.run(pip, check=True)
-        (archive,) = home.glob("*.whl")
-        with zipfile.ZipFile(archive) as source:
-            source.extractall(home)
-        stub = server / f"python_backend_stubs/3.{sys.version_info.minor}/triton_python_backend_stub"
-        for program in (shutil.copy2(stub, server / "backends/python"), server / "bin/tritonserver"):
-            Path(program).chmod(0o755)
-        (home / "done").touch()
-    return server
 
 
 def free_port() -> int:
@@ -93,7 +74,7 @@ class Host:
     # The server
 
     def start(self) -> None:
-        server = tritonserver()
+        server = tritonserver(BUILD, WHEEL)
         command = [server / "bin/tritonserver", f"--model-repository={self.seen}/served", f"--model-control-mode={self.mode}"]
         command += {"none": [], "poll": ["--repository-poll-secs=1"], "explicit": ["--load-model=*"]}[self.mode]
         command += [f"--backend-directory={server / 'backends'}", f"--cache-directory={server / 'caches'}"]

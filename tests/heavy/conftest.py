@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SDK = ROOT / "lab/sdk"
 sys.path.insert(0, str(SDK))
-sys.path += [str(ROOT / "collections"), str(ROOT / "tests/unit")]
+sys.path += [str(ROOT / "collections"), str(ROOT / "tests"), str(ROOT / "tests/unit")]
 
 
 @pytest.fixture

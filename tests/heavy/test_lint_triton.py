@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +22,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding impor
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.repository import lint
 from conftest import ROOT
 from linting import GOOD, write
+from pytriton_wheel import tritonserver
 
 # Triton's release -> its version, and the nvidia-pytriton that carries it
 RELEASES = {"24.01": ("2.42.0", "0.5.1"), "24.10": ("2.51.0", "0.7.0")}
@@ -92,28 +91,10 @@ def repository(place: Path) -> Path:
     return place
 
 
-def triton(wheel: str) -> Path:
-    """The server out of nvidia-pytriton's wheel, with the stub of this Python."""
-    home = BUILD / f"pytriton-{wheel}"
-    server = home / "pytriton/tritonserver"
-    if not (home / "done").exists():
-        shutil.rmtree(home, ignore_errors=True)
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={home}", f"nvidia-pytriton=={wheel}"]
-        subprocess.run(command, check=True)
-        (archive,) = home.glob("*.whl")
-        with zipfile.ZipFile(archive) as source:
-            source.extractall(home)
-        stub = server / f"python_backend_stubs/3.{sys.version_info.minor}/triton_python_backend_stub"
-        for program in (shutil.copy2(stub, server / "backends/python"), server / "bin/tritonserver"):
-            Path(program).chmod(0o755)
-        (home / "done").touch()
-    return server
-
-
 @contextmanager
 def serving(wheel: str, models: Path, log: Path) -> Iterator[str]:
     """The URL of a server that has tried to load all models."""
-    server = triton(wheel)
+    server = tritonserver(BUILD, wheel)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

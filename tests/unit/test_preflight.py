@@ -169,7 +169,7 @@ def test_directories_of_one_file_system_need_their_sum() -> None:
 
 
 def test_free_space_of_a_directory_that_is_not_there_yet() -> None:
-    assert subject._free("/no/such/directory")[0] == subject._free("/")[0]
+    assert subject.file_system("/no/such/directory")[0] == subject.file_system("/")[0]
 
 
 def test_a_host_without_a_plan_has_nothing_in_its_way() -> None:

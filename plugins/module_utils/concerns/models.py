@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import blobs
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import text
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import file_system, text
 from ansible_collections.npufleet.triton.plugins.module_utils.store import (
     StoreError,
     blob_path,
@@ -19,6 +18,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import (
     read_transaction,
     record_path,
     served_label,
+    served_names,
 )
 
 CONCERN = "models"
@@ -43,8 +43,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     served: Dict[str, Dict[str, Any]] = {}
     digests = {one["sha256"] for model in wanted["models"].values() for one in model["files"].values() if one["blob"]}
     flaws = {digest: blobs.flaw(root, digest, wanted.get("verify", False)) for digest in sorted(digests)}
-    directory = os.path.join(root, "served")
-    for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else []:
+    for name in served_names(root):
         release = served_label(root, name)
         model = wanted["models"].get(name)
         differs = drift(root, name, release, model["files"], flaws) if model and release else []
@@ -57,15 +56,8 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         "transaction": _opened(root),
     }
     if found["missing"]:
-        found.update(free=_free(root), arrived=blobs.arrived(wanted.get("incoming")))
+        found.update(free=file_system(root)[1], arrived=blobs.arrived(wanted.get("incoming")))
     return found
-
-
-def _free(path: str) -> int:
-    """Bytes that are free where a directory is, or will be."""
-    while not os.path.isdir(path):
-        path = os.path.dirname(path)
-    return shutil.disk_usage(path).free
 
 
 def _in_place(root: str, name: str, old: str, new: Mapping[str, Any]) -> bool:
