@@ -29,19 +29,19 @@ def item(concern: str, name: str, current: Any, desired: Any, action: str) -> It
     return {"concern": concern, "name": name, "current": current, "desired": desired, "action": action}
 
 
-def short(value: Any) -> str:
-    """A value as a person reads it in one line of at most LINE characters."""
+def short(value: Any, most: int = LINE) -> str:
+    """A value as a person reads it in one line of at most so many characters."""
     if value is None:
         return "nothing"
     line = " ".join((value if isinstance(value, str) else json.dumps(value, sort_keys=True)).split())
     # A login in an address, such as a proxy's, is nobody's business.
     line = re.sub(r"//[^/@\s]+@", "//***@", line)
-    return line if len(line) <= LINE else line[: LINE - 3] + "..."
+    return line if len(line) <= most else line[: most - 3] + "..."
 
 
-def sentence(one: Item) -> str:
+def sentence(one: Item, most: int = LINE) -> str:
     """One difference as a sentence: found, wanted, what is done about it."""
-    found, wanted = short(one["current"]), short(one["desired"])
+    found, wanted = short(one["current"], most), short(one["desired"], most)
     return f"{one['concern']} {one['name']}: found {found}, wanted {wanted} ({one['action']})"
 
 

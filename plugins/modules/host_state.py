@@ -161,9 +161,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import mo
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.all import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, as_diff, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import refusals
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import text
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, text
 
 POLL_SECONDS = 0.5
+# Characters of what was found that a failed proof tells: Triton's reasons for every model
+TOLD = 2000
 
 
 def look(desired: Mapping[str, Any]) -> Tuple[Dict[str, Any], List[Item]]:
@@ -187,6 +189,12 @@ def hopeless(plan: List[Item]) -> bool:
     )
 
 
+def doomed(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a server that does not answer has ended since the first look. It loads every model before it ends for one of them."""
+    silent = now.get("state") == "running" and now.get("served") is None
+    return bool(silent and now["restarts"] > first.get("restarts", now["restarts"]))
+
+
 def about(plan: List[Item], linked: bool, prove: bool) -> List[Item]:
     """The part of the plan that was asked for: a proof is part of a switch that is open until it is over, and what is linked may
     be another release in another container than the wanted ones."""
@@ -206,7 +214,7 @@ def words_of_triton(desired: Mapping[str, Any], plan: List[Item]) -> Dict[str, s
     wanted = desired.get("server") or {}
     names = [one["name"] for one in plan if (one["concern"], one["action"]) == ("server", "wait")]
     opened = store.read_transaction(wanted["root"]) if names and wanted.get("mode") == "poll" else None
-    return server.refused(wanted, names, opened["renewed"]) if opened else {}
+    return server.refused(Engine(), wanted, names, opened["renewed"]) if opened else {}
 
 
 def maintenance(path: str) -> Optional[Dict[str, Any]]:
@@ -275,14 +283,17 @@ def main() -> None:
     actual, plan = look(desired)
     plan = about(plan, linked, prove)
     said: Dict[str, str] = {}
-    while prove and plan and time.monotonic() < deadline and not hopeless(plan) and not said:
+    first: Mapping[str, Any] = actual.get("server") or {}
+    while (
+        prove and plan and time.monotonic() < deadline and not (hopeless(plan) or said or doomed(first, actual.get("server") or {}))
+    ):
         time.sleep(POLL_SECONDS)
         actual, plan = look(desired)
         plan = about(plan, linked, prove)
         said = words_of_triton(desired, plan)
     if prove and plan and not module.check_mode:
         lines = "".join(
-            "\n  - " + sentence(one) + (f"; Triton says: {said[one['name']]}" if one["name"] in said else "") for one in plan
+            "\n  - " + sentence(one, TOLD) + (f"; Triton says: {said[one['name']]}" if one["name"] in said else "") for one in plan
         )
         module.fail_json(msg="{} is not as wanted:{}".format(module.params["host"], lines), plan=plan, actual=actual)
     for words in (watchdog.warning(actual.get("watchdog") or {}), probe_timer.warning(actual.get("probe") or {})):

@@ -89,7 +89,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Set
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import driver
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import read_served
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import plain, read_served
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import http_json
 
 POLL_SECONDS = 0.2
@@ -183,7 +183,7 @@ class Server:
         if status == 0 and time.monotonic() - began >= self.timeout:
             raise Hung(f"the {verb} did not end within {self.timeout:.0f} s: only a restart of the server ends it")
         reason = answer.get("error") if isinstance(answer, dict) else answer
-        raise Refused(f"status {status}: {reason}" if status else f"the server broke off: {reason}")
+        raise Refused(f"status {status}: {plain(str(reason))}" if status else f"the server broke off: {reason}")
 
     def unload(self, name: str) -> None:
         """Unload, and wait until its memory is free again."""
@@ -223,7 +223,7 @@ class Server:
             ]
             moving = any(one["state"] in ("LOADING", "UNLOADING") for one in versions.values())
             if failed and not moving:
-                raise Refused("; ".join(failed))
+                raise Refused(plain("; ".join(failed)))
             if not moving or time.monotonic() >= deadline:
                 return False
             time.sleep(POLL_SECONDS)

@@ -366,7 +366,6 @@ E1121 21:00:02.000000 1 model_repository_manager.cc:1335] Poll failed for model 
 
 
 def test_why_a_polling_server_refused_is_in_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "Engine", lambda: None)
     asked: list[float] = []
 
     def lines(_engine: Any, _name: str, since: float) -> list[str]:
@@ -374,9 +373,9 @@ def test_why_a_polling_server_refused_is_in_its_log(monkeypatch: pytest.MonkeyPa
         return LOGGED.splitlines()
 
     monkeypatch.setattr(server, "log_lines", lines)
-    assert server.refused(wanted("poll"), ["digits", "words", "faces"], 5.0) == {
-        "digits": "failed to load 'digits' version 1: Internal: RBLNRuntimeError: no NPU 3\n\nAt:\n"
-        "  /opt/tritonserver/backends/rbln/model.py(12): initialize",
+    nobody: Any = None
+    assert server.refused(nobody, wanted("poll"), ["digits", "words", "faces"], 5.0) == {
+        "digits": "failed to load 'digits' version 1: Internal: RBLNRuntimeError: no NPU 3",
         "words": "Poll failed for model directory 'words': failed to read text proto",
     }
     assert asked == [5.0]
@@ -596,11 +595,19 @@ def test_nobody_at_the_port() -> None:
     assert server.read_served({"address": "127.0.0.1", "http_port": gone.port}) is None
 
 
+# As 2.51 writes it, in one line with the frames of Python
+LOG = """E1122 01:25:16.407753 1 backend_model.cc:692] "ERROR: Failed to create instance: 'digits' slow\\n\\nAt:\\n  x.py(1): f\\n"
+E1122 01:25:25.755904 1 model_lifecycle.cc:642] "failed to load 'digits' version 1: OSError: no NPU 1\\n\\nAt:\\n  x.py(9): f\\n"
+E1122 01:25:26.000000 1 model.cc:1] "model 'words' is none of ours"
+"""
+
+
 def read(monkeypatch: pytest.MonkeyPatch, inspect: dict[str, Any] | None, served: Any = "not asked") -> dict[str, Any]:
     resources = {"/containers/triton/json": inspect, f"/images/{IMAGE['Id']}/json": IMAGE}
     monkeypatch.setattr(server, "Engine", FakeEngine(resources))
     monkeypatch.setattr(server, "read_served", lambda _wanted: served)
     monkeypatch.setattr(server, "last_words", lambda _engine, name: f"the last words of {name}")
+    monkeypatch.setattr(server, "log_lines", lambda _engine, _name, _since: LOG.splitlines())
     monkeypatch.setattr(
         server, "http_json", lambda *asked: (200, {"name": "triton", "version": "2.42.0"}) if asked[3] == "/v2" else (404, None)
     )
@@ -614,10 +621,35 @@ def test_read_of_a_running_container(monkeypatch: pytest.MonkeyPatch) -> None:
         "inherited": server.environment(IMAGE["Config"]),
         "container": wanted()["container"],
         "state": "running",
+        "restarts": 0,
+        "previous": False,
         "hung": [],
         "served": served,
         "version": "2.42.0",
     }
+
+
+def test_a_server_without_an_answer_is_asked_for_its_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = read(monkeypatch, INSPECT, None)
+    words = "failed to load 'digits' version 1: OSError: no NPU 1"
+    assert silent["log"] == words
+    (one,) = server.diff({**wanted(), "container": silent["container"]}, silent)
+    assert (one["name"], one["current"], one["action"]) == ("http", f"no answer on port 8000: {words}", "wait")
+
+
+def test_a_server_that_ended_before_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "LOG", "")
+    silent = read(monkeypatch, changed("RestartCount", 2), None)
+    (one,) = server.diff({**wanted(), "container": silent["container"]}, silent)
+    assert one["current"] == "no answer on port 8000, restart count 2: the last words of triton"
+
+
+@pytest.mark.parametrize(
+    ("stamp", "seconds"),
+    [("2026-11-22T01:25:16.5Z", 1795310716.5), ("2026-11-22T01:25:16Z", 1795310716.0), ("0001-01-01", 0), ("", 0)],
+)
+def test_time_of_the_engine(stamp: str, seconds: float) -> None:
+    assert server.epoch(stamp) == seconds
 
 
 @pytest.mark.parametrize("answer", [(0, "connection refused"), (200, "not JSON"), (503, {"version": "2.42.0"})])
@@ -656,6 +688,10 @@ def frame(stream: int, words: bytes) -> bytes:
     [
         (frame(2, b"E0308 no such model\n") + frame(1, b"exiting\n"), "E0308 no such model"),
         (b"a terminal's plain output\n", "a terminal's plain output"),
+        (
+            frame(2, LOG.encode() + b"error: creating server: Internal\n"),
+            "failed to load 'digits' version 1: OSError: no NPU 1",
+        ),
         (b"", ""),
         (frame(1, b"x" * 2000), "x" * 1500),
     ],

@@ -164,6 +164,31 @@ def test_a_container_that_ends_while_it_is_waited_for_ends_the_proof(
     assert clock.slept == [0.5]
 
 
+@pytest.mark.parametrize(
+    ("later", "seconds"),
+    [
+        ({"served": None, "restarts": 4}, 2.0),
+        ({"served": None, "restarts": 5}, 0.5),
+        ({"served": {}, "restarts": 5}, 2.0),
+    ],
+)
+def test_a_server_that_ends_before_it_answers_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace, later: dict[str, Any], seconds: float
+) -> None:
+    looks = iter([{"state": "running", "served": None, "restarts": 4}])
+    concern = SimpleNamespace(
+        read=lambda _wanted: next(looks, {"state": "running", **later}), diff=lambda _wanted, _actual: [LOADING]
+    )
+    assert run(monkeypatch, {"server": concern}, prove=True, timeout=2)["failed"] is True  # type: ignore[dict-item]
+    assert sum(clock.slept) == seconds
+
+
+def test_a_proof_tells_all_that_triton_says(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:
+    long = "failed to load " + "x" * 400
+    one = item("server", "http", long, "the model index", "wait")
+    assert long in run(monkeypatch, {"server": Concern([one])}, prove=True)["msg"]
+
+
 def test_prove_in_check_mode_tells_and_does_not_fail(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:
     result = run(monkeypatch, {"server": Concern([LOADING])}, check=True, prove=True)
     assert (result["failed"], result["changed"], result["plan"]) == (False, False, [LOADING])

@@ -170,7 +170,7 @@ def test_every_refusal_is_told_in_tritons_words_and_the_others_are_loaded() -> N
     assert result["failed"] is True
     assert result["loaded"] == ["faces"]
     assert result["reasons"] == {
-        "digits": f"status 400: {TRACEBACK}",
+        "digits": f"status 400: {TRACEBACK.strip()}",
         "all": "not loaded, because its step digits was not",
         "words": "status 500: failed to load 'words', failed to poll from model repository",
     }

@@ -28,6 +28,8 @@ LOG_LINES = 1000
 LOG_LINE = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./]+:\d+\] ?")
 REASON = 2000
 ERROR_LINE = re.compile(r"E\d{4} |error:|tritonserver: |Traceback|\w*Error: ")
+# Where Python's frames begin in what Triton says, in one entry or, as from 2.51 on, escaped in one line
+FRAMES = re.compile(r"(\\n|\n){2}At:")
 # What the server's part of a host has to know of a model
 MODEL = ("versions", "release", "source", "steps", "memory", "switch", "cached")
 # ... and what it knows of one that Triton itself reads out of an object store
@@ -253,9 +255,18 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     actual["inherited"] = environment((image or {}).get("Config") or {})
     state = found["State"]
     actual["state"] = "running" if state["Status"] == "running" else "{} ({})".format(state["Status"], state["ExitCode"])
+    # How often the engine had to start it again since hands or a run have
+    actual["restarts"] = found.get("RestartCount") or 0
+    # What a run that was killed left aside
+    actual["previous"] = engine.get("/containers/{}-previous/json".format(wanted["name"])) is not None
     if actual["state"] == "running":
         actual["hung"] = hung(wanted["root"], state.get("StartedAt") or "")
         actual["served"] = read_served(wanted)
+        if actual["served"] is None:
+            said = refused(engine, wanted, sorted(wanted["models"]), epoch(state.get("StartedAt") or ""))
+            loads = [why for why in said.values() if why.startswith("failed to load ")]
+            ended = last_words(engine, wanted["name"]) if actual["restarts"] else ""
+            actual["log"] = "; ".join(loads) or ended
         status, server = http_json(wanted["address"], wanted["http_port"], "GET", "/v2")
         actual["version"] = server.get("version") if status == 200 and isinstance(server, dict) else None
     else:
@@ -270,10 +281,15 @@ def hung(root: str, started: str) -> List[str]:
         return []
     try:
         mark = json.loads(found)
-        began = calendar.timegm(time.strptime(started[:19], "%Y-%m-%dT%H:%M:%S"))
-        return sorted(mark["models"]) if began < mark["at"] else []
+        return sorted(mark["models"]) if started and epoch(started) < mark["at"] else []
     except (ValueError, KeyError, TypeError):
         return []
+
+
+def epoch(stamp: str) -> float:
+    """Seconds since 1970 of a time as the engine writes it, such as 2026-01-02T03:04:05.678901234Z; 0 for none."""
+    found = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?", stamp)
+    return calendar.timegm(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) + float(found[2] or 0) if found else 0
 
 
 def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dict[str, Any]:
@@ -378,9 +394,9 @@ def log_lines(engine: Engine, name: str, since: float = 0) -> List[str]:
     return (lines or raw).decode("utf-8", "replace").strip().splitlines()
 
 
-def refused(wanted: Mapping[str, Any], names: List[str], since: float) -> Dict[str, str]:
+def refused(engine: Engine, wanted: Mapping[str, Any], names: List[str], since: float) -> Dict[str, str]:
     """{model: why Triton did not take its new files}, out of its log: its index tells nothing where a config does not parse."""
-    lines = log_lines(Engine(), wanted["name"], since)
+    lines = log_lines(engine, wanted["name"], since)
     found: Dict[str, str] = {}
     for at, line in enumerate(lines):
         if not line.startswith("E"):
@@ -388,16 +404,22 @@ def refused(wanted: Mapping[str, Any], names: List[str], since: float) -> Dict[s
         for name in names:
             if LOG_LINE.match(line) and f"'{name}'" in line:
                 rest = list(takewhile(lambda one: not LOG_LINE.match(one), lines[at + 1 :]))
-                found[name] = "\n".join([LOG_LINE.sub("", line), *rest]).strip()[-REASON:]
+                found[name] = plain("\n".join([line, *rest]))[-REASON:]
     return found
 
 
+def plain(entry: str) -> str:
+    """An entry of Triton's log without its stamp, its quotes and Python's frames."""
+    return FRAMES.split(LOG_LINE.sub("", entry).strip(), maxsplit=1)[0].strip('"\n ')
+
+
 def last_words(engine: Engine, name: str) -> str:
-    """Why a container ended: the last errors of its log, or its last lines where nothing in it looks like one."""
+    """Why a container ended: what failed to load, else the last errors of its log, or its last lines where none looks like one."""
     words = log_lines(engine, name)
-    errors = [line for line in words if ERROR_LINE.match(line)]
+    errors = [plain(line) for line in words if ERROR_LINE.match(line)]
     # A container that restarts says the same again and again.
-    return "\n".join(list(dict.fromkeys(errors or words))[-6:])[-1500:]
+    loads = {line.split("'")[1]: line for line in errors if line.startswith("failed to load '")}
+    return "\n".join(list(loads.values()) or list(dict.fromkeys(errors or words))[-6:])[-1500:]
 
 
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
@@ -420,7 +442,10 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         words = actual["state"] + (": " + actual["log"] if actual.get("log") else "")
         plan.append(item(CONCERN, "container", words, "running", "start"))
     elif actual["served"] is None:
-        plan.append(item(CONCERN, "http", "no answer on port {}".format(wanted["http_port"]), "the model index", "wait"))
+        words = "no answer on port {}".format(wanted["http_port"])
+        words += ", restart count {}".format(actual["restarts"]) if actual.get("restarts") else ""
+        words += ": " + actual["log"] if actual.get("log") else ""
+        plan.append(item(CONCERN, "http", words, "the model index", "wait"))
     else:
         plan += _diff_models(wanted, actual["served"])
     if actual["state"] == "running" and actual.get("hung"):
@@ -455,7 +480,7 @@ def _as_served(versions: Mapping[str, Any]) -> Optional[str]:
     words = []
     for version in sorted(versions):
         one = versions[version]
-        tail = (one["release"] or "no release")[:12] if one["state"] == "READY" else one["reason"]
+        tail = (one["release"] or "no release")[:12] if one["state"] == "READY" else plain(one["reason"])
         words.append("version {} {} {}".format(version, one["state"], tail).strip())
     return ", ".join(words) or None
 
