@@ -63,7 +63,7 @@ lint-models: venv ## lint the Triton repository REPO=dir, for RELEASE=24.01 (ARG
 	@PYTHONPATH=collections $(PY) -m ansible_collections.npufleet.triton.plugins.module_utils.lint \
 	  $(or $(REPO),$(error REPO=dir names the repository to lint)) $(if $(RELEASE),--release $(RELEASE)) $(ARGS)
 
-faults: venv ## every fault of docs/reliability.md against Triton itself, with clients that ask through it
+faults: venv ## faults of models on three bare servers of Triton, with clients that ask through them (docs/reliability.md)
 	@began=$$SECONDS; $(PY) -m pytest tests/faults; echo "faults: $$((SECONDS - began)) s"
 
 browser: ## Debian's Chromium and its driver, where they are missing
@@ -79,15 +79,15 @@ report-test: venv browser ## the report in a browser
 report-image: venv browser ## docs/images/report.png, of a made-up fleet
 	@$(PY) tests/report/image.py docs/images/report.png
 
-molecule: molecule-default molecule-production molecule-serving ## scenarios on labs of their own: the whole way, docs/production.md, every kind of model
-molecule-default molecule-production molecule-serving: molecule-%: venv
-	@tests/molecule.sh $*
+molecule: molecule-default molecule-production molecule-serving molecule-models ## scenarios on labs: the whole way, docs/production.md, every kind of model, the three modes
+molecule-default molecule-production molecule-serving molecule-models molecule-serving+models: molecule-%: venv
+	@tests/molecule.sh $(subst +, ,$*)
 
 test-quick: lint unit ## lint and unit tests
 
 # Two at a time: the scenario `default` waits much, and its tests that measure a pause come last, when the others are over.
 test: venv browser rclone ## everything
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line molecule-default lint unit report-test molecule-serving molecule-production
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line molecule-default lint unit report-test faults molecule-serving+models molecule-production
 
 build/heavy/.done: tests/heavy/requirements.txt
 	@echo "make: installing what the heavy tests need into build/heavy"
@@ -110,4 +110,4 @@ test-mutants: venv ## seed defects one at a time; each must turn a test red
 clean: ## remove what was built; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-down converge status check lint lint-models unit faults browser rclone report-test report-image molecule molecule-default molecule-production molecule-serving test-quick test bench-serving bench-models test-heavy test-mutants clean
+.PHONY: help venv demo lab lab-down converge status check lint lint-models unit faults browser rclone report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models molecule-serving+models test-quick test bench-serving bench-models test-heavy test-mutants clean

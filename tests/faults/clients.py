@@ -1,4 +1,4 @@
-"""Clients that ask every model of every host without a pause, and what they heard."""
+"""Clients that ask every model of every server without a pause, and what they heard."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
-from host import MODELS, Host
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
 # Seconds from the end of an answer to the next request, and for which one is waited for
 PAUSE, PATIENCE = 0.1, 3.0
+# A request of a number, and who judges the answer to it: (edition, what is wrong)
+Asked = tuple[list[triton.InferInput], Callable[[triton.InferResult], tuple[int, str]]]
 # What no client may be told: places of the store, and the inside of a model
 INSIDE = re.compile(r"/var/lib/|/opt/|Traceback|File \"|\.py\b")
 
@@ -33,8 +34,8 @@ class Sample(NamedTuple):
         return not self.wrong and not self.error
 
 
-def doubling(number: float) -> tuple[list[triton.InferInput], Callable[[triton.InferResult], tuple[int, str]]]:
-    """A request of the scenario's own models, and who judges the answer."""
+def doubling(number: float) -> Asked:
+    """Of models/."""
     x = triton.InferInput("X", [1, 1], "FP32")
     x.set_data_from_numpy(np.array([[number]], np.float32))
 
@@ -47,12 +48,11 @@ def doubling(number: float) -> tuple[list[triton.InferInput], Callable[[triton.I
 
 
 class Client(threading.Thread):
-    """Asks one model of one host, over a connection of its own, until it is told to stop."""
+    """Asks one model of one server, over a connection of its own, until it is told to stop."""
 
-    def __init__(self, host: Host, model: str) -> None:
+    def __init__(self, url: str, model: str, request: Callable[[int], Asked]) -> None:
         super().__init__(daemon=True)
-        self.url = f"127.0.0.1:{host.grpc_port}"
-        self.model = model
+        self.url, self.model, self.request = url, model, request
         self.samples: list[Sample] = []
         self.stopped = threading.Event()
 
@@ -68,8 +68,7 @@ class Client(threading.Thread):
                         break
 
     def one(self, client: triton.InferenceServerClient, number: int) -> Sample:
-        # The response cache knows its answer of before only to a question of before.
-        inputs, judge = doubling(7 if self.model == "cached" else number)
+        inputs, judge = self.request(number)
         began = time.monotonic()
         try:
             edition, wrong = judge(client.infer(self.model, inputs, client_timeout=PATIENCE))
@@ -104,10 +103,12 @@ class Heard:
 
 
 class Clients:
-    """A client of each model on each host."""
+    """A client of each model of each server: {mode: where it listens to gRPC}, {model: how it is asked}."""
 
-    def __init__(self, hosts: dict[str, Host]) -> None:
-        self.each = {(mode, model): Client(host, model) for mode, host in hosts.items() for model in MODELS}
+    def __init__(self, urls: dict[str, str], requests: dict[str, Callable[[int], Asked]]) -> None:
+        self.each = {
+            (mode, model): Client(url, model, request) for mode, url in urls.items() for model, request in requests.items()
+        }
 
     def __enter__(self) -> Clients:
         for one in self.each.values():

@@ -24,13 +24,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import mo
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import read_served
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import sentence
 from ansible_collections.npufleet.triton.plugins.modules import model_store, triton_model
-from pytriton_wheel import tritonserver
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build/faults"
-WHEEL = "0.7.0"
 MODELS = ("alpha", "beta", "gamma", "cached")
 VARIABLES = {
     "npufleet_card": "RBLN-CA22",
@@ -41,8 +37,8 @@ VARIABLES = {
     "model_repository_fetch": "controller",
     "rbln_release": "lab-24.10",
 }
-# Seconds for a change to be served, and for a server to end its work
-PATIENCE, EXIT = 6, 3
+# Seconds for a change to be served, for a server to end its work, and for the first start of three servers at once
+PATIENCE, EXIT, STARTS = 12, 3, 120
 
 
 class Failed(Exception):
@@ -58,8 +54,10 @@ def free_port() -> int:
 class Host:
     """One host in one mode of control: `run` is a run of models.yml on it."""
 
-    def __init__(self, mode: str, place: Path) -> None:
+    def __init__(self, mode: str, place: Path, program: Path) -> None:
         self.mode = mode
+        # Where Triton is unpacked
+        self.program = program
         place.mkdir(parents=True, exist_ok=True)
         self.root = str(place / "store")
         # As the container sees it: read-only, or Python would write bytecode beside the models
@@ -74,7 +72,7 @@ class Host:
     # The server
 
     def start(self) -> None:
-        server = tritonserver(BUILD, WHEEL)
+        server = self.program
         command = [server / "bin/tritonserver", f"--model-repository={self.seen}/served", f"--model-control-mode={self.mode}"]
         command += {"none": [], "poll": ["--repository-poll-secs=1"], "explicit": ["--load-model=*"]}[self.mode]
         command += [f"--backend-directory={server / 'backends'}", f"--cache-directory={server / 'caches'}"]
@@ -142,7 +140,7 @@ class Host:
         """From nothing: what is switched is there when the server starts."""
         self.run(repository, dies=True)
         self.start()
-        self.wait(self.wanted, PATIENCE * 3)
+        self.wait(self.wanted, STARTS)
         self.run(repository)
 
     def drift(self, repository: Path) -> str:

@@ -1,4 +1,4 @@
-"""What happens to a converged fleet: nothing on a second run, drift named and repaired, models changed in every mode."""
+"""What happens to a converged fleet: nothing on a second run, drift named and repaired. Models in every mode: models/."""
 
 from __future__ import annotations
 
@@ -135,98 +135,9 @@ def changed_repository(tmp_path: Path) -> Path:
     return repository
 
 
-@pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
-def test_a_changed_model_goes_live_in_every_mode(first, changed_repository, mode):
-    options = [
-        "--limit",
-        f"{FIRST},localhost",
-        "-e",
-        f"triton_server_model_control_mode={mode}",
-        "-e",
-        "triton_server_poll_seconds=1",
-    ]
-    run = playbook("site.yml", *options)
-    assert run.code == 0, run.output
-    assert f"--model-control-mode={mode}" in inspect(first)["Config"]["Cmd"]
-    assert set(playbook("site.yml", *options).changed().values()) == {0}
-    started = inspect(first)["State"]["StartedAt"]
-    guide = _load_count(first, "digits_guide")
-
-    run = playbook("models.yml", *options, "-e", f"npufleet_model_repository={changed_repository}")
-    assert run.code == 0, run.output
-    assert ask(first, "/v2/models/digits/config")["parameters"]["edition"]["string_value"] == "second"
-    assert {one["state"] for one in ask(first, "/v2/repository/index", "POST")} == {"READY"}
-    assert _instances(first, "digits") == 2, "the metrics of an instance went away with those of the one before it"
-    if mode == "none":
-        assert inspect(first)["State"]["StartedAt"] != started
-    else:
-        assert inspect(first)["State"]["StartedAt"] == started
-        assert _load_count(first, "digits_guide") == guide, "a model that did not change was loaded again"
-
-
-def _instances(host, model: str) -> int:
-    """How many instances of the served release tell what they are."""
-    release = ask(host, f"/v2/models/{model}/config")["parameters"]["npufleet_release"]["string_value"]
-    script = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8002/metrics').read().decode())"
-    page = host.check_output("python3 -c %s", script).splitlines()
-    return sum(line.startswith("rbln_model_info{") and f'release="{release}"' in line for line in page)
-
-
-def _load_count(host, model: str) -> int:
-    """How often the server says that it loaded a model."""
-    log = host.run("docker logs triton 2>&1").stdout
-    return sum(f"successfully loaded '{model}'" in line for line in log.splitlines())
-
-
 def edition(host) -> str | None:
     """What the served digits says of itself, where it is the changed one."""
     return ask(host, "/v2/models/digits/config")["parameters"].get("edition", {}).get("string_value")
-
-
-def history(host) -> list[tuple[str, str, str]]:
-    lines = host.check_output("cat /var/lib/npufleet/history.jsonl").splitlines()
-    return [(one["model"], one["what"], one["result"]) for one in map(json.loads, lines)]
-
-
-@pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
-def test_a_model_that_answers_wrong_is_put_back_in_every_mode(first, changed_repository, tmp_path, mode):
-    options = ["--limit", FIRST, "-e", f"triton_server_model_control_mode={mode}", "-e", "triton_server_poll_seconds=1"]
-    run = playbook("site.yml", *options)
-    assert run.code == 0, run.output
-    shutil.copytree(ROOT / "files/checks", tmp_path / "checks")
-    checks = tmp_path / "checks/digits.yml"
-    checks.write_text(checks.read_text().replace("          0, 1, 2,", "          7, 1, 2,", 1))
-    before = ask(first, "/v2/models/digits/config")["parameters"]["npufleet_release"]["string_value"]
-
-    run = playbook(
-        "models.yml",
-        *options,
-        "-e",
-        f"npufleet_model_repository={changed_repository}",
-        "-e",
-        f"inference_check_checks_dir={tmp_path}/checks",
-    )
-    assert run.code == 2, run.output
-    assert f"{FIRST}: the server does not serve what was asked for (the releases before serve again)" in run.output
-    assert "digits/http/digit 0" in run.output
-    assert ask(first, "/v2/models/digits/config")["parameters"]["npufleet_release"]["string_value"] == before
-    assert edition(first) is None
-    assert not first.file("/var/lib/npufleet/transaction.json").exists
-    assert not first.file("/run/npufleet-deployment").exists, "the watchdog is still held off"
-    assert history(first)[-2:] == [("digits", "deploy", "failed"), ("digits", "put back", "proven")]
-    assert playbook("status.yml", *options).code == 0
-
-
-def test_a_model_that_triton_refuses_is_told_in_its_words_and_put_back(first, tmp_path):
-    repository = tmp_path / "models"
-    shutil.copytree(ROOT / "model_repository", repository)
-    config = repository / "digits/config.pbtxt"
-    config.write_text(config.read_text().replace('backend: "rbln"', 'backend: "no_such_backend"'))
-    run = playbook("models.yml", "--limit", FIRST, "-e", f"npufleet_model_repository={repository}")
-    assert run.code == 2, run.output
-    assert "no_such_backend" in run.output
-    assert "the releases before serve again" in run.output
-    assert playbook("status.yml", "--limit", FIRST).code == 0
 
 
 def test_a_run_that_is_killed_is_finished_by_the_next(first, changed_repository):
@@ -239,39 +150,6 @@ def test_a_run_that_is_killed_is_finished_by_the_next(first, changed_repository)
     repair()
     assert edition(first) is None
     assert not first.file("/var/lib/npufleet/transaction.json").exists
-
-
-def test_a_rollback_by_hand_holds_until_it_is_forgotten(first, changed_repository):
-    changed = ["--limit", FIRST, "-e", f"npufleet_model_repository={changed_repository}"]
-    guide = _load_count(first, "digits_guide")
-    run = playbook("models.yml", *changed)
-    assert run.code == 0, run.output
-    assert edition(first) == "second"
-
-    run = playbook("rollback.yml", *changed, "-e", "rollback_to=0042-ffffffffffff")
-    assert run.code == 2, run.output
-    assert "model digits: found no release 0042-ffffffffffff here" in run.output
-    run = playbook("rollback.yml", *changed, "-e", "rollback_to=previous rollback_models=digits", "-e", "rollback_why=labels")
-    assert run.code == 0, run.output
-    assert f"{FIRST}: digits went from " in run.output
-    assert edition(first) is None
-    assert _load_count(first, "digits_guide") == guide, "a model that was not rolled back was loaded again"
-    assert history(first)[-1] == ("digits", "rollback", "proven")
-
-    run = playbook("models.yml", *changed)
-    assert (run.code, set(run.changed().values())) == (0, {0}), run.output
-    assert "model digits is held at" in run.output
-    assert "labels" in run.output
-    assert playbook("status.yml", *changed).code == 0
-    run = playbook("history.yml", "--limit", FIRST)
-    assert run.code == 0, run.output
-    assert "digits is held at" in run.output
-    assert "put back" in run.output
-
-    assert playbook("rollback.yml", *changed, "-e", "rollback_forget=true").code == 0
-    run = playbook("models.yml", *changed)
-    assert run.code == 0, run.output
-    assert edition(first) == "second"
 
 
 def test_another_container_is_not_for_models_yml(first):

@@ -1,4 +1,4 @@
-"""Doubles what it gets, and tells its edition. tests/testinfra/models puts faults in, into copies of this file."""
+"""Doubles what it gets, and tells its edition. The tests put faults in, into copies of this file."""
 
 import threading
 from typing import Any, Dict, List

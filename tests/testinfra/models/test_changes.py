@@ -1,0 +1,113 @@
+"""A model changes, is rolled back by hand, and changes again, on three hosts at once, each in another mode of control."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import pytest
+from conftest import ROOT, ask, inspect
+from fleet import HOSTS, STORE, Fleet
+
+# The fixture `place`
+pytest_plugins = ["fleet"]
+
+
+@pytest.fixture(scope="module")
+def changed(place: Fleet) -> dict[str, str]:
+    """Variables by which alpha is of another edition, and digits has one more parameter."""
+    repository = place.directory / "repository"
+    shutil.copytree(ROOT / "model_repository/digits", repository / "digits")
+    config = repository / "digits/config.pbtxt"
+    config.write_text(config.read_text() + '\nparameters { key: "edition" value { string_value: "second" } }\n')
+    return {"models_repository": place.edited(alpha=[]), "npufleet_model_repository": str(repository)}
+
+
+@pytest.fixture(scope="module")
+def before(place: Fleet) -> dict[str, Any]:
+    """{mode: what is so before anything changes}."""
+    return {mode: _seen(host) for mode, host in place.hosts.items()}
+
+
+def _seen(host: Any) -> dict[str, Any]:
+    log = host.run("docker logs triton 2>&1").stdout
+    return {
+        "started": inspect(host)["State"]["StartedAt"],
+        "loads": {model: log.count(f"successfully loaded '{model}'") for model in ("alpha", "beta", "digits")},
+    }
+
+
+def _edition(host: Any) -> str | None:
+    return ask(host, "/v2/models/digits/config")["parameters"].get("edition", {}).get("string_value")
+
+
+def _history(host: Any, count: int) -> set[tuple[str, str, str]]:
+    lines = host.check_output(f"tail -{count} {STORE}/history.jsonl").splitlines()
+    return {(one["model"], one["what"], one["result"]) for one in map(json.loads, lines)}
+
+
+def _instances(host: Any, model: str) -> int:
+    """How many instances of the served release tell what they are."""
+    release = ask(host, f"/v2/models/{model}/config")["parameters"]["npufleet_release"]["string_value"]
+    script = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8002/metrics').read().decode())"
+    page = host.check_output("python3 -c %s", script).splitlines()
+    return sum(line.startswith("rbln_model_info{") and f'release="{release}"' in line for line in page)
+
+
+def test_a_second_run_changes_nothing(place: Fleet, before: dict[str, Any]) -> None:
+    run = place.run("site.yml")
+    assert (run.code, set(run.changed().values())) == (0, {0}), run.output
+    for mode, host in place.hosts.items():
+        assert f"--model-control-mode={mode}" in inspect(host)["Config"]["Cmd"]
+        assert _seen(host) == before[mode]
+
+
+def test_a_changed_model_goes_live_and_no_other_is_loaded_again(
+    place: Fleet, before: dict[str, Any], changed: dict[str, str]
+) -> None:
+    run = place.run("models.yml", **changed)
+    assert run.code == 0, run.output
+    place.wait_until_answered(edition=2, model="alpha")
+    for mode, host in place.hosts.items():
+        assert _edition(host) == "second"
+        assert {one["state"] for one in ask(host, "/v2/repository/index", "POST")} == {"READY"}
+        assert _instances(host, "digits") == 2, f"{mode}: the metrics of an instance went away with those of the one before it"
+        seen = _seen(host)
+        if mode == "none":
+            assert seen["started"] != before[mode]["started"]
+        else:
+            assert seen["started"] == before[mode]["started"]
+            assert seen["loads"] == {**before[mode]["loads"], **{m: before[mode]["loads"][m] + 1 for m in ("alpha", "digits")}}
+    run = place.run("models.yml", **changed)
+    assert (run.code, set(run.changed().values())) == (0, {0}), run.output
+
+
+def test_a_rollback_by_hand_holds_until_it_is_forgotten(place: Fleet, before: dict[str, Any], changed: dict[str, str]) -> None:
+    run = place.run("rollback.yml", **changed, rollback_to="0042-ffffffffffff")
+    assert run.code == 2, run.output
+    assert "model digits: found no release 0042-ffffffffffff here" in run.output
+    run = place.run("rollback.yml", **changed, rollback_to="previous", rollback_models=["digits"], rollback_why="labels")
+    assert run.code == 0, run.output
+    for mode, host in place.hosts.items():
+        assert f"{HOSTS[mode]}: digits went from " in run.output
+        assert _edition(host) is None
+        assert _history(host, 1) == {("digits", "rollback", "proven")}
+        loads = _seen(host)["loads"]
+        assert mode == "none" or loads["beta"] == before[mode]["loads"]["beta"]
+    place.wait_until_answered(edition=2, model="alpha")
+
+    run = place.run("models.yml", **changed)
+    assert (run.code, set(run.changed().values())) == (0, {0}), run.output
+    assert run.output.count("model digits is held at") >= len(HOSTS)
+    assert place.run("status.yml", **changed).code == 0
+    run = place.run("history.yml")
+    assert run.code == 0, run.output
+    assert "digits is held at" in run.output
+    assert "labels" in run.output
+
+    assert place.run("rollback.yml", **changed, rollback_forget=True).code == 0
+    place.repair()
+    place.wait_until_answered(edition=1)
+    for mode, host in place.hosts.items():
+        assert _edition(host) is None, mode
