@@ -12,8 +12,7 @@ import os
 import re
 from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import compiled, lint
-from ansible_collections.npufleet.triton.plugins.module_utils.blobs import file_digest
+from ansible_collections.npufleet.triton.plugins.module_utils import compiled, digests, lint
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import size
 from ansible_collections.npufleet.triton.plugins.module_utils.lint import schema
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.ensemble import Place
@@ -82,7 +81,7 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
         raise Refusal([f"model {name}: found no {directory}/config.pbtxt: every model is a directory with one"])
     artefacts = {key: compiled.digested(one) for key, one in (entry.get("artefacts") or {}).items()}
     artefact = _artefact(name, artefacts, variables, bool(variables["model_repository_bundle"]))
-    files, contents, origins = _files(directory)
+    files, contents, origins = _files(directory, _cache(variables))
     table = {key: one["sha256"] for key, one in sorted(artefacts.items())}
     source_digest = _tree_digest({path: one["sha256"] for path, one in files.items()}, table)
     if artefact:
@@ -116,7 +115,12 @@ def lying(model: Model) -> Dict[str, Any]:
     return {"source": digest, "release": None, "versions": [str(one) for one in model.served()], "files": files}
 
 
-def _files(directory: str) -> Tuple[Dict[str, Dict[str, Any]], Dict[str, bytes], Dict[str, Dict[str, str]]]:
+def _cache(variables: Mapping[str, Any]) -> str:
+    """Where digests of large files are remembered."""
+    return os.path.join(variables["npufleet_cache"], "digests") if variables.get("npufleet_cache") else ""
+
+
+def _files(directory: str, cache: str = "") -> Tuple[Dict[str, Dict[str, Any]], Dict[str, bytes], Dict[str, Dict[str, str]]]:
     """(facts of each file by path, contents of small ones, where large ones are by digest)."""
     files: Dict[str, Dict[str, Any]] = {}
     contents: Dict[str, bytes] = {}
@@ -124,7 +128,7 @@ def _files(directory: str) -> Tuple[Dict[str, Dict[str, Any]], Dict[str, bytes],
     for path in paths(directory):
         full = os.path.join(directory, path)
         if os.path.getsize(full) >= BLOB_BYTES:
-            digest = file_digest(full)
+            digest = digests.digest(full, cache)
             files[path] = {"sha256": digest, "blob": True}
             origins[digest] = {"file": full}
         else:

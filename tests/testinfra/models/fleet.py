@@ -69,10 +69,17 @@ class Fleet:
         self.clients = Clients({mode: f"{address(name)}:8001" for mode, name in HOSTS.items()}, requests)
         self.models = tuple(requests)
 
-    def run(self, name: str, **variables: Any) -> Run:
+    def run(self, name: str, limit: str = "npu_hosts", **variables: Any) -> Run:
         """A playbook. What `status.yml` writes lies apart from what other scenarios write meanwhile."""
         files = {"npufleet_status_file": str(BUILD / "status.json"), "npufleet_report_file": str(BUILD / "report/index.html")}
-        return playbook(name, *INVENTORY, "-e", json.dumps({**(files if name == "status.yml" else {}), **variables}))
+        return playbook(
+            name,
+            *INVENTORY,
+            "--limit",
+            f"{limit},localhost",
+            "-e",
+            json.dumps({**(files if name == "status.yml" else {}), **variables}),
+        )
 
     def told(self, run: Run) -> dict[str, str]:
         """{mode: what it says of that host}."""

@@ -111,3 +111,19 @@ def test_a_rollback_by_hand_holds_until_it_is_forgotten(place: Fleet, before: di
     place.wait_until_answered(edition=1)
     for mode, host in place.hosts.items():
         assert _edition(host) is None, mode
+
+
+def test_a_host_moves_to_another_mode_and_back(place: Fleet) -> None:
+    moved, host = HOSTS["none"], place.hosts["none"]
+    others = {one: inspect(place.hosts[one])["State"]["StartedAt"] for one in ("poll", "explicit")}
+    for mode in ("explicit", "none"):
+        if mode == "explicit":
+            run = place.run("models.yml", limit=moved, triton_server_model_control_mode=mode)
+            assert run.code == 2, run.output
+            assert "run playbooks/site.yml" in run.output
+        run = place.run("site.yml", limit=moved, triton_server_model_control_mode=mode)
+        assert run.code == 0, run.output
+        assert f"--model-control-mode={mode}" in inspect(host)["Config"]["Cmd"]
+        place.wait_until_answered(edition=1)
+        assert {one: inspect(place.hosts[one])["State"]["StartedAt"] for one in others} == others
+    assert place.run("status.yml").code == 0
