@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,17 @@ def playbook_process(name: str, *arguments: str, **options: Any) -> subprocess.P
         cwd=ROOT,
         start_new_session=True,
     )
+
+
+def lose_power(process: subprocess.Popen[str]) -> None:
+    """Kill a run with all of its workers, which have process groups of their own."""
+    family = [process.pid]
+    for pid in family:
+        family += map(int, subprocess.run(["pgrep", "--parent", str(pid)], capture_output=True, text=True).stdout.split())
+    for pid in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
 
 
 def playbook(name: str, *arguments: str) -> Run:

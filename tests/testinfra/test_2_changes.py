@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
-from conftest import NPU_HOSTS, ROOT, ask, connect, inspect, playbook, playbook_process
-from test_3_reboot import wait_for
+from conftest import NPU_HOSTS, ROOT, ask, connect, inspect, playbook
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
 
@@ -125,33 +122,6 @@ def test_the_inventorys_batches_are_the_ones_that_run(tmp_path):
     assert run.output.count("PLAY [Roll out, batch by batch]") == 2, run.output
 
 
-@pytest.fixture
-def changed_repository(tmp_path: Path) -> Path:
-    """The model repository with one more parameter in digits."""
-    repository = tmp_path / "models"
-    shutil.copytree(ROOT / "model_repository", repository)
-    config = repository / "digits" / "config.pbtxt"
-    config.write_text(config.read_text() + '\nparameters { key: "edition" value { string_value: "second" } }\n')
-    return repository
-
-
-def edition(host) -> str | None:
-    """What the served digits says of itself, where it is the changed one."""
-    return ask(host, "/v2/models/digits/config")["parameters"].get("edition", {}).get("string_value")
-
-
-def test_a_run_that_is_killed_is_finished_by_the_next(first, changed_repository):
-    changed = ["-e", f"npufleet_model_repository={changed_repository}"]
-    began = playbook_process("models.yml", "--limit", FIRST, *changed)
-    wait_for(lambda: first.file("/var/lib/npufleet/transaction.json").exists, 120)
-    os.killpg(began.pid, signal.SIGKILL)
-    began.wait()
-    expect_drift("models transaction", "digits", "proven and closed")
-    repair()
-    assert edition(first) is None
-    assert not first.file("/var/lib/npufleet/transaction.json").exists
-
-
 def test_another_container_is_not_for_models_yml(first):
     before = inspect(first)["Id"]
     run = playbook("models.yml", "--limit", FIRST, "-e", "triton_server_shm_size=2g")
@@ -159,12 +129,6 @@ def test_another_container_is_not_for_models_yml(first):
     assert "container.shm_size" in run.output
     assert "run playbooks/site.yml" in run.output
     assert inspect(first)["Id"] == before
-
-
-def test_the_fleet_comes_back_to_the_inventory():
-    run = playbook("site.yml")
-    assert run.code == 0, run.output
-    assert playbook("status.yml").code == 0
 
 
 def test_a_wrong_golden_label_turns_the_check_red(tmp_path: Path):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from clients import Asked, Clients, doubling
-from conftest import LAB, ROOT, Run, connect, playbook, playbook_process
+from conftest import LAB, ROOT, Run, connect, lose_power, playbook, playbook_process
 from test_3_reboot import wait_for
 from tritonclient import grpc as triton
 
@@ -122,14 +121,17 @@ class Fleet:
             for one in [model] if model else self.models:
                 wait_for(lambda m=mode, o=one: self.clients.answered(m, o, since, edition), seconds)
 
-    def kill_once(self, sign: str, name: str, **variables: Any) -> None:
-        """Kill a run in the midst of it, when a shell command finds the sign of that on every host: its controller lost power."""
+    def begin(self, sign: str, name: str, **variables: Any) -> subprocess.Popen[str]:
+        """A run that is in the midst of it: a shell command has found the sign of that on every host."""
         process = playbook_process(name, *INVENTORY, "-e", json.dumps(variables))
         for host in self.hosts.values():
             wait_for(lambda h=host: h.run(sign).rc == 0 or process.poll() is not None, 60)
         assert process.poll() is None, f"{name} was over before {sign}"
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        return process
+
+    def kill_once(self, sign: str, name: str, **variables: Any) -> None:
+        """Kill a run in the midst of it: its controller lost power."""
+        lose_power(self.begin(sign, name, **variables))
 
 
 @pytest.fixture(scope="session")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from typing import Any
 
 import pytest
 from conftest import ROOT, ask, inspect
-from fleet import HOSTS, STORE, Fleet
+from fleet import HOSTS, STORE, TRANSACTION, Fleet
 
 # The fixture `place`
 pytest_plugins = ["fleet"]
@@ -111,6 +112,34 @@ def test_a_rollback_by_hand_holds_until_it_is_forgotten(place: Fleet, before: di
     place.wait_until_answered(edition=1)
     for mode, host in place.hosts.items():
         assert _edition(host) is None, mode
+
+
+def test_two_controllers_at_once_change_one_after_the_other(place: Fleet) -> None:
+    first = place.begin(f"test -e {TRANSACTION}", "models.yml", models_repository=place.edited(alpha=[]))
+    second = place.run("models.yml", models_repository=place.edited(edition=3, alpha=[]))
+    assert first.wait(60) == 0
+    assert second.code == 0, second.output
+    place.wait_until_answered(edition=3, model="alpha")
+    for host in place.hosts.values():
+        lines = [json.loads(line) for line in host.check_output(f"tail -2 {STORE}/history.jsonl").splitlines()]
+        assert [(one["model"], one["what"], one["result"]) for one in lines] == [("alpha", "deploy", "proven")] * 2
+        assert lines[0]["to"] == lines[1]["from"]
+    place.repair()
+
+
+def test_a_model_that_fits_alone_is_unloaded_first(place: Fleet) -> None:
+    """Two instances have no room beside one of the release before."""
+    began = time.monotonic()
+    alone = {"limit": HOSTS["explicit"], "models_switch": "unload_first"}
+    run = place.run("models.yml", **alone, models_instances=2)
+    assert run.code == 0, run.output
+    place.wait_until_answered(edition=1)
+    assert _instances(place.hosts["explicit"], "digits") == 4
+    now = time.monotonic()
+    assert place.clients.heard("explicit", "digits", began, now).errors, "nothing was unloaded"
+    assert not place.clients.heard("explicit", "alpha", began, now).errors
+    run = place.run("models.yml", **alone)
+    assert run.code == 0, run.output
 
 
 def test_a_host_moves_to_another_mode_and_back(place: Fleet) -> None:

@@ -93,7 +93,6 @@ def a_controller_that_is_interrupted(place: Fleet) -> Told:
     place.kill_once(f"test -e {TRANSACTION}", "models.yml", models_repository=repository)
     status = place.run("status.yml")
     assert status.code == 2, status.output
-    # As after power comes back; how the next run undoes another change than its own is in tests/testinfra/test_2_changes.py.
     run = place.run("models.yml", models_repository=repository)
     assert run.code == 0, run.output
     place.wait_until_answered(edition=2, model="alpha")
