@@ -80,14 +80,16 @@ report-image: venv browser ## docs/images/report.png, of a made-up fleet
 	@$(PY) tests/report/image.py docs/images/report.png
 
 molecule: molecule-default molecule-production molecule-serving molecule-models ## scenarios on labs: the whole way, docs/production.md, every kind of model, the three modes
-molecule-default molecule-production molecule-serving molecule-models molecule-serving+models: molecule-%: venv
-	@tests/molecule.sh $(subst +, ,$*)
+molecule-default molecule-production molecule-serving molecule-models: molecule-%: venv
+	@tests/molecule.sh $*
 
 test-quick: lint unit ## lint and unit tests
 
-# Two at a time: the scenario `default` waits much, and its tests that measure a pause come last, when the others are over.
+# Two at a time: the scenario `default` waits much, and its tests that measure a pause come last, when the others are over. The
+# clients of `models` want both processors.
 test: venv browser rclone ## everything
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line molecule-default lint unit report-test faults molecule-serving+models molecule-production
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line molecule-default lint unit report-test faults molecule-serving molecule-production
+	@$(MAKE) --no-print-directory molecule-models
 
 build/heavy/.done: tests/heavy/requirements.txt
 	@echo "make: installing what the heavy tests need into build/heavy"
@@ -110,4 +112,4 @@ test-mutants: venv ## seed defects one at a time; each must turn a test red
 clean: ## remove what was built; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-down converge status check lint lint-models unit faults browser rclone report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models molecule-serving+models test-quick test bench-serving bench-models test-heavy test-mutants clean
+.PHONY: help venv demo lab lab-down converge status check lint lint-models unit faults browser rclone report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models test-quick test bench-serving bench-models test-heavy test-mutants clean
