@@ -37,20 +37,19 @@ def digest(path: str, cache: str) -> str:
     with memory:
         fcntl.flock(memory, fcntl.LOCK_EX)
         memory.seek(0)
-        found = _identity(path)
+        found = os.stat(path)
         known = _known(memory.read())
-        if known.get("of") == found:
+        if known.get("of") == _identity(found):
             return str(known["sha256"])
         hashed = file_digest(path)
         memory.truncate(0)
-        changed = max(os.stat(path).st_mtime, os.stat(path).st_ctime)
-        if _identity(path) == found and time.time() - changed >= FRESH:
-            memory.write(json.dumps({"path": os.path.abspath(path), "of": found, "sha256": hashed}))
+        unchanged = _identity(os.stat(path)) == _identity(found)
+        if unchanged and time.time() - max(found.st_mtime, found.st_ctime) >= FRESH:
+            memory.write(json.dumps({"path": os.path.abspath(path), "of": _identity(found), "sha256": hashed}))
     return hashed
 
 
-def _identity(path: str) -> List[int]:
-    found = os.stat(path)
+def _identity(found: os.stat_result) -> List[int]:
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 

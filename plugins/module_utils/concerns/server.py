@@ -247,6 +247,8 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     try:
         found = engine.get("/containers/{}/json".format(wanted["name"]))
         image = engine.get("/images/{}/json".format(found["Image"])) if found else None
+        # What a run that was killed left aside
+        previous = engine.get("/containers/{}-previous/json".format(wanted["name"]))
     except OSError:
         return {"engine": False, "container": None, "served": None}
     if not found:
@@ -257,8 +259,7 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     actual["state"] = "running" if state["Status"] == "running" else "{} ({})".format(state["Status"], state["ExitCode"])
     # How often the engine had to start it again since hands or a run have
     actual["restarts"] = found.get("RestartCount") or 0
-    # What a run that was killed left aside
-    actual["previous"] = engine.get("/containers/{}-previous/json".format(wanted["name"])) is not None
+    actual["previous"] = previous is not None
     if actual["state"] == "running":
         actual["hung"] = hung(wanted["root"], state.get("StartedAt") or "")
         actual["served"] = read_served(wanted)

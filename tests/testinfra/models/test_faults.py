@@ -14,6 +14,7 @@ import pytest
 from fleet import HOSTS, STORE, TRANSACTION, Fleet, address
 from stories import cells, judge, tells
 from test_3_reboot import wait_for
+from test_4_watchdog import signal
 
 # The fixture `place`
 pytest_plugins = ["fleet"]
@@ -99,9 +100,6 @@ def a_controller_that_is_interrupted(place: Fleet) -> Told:
     return place.told(status)
 
 
-STUB = (
-    "for p in $(pgrep --exact triton_python_b); do tr '\\0' ' ' < /proc/$p/cmdline | grep -q ' alpha_0_0 ' && echo $p; done; true"
-)
 # Asked for this, the models never answer (tests/faults/models/alpha/1/model.py).
 HANGS = {"inputs": [{"name": "X", "shape": [1, 1], "datatype": "FP32", "data": [-1000]}]}
 
@@ -110,7 +108,7 @@ HANGS = {"inputs": [{"name": "X", "shape": [1, 1], "datatype": "FP32", "data": [
 def stubs_that_die_and_hang(place: Fleet) -> Told:
     began, told = time.monotonic(), dict.fromkeys(HOSTS, "")
     harms: list[Callable[[str], Any]] = [
-        lambda mode: place.hosts[mode].check_output("kill -KILL %s", place.hosts[mode].check_output(STUB)),
+        lambda mode: signal(place.hosts[mode], "KILL", "alpha_0_0"),
         lambda mode: _ask_for_ever(HOSTS[mode]),
     ]
     for harm in harms:
