@@ -111,10 +111,14 @@ class Host:
         self.stop(drain)
         self.start()
 
-    def served(self) -> dict[str, Any]:
-        """What the server has loaded. One that ended by itself is started again, as the engine does it."""
+    def revive(self) -> None:
+        """A server that ended by itself is started again, as the engine does it."""
         if self.server is not None and self.server.poll() is not None:
             self.restart()
+
+    def served(self) -> dict[str, Any]:
+        """What the server has loaded."""
+        self.revive()
         return read_served({"address": "127.0.0.1", "http_port": self.port}) or {}
 
     def wait(self, wanted: dict[str, Any], seconds: float = PATIENCE) -> None:

@@ -84,6 +84,8 @@ class Place:
         while waiting:
             waiting = {one for one in waiting if not self.clients.answered(*one, since, edition)}
             assert time.monotonic() < deadline, waiting
+            for host in self.hosts.values():
+                host.revive()
             time.sleep(0.05)
 
 
