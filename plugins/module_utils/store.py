@@ -63,9 +63,17 @@ def record_path(root: str, name: str, release: str) -> str:
     return os.path.join(root, "releases", name, release + ".json")
 
 
+DIRECTORIES = ("", "blobs", "blobs/sha256", "releases", "served", "tmp")
+
+
+def is_there(root: str) -> bool:
+    """Whether the store has all of its directories. Triton does not start without `served`, also when it has nothing to serve."""
+    return all(os.path.isdir(os.path.join(root, name)) for name in DIRECTORIES)
+
+
 def prepare(root: str) -> None:
     """The store's directories; what Triton reads is readable by any user of the container."""
-    for name in ("", "blobs", "blobs/sha256", "releases", "served", "tmp"):
+    for name in DIRECTORIES:
         path = os.path.join(root, name)
         os.makedirs(path, exist_ok=True)
         os.chmod(path, 0o700 if name == "tmp" else 0o755)

@@ -26,7 +26,8 @@ options:
     default: /var/lib/npufleet
   state:
     description:
-      - V(released) makes releases of O(models), switches to them and withdraws O(withdraw), inside a transaction.
+      - V(released) makes releases of O(models), switches to them and withdraws O(withdraw), inside a transaction. Without any of
+        them it makes an empty store, which a server of no models reads.
       - V(proven) closes the open transaction, writes the history and removes releases that nothing needs.
       - V(restored) links again what served before the open transaction, in fresh directories, and moves no byte over the network.
       - V(rolled_back) switches O(models), or every served model, to the release O(to), inside a transaction, and holds them there.
@@ -153,6 +154,10 @@ switched:
   description: The release that each model whose link moved is served from, null for one that is served no more.
   returned: O(state=released), O(state=restored), O(state=rolled_back)
   type: dict
+open:
+  description: Whether a transaction is open now, which has to be proven or put back.
+  returned: success, without O(transfer)
+  type: bool
 transferred:
   description: Bytes of each blob that was brought, by its SHA-256.
   returned: with O(transfer)
@@ -351,7 +356,7 @@ def foresee(root: str, params: Mapping[str, Any], withdraw: List[str]) -> Dict[s
         ended = sorted(set(store.read_holds(root)) & set(params["models"] or store.read_holds(root)))
         return {"changed": bool(ended), "forgotten": ended}
     if state == "released":
-        return {"changed": bool(params["releases"] or withdraw or opened), "switched": {}, "moves": {}}
+        return {"changed": bool(params["releases"] or withdraw or opened or not store.is_there(root)), "switched": {}, "moves": {}}
     return {"changed": bool(opened), "switched": {}, "moves": (opened or {"models": {}})["models"]}
 
 
@@ -394,13 +399,14 @@ def main() -> None:
     unknown = sorted(set(params["models"]) - set(params["releases"])) if state == "released" else []
     if unknown:
         module.fail_json(msg="triton_models places no {} on this host".format(", ".join(unknown)))
+    new = not store.is_there(root)
     answer: Dict[str, Any] = {}
     try:
         if state == "told":
             answer = tell(root)
         elif module.check_mode:
             answer = foresee(root, params, withdraw)
-        elif state == "released" and not (params["releases"] or withdraw) and store.read_transaction(root) is None:
+        elif state == "released" and not (params["releases"] or withdraw or new) and store.read_transaction(root) is None:
             answer = {"changed": False, "switched": {}, "moves": {}}
         else:
             with store.leased(root, run, params["wait"], params["takeover"]):
@@ -415,6 +421,8 @@ def main() -> None:
                     answer = roll_back(root, run, params)
                 else:
                     answer = forget(root, params["models"])
+                answer["changed"] = answer["changed"] or new
+        answer["open"] = store.read_transaction(root) is not None
     except store.Held as error:
         module.fail_json(msg=f"{run.host or root}: {error}", held_by=error.run, held=True)
     except (store.StoreError, OSError) as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
+from ansible_collections.npufleet.triton.plugins.module_utils.store import prepare
 from helpers import fleet
 
 LABEL = "0001-" + "e" * 12
@@ -76,6 +77,7 @@ def test_store_as_wanted(store: Path) -> None:
         "served": {"digits": {"release": LABEL, "differs": []}},
         "missing": [],
         "transaction": None,
+        "store": False,
     }
     assert plan(store) == []
 
@@ -85,8 +87,15 @@ def test_bare_host(tmp_path: Path) -> None:
     (tmp_path / "incoming" / DIGEST).write_bytes(b"part")
     actual = models.read({**wanted(tmp_path), "incoming": str(tmp_path / "incoming")})
     assert actual.pop("free") > 0
-    assert actual == {"served": {}, "missing": [DIGEST], "arrived": {DIGEST: 4}, "transaction": None}
+    assert actual == {"served": {}, "missing": [DIGEST], "arrived": {DIGEST: 4}, "transaction": None, "store": False}
     assert plan(tmp_path) == [found("digits", None, "e" * 12, "release")]
+
+
+def test_store_of_a_host_without_models(tmp_path: Path) -> None:
+    asked = {**wanted(tmp_path), "models": {}}
+    assert models.diff(asked, models.read(asked)) == [found("store", None, "empty", "prepare")]
+    prepare(str(tmp_path))
+    assert models.diff(asked, models.read(asked)) == []
 
 
 def _wrong_link(release: Path, store: Path) -> None:

@@ -79,7 +79,13 @@ def test_release_is_made_and_switched_to(root: Path, owners: list[tuple[str, int
     arrive(root, COMPILED)
     label = "0001-" + "e" * 12
     moves = {"digits": {"from": None, "to": label, "what": "deploy"}}
-    assert store(root, {"digits": DIGITS}) == {"failed": False, "changed": True, "switched": {"digits": label}, "moves": moves}
+    assert store(root, {"digits": DIGITS}) == {
+        "failed": False,
+        "changed": True,
+        "switched": {"digits": label},
+        "moves": moves,
+        "open": True,
+    }
     assert served(root, "digits/config.pbtxt") == b"one"
     assert served(root, "digits/1/model.rbln") == COMPILED
     assert os.readlink(root / "served/digits") == f"../releases/digits/{label}"
@@ -354,8 +360,17 @@ def test_withdraw_twice_changes_nothing(serving: Path) -> None:
 
 
 def test_nothing_asked_is_no_change(serving: Path) -> None:
-    assert store(serving, {}) == {"failed": False, "changed": False, "switched": {}, "moves": {}}
+    assert store(serving, {}) == {"failed": False, "changed": False, "switched": {}, "moves": {}, "open": False}
     assert untouched(serving)
+
+
+def test_an_empty_store_is_made_for_a_server_of_no_models(tmp_path: Path) -> None:
+    fresh = tmp_path / "fresh"
+    assert store(fresh, {}, check=True) == {"failed": False, "changed": True, "switched": {}, "moves": {}, "open": False}
+    assert not fresh.exists()
+    for changed in (True, False):
+        assert store(fresh, {}) == {"failed": False, "changed": changed, "switched": {}, "moves": {}, "open": False}
+    assert (fresh / "served").is_dir()
 
 
 def test_check_mode_touches_nothing(root: Path) -> None:

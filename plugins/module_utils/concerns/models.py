@@ -14,6 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import (
     StoreError,
     blob_path,
     in_place,
+    is_there,
     read_record,
     read_transaction,
     record_path,
@@ -54,6 +55,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         "served": served,
         "missing": [digest for digest in flaws if flaws[digest]],
         "transaction": _opened(root),
+        "store": is_there(root),
     }
     if found["missing"]:
         found.update(free=file_system(root)[1], arrived=blobs.arrived(wanted.get("incoming")))
@@ -143,6 +145,9 @@ def _digest(path: str) -> Optional[str]:
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """A model that is new, of another release, or changed under our feet; and one that is no longer wanted."""
     plan = []
+    # A release makes it by the way.
+    if not wanted["models"] and not actual["store"]:
+        plan.append(item(CONCERN, "store", None, "empty", "prepare"))
     for name in sorted(wanted["models"]):
         release = wanted["models"][name]["release"][:12]
         here = actual["served"].get(name)
