@@ -49,14 +49,14 @@ lint: venv ## ruff, mypy, yamllint, ansible-lint (production), generated docs
 	@$(BIN)/ansible-lint --offline --strict
 	@$(PY) tests/docs.py --check
 
-rclone: ## Debian's rclone, where it is missing
-	@if ! command -v rclone >/dev/null; then \
-	  echo "make: installing rclone for the tests of object stores"; \
+transfers: ## Debian's rsync and rclone, where they are missing
+	@if ! command -v rsync >/dev/null || ! command -v rclone >/dev/null; then \
+	  echo "make: installing rsync and rclone for the tests of transfers"; \
 	  apt-get update -qq; \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends rclone >/dev/null; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends rsync rclone >/dev/null; \
 	fi
 
-unit: venv rclone ## unit tests
+unit: venv transfers ## unit tests
 	@$(PY) -m pytest
 
 lint-models: venv ## lint the Triton repository REPO=dir, for RELEASE=24.01 (ARGS=--json ...)
@@ -85,11 +85,15 @@ molecule-default molecule-production molecule-serving molecule-models: molecule-
 
 test-quick: lint unit ## lint and unit tests
 
-# Two at a time: the scenario `default` waits much, and its tests that measure a pause come last, when the others are over. The
-# clients of `models` want both processors.
-test: venv browser rclone ## everything
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line molecule-default lint unit report-test faults molecule-serving molecule-production
-	@$(MAKE) --no-print-directory molecule-models
+# One after the other: both ask apt
+packages:
+	@$(MAKE) --no-print-directory browser
+	@$(MAKE) --no-print-directory transfers
+
+# Three at a time: the scenario `default` is the longest, and waits much. `models` and `serving` share a lab, one after the other.
+test: ## everything
+	@$(MAKE) --no-print-directory --jobs=2 venv packages
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=line molecule-default faults unit lint molecule-serving molecule-production report-test molecule-models
 
 build/heavy/.done: tests/heavy/requirements.txt
 	@echo "make: installing what the heavy tests need into build/heavy"
@@ -112,4 +116,4 @@ test-mutants: venv ## seed defects one at a time; each must turn a test red
 clean: ## remove what was built; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-down converge status check lint lint-models unit faults browser rclone report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models test-quick test bench-serving bench-models test-heavy test-mutants clean
+.PHONY: help venv demo lab lab-down converge status check lint lint-models unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models test-quick test bench-serving bench-models test-heavy test-mutants clean

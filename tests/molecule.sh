@@ -11,11 +11,15 @@ case $scenario in
   serving) HOSTS=1 releases="lab-24.01 lab-24.10" ;;
   models) HOSTS=3 LAB=serving releases=lab-24.10 ;;
 esac
+# Another scenario may want the same lab.
+mkdir -p build
+exec 9>"build/lab-$LAB.lock"
+flock 9
 for LAB_RELEASE in $releases; do
   export LAB_RELEASE
   began=$SECONDS
   code=0
-  molecule test --scenario-name "$scenario" --destroy always || code=$?
+  molecule test --scenario-name "$scenario" --destroy always 9>&- || code=$?
   echo "molecule: scenario $scenario, $LAB_RELEASE: $((SECONDS - began)) s"
   [ $code -eq 0 ] || exit $code
 done

@@ -76,7 +76,7 @@ class ActionModule(FleetAction):
 
     def _preflight(self, variables: Templated, concerns: List[str], task_vars: Dict[str, Any], host: str) -> Dict[str, Any]:
         """The plan, and every reason why it cannot be applied; a reason is a result here and no failure."""
-        known = inventory.specs(os.path.join(HOME, "roles"), self._specs)
+        known = inventory.specs(os.path.join(HOME, "roles"))
         reasons: List[str] = []
         try:
             reasons += inventory.findings(variables, known, task_vars)
@@ -107,9 +107,6 @@ class ActionModule(FleetAction):
             result["warnings"] = [*result.get("warnings", []), *supplies.warnings(variables)]
         result["refusals"] = reasons + result.get("refusals", [])
         return self._complete(result, wanted, manifests, arguments["mark"])
-
-    def _specs(self, path: str) -> Any:
-        return self._loader.load_from_file(path, cache="all")
 
     @staticmethod
     def _refused(reasons: List[str]) -> Dict[str, Any]:

@@ -137,9 +137,13 @@ def desired(
 
 
 class Templated(Mapping[str, Any]):
-    """Variables of a host over the defaults of all roles, each templated when it is first read."""
+    """Variables of a host over the defaults of all roles, each templated when it is first read.
 
-    def __init__(self, raw: Mapping[str, Any], template: Any) -> None:
+    `raw` is what `template` looks names up in. A value takes the place of its template there, so that what is made of it does
+    not make it anew.
+    """
+
+    def __init__(self, raw: Dict[str, Any], template: Any) -> None:
         self._raw = raw
         self._template = template
         self._done: Dict[str, Any] = {}
@@ -148,7 +152,7 @@ class Templated(Mapping[str, Any]):
         if name in ("hostvars", "groups"):
             return self._raw[name]
         if name not in self._done:
-            self._done[name] = self._template(self._raw[name])
+            self._done[name] = self._raw[name] = self._template(self._raw[name])
         return self._done[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import NPU_HOSTS, ROOT, connect, inspect, playbook
+from conftest import NPU_HOSTS, ROOT, connect, events, inspect, now, playbook
 from test_3_reboot import ready, shown, wait_for
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
 SERVICE, TIMER = "npufleet-probe.service", "npufleet-probe.timer"
 PAGE = "/var/lib/prometheus/node-exporter/npufleet.prom"
 STATE = "/var/lib/npufleet/probe.json"
+WATCHDOG, WATCHDOG_STATE = "npufleet-watchdog.service", "/var/lib/npufleet/watchdog.json"
 HOLD = "/run/npufleet-deployment"
 MAINTENANCE = "/var/lib/npufleet/maintenance.json"
 
@@ -131,13 +132,12 @@ def test_nothing_is_asked_during_a_deployment_or_maintenance(first: Any) -> None
     before = probed(first)["npufleet_probe_last_run_timestamp_seconds"]
     for reason, mark in (("deployment", HOLD), ("maintenance", MAINTENANCE)):
         first.check_output("echo '{}' > %s", mark)
-        since = first.check_output("date +%s.%N")
+        since = now(first)
         try:
             found = probed(first)
         finally:
             first.check_output("rm -f %s", mark)
-        events = "docker events --since %s --until $(date +%%s.%%N) --filter event=start --format '{{.Actor.Attributes.name}}'"
-        assert "npufleet-probe" not in first.check_output(events, since)
+        assert "npufleet-probe" not in {name for _when, _what, name in events(first, since)}
         assert set_reasons(found, "npufleet_probe_paused") == [reason]
         assert [one for one in found if one.startswith("npufleet_check")] == []
         assert found["npufleet_probe_last_run_timestamp_seconds"] == before
@@ -196,11 +196,14 @@ def test_other_checks_are_a_difference_that_one_run_repairs(first: Any, tmp_path
     assert (load["ok"], load["latency"]["requests"], load["latency"]["p99_ms"] > 0) == (True, 100, True)
 
 
-def test_it_can_be_switched_off_and_leaves_nothing(first: Any) -> None:
-    run = playbook("site.yml", "--limit", f"{FIRST},localhost", "-e", '{"inference_check_probe": false}')
+def test_it_and_the_watchdog_can_be_switched_off_and_leave_nothing(first: Any) -> None:
+    off = ["--limit", f"{FIRST},localhost", "-e", '{"inference_check_probe": false, "triton_server_watchdog": false}']
+    run = playbook("site.yml", *off)
     assert run.code == 0, run.output
     left = first.run("ls %s %s /etc/npufleet/probe.json /etc/npufleet/probe_checks.json /etc/systemd/system/%s", PAGE, STATE, TIMER)
     assert "npufleet" not in left.stdout
     assert shown(first, TIMER, "LoadState") == "not-found"
-    again = playbook("site.yml", "--limit", f"{FIRST},localhost", "-e", '{"inference_check_probe": false}')
+    assert shown(first, WATCHDOG, "LoadState") == "not-found"
+    assert not first.file(WATCHDOG_STATE).exists
+    again = playbook("site.yml", *off)
     assert (again.code, again.changed().get(FIRST)) == (0, 0), again.output

@@ -210,6 +210,7 @@ def test_store_is_made_proven_and_left_alone(site: Path) -> None:
         "served": {"digits": {"release": label, "differs": []}},
         "missing": [],
         "transaction": None,
+        "store": True,
     }
     (line,) = tasks["Ask what happened"]["history"]
     assert (line["host"], line["model"], line["what"], line["to"], line["result"]) == ("npu1", "digits", "deploy", label, "proven")

@@ -239,10 +239,12 @@ def test_unknown_concern_is_refused(repository: Path) -> None:
 
 def test_templated_reads_once_and_leaves_the_rest() -> None:
     read: list[Any] = []
-    raw = {"a": "{{ x }}", "b": "{{ broken }}", "hostvars": object(), "groups": object()}
+    raw: dict[str, Any] = {"a": "{{ x }}", "b": "{{ broken }}", "hostvars": object(), "groups": object()}
     variables = subject.Templated(raw, lambda value: read.append(value) or f"<{value}>")
     assert variables["a"] == variables["a"] == "<{{ x }}>"
     assert read == ["{{ x }}"]
+    # What is made of it is made of the value
+    assert raw["a"] == "<{{ x }}>"
     assert variables["hostvars"] is raw["hostvars"]
     assert variables["groups"] is raw["groups"]
     assert (len(variables), list(variables)) == (4, list(raw))

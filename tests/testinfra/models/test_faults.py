@@ -104,7 +104,10 @@ def a_controller_that_is_interrupted(place: Fleet) -> Told:
 HANGS = {"inputs": [{"name": "X", "shape": [1, 1], "datatype": "FP32", "data": [-1000]}]}
 
 
-@tells(stub_killed=("alpha", r"alpha.*found.*wanted.*did"), stub_hung=("beta", r"beta.*found.*wanted.*did"))
+@tells(
+    stub_killed=("alpha", r"alpha.*found.*wanted.*did"),
+    stub_hung=("beta", r"beta.*requests waiting and none answered for.*wanted.*did"),
+)
 def stubs_that_die_and_hang(place: Fleet) -> Told:
     began, told = time.monotonic(), dict.fromkeys(HOSTS, "")
     harms: list[Callable[[str], Any]] = [
