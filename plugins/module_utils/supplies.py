@@ -7,11 +7,14 @@ import time
 import urllib.request
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils import blobs, reach, sources
 from ansible_collections.npufleet.triton.plugins.module_utils.blobs import file_digest
+from ansible_collections.npufleet.triton.plugins.module_utils.check_files import documents
+from ansible_collections.npufleet.triton.plugins.module_utils.check_sources import GOLDEN
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import authority
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import cache
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import GIB, LARGE_FILES
 
 
@@ -181,15 +184,28 @@ def refusals(
     if "models" in actual:
         reasons += list(_models(variables, found, actual["models"]))
         reasons += list(_cached(variables, actual["models"]["served"]))
-    if variables["inference_check_require_checks"] and {"models", "server"} & {concern for concern, _action in doing}:
-        places = [*variables["inference_check_checks_dir"], checks]
-        reasons += [
-            f"model {name}: found no check file {name}.yml, wanted one that says which answers prove it: write it below "
-            "inference_check_checks_dir, or set inference_check_require_checks to false"
-            for name in sorted(found)
-            if not any(os.path.isfile(os.path.join(place, name + ".yml")) for place in places)
-        ]
+    if {"models", "server", "probe"} & {concern for concern, _action in doing}:
+        reasons += list(_checks(variables, found, checks))
     return reasons
+
+
+def _checks(variables: Mapping[str, Any], found: Mapping[str, Any], own: str) -> Iterator[str]:
+    """Models that nothing proves, and check files that are not right: a proof that they end would put back what is good."""
+    places, golden = (
+        [*(os.path.expanduser(one) for one in variables["inference_check_" + name]), directory]
+        for name, directory in (("checks_dir", own), ("golden_dir", GOLDEN))
+    )
+    try:
+        unproven = documents(sorted(found), places, golden, 0)["unproven"]
+    except Refusal as refusal:
+        yield from refusal.reasons
+        return
+    if boolean(variables["inference_check_require_checks"]):
+        yield from (
+            f"model {one}: found no check file {one}.yml, wanted one that says which answers prove it: write it below "
+            "inference_check_checks_dir, or set inference_check_require_checks to false"
+            for one in (each["model"] for each in unproven)
+        )
 
 
 def _cached(variables: Mapping[str, Any], served: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

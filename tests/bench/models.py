@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -103,6 +104,12 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def longest(output: str) -> List[Tuple[float, str]]:
+    """(seconds, task) of what `profile_tasks` lists at the end of a playbook, longest first."""
+    found = re.findall(r"^(\S.*?) -{2,} *([\d.]+)s$", output, re.MULTILINE)
+    return [(float(seconds), name.rpartition(" : ")[2]) for name, seconds in found]
+
+
 # The models
 
 
@@ -138,6 +145,7 @@ class Lab:
 
     def __init__(self) -> None:
         self.environment = {**os.environ, "LAB": "bench", "HOSTS": str(HOSTS), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+        self.environment.update(ANSIBLE_CALLBACKS_ENABLED="ansible.posix.profile_tasks", PROFILE_TASKS_TASK_OUTPUT_LIMIT="6")
         self.hosts: Dict[str, Mapping[str, Any]] = {}
         self.shared: Mapping[str, Any] = {}
 
@@ -160,12 +168,12 @@ class Lab:
             raise BenchError(f"{' '.join(command)} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
         return done.stdout
 
-    def playbook(self, name: str, *options: str) -> float:
-        """Seconds that a playbook takes, as its operator sees it."""
+    def playbook(self, name: str, *options: str) -> Tuple[float, List[Tuple[float, str]]]:
+        """(seconds that a playbook takes, as its operator sees it, its longest tasks)."""
         command = ["ansible-playbook", "-i", str(INVENTORY), str(ROOT / "playbooks" / name)]
         began = time.monotonic()
-        self._run([*command, "-e", json.dumps(VARIABLES), *options])
-        return time.monotonic() - began
+        output = self._run([*command, "-e", json.dumps(VARIABLES), *options])
+        return time.monotonic() - began, longest(output)
 
     def inside(self, host: str, *command: str) -> str:
         """Output of a command on a host, as root, through the engine under the lab."""
@@ -210,7 +218,7 @@ VARIABLES = {
 def measure(lab: Lab, case: str, name: str, *options: str, brings: Optional[int] = None) -> Row:
     """One row. `brings` are the bytes that each host has to have got, None for any number."""
     before = lab.state()
-    seconds = lab.playbook(name, *options)
+    seconds, tasks = lab.playbook(name, *options)
     after = lab.state()
     bare = lab.rsync()
     came = moved(before, after)
@@ -224,7 +232,9 @@ def measure(lab: Lab, case: str, name: str, *options: str, brings: Optional[int]
         "bytes_moved": came,
         "models_reloaded": reloaded(before, after),
     }
-    say(f"{case}: {seconds:.1f} s, rsync {bare:.1f} s")
+    say(f"{case}: {seconds:.1f} s, rsync {bare:.1f} s; the longest tasks:")
+    for taken, task in tasks:
+        print(f"  {taken:>6.1f} s  {task}")
     return row
 
 

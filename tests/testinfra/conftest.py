@@ -94,6 +94,9 @@ def lose_power(process: subprocess.Popen[str]) -> None:
     """Kill a run with all of its workers, which have process groups of their own."""
     family = [process.pid]
     for pid in family:
+        # Stopped before its children are counted, it has no more of them.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
         family += map(int, subprocess.run(["pgrep", "--parent", str(pid)], capture_output=True, text=True).stdout.split())
     for pid in family:
         with contextlib.suppress(ProcessLookupError):

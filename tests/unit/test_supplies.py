@@ -16,6 +16,13 @@ from helpers import ROW, fleet, http_server
 FULL_ROW = {**ROW, "systems": ["ubuntu-22.04"], "kernels": ">=5.10"}
 INSTALL = {"concern": "driver", "name": "package", "action": "install"}
 BUILD = {"concern": "image", "name": "npufleet/triton", "action": "build"}
+CHECK = """model: {model}
+checks:
+  - name: one
+    protocols: [http]
+    inputs: {{X: {{numbers: [1.5], dtype: FP32}}}}
+    expect: {{Y: {{finite: true}}}}
+"""
 LOAD = {"concern": "models", "name": "digits", "action": "release"}
 
 
@@ -151,14 +158,25 @@ def test_no_base_image_and_no_wheels(tmp_path: Path) -> None:
 
 def test_model_without_a_check_file(tmp_path: Path) -> None:
     found = {"digits": {"origins": {}}, "words": {"origins": {}}}
-    (tmp_path / "digits.yml").write_text("checks: []\n")
+    (tmp_path / "digits.yml").write_text(CHECK.format(model="digits"))
     (reason,) = refused(tmp_path, [LOAD], found)
     assert reason.startswith("model words: found no check file words.yml, wanted one that says which answers prove it: ")
     own = tmp_path / "own"
     own.mkdir()
-    (own / "words.yml").write_text("checks: []\n")
+    (own / "words.yml").write_text(CHECK.format(model="words"))
     assert refused(tmp_path, [LOAD], found, inference_check_checks_dir=[str(own)]) == []
     assert refused(tmp_path, [LOAD], found, inference_check_require_checks=False) == []
+    assert refused(tmp_path, [], found) == []
+
+
+def test_check_files_that_are_not_right(tmp_path: Path) -> None:
+    found = {"digits": {"origins": {}}, "words": {"origins": {}}}
+    (tmp_path / "digits.yml").write_text("model: digits\nchecks: [{name: a}]\n")
+    (tmp_path / "words.yml").write_text("checks: [\n")
+    reasons = refused(tmp_path, [LOAD], found)
+    assert any("digits.yml: checks[0].inputs: " in one for one in reasons), reasons
+    assert any("words.yml: is not a YAML file" in one for one in reasons), reasons
+    assert refused(tmp_path, [INSTALL], found, rbln_driver_package_file="/no", rbln_driver_package_sha256="0" * 64) != reasons
     assert refused(tmp_path, [], found) == []
 
 

@@ -80,3 +80,16 @@ def test_the_models_are_two_gib_and_nothing_is_wrong_with_them(tmp_path: Path, m
     second = (tmp_path / "models/bench0/1/weights.bin").read_bytes()
     assert len(first) == len(second) == 2**20 + 1
     assert first != second
+
+
+def test_longest_tasks_as_profile_tasks_lists_them() -> None:
+    output = """PLAY RECAP *****
+npu1                       : ok=20   changed=5
+===============================================================================
+npufleet.triton.model_repository : Transfer what is missing ------------- 4.70s
+Ask what differs, and refuse what cannot be done ------------------------ 1.02s
+"""
+    assert models.longest(output) == [
+        (4.7, "Transfer what is missing"),
+        (1.02, "Ask what differs, and refuse what cannot be done"),
+    ]
