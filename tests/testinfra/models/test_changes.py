@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from typing import Any
 
 import pytest
-from conftest import ROOT, ask, inspect
-from fleet import HOSTS, STORE, TRANSACTION, Fleet
+from conftest import ROOT, ask, connect, inspect
+from fleet import HOSTS, STORE, TRANSACTION, Fleet, address
 
 # The fixture `place`
 pytest_plugins = ["fleet"]
@@ -62,6 +63,13 @@ def test_a_second_run_changes_nothing(place: Fleet, before: dict[str, Any]) -> N
     for mode, host in place.hosts.items():
         assert f"--model-control-mode={mode}" in inspect(host)["Config"]["Cmd"]
         assert _seen(host) == before[mode]
+
+
+def test_one_host_has_fetched_its_large_file_itself_with_the_login_of_the_server(place: Fleet) -> None:
+    """And the others got it from the controller (molecule/models/inventory/hosts.yml)."""
+    journal = connect("ops1").check_output("journalctl --unit npufleet-lab-artefacts --output cat").splitlines()
+    asked = {line.split()[0] for line in journal if re.search(r'"GET \S+\.rbln HTTP/1.1" 200', line)}
+    assert [mode for mode, name in HOSTS.items() if address(name) in asked] == ["poll"]
 
 
 def test_a_changed_model_goes_live_and_no_other_is_loaded_again(
