@@ -56,7 +56,8 @@ transfers: ## Debian's rsync and rclone, where they are missing
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends rsync rclone >/dev/null; \
 	fi
 
-unit: venv transfers ## unit tests
+unit: venv ## unit tests
+	@$(MAKE) --no-print-directory transfers
 	@$(PY) -m pytest
 
 lint-models: venv ## lint the Triton repository REPO=dir, for RELEASE=24.01 (ARGS=--json ...)
@@ -73,7 +74,8 @@ browser: ## Debian's Chromium and its driver, where they are missing
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver fonts-dejavu-core >/dev/null; \
 	fi
 
-report-test: venv browser ## the report in a browser
+report-test: venv ## the report in a browser
+	@$(MAKE) --no-print-directory browser
 	@$(PY) -m pytest tests/report
 
 report-image: venv browser ## docs/images/report.png, of a made-up fleet
@@ -90,10 +92,10 @@ packages:
 	@$(MAKE) --no-print-directory browser
 	@$(MAKE) --no-print-directory transfers
 
-# Three at a time: the scenario `default` is the longest, and waits much. `models` and `serving` share a lab, one after the other.
+# Three at a time: the longest first, and what needs no lab while the first one comes up
 test: ## everything
 	@$(MAKE) --no-print-directory --jobs=2 venv packages
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync=line molecule-default faults unit lint molecule-serving molecule-production report-test molecule-models
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=line molecule-default faults unit molecule-models molecule-serving lint molecule-production report-test
 
 build/heavy/.done: tests/heavy/requirements.txt
 	@echo "make: installing what the heavy tests need into build/heavy"

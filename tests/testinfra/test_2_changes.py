@@ -35,35 +35,11 @@ def test_status_is_zero_when_in_sync():
     assert playbook("status.yml").code == 0
 
 
-def expect_drift(*words: str) -> None:
-    """status.yml must exit with 2 and name the host and every one of these words in one of its differences."""
-    status = playbook("status.yml")
-    assert status.code == 2, status.output
-    report = {one["host"]: one["report"] for one in json.loads((ROOT / "build/status.json").read_text())["hosts"]}
-    assert [host for host, lines in report.items() if lines] == [FIRST], report
-    assert any(all(word in line for word in words) for line in report[FIRST]), report[FIRST]
-    check = playbook("site.yml", "--check", "--diff")
-    assert check.code == 0, check.output
-    assert {host for host, changed in check.changed().items() if changed} == {FIRST}, check.output
-
-
-def repair() -> None:
-    """One run of site.yml must repair the first host and touch no other, after which nothing differs."""
-    run = playbook("site.yml")
-    assert run.code == 0, run.output
-    assert {host for host, changed in run.changed().items() if changed} == {FIRST}, run.output
-    assert playbook("status.yml").code == 0
-
-
-def test_a_killed_container_is_named_and_started(first):
-    before = inspect(first)["Id"]
-    first.check_output("docker kill triton")
-    expect_drift("server container", "exited (137)", "running")
-    repair()
-    assert inspect(first)["Id"] == before
-
-
-def test_a_changed_ulimit_is_named_and_the_container_replaced(first):
+def test_drift_of_every_kind_is_named_and_one_run_repairs_it(first):
+    """A killed container on the last host; on the first one a container with another ulimit, and an edited config."""
+    last = connect(NPU_HOSTS[-1])
+    killed = inspect(last)["Id"]
+    last.check_output("docker kill triton")
     facts = inspect(first)
     image, arguments = facts["Image"], " ".join(facts["Config"]["Cmd"])
     first.check_output("docker rm --force triton")
@@ -74,18 +50,32 @@ def test_a_changed_ulimit_is_named_and_the_container_replaced(first):
         "--volume /var/lib/npufleet:/var/lib/npufleet:ro --volume /usr/local/bin/rbln-stat:/usr/local/bin/rbln-stat:ro "
         f"{image} {arguments}"
     )
-    expect_drift("server container.ulimits", "33554432", "67108864")
-    repair()
+    release = first.check_output("readlink /var/lib/npufleet/served/digits")
+    first.check_output("sed -i 's/max_batch_size: 4/max_batch_size: 2/' /var/lib/npufleet/served/digits/config.pbtxt")
+
+    differ = {FIRST, NPU_HOSTS[-1]}
+    status = playbook("status.yml")
+    assert status.code == 2, status.output
+    report = {one["host"]: one["report"] for one in json.loads((ROOT / "build/status.json").read_text())["hosts"]}
+    assert {host for host, lines in report.items() if lines} == differ, report
+    for host, *words in (
+        (NPU_HOSTS[-1], "server container", "exited (137)", "running"),
+        (FIRST, "server container.ulimits", "33554432", "67108864"),
+        (FIRST, "models digits", "config.pbtxt was changed"),
+    ):
+        assert any(all(word in line for word in words) for line in report[host]), (words, report[host])
+    check = playbook("site.yml", "--check", "--diff")
+    assert check.code == 0, check.output
+    assert {host for host, changed in check.changed().items() if changed} == differ, check.output
+
+    run = playbook("site.yml")
+    assert run.code == 0, run.output
+    assert {host for host, changed in run.changed().items() if changed} == differ, run.output
+    assert run.output.count("PLAY [Roll out, batch by batch]") == 2, run.output
+    assert playbook("status.yml").code == 0
+    assert inspect(last)["Id"] == killed
     assert {one["Name"]: one["Hard"] for one in inspect(first)["HostConfig"]["Ulimits"]}["stack"] == 67108864
     assert first.run("docker inspect triton-previous").rc != 0
-
-
-def test_an_edited_config_is_named_and_released_afresh(first):
-    path = "/var/lib/npufleet/served/digits/config.pbtxt"
-    release = first.check_output("readlink /var/lib/npufleet/served/digits")
-    first.check_output("sed -i 's/max_batch_size: 4/max_batch_size: 2/' %s", path)
-    expect_drift("models digits", "config.pbtxt was changed")
-    repair()
     assert first.check_output("readlink /var/lib/npufleet/served/digits") != release
     assert ask(first, "/v2/models/digits/config")["max_batch_size"] == 4
 
@@ -108,19 +98,13 @@ def test_a_container_that_does_not_serve_gives_way_to_the_one_before_and_stops_t
 
 def test_the_inventorys_batches_are_the_ones_that_run(tmp_path):
     """A value of the inventory, not only an extra variable, has to reach `serial`, which has no host of its own."""
-    differ = "rm /etc/modules-load.d/npufleet.conf"
     for name in NPU_HOSTS:
-        connect(name).check_output(differ)
+        connect(name).check_output("rm /etc/modules-load.d/npufleet.conf")
     variables = tmp_path / "hosts.yml"
     variables.write_text("npu_hosts: {vars: {npufleet_rollout_serial: 2}}\n")
     run = playbook("site.yml", "--inventory", str(variables))
     assert run.code == 0, run.output
     assert run.output.count("PLAY [Roll out, batch by batch]") == -(-len(NPU_HOSTS) // 2), run.output
-    for name in NPU_HOSTS:
-        connect(name).check_output(differ)
-    run = playbook("site.yml")
-    assert run.code == 0, run.output
-    assert run.output.count("PLAY [Roll out, batch by batch]") == 2, run.output
 
 
 def test_another_container_is_not_for_models_yml(first):
