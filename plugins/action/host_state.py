@@ -102,8 +102,7 @@ class ActionModule(FleetAction):
         if "models" in concerns and "image" not in concerns and not result.get("maintenance"):
             reasons += beyond_models(result["plan"])
         if {"driver", "models"} & set(concerns) and not result.get("maintenance"):
-            checks = os.path.join(HOME, "files", "checks")
-            reasons += supplies.refusals(variables, manifests, result["plan"], result["actual"], checks)
+            reasons += supplies.refusals(variables, manifests, result["plan"], result["actual"])
             result["warnings"] = [*result.get("warnings", []), *supplies.warnings(variables)]
         result["refusals"] = reasons + result.get("refusals", [])
         return self._complete(result, wanted, manifests, arguments["mark"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.manifest import placed_here
@@ -26,6 +26,14 @@ def found_in(directories: Sequence[str], *names: str) -> Optional[str]:
     """Where a file is: the first directory that has it wins."""
     paths = (os.path.join(directory, *names) for directory in directories)
     return next((path for path in paths if os.path.isfile(path)), None)
+
+
+def directories(variables: Mapping[str, Any]) -> Tuple[List[str], List[str]]:
+    """(directories of check files, of their golden data): those of the site, and then the collection's own."""
+    checks, golden = (
+        [os.path.expanduser(one) for one in variables["inference_check_" + name]] for name in ("checks_dir", "golden_dir")
+    )
+    return [*checks, CHECKS], [*golden, GOLDEN]
 
 
 def with_pem(server: Mapping[str, Any]) -> Dict[str, Any]:
@@ -71,10 +79,7 @@ def digest(variables: Mapping[str, Any]) -> str:
     """SHA-256 over everything that the document of a host's probe follows from. Raises Refusal."""
     host = variables["inventory_hostname"]
     models = [str(one["name"]) for one in placed_here(variables["triton_models"], host, variables["group_names"])]
-    checks_dirs, golden_dirs = (
-        [*(os.path.expanduser(one) for one in variables["inference_check_" + name]), own]
-        for name, own in (("checks_dir", CHECKS), ("golden_dir", GOLDEN))
-    )
+    checks_dirs, golden_dirs = directories(variables)
     fleet = list(variables["groups"].get("npu_hosts", [])) if "groups" in variables else []
     said = {
         "models": models,

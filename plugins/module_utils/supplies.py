@@ -11,7 +11,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils import blobs, reach, sources
 from ansible_collections.npufleet.triton.plugins.module_utils.blobs import file_digest
 from ansible_collections.npufleet.triton.plugins.module_utils.check_files import documents
-from ansible_collections.npufleet.triton.plugins.module_utils.check_sources import GOLDEN
+from ansible_collections.npufleet.triton.plugins.module_utils.check_sources import directories
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import authority
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import cache
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal
@@ -169,12 +169,9 @@ def _of_image(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
 
 
 def refusals(
-    variables: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]], plan: List[Item], actual: Mapping[str, Any], checks: str
+    variables: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]], plan: List[Item], actual: Mapping[str, Any]
 ) -> List[str]:
-    """What lies, or should lie, on the controller and stands in the way of this plan.
-
-    `found` are the manifests by model; `checks` is the collection's own directory of check files.
-    """
+    """What lies, or should lie, on the controller and stands in the way of this plan; `found` are the manifests by model."""
     doing = {(one["concern"], one["action"]) for one in plan}
     reasons: List[str] = []
     if ("driver", "install") in doing:
@@ -185,18 +182,14 @@ def refusals(
         reasons += list(_models(variables, found, actual["models"]))
         reasons += list(_cached(variables, actual["models"]["served"]))
     if {"models", "server", "probe"} & {concern for concern, _action in doing}:
-        reasons += list(_checks(variables, found, checks))
+        reasons += list(_checks(variables, found))
     return reasons
 
 
-def _checks(variables: Mapping[str, Any], found: Mapping[str, Any], own: str) -> Iterator[str]:
+def _checks(variables: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
     """Models that nothing proves, and check files that are not right: a proof that they end would put back what is good."""
-    places, golden = (
-        [*(os.path.expanduser(one) for one in variables["inference_check_" + name]), directory]
-        for name, directory in (("checks_dir", own), ("golden_dir", GOLDEN))
-    )
     try:
-        unproven = documents(sorted(found), places, golden, 0)["unproven"]
+        unproven = documents(sorted(found), *directories(variables), 0)["unproven"]
     except Refusal as refusal:
         yield from refusal.reasons
         return

@@ -146,14 +146,14 @@ class Templated(Mapping[str, Any]):
     def __init__(self, raw: Dict[str, Any], template: Any) -> None:
         self._raw = raw
         self._template = template
-        self._done: Dict[str, Any] = {}
+        # These two hold no templates of ours.
+        self._done = {"hostvars", "groups"}
 
     def __getitem__(self, name: str) -> Any:
-        if name in ("hostvars", "groups"):
-            return self._raw[name]
         if name not in self._done:
-            self._done[name] = self._raw[name] = self._template(self._raw[name])
-        return self._done[name]
+            self._raw[name] = self._template(self._raw[name])
+            self._done.add(name)
+        return self._raw[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._raw)

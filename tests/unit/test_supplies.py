@@ -44,7 +44,8 @@ def refused(tmp_path: Path, plan: list[dict[str, Any]], found: Any = None, missi
         "free": given.pop("free", 10**12),
         "arrived": given.pop("arrived", {}),
     }
-    return subject.refusals(variables(**given), found or {}, plan, {"models": here}, str(tmp_path))
+    given.setdefault("inference_check_checks_dir", [str(tmp_path)])
+    return subject.refusals(variables(**given), found or {}, plan, {"models": here})
 
 
 def test_a_version_that_changes_under_a_cache_that_outlives_the_server(tmp_path: Path) -> None:
@@ -176,7 +177,8 @@ def test_check_files_that_are_not_right(tmp_path: Path) -> None:
     reasons = refused(tmp_path, [LOAD], found)
     assert any("digits.yml: checks[0].inputs: " in one for one in reasons), reasons
     assert any("words.yml: is not a YAML file" in one for one in reasons), reasons
-    assert refused(tmp_path, [INSTALL], found, rbln_driver_package_file="/no", rbln_driver_package_sha256="0" * 64) != reasons
+    (reason,) = refused(tmp_path, [INSTALL], found, rbln_driver_package_file="/no", rbln_driver_package_sha256="0" * 64)
+    assert reason.endswith("correct rbln_driver_package_file")
     assert refused(tmp_path, [], found) == []
 
 

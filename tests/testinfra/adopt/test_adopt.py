@@ -211,7 +211,7 @@ def test_the_guides_container_is_adopted_within_one_restart(host, place):
     assert run.code == 0, run.output
     print(f"restart by hand {restart.pause:.1f} s, adoption {adoption.pause:.1f} s")
     # Nobody waits for more than the old server's end and the new one's start: what takes time lies before.
-    trail = [(what, one) for _when, what, one in events(host, since) if one.startswith("triton")]
+    trail = [(what, one) for what, one in events(host, since) if one.startswith("triton")]
     ended, started = trail.index(("die", "triton-previous")), trail.index(("start", "triton"))
     assert ("create", "triton-next") in trail[:ended]
     assert {what for what, _one in trail[ended + 1 : started]} <= {"rename", "kill", "stop", "exec_die"}, trail
