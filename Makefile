@@ -93,9 +93,12 @@ packages:
 	@$(MAKE) --no-print-directory transfers
 
 # Three at a time: the longest first, and what needs no lab while the first one comes up
-test: ## everything
+LANES := molecule-default faults unit molecule-models molecule-serving lint molecule-production report-test
+test: ## everything; the output of each lane is in build/log
 	@$(MAKE) --no-print-directory --jobs=2 venv packages
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync=line molecule-default faults unit molecule-models molecule-serving lint molecule-production report-test
+	@$(MAKE) --no-print-directory --jobs=3 --keep-going $(LANES:%=lane-%)
+lane-%:
+	@tests/lane.sh $* $(MAKE) --no-print-directory $*
 
 build/heavy/.done: tests/heavy/requirements.txt
 	@echo "make: installing what the heavy tests need into build/heavy"

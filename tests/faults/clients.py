@@ -13,7 +13,7 @@ from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
 # Seconds from the end of an answer to the next request, and for which one is waited for
-PAUSE, PATIENCE = 0.2, 3.0
+PAUSE, PATIENCE = 0.2, 6.0
 # A request of a number, and who judges the answer to it: (edition, what is wrong)
 Asked = tuple[list[triton.InferInput], Callable[[triton.InferResult], tuple[int, str]]]
 # What no client may be told: places of the store, and the inside of a model

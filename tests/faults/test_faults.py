@@ -79,7 +79,7 @@ class Place:
 
     def wait_until_answered(self, edition: int | None = None, model: str | None = None) -> None:
         """Until a request to each model, sent from now on, has a good answer."""
-        since, deadline = time.monotonic(), time.monotonic() + 60
+        since, deadline = time.monotonic(), time.monotonic() + 120
         waiting = {(mode, one) for mode in MODES for one in ([model] if model else MODELS)}
         while waiting:
             waiting = {one for one in waiting if not self.clients.answered(*one, since, edition)}

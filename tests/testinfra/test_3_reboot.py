@@ -29,10 +29,11 @@ def power(action: str, *options: str) -> None:
     subprocess.run([*LAB["all"]["vars"]["lab_docker"], action, *options, container], check=True, capture_output=True)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Two minutes at most: only what never comes takes so long, however slow the machine is."""
+    deadline = time.monotonic() + 120
     while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {condition}"
+        assert time.monotonic() < deadline, f"not within two minutes: {condition}"
         time.sleep(0.2)
 
 
@@ -77,10 +78,10 @@ def test_the_unit_waits_for_a_card_that_comes_late(first):
     first.check_output("mv /dev/rbln1 /dev/late")
     try:
         first.check_output("systemctl restart --no-block npufleet-cards")
-        wait_for(lambda: shown(first, "npufleet-cards", "ActiveState") == "activating", 5)
+        wait_for(lambda: shown(first, "npufleet-cards", "ActiveState") == "activating")
     finally:
         first.check_output("mv /dev/late /dev/rbln1")
-    wait_for(lambda: shown(first, "npufleet-cards", "ActiveState") == "active", 5)
+    wait_for(lambda: shown(first, "npufleet-cards", "ActiveState") == "active")
 
 
 def test_a_boot_without_a_card_is_named_and_the_engine_comes_up_all_the_same(first, missing_card):
@@ -112,7 +113,7 @@ def test_a_host_that_lost_its_power_comes_back_serving(first, ops):
     awaited = int(first.check_output('date --date="$(systemctl show npufleet-cards -p ActiveEnterTimestamp --value)" +%s'))
     container = inspect(first)["State"]["StartedAt"][:19] + "+00:00"
     assert datetime.fromisoformat(container).timestamp() >= awaited
-    wait_for(lambda: up(ops) == "1", 15)
+    wait_for(lambda: up(ops) == "1")
     status = playbook("status.yml")
     assert status.code == 0, status.output
 
@@ -121,7 +122,7 @@ def test_a_host_that_lost_its_power_comes_back_serving(first, ops):
 def holder(first):
     """A process of somebody else that has the first card open; its number."""
     pid = first.check_output("sh -c 'exec sleep 300 < /dev/rbln0 > /dev/null 2>&1 & echo $!'")
-    wait_for(lambda: "/dev/rbln0" in first.run("readlink /proc/%s/fd/0", pid).stdout, 5)
+    wait_for(lambda: "/dev/rbln0" in first.run("readlink /proc/%s/fd/0", pid).stdout)
     yield pid
     first.run("kill %s", pid)
 

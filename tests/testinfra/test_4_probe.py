@@ -63,7 +63,7 @@ def changed(checks: Path, **variables: Any) -> list[str]:
 def test_timer_is_enabled_and_a_first_result_is_there(npu: Any) -> None:
     assert shown(npu, TIMER, "ActiveState") == "active"
     assert shown(npu, TIMER, "UnitFileState") == "enabled"
-    wait_for(lambda: npu.file(STATE).exists, 60)
+    wait_for(lambda: npu.file(STATE).exists)
     # Asked anew: the one at a boot, of the tests before these, finds a server that still loads.
     found = probed(npu)
     assert failed(found) == []
@@ -152,7 +152,7 @@ def test_server_that_is_down_fails_every_check(first: Any) -> None:
         assert set_reasons(found, "npufleet_probe_unavailable") == []
     finally:
         first.check_output("docker start triton && systemctl start npufleet-watchdog")
-        wait_for(lambda: ready(first), 120)
+        wait_for(lambda: ready(first))
 
 
 def test_image_that_is_gone_is_told_apart_from_a_server_that_is(first: Any) -> None:

@@ -54,7 +54,7 @@ def first() -> Iterator[Any]:
     assert run.code == 0, run.output
     host.check_output("printf %%s %s > /run/ask.py", ASK)
     host.check_output("systemctl stop %s", PROBE)
-    wait_for(lambda: shown(host, "npufleet-probe.service", "ActiveState") in ("inactive", "failed"), 120)
+    wait_for(lambda: shown(host, "npufleet-probe.service", "ActiveState") in ("inactive", "failed"))
     yield host
     host.check_output("rm -f /run/ask.py %s", HOLD)
     run = playbook("site.yml")
@@ -112,7 +112,7 @@ def test_a_dead_process_is_replaced_by_a_reload_of_its_model_alone(first):
     signal(first, "KILL", "digits_0_1")
     # No probe tells
     assert ready(first)
-    wait_for(lambda: len(actions(first)) == 1, 60)
+    wait_for(lambda: len(actions(first)) == 1)
     (line,) = said(first, "did:")
     assert "model digits: found no process of digits_0_1 for" in line
     assert "wanted a process of every instance, did: unloaded" in line
@@ -122,25 +122,25 @@ def test_a_dead_process_is_replaced_by_a_reload_of_its_model_alone(first):
     assert all(answers(first, "digits") for _time in range(4))
     # What it does not help is restarted
     signal(first, "KILL", "digits_0_1")
-    wait_for(lambda: len(actions(first)) == 2, 120)
+    wait_for(lambda: len(actions(first)) == 2)
     assert actions(first)[1]["did"] == "restarted the container (it was reloaded a short while ago)"
-    wait_for(lambda: ready(first), 60)
-    wait_for(lambda: said(first, "the server answers again") != [], 30)
+    wait_for(lambda: ready(first))
+    wait_for(lambda: said(first, "the server answers again") != [])
     assert inspect(first)["State"]["StartedAt"] != started
     assert all(answers(first, "digits") for _time in range(4))
 
 
 def test_nothing_is_done_while_a_run_changes_the_host(first):
-    wait_for(lambda: ready(first), 60)
+    wait_for(lambda: ready(first))
     first.check_output("touch %s", HOLD)
-    wait_for(lambda: json.loads(first.check_output("cat %s", STATE))["paused"] == "deployment", 10)
+    wait_for(lambda: json.loads(first.check_output("cat %s", STATE))["paused"] == "deployment")
     signal(first, "KILL", "digits_guide_0_0")
     deadline = time.monotonic() + 4 * (QUICK["interval"] + QUICK["stub_limit"])
     while time.monotonic() < deadline:
         assert actions(first) == []
         assert stubs(first, "digits_guide_0_0") == []
     first.check_output("rm %s", HOLD)
-    wait_for(lambda: len(actions(first)) == 1, 60)
+    wait_for(lambda: len(actions(first)) == 1)
     assert answers(first, "digits_guide")
 
 

@@ -93,7 +93,7 @@ def test_a_boot_does_not_start_what_is_out(first, ops):
     assert not running(first)
     assert json.loads(first.file(MARK).content_string)["reason"] == "swap card 2"
     # Still a target, so that it is seen when it is back
-    wait_for(lambda: up(ops) == "0", 15)
+    wait_for(lambda: up(ops) == "0")
 
 
 def test_a_host_that_is_not_proven_stays_out(first):
@@ -114,6 +114,6 @@ def test_in(first, ops):
     assert inspect(first)["Id"] == before
     assert inspect(first)["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped"
     assert ready(first)
-    wait_for(lambda: up(ops) == "1", 15)
+    wait_for(lambda: up(ops) == "1")
     status = playbook("status.yml")
     assert status.code == 0, status.output

@@ -98,7 +98,7 @@ def planted() -> Iterator[list[str]]:
 
 
 def wait_until_ready(host) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while host.run("python3 -c \"import urllib.request as u; u.urlopen('http://127.0.0.1:8000/v2/health/ready')\"").rc:
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,7 +114,7 @@ def _handler(answers: Answers) -> type[BaseHTTPRequestHandler]:
 
 
 @contextmanager
-def _serving(server: ThreadingHTTPServer) -> Iterator[None]:
+def _serving(server: _Server) -> Iterator[None]:
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
@@ -124,17 +125,24 @@ def _serving(server: ThreadingHTTPServer) -> Iterator[None]:
         thread.join()
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that did not wait for its answer is no error of the server."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 @contextmanager
 def http_server(answers: dict[str, tuple[int, Any]]) -> Iterator[Answers]:
     """An HTTP server on a free port of the loopback."""
     kept = Answers(answers)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(kept))
+    server = _Server(("127.0.0.1", 0), _handler(kept))
     kept.port = server.server_address[1]
     with _serving(server):
         yield kept
 
 
-class _UnixServer(ThreadingHTTPServer):
+class _UnixServer(_Server):
     address_family = socket.AF_UNIX
 
     def server_bind(self) -> None:

@@ -73,7 +73,7 @@ class Client:
 
     def wait(self, more: int) -> None:
         """Until it has been answered this many times more."""
-        wanted, deadline = len(self.lines()) + more, time.monotonic() + 60
+        wanted, deadline = len(self.lines()) + more, time.monotonic() + 120
         while len(self.lines()) < wanted:
             assert time.monotonic() < deadline, "the server does not answer"
             time.sleep(0.1)
@@ -91,7 +91,7 @@ READY = "python3 -c \"import urllib.request as u; u.urlopen('http://127.0.0.1:80
 
 
 def wait_until_ready(host) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while host.run(READY).rc:
         assert time.monotonic() < deadline, "the hand-made server does not serve"
         time.sleep(0.2)
@@ -294,7 +294,7 @@ def test_of_two_containers_one_has_to_be_named(host, place):
     by_hand(host, "--name one")
     host.check_output("docker run --detach -ti --name two " + host.check_output("docker images -q npufleet/triton") + " bash")
     host.check_output("docker exec --detach two tritonserver --model-repository /tmp")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while host.run("docker top two | grep tritonserver").rc:
         assert time.monotonic() < deadline
     run = adopt()

@@ -114,18 +114,18 @@ class Fleet:
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda host: host.check_output(command), self.hosts.values()))
 
-    def wait_until_answered(self, edition: int | None = None, model: str | None = None, seconds: float = 60) -> None:
+    def wait_until_answered(self, edition: int | None = None, model: str | None = None) -> None:
         """Until a request to each model, sent from now on, has a good answer."""
         since = time.monotonic()
         for mode in HOSTS:
             for one in [model] if model else self.models:
-                wait_for(lambda m=mode, o=one: self.clients.answered(m, o, since, edition), seconds)
+                wait_for(lambda m=mode, o=one: self.clients.answered(m, o, since, edition))
 
     def begin(self, sign: str, name: str, **variables: Any) -> subprocess.Popen[str]:
         """A run that is in the midst of it: a shell command has found the sign of that on every host."""
         process = playbook_process(name, *INVENTORY, "-e", json.dumps(variables))
         for host in self.hosts.values():
-            wait_for(lambda h=host: h.run(sign).rc == 0 or process.poll() is not None, 60)
+            wait_for(lambda h=host: h.run(sign).rc == 0 or process.poll() is not None)
         assert process.poll() is None, f"{name} was over before {sign}"
         return process
 

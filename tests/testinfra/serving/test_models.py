@@ -123,7 +123,7 @@ def test_requests_of_many_are_joined_and_answered_apart(host):
         return total(metrics(), name, "digits") - total(before, name, "digits")
 
     # Counters are handed over to the server a moment after the answer.
-    wait_for(lambda: counted("rbln_rows_total") == 240, 10)
+    wait_for(lambda: counted("rbln_rows_total") == 240)
     assert counted("rbln_batches_total") < 240, "no two requests shared a batch"
 
 
@@ -184,12 +184,12 @@ def test_an_npu_that_fails_is_told_and_comes_back(host, kind):
         assert "Traceback" not in said
         assert "/" not in said.replace("501/503", "")
         if kind != "501":
-            wait_for(lambda: total(metrics(), "rbln_device_fault", "digits") >= 1, 10)
+            wait_for(lambda: total(metrics(), "rbln_device_fault", "digits") >= 1)
     finally:
         faults(host)
     ask_until(host, True, 60)
     # Each instance says that it is well again when it has answered.
-    wait_for(lambda: ask_until(host, True, 10) and total(metrics(), "rbln_device_fault", "digits") == 0, 60)
+    wait_for(lambda: ask_until(host, True, 60) and total(metrics(), "rbln_device_fault", "digits") == 0)
     assert inspect(host)["State"]["StartedAt"] == before, "the server itself was never in the way"
 
 
@@ -218,7 +218,7 @@ def test_the_command_shows_label_and_latency():
     ]
     command += ["--image", str(GOLDEN / "resnet50/coffee.png"), "--repeat", "5"]
     # The NPUs failed in the tests before: where that met the start of a device process, the next start is up to half a minute away.
-    wait_for(lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0, 60)
+    wait_for(lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "pole" in done.stdout

@@ -285,8 +285,9 @@ class TestNothingIsLeft:
         model.finalize()
         assert not Path(f"/proc/{gone}").exists()
         assert len(os.listdir("/proc/self/fd")) < descriptors
-        # The state of the played NPUs is the stand-in's.
-        assert {name for name in set(os.listdir("/dev/shm")) - shared if "lab" not in name} == set()
+        # The state of the played NPUs is the stand-in's, and servers on this machine have regions of their own.
+        left = set(os.listdir("/dev/shm")) - shared
+        assert {name for name in left if not name.startswith(("npufleet-lab-", "triton_"))} == set()
 
     def test_after_a_stub_that_was_killed(self, files: dict[str, bytes], host: Host, tmp_path: Path) -> None:
         """Nobody closes anything: the kernel ends the device process with its stub, even one whose call never returns."""

@@ -37,10 +37,11 @@ input()
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdin and child.stdout
         child.stdout.readline()
-        mib, shm = machine.memory(child.pid)
+        before, (mib, shm), after = used(Path("/dev/shm")), machine.memory(child.pid), used(Path("/dev/shm"))
         child.stdin.close()
     assert 40 < mib < 70
-    assert shm == pytest.approx(used(Path("/dev/shm")), abs=1)
+    # Other processes of this machine make and unlink there too.
+    assert min(before, after) - 1 < shm < max(before, after) + 1
 
 
 def used(path: Path) -> float:

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Runs a command as one lane of `make test`: its output is kept in build/log, and its end is shown where it failed.
+set -eu
+cd "$(dirname "$0")/.."
+name=$1 log=build/log/$1.log began=$SECONDS code=0
+shift
+mkdir -p build/log
+"$@" >"$log" 2>&1 </dev/null || code=$?
+if [ "$code" = 0 ]; then
+  echo "test: $name: $((SECONDS - began)) s"
+else
+  echo "test: $name FAILED after $((SECONDS - began)) s, $log ends with:"
+  tail -n 60 "$log"
+  echo "test: of $log:"
+  grep -aE '(FAILED|ERROR) tests/|fatal: |[Ee]rror: ' "$log" | cut -c-400 | tail -n 20 || true
+fi
+exit $code
