@@ -17,10 +17,11 @@ help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 venv: $(VENV)/.done ## Python environment with the pinned tools
+# Without bytecode, most of which is of collections that nobody imports; of the rest, the first import writes it
 $(VENV)/.done: requirements.txt requirements-dev.txt
 	@echo "make: installing the pinned tools into $(VENV)"
 	@python3 -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 
 demo: venv ## bare machine -> two hosts that read handwritten digits
