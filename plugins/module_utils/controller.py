@@ -38,10 +38,11 @@ class FleetAction(ActionBase):
             path = os.path.join(roles, role, "defaults", "main.yml")
             if os.path.exists(path):
                 merged.update(self._loader.load_from_file(path, cache="all", trusted_as_template=True) or {})
+        switches = [name for name, value in merged.items() if isinstance(value, bool)]
         merged.update(task_vars)
         merged["role_path"] = os.path.join(roles, "common")
         templar = self._templar.copy_with_new_env(available_variables=merged)
-        return Templated(merged, templar.template)
+        return Templated(merged, templar.template, switches)
 
     def ask(self, module: str, arguments: Dict[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
         """One module call on the host. Its arguments carry whole files, which the host's system log is no place for."""

@@ -7,7 +7,6 @@ import time
 import urllib.request
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
-from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils import blobs, reach, sources
 from ansible_collections.npufleet.triton.plugins.module_utils.blobs import file_digest
 from ansible_collections.npufleet.triton.plugins.module_utils.check_files import documents
@@ -193,7 +192,7 @@ def _checks(variables: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[
     except Refusal as refusal:
         yield from refusal.reasons
         return
-    if boolean(variables["inference_check_require_checks"]):
+    if variables["inference_check_require_checks"]:
         yield from (
             f"model {one}: found no check file {one}.yml, wanted one that says which answers prove it: write it below "
             "inference_check_checks_dir, or set inference_check_require_checks to false"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Tuple
 
 from ansible.errors import AnsibleUndefinedVariable
 from ansible.module_utils.parsing.convert_bool import boolean
@@ -110,7 +111,7 @@ def survey(
         "server": lambda: server.desired(variables, pinned(), found, manifest.cloud_models(variables)),
         "watchdog": lambda: watchdog.desired(variables),
         "probe": lambda: probe_timer.desired(
-            variables, check_sources.digest(variables) if boolean(variables["inference_check_probe"]) else None
+            variables, check_sources.digest(variables) if variables["inference_check_probe"] else None
         ),
         "monitoring": lambda: monitoring.desired(variables, now),
     }
@@ -140,18 +141,24 @@ class Templated(Mapping[str, Any]):
     """Variables of a host over the defaults of all roles, each templated when it is first read.
 
     `raw` is what `template` looks names up in. A value takes the place of its template there, so that what is made of it does
-    not make it anew.
+    not make it anew. Of `switches`, those whose default is true or false, a text is what it says, as `-e name=false` gives one;
+    what says neither is left for preflight to refuse.
     """
 
-    def __init__(self, raw: Dict[str, Any], template: Any) -> None:
+    def __init__(self, raw: Dict[str, Any], template: Any, switches: Collection[str] = ()) -> None:
         self._raw = raw
         self._template = template
+        self._switches = switches
         # These two hold no templates of ours.
         self._done = {"hostvars", "groups"}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._done:
-            self._raw[name] = self._template(self._raw[name])
+            value = self._template(self._raw[name])
+            if name in self._switches:
+                with suppress(TypeError):
+                    value = boolean(value)
+            self._raw[name] = value
             self._done.add(name)
         return self._raw[name]
 

@@ -42,6 +42,7 @@ def fleet(**inventory: Any) -> Templated:
     merged: dict[str, Any] = {}
     for path in sorted(ROOT.glob("roles/*/defaults/main.yml")):
         merged.update(loader.load_from_file(str(path), cache="all", trusted_as_template=True) or {})
+    switches = [name for name, value in merged.items() if isinstance(value, bool)]
     merged.update(
         inventory_hostname="npu1",
         group_names=["npu_hosts"],
@@ -55,7 +56,7 @@ def fleet(**inventory: Any) -> Templated:
         triton_models=[],
     )
     merged.update(inventory)
-    return Templated(merged, Templar(loader, variables=merged).template)
+    return Templated(merged, Templar(loader, variables=merged).template, switches)
 
 
 class _Done(BaseException):

@@ -251,3 +251,10 @@ def test_templated_reads_once_and_leaves_the_rest() -> None:
     assert "c" not in variables
     with pytest.raises(KeyError):
         variables["c"]
+
+
+@pytest.mark.parametrize(("text", "value"), [("false", False), ("Yes", True), (False, False), ("soon", "soon")])
+def test_a_switch_given_as_text_is_what_it_says(text: Any, value: Any) -> None:
+    assert fleet(triton_server_watchdog=text)["triton_server_watchdog"] == value
+    # Not so where a text is wanted
+    assert fleet(triton_server_name=text)["triton_server_name"] == text

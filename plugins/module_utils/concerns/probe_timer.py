@@ -8,7 +8,6 @@ import os
 import time
 from typing import Any, Dict, List, Mapping, Optional
 
-from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils import client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import run, text
@@ -67,7 +66,7 @@ SHOWN = 5
 def desired(variables: Mapping[str, Any], checks: Optional[str]) -> Dict[str, Any]:
     """Texts of units and configuration, digests of the program and of what the checks follow from; no `files`: no probe."""
     root = variables["npufleet_root"]
-    if not boolean(variables["inference_check_probe"]):
+    if not variables["inference_check_probe"]:
         return {"root": root, "files": None}
     given = {name: int(variables["inference_check_probe_" + name]) for name in LEAST}
     wrong = [name for name, least in LEAST.items() if given[name] < least]
