@@ -13,13 +13,15 @@ from standins import ROWS, sha256_of
 
 SOURCES = ROOT / "tests/bench/models"
 LAB = ROOT / "inventories/lab/group_vars/all.yml"
+DEFAULTS = ROOT / "roles/model_repository/defaults/main.yml"
 
 
 def variables(release: str, npus: int) -> Dict[str, Any]:
-    """What a manifest asks of a host: the lab's release row of this Triton, and a number of NPUs."""
+    """What a manifest asks of a host: the lab's release row of this Triton, and a number of NPUs; the rest as the role has it."""
     row = RELEASES[release]
     rows = yaml.safe_load(LAB.read_text())["npufleet_extra_releases"]
-    return {"npufleet_npus": npus, "npufleet_card": ROWS[row]["card"], "npufleet_row": rows[row], "rbln_release": row}
+    host = {"npufleet_npus": npus, "npufleet_card": ROWS[row]["card"], "npufleet_row": rows[row], "rbln_release": row}
+    return {**yaml.safe_load(DEFAULTS.read_text()), **host}
 
 
 def served(name: str, profile: str, release: str, npus: Sequence[int]) -> Mapping[str, bytes]:

@@ -3,4 +3,5 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / path) for path in ("tests/bench", "lab", "lab/models")]
