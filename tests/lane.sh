@@ -12,6 +12,6 @@ else
   echo "test: $name FAILED after $((SECONDS - began)) s, $log ends with:"
   tail -n 60 "$log"
   echo "test: of $log:"
-  grep -aE '(FAILED|ERROR) tests/|fatal: |[Ee]rror: ' "$log" | cut -c-400 | tail -n 20 || true
+  grep -aE '(FAILED|ERROR) tests/|fatal: |[Ee]rror: ' "$log" | cut -c-400 | tail -n 20
 fi
 exit $code
