@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional
 from ansible.errors import AnsibleActionFail, AnsibleUndefinedVariable
 from ansible.plugins.action import ActionBase
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated
+from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated, switches
 
 HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
@@ -38,11 +38,11 @@ class FleetAction(ActionBase):
             path = os.path.join(roles, role, "defaults", "main.yml")
             if os.path.exists(path):
                 merged.update(self._loader.load_from_file(path, cache="all", trusted_as_template=True) or {})
-        switches = [name for name, value in merged.items() if isinstance(value, bool)]
+        on_or_off = switches(merged)
         merged.update(task_vars)
         merged["role_path"] = os.path.join(roles, "common")
         templar = self._templar.copy_with_new_env(available_variables=merged)
-        return Templated(merged, templar.template, switches)
+        return Templated(merged, templar.template, on_or_off)
 
     def ask(self, module: str, arguments: Dict[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
         """One module call on the host. Its arguments carry whole files, which the host's system log is no place for."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Callable, Collection, Dict, FrozenSet, Iterator, List, Mapping, Tuple
 
 from ansible.errors import AnsibleUndefinedVariable
 from ansible.module_utils.parsing.convert_bool import boolean
@@ -137,25 +137,30 @@ def desired(
     return wanted, found
 
 
+def switches(defaults: Mapping[str, Any]) -> FrozenSet[str]:
+    """Names of the variables that are true or false by default."""
+    return frozenset(name for name, value in defaults.items() if isinstance(value, bool))
+
+
 class Templated(Mapping[str, Any]):
     """Variables of a host over the defaults of all roles, each templated when it is first read.
 
     `raw` is what `template` looks names up in. A value takes the place of its template there, so that what is made of it does
-    not make it anew. Of `switches`, those whose default is true or false, a text is what it says, as `-e name=false` gives one;
+    not make it anew. Of `on_or_off` (see `switches`) a text is what it says, as `-e name=false` gives one;
     what says neither is left for preflight to refuse.
     """
 
-    def __init__(self, raw: Dict[str, Any], template: Any, switches: Collection[str] = ()) -> None:
+    def __init__(self, raw: Dict[str, Any], template: Any, on_or_off: Collection[str] = ()) -> None:
         self._raw = raw
         self._template = template
-        self._switches = switches
+        self._on_or_off = on_or_off
         # These two hold no templates of ours.
         self._done = {"hostvars", "groups"}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._done:
             value = self._template(self._raw[name])
-            if name in self._switches:
+            if name in self._on_or_off:
                 with suppress(TypeError):
                     value = boolean(value)
             self._raw[name] = value

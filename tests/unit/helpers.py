@@ -19,7 +19,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
-from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated
+from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated, switches
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
@@ -42,7 +42,7 @@ def fleet(**inventory: Any) -> Templated:
     merged: dict[str, Any] = {}
     for path in sorted(ROOT.glob("roles/*/defaults/main.yml")):
         merged.update(loader.load_from_file(str(path), cache="all", trusted_as_template=True) or {})
-    switches = [name for name, value in merged.items() if isinstance(value, bool)]
+    on_or_off = switches(merged)
     merged.update(
         inventory_hostname="npu1",
         group_names=["npu_hosts"],
@@ -56,7 +56,7 @@ def fleet(**inventory: Any) -> Templated:
         triton_models=[],
     )
     merged.update(inventory)
-    return Templated(merged, Templar(loader, variables=merged).template, switches)
+    return Templated(merged, Templar(loader, variables=merged).template, on_or_off)
 
 
 class _Done(BaseException):
