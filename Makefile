@@ -65,6 +65,9 @@ lint-models: venv ## lint the Triton repository REPO=dir, for RELEASE=24.01 (ARG
 	@PYTHONPATH=collections $(PY) -m ansible_collections.npufleet.triton.plugins.module_utils.lint \
 	  $(or $(REPO),$(error REPO=dir names the repository to lint)) $(if $(RELEASE),--release $(RELEASE)) $(ARGS)
 
+lint-corpus: venv ## ask real Tritons again what they load of tests/lint_corpus, and compare the linter with them
+	@PYTHONPATH=collections $(PY) tests/lint_corpus/ask.py
+
 faults: venv ## faults of models on three bare servers of Triton, with clients that ask through them (docs/reliability.md)
 	@began=$$SECONDS; $(PY) -m pytest tests/faults; echo "faults: $$((SECONDS - began)) s"
 
@@ -85,6 +88,9 @@ report-image: venv browser ## docs/images/report.png, of a made-up fleet
 molecule: molecule-default molecule-production molecule-serving molecule-models ## scenarios on labs: the whole way, docs/production.md, every kind of model, the three modes
 molecule-default molecule-production molecule-serving molecule-models: molecule-%: venv
 	@tests/molecule.sh $*
+
+soak: venv ## runs that are killed at random while clients ask, for MINUTES=60 on a lab of its own; figures: build/bench/kills.json
+	@SOAK_MINUTES=$(or $(MINUTES),60) tests/molecule.sh models
 
 test-quick: lint unit ## lint and unit tests
 
@@ -116,10 +122,13 @@ bench-serving: venv ## how fast rbln models are served, against targets (ARGS="-
 bench-models: venv ## a change of models beside a bare rsync, on a lab of its own: ten models, 2 GiB, 4 hosts; wants a quiet machine
 	@$(PY) tests/bench/models.py $(ARGS)
 
+bench-loading: venv ## how long clients wait while another model loads, on two bare servers of Triton; wants a quiet machine
+	@$(PY) tests/bench/loading.py
+
 test-mutants: venv ## seed defects one at a time; each must turn a test red
 	@$(PY) tests/mutants.py
 
 clean: ## remove what was built; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-down converge status check lint lint-models unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models test-quick test bench-serving bench-models test-heavy test-mutants clean
+.PHONY: help venv demo lab lab-down converge status check lint lint-models lint-corpus unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models soak test-quick test bench-serving bench-models bench-loading test-heavy test-mutants clean

@@ -137,7 +137,7 @@ def start() -> None:
             start_new_session=True,
             cwd="/",
         )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not (is_ours() and answers()):
         if process.poll() is not None or time.monotonic() > deadline:
             tail = (HOME / "engine.log").read_text().splitlines()[-5:]
@@ -154,10 +154,10 @@ def stop_if_unused() -> None:
         return
     say("stopping the lab's engine")
     os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while Path(f"/proc/{pid}").exists() and _state(pid) != "Z":
         if time.monotonic() > deadline:
-            raise LabError(f"the lab's engine, process {pid}, did not end within 120 s: see {HOME}/engine.log")
+            raise LabError(f"the lab's engine, process {pid}, did not end within 600 s: see {HOME}/engine.log")
         time.sleep(0.1)
     _remove_leftovers()
 

@@ -158,10 +158,10 @@ def _wait_until_running(lab: Lab, name: str) -> None:
     )
     secret = (lab.state / "become_password").read_text()
     key = (lab.state / "id_ed25519.pub").read_text().strip()
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not _has_systemd(lab, name):
         if time.monotonic() > deadline:
-            raise LabError(f"host {name}: systemd did not come up in 120 s: `docker logs {lab.container(name)}`")
+            raise LabError(f"host {name}: systemd did not come up in 600 s: `docker logs {lab.container(name)}`")
         time.sleep(0.2)
     docker("exec", "-i", lab.container(name), "sh", "-c", script, stdin=f"{secret}\n{key}\n")
 

@@ -39,7 +39,7 @@ SITES = ("inventories/prod", "model_repository/resnet50", "files/checks/resnet50
 # Names that look like variables of a role: parameters of a served model, a group
 NO_VARIABLES = {"npufleet_release", "npufleet_source", "monitoring_hosts"}
 # Documents whose names of things are looked up
-NAMING = ("README", "docs/support", "docs/troubleshooting")
+NAMING = ("README", "docs/security", "docs/support", "docs/troubleshooting")
 
 
 class Loader(yaml.SafeLoader):
@@ -78,7 +78,7 @@ def role_problems(role: Path) -> Iterator[str]:
 
 
 def rows(options: Mapping[str, Any], prefix: str = "", defaults: str = "") -> Iterator[str]:
-    """Table rows of options, those of the elements of a list of maps under their own names.
+    """Table rows of options, those of a map, and of the elements of a list of maps, under their own names.
 
     With a path to the `defaults`, the table is one of all roles, in which `Required` is a column of its own.
     """
@@ -91,7 +91,7 @@ def rows(options: Mapping[str, Any], prefix: str = "", defaults: str = "") -> It
         default = [shown({**option, "required": False}, defaults), "yes" if required else "no"] if defaults else [shown(option)]
         cells = [f"`{prefix}{name}`", kind, *default, re.sub(r"\b[COVM]\(((?:[^()]|\([^()]*\))*)\)", r"`\1`", text)]
         yield "| {} |".format(" | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells))
-        yield from rows(option.get("options", {}), f"{prefix}{name}[].", defaults)
+        yield from rows(option.get("options", {}), f"{prefix}{name}{'[]' if 'elements' in option else ''}.", defaults)
 
 
 def shown(option: Mapping[str, Any], defaults: str = "defaults/main.yml") -> str:

@@ -3,7 +3,7 @@
 
 Writes every file that the page shows and runs every command, as they stand but for the example's values, in a checkout of
 its own below build/production. Meanwhile it samples the command lines of this machine, whose containers the hosts are, and
-reads all output at the highest verbosity that people use (-vvv): no secret may be in either.
+reads all output at the highest verbosity that people use (-vvv): no secret may be in either, nor in what is left in build/.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import json
 import shutil
 import subprocess
 import sys
+import tarfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -20,6 +22,19 @@ from page import ROOT, Reader, checkout, environment
 
 PAGE = ROOT / "docs/production.md"
 SITE = ROOT / "build/production"
+# What a site may have beside its logins, by the place where the inventory has it
+ENVIRONMENT = {
+    "HF_TOKEN": "hf-t0ken-planted",
+    "LICENSE_KEY": "l1cense-planted",
+    "OPENAI_KEY": "0penai-planted",
+    "SIGNING_KEY": "s1gning-planted",
+    "AZURE_STORAGE_KEY": "azure-st0rage-planted",
+    "ALERTS": "https://hooks.slack.com/services/T0/B0/sl4ck-planted",
+    "STORE": "http://me:sl4sh/h4sh#planted@store.example.com",
+}
+HEADERS = {"X-Fleet": "he4der-planted"}
+SIGNATURE = "s4s-planted"
+PLANTED = [*ENVIRONMENT.values(), *HEADERS.values(), SIGNATURE, "sl4ck-planted", "sl4sh/h4sh#planted"]
 
 
 def values(lab: dict, secrets: dict[str, str]) -> dict[str, str]:
@@ -27,6 +42,7 @@ def values(lab: dict, secrets: dict[str, str]) -> dict[str, str]:
     facts = lab["all"]["vars"]
     address = {name: one["ansible_host"] for name, one in lab["_meta"]["hostvars"].items()}
     model = facts["lab_models"]["digits"]
+    artefact = "{}/{}".format(facts["lab_artefact_url"], model["path"])
     driver = facts["lab_drivers"]["1.1.67"]
     package = next((ROOT / "build/lab/artefacts").glob(driver["path"]))
     return {
@@ -37,7 +53,7 @@ def values(lab: dict, secrets: dict[str, str]) -> dict[str, str]:
         '"25.08"': f'"{facts["lab_release"]}"',
         "RBLN-CA22": "RBLN-CA12",
         "CA22/0.9": model["key"],
-        "https://artefacts.example.com/models/resnet50/ca22-0.9/model.rbln": f"{facts['lab_artefact_url']}/{model['path']}",
+        "https://artefacts.example.com/models/resnet50/ca22-0.9/model.rbln": f"{artefact}?sp=r&sig={SIGNATURE}",
         "resnet50": "digits",
         "0" * 64: model["sha256"],
         "npufleet_artefact_user: fleet": f"npufleet_artefact_user: {facts['lab_artefact_user']}",
@@ -67,7 +83,8 @@ def lab_only(lab: dict) -> str:
             "triton_image_index_url": f"{url}/simple/",
             "triton_image_extra_index_urls": [],
             "triton_image_pip_options": [f"--trusted-host={host}"],
-            "triton_server_environment": {"RBLN_LAB_NPU_NAME": "RBLN-CA12"},
+            "triton_server_environment": {"RBLN_LAB_NPU_NAME": "RBLN-CA12", **ENVIRONMENT},
+            "inference_check_headers": HEADERS,
             "preflight_disk_engine": 4,
             "preflight_disk_transfer": 2,
             "preflight_disk_models": 1,
@@ -99,6 +116,21 @@ class Sampler(threading.Thread):
             self.ended.wait(0.2)
 
 
+def kept() -> Iterator[tuple[str, int, str]]:
+    """(name, mode, content) of what runs leave of hosts: status, report, answers, bundles with each of their members."""
+    found = [path for path in sorted((SITE / "checkout/build").rglob("*")) if path.suffix in (".json", ".html", ".gz")]
+    if not {"status.json", "index.html"} <= {path.name for path in found}:
+        raise SystemExit("found no status.json and no report, wanted to look for secrets in them")
+    for path in found:
+        mode = path.stat().st_mode & 0o777
+        if path.suffix != ".gz":
+            yield str(path), mode, path.read_text(errors="replace")
+            continue
+        with tarfile.open(path) as archive:
+            for one in filter(tarfile.TarInfo.isfile, archive):
+                yield f"{path}:{one.name}", mode, archive.extractfile(one).read().decode(errors="replace")  # type: ignore[union-attr]
+
+
 def main() -> None:
     lab = json.loads(subprocess.run([str(ROOT / "inventories/lab/hosts.py")], capture_output=True, text=True, check=True).stdout)
     if "all" not in lab:
@@ -110,7 +142,8 @@ def main() -> None:
     (SITE / "lab.yml").write_text(lab_only(lab))
     said = SITE / "output.txt"
     reader = Reader(SITE / "checkout", {**environment(facts, SITE / "home"), "ANSIBLE_VERBOSITY": "3"}, said)
-    sampler = Sampler(list(secrets.values()))
+    hidden = [*secrets.values(), *PLANTED]
+    sampler = Sampler(hidden)
     sampler.start()
     try:
         reader.follow(PAGE, values(lab, secrets), {"inventories/prod/group_vars/all/zz_lab.yml": SITE / "lab.yml"})
@@ -119,11 +152,16 @@ def main() -> None:
         sampler.join()
         reader.close()
     output = said.read_text()
-    shown = [line[:200] for line in output.splitlines() if any(secret in line for secret in secrets.values())]
+    shown = [line[:200] for line in output.splitlines() if any(secret in line for secret in hidden)]
     if shown:
         raise SystemExit("a secret is in the output:\n  " + "\n  ".join(shown[:5]))
     if sampler.seen:
         raise SystemExit("a secret is in a process list:\n  " + "\n  ".join(sorted(sampler.seen)[:5]))
+    left = sorted(
+        f"{name} (mode {mode:04o})" for name, mode, found in kept() if mode & 0o077 or any(one in found for one in hidden)
+    )
+    if left:
+        raise SystemExit("found in build/ for everybody to read, or with a secret:\n  " + "\n  ".join(left[:5]))
     done, files = reader.commands, reader.files
     if done < 15 or files < 5 or sampler.samples < 100:
         raise SystemExit(f"found {done} commands, {files} files and {sampler.samples} samples: the page was not followed")

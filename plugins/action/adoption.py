@@ -9,35 +9,19 @@ import re
 import shutil
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-import yaml
 from ansible.errors import AnsibleActionFail
 from ansible.template import trust_as_template
-from ansible_collections.npufleet.triton.plugins.module_utils import adoption, first_check, manifest, tritonserver
-from ansible_collections.npufleet.triton.plugins.module_utils.blobs import file_digest
+from ansible_collections.npufleet.triton.plugins.module_utils import adoption, blobs, first_check, host_text, manifest, tritonserver
 from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
 from ansible_collections.npufleet.triton.plugins.module_utils.variables import concerns_of, desired, validate
 
 MARK = "adoption.json"
 PIECE = 32 << 20
 CONCERNS = ("driver", "engine", "image", "models", "server")
-HEAD = """---
-# {host}: what its hand-made container {name} was, as variables. Yours to edit from here on.
-"""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes variables as yamllint likes them: a text from a host that looks like a template is marked as none."""
-
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        super().increase_indent(flow, False)
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("!unsafe" if re.search(r"{[{%#]", value) else "tag:yaml.org,2002:str", value)
-
-
-_Dumper.add_representer(str, _text)
-_Dumper.add_representer(tritonserver.Template, lambda dumper, value: dumper.represent_str(str(value)))
+# What an engine calls a container, and Triton a model: the latter is a directory, and stands in addresses
+CONTAINER = re.compile("[a-zA-Z0-9][a-zA-Z0-9_.-]*")
+MODEL = re.compile(r"\w[\w.+-]{0,199}")
+HEAD = "{}: what its hand-made container {} was, as variables. Yours to edit from here on."
 
 
 class ActionModule(FleetAction):
@@ -56,7 +40,12 @@ class ActionModule(FleetAction):
                 "msg": f"{host}: {look.get('msg')}",
                 **({"exception": look["exception"]} if "exception" in look else {}),
             }
-        found = look["found"]
+        with host_text.understood(host):
+            return self.translate(host, look["found"], fleet, task_vars)
+
+    def translate(self, host: str, found: Mapping[str, Any], fleet: Mapping[str, Any], task_vars: Dict[str, Any]) -> Dict[str, Any]:
+        """The task's result for what was found."""
+        check(found)
         name = found["inspect"]["Name"].lstrip("/")
         self.arguments["name"] = name
         process = found["process"]
@@ -133,6 +122,10 @@ class ActionModule(FleetAction):
                 raise AnsibleActionFail(f"{dest} is not empty and not of an earlier adoption: name another directory (adopt_dest)")
             shutil.rmtree(dest)
         os.makedirs(dest)
+        sizes = {f"{name}/{path}": file["size"] for name, model in found["models"].items() for path, file in model["files"].items()}
+        why = blobs.short_of_room(f"{dest} on the controller", shutil.disk_usage(dest).free, {}, sizes)
+        if why:
+            raise AnsibleActionFail(f"{task_vars['inventory_hostname']}: {why}")
         with open(os.path.join(dest, MARK), "w", encoding="utf-8") as mark:
             mark.write("{}\n")
         host = task_vars["inventory_hostname"]
@@ -142,9 +135,8 @@ class ActionModule(FleetAction):
             one = adoption.entry(name, model, key, int(fleet["npufleet_npus"]), translation.left_out)
             compiled = adoption.compiled_file(model)
             for path, file in model["files"].items():
-                target = (
-                    os.path.join(dest, "compiled", file["sha256"]) if path == compiled else os.path.join(dest, "models", name, path)
-                )
+                whole = path == compiled
+                target = os.path.join(dest, "compiled", file["sha256"]) if whole else host_text.below(f"{dest}/models/{name}", path)
                 if not os.path.exists(target):
                     self.bring(file, model["contents"].get(path), target, task_vars)
                 if path == compiled:
@@ -159,17 +151,15 @@ class ActionModule(FleetAction):
             "inference_check_golden_dir": [os.path.join(dest, "golden")],
             "triton_models": entries,
         }
-        notes = "".join(f"# Left out: {line}\n" for line in adoption.masked(translation.left_out, list(translation.vault.values())))
-        notes += "".join(f"# For the vault: {one}\n" for one in sorted(translation.vault))
-        head = HEAD.format(host=host, name=found["inspect"]["Name"].lstrip("/"))
+        notes = [HEAD.format(host, found["inspect"]["Name"].lstrip("/"))]
+        notes += [f"Left out: {line}" for line in adoption.masked(translation.left_out, list(translation.vault.values()))]
+        notes += [f"For the vault: {one}" for one in sorted(translation.vault)]
         with open(os.path.join(dest, "host_vars.yml"), "w", encoding="utf-8") as out:
-            out.write(head + notes + yaml.dump(variables, Dumper=_Dumper, sort_keys=False, width=130, allow_unicode=True))
+            out.write("---\n" + "".join(map(host_text.comment, notes)) + host_text.variables(variables))
         return variables
 
     def bring(self, file: Mapping[str, Any], content: Optional[str], target: str, task_vars: Mapping[str, Any]) -> None:
         """One file of a model; a large one comes in pieces, so that neither side holds it whole."""
-        if ".." in target.split(os.sep):
-            raise AnsibleActionFail(f"{target}: a model's file leads out of its directory: nothing of it is taken")
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with open(target + ".part", "wb") as out:
             if content is not None:
@@ -181,8 +171,11 @@ class ActionModule(FleetAction):
                     raise AnsibleActionFail(
                         f"{file['at']} broke off at {out.tell()} of {file['size']} bytes: {answer.get('msg')}; try again"
                     )
-                out.write(base64.b64decode(answer["data"]))
-        digest = file_digest(target + ".part")
+                raw = base64.b64decode(answer["data"])
+                if len(raw) > min(PIECE, file["size"] - out.tell()):
+                    raise host_text.NoData(f"found {len(raw)} more bytes of {file['at']}, wanted {file['size']} in all")
+                out.write(raw)
+        digest = blobs.file_digest(target + ".part")
         if digest != file["sha256"]:
             raise AnsibleActionFail(f"{file['at']} changed while it was read: found {digest}, wanted {file['sha256']}; try again")
         os.replace(target + ".part", target)
@@ -225,7 +218,7 @@ class ActionModule(FleetAction):
             for path, array in files.items():
                 np.save(os.path.join(dest, "golden", name, path), array, allow_pickle=False)
             with open(os.path.join(dest, "checks", f"{name}.yml"), "w", encoding="utf-8") as target:
-                target.write("---\n# Recorded from the hand-made server\n" + yaml.dump(document, Dumper=_Dumper, sort_keys=False))
+                target.write("---\n# Recorded from the hand-made server\n" + host_text.document(document))
         for name, why in sorted(reasons.items()):
             translation.left_out.append(f"model {name}: no check could be recorded, {why}; write checks/{name}.yml yourself")
 
@@ -248,6 +241,27 @@ NEEDED = (
     "rbln_release", "npufleet_npus", "npufleet_card", "npufleet_release_rows", "triton_server_model_control_mode",
     "triton_server_allow_http", "inventory_hostname", "group_names",
 )  # fmt: skip
+
+
+def check(found: Mapping[str, Any]) -> None:
+    """Refuse, all reasons at once, names that become paths on the controller."""
+    reasons = []
+    container = found["inspect"]["Name"].lstrip("/")
+    if not CONTAINER.fullmatch(container):
+        reasons.append(f"found the container name {host_text.line(container)[:80]!r}, which no engine gives")
+    for name, model in found["models"].items():
+        if not MODEL.fullmatch(name):
+            reasons.append(f"found the model name {host_text.line(name)[:80]!r}, wanted one of letters, digits, '_', '-' and '.'")
+        for path, file in model["files"].items():
+            try:
+                host_text.below(name, path)
+                host_text.digest(file["sha256"])
+            except host_text.NoData as reason:
+                reasons.append(f"model {host_text.line(name)[:80]}: {reason}")
+            if not (isinstance(file["size"], int) and file["size"] >= 0):
+                reasons.append(f"model {host_text.line(name)[:80]}: found {path} of {file['size']!r} bytes")
+    if reasons:
+        raise host_text.NoData("; ".join(reasons[:10]))
 
 
 def trusted(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Dict, List
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleUndefinedVariable
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible_collections.npufleet.triton.plugins.module_utils import inventory, supplies
+from ansible_collections.npufleet.triton.plugins.module_utils import hidden, host_text, inventory, reach, runs, supplies
 from ansible_collections.npufleet.triton.plugins.module_utils.controller import HOME, FleetAction
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated, concerns_of, desired, survey
@@ -19,8 +19,10 @@ NO_PASSWORD = re.compile(
 )
 
 
+# What an answer is made of, where it has it
+SHAPE = {"plan": list, "report": list, "refusals": list, "actual": dict, "held": dict}
 # What a change of models alone does to a server
-OF_MODELS = ("load", "unload", "restart", "wait")
+OF_MODELS = ("load", "unload", "restart", "wait", "prove")
 
 
 def beyond_models(plan: List[Dict[str, Any]]) -> List[str]:
@@ -44,6 +46,9 @@ class ActionModule(FleetAction):
             concerns = concerns_of(list(task_vars.get("group_names", [])))
         if boolean(self._task.args.get("preflight", False)):
             return self._preflight(variables, list(concerns), task_vars, host)
+        if boolean(self._task.args.get("unsealed", False)):
+            with self.refusing(host):
+                return {"changed": False, "desired": desired(variables, concerns, seal=False)[0]}
         arguments = {key: self._task.args[key] for key in ("free", "prove", "linked", "timeout") if key in self._task.args}
         free, proof = (boolean(arguments.get(key, False)) for key in ("free", "prove"))
         with self.refusing(host):
@@ -51,12 +56,20 @@ class ActionModule(FleetAction):
             wanted, manifests = ({}, {}) if free or not concerns else desired(variables, concerns, now=proof)
             if free:
                 wanted = {"server": {"name": variables["triton_server_name"]}}
-            arguments.update(desired=wanted, host=host, mark=self._mark(variables))
-        result = self.ask("host_state", arguments, task_vars)
+            arguments.update(desired=wanted, host=host, mark=self._mark(variables), run=runs.run_id())
+        result = self._look(arguments, task_vars)
         if result.get("failed"):
             # The message says it all; the rest would bury it.
             return {key: result[key] for key in ("failed", "msg", "plan", "exception") if key in result}
-        return self._complete(result, wanted, manifests, arguments["mark"])
+        with host_text.understood(host):
+            return self._complete(result, wanted, manifests, arguments["mark"])
+
+    def _look(self, arguments: Dict[str, Any], task_vars: Dict[str, Any]) -> Dict[str, Any]:
+        """The module's answer; asked again where the run that holds the host is one of this machine and is gone."""
+        result = self.ask("host_state", arguments, task_vars)
+        if runs.has_ended(result.get("held_by")):
+            result = self.ask("host_state", {**arguments, "ended": result["held_by"]}, task_vars)
+        return result
 
     @staticmethod
     def _mark(variables: Templated) -> str:
@@ -66,11 +79,22 @@ class ActionModule(FleetAction):
     @staticmethod
     def _complete(result: Dict[str, Any], wanted: Dict[str, Any], manifests: Dict[str, Any], mark: str) -> Dict[str, Any]:
         """Add what the apply steps need beside the plan, and no host has to see."""
+        for key, kind in SHAPE.items():
+            if not isinstance(result.get(key, kind()), kind):
+                raise host_text.NoData(f"found {key} {short(result[key], 80)}, wanted {'a list' if kind is list else 'a mapping'}")
         for name, hold in result.get("held", {}).items():
             mine = wanted.get("server", {}).get("models", {}).get(name, {})
             mine.update({key: hold[key] for key in mine if key in hold})
-        result["origins"] = {digest: origin for one in manifests.values() for digest, origin in one["origins"].items()}
-        result["desired"] = wanted
+        # Of an address the part that may be shown: model_store knows the whole of it
+        result["origins"] = {
+            digest: {**origin, "url": reach.bare(origin["url"])} if origin.get("url") else origin
+            for one in manifests.values()
+            for digest, origin in one["origins"].items()
+        }
+        # The key that digests were made by is nothing to try out guesses with
+        result["desired"] = {
+            concern: {name: one for name, one in part.items() if name != "seal"} for concern, part in wanted.items()
+        }
         result["mark"] = mark
         return result
 
@@ -82,30 +106,35 @@ class ActionModule(FleetAction):
             reasons += inventory.findings(variables, known, task_vars)
             wanted, manifests, more = survey(variables, concerns)
             reasons += [one for one in more if one not in reasons]
-            arguments: Dict[str, Any] = {"desired": wanted, "host": host, "mark": self._mark(variables)}
+            arguments: Dict[str, Any] = {"desired": wanted, "host": host, "mark": self._mark(variables), "run": runs.run_id()}
             if {"driver", "models"} & set(concerns):
                 arguments["suppliers"], arguments["passwords"] = supplies.suppliers(variables)
                 arguments["preflight"] = supplies.conditions(variables, manifests)
+                arguments["passwords"]["addresses"] = hidden.of_addresses([arguments["suppliers"], arguments["preflight"]])
         except (Refusal, AnsibleUndefinedVariable, KeyError, TypeError, ValueError, OSError) as error:
             reasons += [one for one in self.reasons(error) if one not in reasons]
             return self._refused(reasons)
         if not wanted:
             return self._refused(reasons)
         try:
-            result = self.ask("host_state", arguments, task_vars)
+            result = self._look(arguments, task_vars)
         except AnsibleConnectionFailure:
             raise
         except AnsibleError as error:
             result = {"failed": True, "msg": str(error.message)}
         if result.get("failed"):
             return self._refused([*reasons, self._become(result)])
-        if "models" in concerns and "image" not in concerns and not result.get("maintenance"):
-            reasons += beyond_models(result["plan"])
-        if {"driver", "models"} & set(concerns) and not result.get("maintenance"):
-            reasons += supplies.refusals(variables, manifests, result["plan"], result["actual"])
-            result["warnings"] = [*result.get("warnings", []), *supplies.warnings(variables)]
-        result["refusals"] = reasons + result.get("refusals", [])
-        return self._complete(result, wanted, manifests, arguments["mark"])
+        try:
+            with host_text.understood(host):
+                if "models" in concerns and "image" not in concerns and not result.get("maintenance"):
+                    reasons += beyond_models(result["plan"])
+                if {"driver", "models"} & set(concerns) and not result.get("maintenance"):
+                    reasons += supplies.refusals(variables, manifests, result["plan"], result["actual"])
+                    result["warnings"] = [*result.get("warnings", []), *supplies.warnings(variables)]
+                result["refusals"] = reasons + result.get("refusals", [])
+                return self._complete(result, wanted, manifests, arguments["mark"])
+        except host_text.Misunderstood as reason:
+            return self._refused([*reasons, str(reason)])
 
     @staticmethod
     def _refused(reasons: List[str]) -> Dict[str, Any]:

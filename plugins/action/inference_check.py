@@ -8,9 +8,10 @@ from datetime import datetime, timezone
 from typing import Any, Dict, Mapping, Optional
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleUndefinedVariable
-from ansible_collections.npufleet.triton.plugins.module_utils import inference, picture
+from ansible_collections.npufleet.triton.plugins.module_utils import host_text, inference, keys, picture
 from ansible_collections.npufleet.triton.plugins.module_utils.check_files import documents
 from ansible_collections.npufleet.triton.plugins.module_utils.check_sources import CHECKS, GOLDEN, with_pem
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import address
 from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
 from ansible_collections.npufleet.triton.plugins.module_utils.manifest import placed_here
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
@@ -21,17 +22,22 @@ class ActionModule(FleetAction):
     """Turns names of models into documents, then runs them through the module on the host."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
-        _validation, arguments = self.validate_argument_spec(argument_spec=new_module.keywords["argument_spec"])
-        path = self._results_path(arguments.pop("results_dir"), host)
+        path = self._results_path(self._task.args.get("results_dir"), host)
         # Before anything can fail: an old result must not outlive a host that cannot be asked.
         if path:
             _forget(path)
         try:
-            result = self._prove(arguments, task_vars, host)
+            result = self._prove(task_vars, host)
         except (AnsibleActionFail, AnsibleConnectionFailure) as error:
             if path:
                 _write(path, {"host": host, "when": _now(), "msg": error.message, "checks": []})
             raise
+        with host_text.understood(host):
+            return self._kept(result, path, host)
+
+    @staticmethod
+    def _kept(result: Dict[str, Any], path: Optional[str], host: str) -> Dict[str, Any]:
+        """Write the answers down, and give back what is for the screen."""
         for one in result.get("checks", []):
             drawn = picture.data_uri(one.pop("picture", None))
             if drawn:
@@ -45,18 +51,27 @@ class ActionModule(FleetAction):
             one.pop("picture", None)
         return result
 
-    def _prove(self, arguments: Dict[str, Any], task_vars: Dict[str, Any], host: str) -> Dict[str, Any]:
+    def _prove(self, task_vars: Dict[str, Any], host: str) -> Dict[str, Any]:
+        variables = self.variables(task_vars)
         try:
+            # First, as the task's arguments are made of them
+            if variables.misfits:
+                raise Refusal(variables.misfits)
+            _validation, arguments = self.validate_argument_spec(argument_spec=new_module.keywords["argument_spec"])
+            arguments.pop("results_dir")
             models = arguments.pop("models")
             if models is None:
-                placed = placed_here(self.variables(task_vars)["triton_models"], host, list(task_vars.get("group_names", [])))
+                placed = placed_here(variables["triton_models"], host, list(task_vars.get("group_names", [])))
                 models = [str(one["name"]) for one in placed]
             if not arguments["image"]:
                 raise Refusal(
                     ["found no image, wanted the one that is locked for the release: run playbooks/site.yml, or name one"]
                 )
             checks_dirs, golden_dirs = arguments.pop("checks_dir"), arguments.pop("golden_dir")
+            if not (self._task.args.get("server") or {}).get("address"):
+                arguments["server"]["address"] = address(variables)
             arguments["server"] = with_pem(arguments["server"])
+            arguments["key"] = keys.for_checks(self.variables(task_vars))
             document = documents(models, [*checks_dirs, CHECKS], [*golden_dirs, GOLDEN], arguments["host_index"])
         except AnsibleUndefinedVariable as error:
             raise self.refuse(host, error) from None
@@ -68,7 +83,8 @@ class ActionModule(FleetAction):
         except Refusal as refusal:
             lines = "".join(f"\n  - {one}" for one in refusal.reasons)
             return {"failed": True, "msg": f"{host}: nothing was asked:{lines}"}
-        unasked = [] if arguments.pop("require_checks") else document.pop("unproven")
+        unasked = [] if arguments.pop("require_checks") else [one["model"] for one in document.pop("unproven")]
+        document["unasked"] = unasked
         arguments["document"] = {"host": host, **document}
         with open(inference.__file__, encoding="utf-8") as source:
             arguments["library"] = source.read()
@@ -76,7 +92,7 @@ class ActionModule(FleetAction):
         if arguments["keep"]:
             return result
         if unasked:
-            words = f"{host}: not proven, as they have no check file: " + ", ".join(one["model"] for one in unasked)
+            words = f"{host}: not proven, as they have no check file: " + ", ".join(unasked)
             result["warnings"] = [*result.get("warnings", []), words]
         return result
 
@@ -103,7 +119,8 @@ def _write(path: str, result: Mapping[str, Any]) -> None:
     draft = path + ".draft"
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(draft, "w", encoding="utf-8") as target:
+        # What a server answers is told as it came
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as target:
             json.dump(result, target)
         os.replace(draft, path)
     except OSError as error:

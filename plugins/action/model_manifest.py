@@ -34,6 +34,8 @@ class ActionModule(FleetAction):
         only = wanted["models"] or []
         variables = self.variables(task_vars)
         with self.refusing(host):
+            if variables.misfits:
+                raise Refusal(variables.misfits)
             row = self._row(wanted["release"], variables)
             if wanted["repositories"]:
                 directories = [self._loader.path_dwim(one) for one in wanted["repositories"]]

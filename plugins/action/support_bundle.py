@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import io
 import os
-import tarfile
-from typing import Any, Dict, List, Tuple
+from contextlib import suppress
+from typing import Any, Dict, List, Mapping, Tuple
 
 from ansible import __version__ as ansible_version
 from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible_collections.npufleet.triton.plugins.module_utils import host_text, unpack
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import address
 from ansible_collections.npufleet.triton.plugins.module_utils.controller import HOME, FleetAction
-from ansible_collections.npufleet.triton.plugins.module_utils.redact import (
-    SHORTEST,
-    base64_cores,
-    forms,
-    looks_secret,
-    secret_values,
-)
+from ansible_collections.npufleet.triton.plugins.module_utils.hidden import SHORTEST, looks_secret
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.redact import base64_cores, forms, secret_values
 from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated, concerns_of, desired
+from ansible_collections.npufleet.triton.plugins.modules.support_bundle import pack
 
 # The module's options, and the variables that they follow
 FOLLOWS = {
@@ -32,6 +30,9 @@ FOLLOWS = {
     "root": "npufleet_root",
 }
 OPTIONS = (*FOLLOWS, "concerns", "size", "timeout", "total_timeout", "address")
+# What a bundle may be, in items of the largest size: a host that was broken into packs what it likes
+PACKED, UNPACKED, FILES = 16, 64, 500
+LARGEST_ITEM = 2 << 20
 # Not variables of the host
 MAGIC = ("hostvars", "groups", "vars", "ansible_facts", "ansible_play_hosts", "ansible_play_hosts_all", "ansible_play_batch")
 
@@ -46,6 +47,9 @@ class ActionModule(FleetAction):
         variables = self.variables(task_vars)
         with self.refusing(host):
             arguments = {option: variables[name] for option, name in FOLLOWS.items()}
+        with suppress(Refusal):
+            # An address that nothing can be published on costs the differences, not the bundle
+            arguments["address"] = address(variables)
         arguments.update(self._task.args)
         concerns = arguments.get("concerns") or concerns_of(list(task_vars.get("group_names", [])))
         dest = self._loader.path_dwim(arguments.pop("dest"))
@@ -71,14 +75,22 @@ class ActionModule(FleetAction):
             if result.get("failed"):
                 return {key: result[key] for key in ("failed", "msg", "exception") if key in result}
             path = os.path.join(dest, f"{host}-{stamp}.tar.gz")
-            self._fetch(arguments["archive"], path, result, secrets, host)
+            with host_text.understood(host):
+                item = int(arguments.get("size", LARGEST_ITEM))
+                bounds = unpack.Bounds(PACKED * item, UNPACKED * item, FILES)
+                result["items"] = self._fetch(arguments["archive"], path, result, secrets, host, bounds)
         finally:
             # Also where Ansible is told to keep its files
             self._remove_tmp_path(directory, force=True)
         result["path"] = path
-        result["msg"] = "{} ({:.0f} KiB, {} files, {} items could not be got, {} secrets taken out)".format(
-            os.path.relpath(path), os.path.getsize(path) / 1024, len(result["items"]), len(result["errors"]), result["redacted"]
-        )
+        with host_text.understood(host):
+            result["msg"] = "{} ({:.0f} KiB, {} files, {} items could not be got, {} secrets taken out)".format(
+                os.path.relpath(path),
+                os.path.getsize(path) / 1024,
+                len(result["items"]),
+                len(result["errors"]),
+                int(result["redacted"]),
+            )
         return result
 
     def _secrets(self, variables: Templated) -> Tuple[List[str], List[str], List[str]]:
@@ -89,7 +101,7 @@ class ActionModule(FleetAction):
             if name in MAGIC or callable(name):
                 continue
             try:
-                found = secret_values({name: variables[name]})
+                found = secret_values({name: variables.untyped(name)})
             except Exception as error:  # a lookup may fail in any way: the bundle is made all the same, and says so
                 if looks_secret(name):
                     errors.append(f"redaction.txt: {name} has no value that could be searched for: {type(error).__name__}")
@@ -122,38 +134,56 @@ class ActionModule(FleetAction):
                 about[name] = None
         return about
 
-    def _fetch(self, source: str, path: str, result: Dict[str, Any], secrets: List[str], host: str) -> None:
-        """Fetch as the connecting user; what arrived counts when it is whole and no known secret can be read in it."""
+    def _fetch(
+        self, source: str, path: str, result: Dict[str, Any], secrets: List[str], host: str, bounds: unpack.Bounds
+    ) -> List[str]:
+        """Fetch as the connecting user. What arrived counts when it is whole, within bounds, and no known secret can be read in it.
+
+        It is kept as this side has read it, so that whoever unpacks it gets these files and nothing else. Returns their names.
+        """
         draft = path + ".draft"
         try:
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
             os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
-            self._connection.fetch_file(source, draft)
+            self._bring(source, draft, host, bounds.packed)
             os.chmod(draft, 0o600)
             with open(draft, "rb") as archive:
                 raw = archive.read()
             found = hashlib.sha256(raw).hexdigest()
             if found != result["sha256"]:
                 raise AnsibleActionFail(f"{host}: the bundle arrived with digest {found}, wanted {result['sha256']}: run it again")
-            leaks = leaking(raw, secrets)
+            root = os.path.basename(path)[: -len(".tar.gz")]
+            members = unpack.files(raw, root, bounds)
+            leaks = leaking(members, secrets)
             if leaks:
                 raise AnsibleActionFail(f"{host}: a known secret could be read in {', '.join(leaks)}: the bundle is deleted")
+            packed = pack(root, {name: host_text.received(one.decode("utf-8", "replace")) for name, one in members.items()})
+            with open(draft, "wb") as archive:
+                archive.write(packed)
             os.replace(draft, path)
         except OSError as error:
             raise AnsibleActionFail(f"{host}: the bundle cannot be written to {path} on the controller: {error}") from None
         finally:
             if os.path.exists(draft):
                 os.remove(draft)
+        result["sha256"] = hashlib.sha256(packed).hexdigest()
+        return sorted(members)
+
+    def _bring(self, source: str, draft: str, host: str, most: int) -> None:
+        """One file of the host, as far as it is no larger than this."""
+        try:
+            with unpack.no_larger_file(most):
+                self._connection.fetch_file(source, draft)
+        except (AnsibleError, OSError):
+            if os.path.getsize(draft) < most:
+                raise
+            raise AnsibleActionFail(
+                f"{host}: found a bundle of more than {most} bytes, wanted less: nothing of it is kept; take fewer lines "
+                "(npufleet_support_lines), or find out who changed that host"
+            ) from None
 
 
-def leaking(raw: bytes, secrets: List[str]) -> List[str]:
-    """Members of an archive in which one of these values can be read."""
+def leaking(members: Mapping[str, bytes], secrets: List[str]) -> List[str]:
+    """Files of an archive in which one of these values can be read."""
     words = [one.encode() for value in secrets for one in (*forms(value), *base64_cores(value))]
-    found = []
-    with tarfile.open(fileobj=io.BytesIO(raw), mode="r:gz") as archive:
-        for member in archive:
-            content = archive.extractfile(member)
-            text = content.read() if content else b""
-            if any(word in text for word in words):
-                found.append(member.name)
-    return found
+    return [name for name, text in sorted(members.items()) if any(word in text for word in words)]

@@ -7,7 +7,7 @@ name: history_table
 short_description: What happened to the models of a host as one text
 description:
   - Takes what M(npufleet.triton.model_store) answered with O(npufleet.triton.model_store#module:state=told), and gives a table of
-    its history, oldest first, then what is open and what is held.
+    its history, oldest first, then what is open, what is held, and what of the store is damaged.
 version_added: 0.2.0
 author: The npufleet developers (@npufleet)
 options:
@@ -52,6 +52,7 @@ def history_table(told: Mapping[str, Any]) -> List[str]:
         lines.append(
             "{} is held at {} since {} by {}: {}".format(name, hold["label"], hold["when"], hold["by"], hold["why"] or "-")
         )
+    lines += [f"{path} is damaged: {flaw}" for path, flaw in sorted(told.get("damaged", {}).items())]
     return lines
 
 

@@ -31,13 +31,15 @@ _value:
 
 from typing import Any, Callable, Dict, List, Mapping
 
+from ansible_collections.npufleet.triton.plugins.module_utils import host_text
+
 
 def refusal_table(reasons: Mapping[str, List[str]]) -> str:
     """Hosts and their reasons, one line a reason, in the order in which hosts and reasons come."""
     hosts: Dict[str, List[str]] = {}
     for host, mine in reasons.items():
         for reason in mine:
-            hosts.setdefault(reason, []).append(host)
+            hosts.setdefault(host_text.told(reason), []).append(host)
     if not hosts:
         return ""
     refused = [host for host, mine in reasons.items() if mine]

@@ -9,6 +9,7 @@ import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import netloc
 from ansible_collections.npufleet.triton.plugins.module_utils.tritonserver import (
     SERVICES,
     Template,
@@ -50,6 +51,8 @@ PLAIN: Dict[str, Tuple[Any, ...]] = {
 }
 # What a shell says of itself, and the engine of a container
 OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL", "_", "TERM", "HOME", "HOSTNAME", "LS_COLORS", "LINES", "COLUMNS", "LESSOPEN", "LESSCLOSE")
+# What a variable of an environment can be called
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 # Names such as quirky_bell are the engine's own invention
 MADE_UP = re.compile(r"(?!.*triton)[a-z]+_[a-z]+\d?")
 
@@ -67,10 +70,15 @@ def endpoint(inspect: Mapping[str, Any], argv: Sequence[str]) -> Tuple[str, int]
     given = options(argv[1:])[0]
     port = int(last(given, "http-port", "8000"))
     if inspect["HostConfig"].get("NetworkMode") == "host":
-        listen = last(given, "http-address")
-        return "127.0.0.1" if listen in ("", "0.0.0.0", "::") else listen, port
+        listen = _listens(given, "http")
+        return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen), port
     networks = (inspect.get("NetworkSettings") or {}).get("Networks") or {}
     return next((one["IPAddress"] for one in networks.values() if one.get("IPAddress")), "127.0.0.1"), port
+
+
+def _listens(given: Sequence[Tuple[str, str]], service: str) -> str:
+    """The address of the host's network that a service was told to listen on, without the mark of Triton's HTTP server for IPv6."""
+    return re.sub("^ipv6:", "", last(given, service + "-address"))
 
 
 def translate(found: Mapping[str, Any], host: str, vendor_tool: str, root: str) -> Translation:
@@ -197,7 +205,9 @@ def _environment(
     given, exported = own_environment(found)
     environment: Dict[str, str] = {}
     for name, value in sorted({**given, **exported}.items()):
-        if name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH") and name in exported:
+        if not VARIABLE.fullmatch(name):
+            left_out.append(f"environment {name}: no program reads a variable of such a name")
+        elif name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH") and name in exported:
             left_out.append(
                 f"environment {name}: it was set for files inside this container, which the managed image does not have"
             )
@@ -223,11 +233,13 @@ def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variabl
         bindings = [one for one in bindings if one.get("HostIp") != "::"] or bindings
         if on_host:
             variables[f"npufleet_{service}_port"] = int(inside)
-            addresses.append(last(given, service + "-address") or "0.0.0.0")
+            addresses.append(_listens(given, service) or "0.0.0.0")
         elif bindings:
             variables[f"npufleet_{service}_port"] = int(bindings[0]["HostPort"])
-            addresses.append(bindings[0].get("HostIp") or "0.0.0.0")
-            left_out += [f"{service} at {one['HostIp']}:{one['HostPort']} as well: a service has one port" for one in bindings[1:]]
+            addresses.append(bindings[0].get("HostIp") or "")
+            left_out += [
+                f"{service} at {netloc(one['HostIp'], one['HostPort'])} as well: a service has one port" for one in bindings[1:]
+            ]
         else:
             left_out.append(
                 f"{service} was not published: the managed server publishes it, unless triton_server_allow_{service} is off"
@@ -235,7 +247,9 @@ def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variabl
     if addresses:
         variables["triton_server_listen_address"] = addresses[0]
         if len(set(addresses)) > 1:
-            left_out.append("listen addresses {}: all services have the first".format(", ".join(addresses)))
+            left_out.append(
+                "listen addresses {}: all services have the first".format(", ".join(one or "(every one)" for one in addresses))
+            )
     if on_host:
         left_out.append("network host: the managed container has a network of its own and publishes its ports")
     used = {last(given, service + "-port", str(usual)) + "/tcp" for service, usual in SERVICES.items()}

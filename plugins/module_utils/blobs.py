@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -18,8 +17,9 @@ import time
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set
 
+from ansible_collections.npufleet.triton.plugins.module_utils import history, shapes, store, takeover
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import file_system
-from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, blob_path, read_history, record_path
+from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, blob_path, record_path
 
 DIGEST = re.compile("[0-9a-f]{64}")
 MIB = 1 << 20
@@ -30,6 +30,8 @@ TOTAL = ".total"
 # Seconds after which what nobody finished is rubbish
 PARTIAL_AGE = 7 * 86400
 STAGED_AGE = 3600
+# Read by any user of the container
+BLOB_MODE = 0o444
 
 
 class Busy(StoreError):
@@ -146,7 +148,10 @@ def ingest(root: str, incoming: Optional[str], digests: List[str], sources: Opti
     with locked(os.path.join(root, "tmp")):
         for digest in digests:
             if flaw(root, digest) is None:
-                if not _stamped(root, digest, os.lstat(blob_path(root, digest))):
+                path = blob_path(root, digest)
+                if stat.S_IMODE(os.stat(path).st_mode) != BLOB_MODE:
+                    os.chmod(path, BLOB_MODE)
+                if not _stamped(root, digest, os.lstat(path)):
                     _write_stamp(root, digest)
                 if digest in arrived(incoming):
                     os.unlink(os.path.join(incoming or "", digest))
@@ -173,17 +178,11 @@ def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Opt
     """Take one blob over from `incoming` into tmp/; returns why it is not what it should be. A bad one is not kept anywhere."""
     staged = _staged(root, digest)
     try:
-        # Out of the sender's reach first, so that what is verified is what is kept.
-        os.replace(os.path.join(incoming or "", digest), staged)
-    except (FileNotFoundError, NotADirectoryError):
+        proven = takeover.take(incoming or "", digest, staged, BLOB_MODE, file_digest)
+    except takeover.NotThere:
         return f"blob {digest[:12]} was not transferred"
-    found = os.lstat(staged)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-        _remove(staged)
-        return f"blob {digest[:12]} was not transferred: found a link or a directory in its place"
-    os.chown(staged, 0, 0)
-    os.chmod(staged, 0o444)
-    proven = file_digest(staged)
+    except takeover.Unfit as error:
+        return f"blob {digest[:12]} was not transferred: {error}"
     if proven == digest:
         return None
     os.unlink(staged)
@@ -191,33 +190,28 @@ def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Opt
     return f"blob {digest[:12]} arrived{origin} with SHA-256 {proven}, wanted {digest}, and was removed"
 
 
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)
-
-
 # What leaves
 
 
 def collect(root: str, keep: int) -> Dict[str, Any]:
-    """Remove releases beyond the newest `keep` of each model, blobs that no release links to, and what transfers left behind.
+    """Remove releases beyond the newest `keep` proven contents of each model, blobs that no release links to, and what transfers
+    left behind. Content counts once, however often it was made anew, and what was never proven does not count.
 
-    The served release, the one before it, and what an open transaction or a hold names stay, whatever their age.
+    The served release, the newest proven content beside it, and what an open transaction or a hold names stay, whatever their age.
     Returns {"removed": [what], "bytes": freed}.
     """
     gone: List[str] = []
     freed = 0
     named = _named(root)
+    lines = _lines(root)
     releases = os.path.join(root, "releases")
     lost: Set[str] = set()
     for name in _listed(releases):
         home = os.path.join(releases, name)
-        labels = [one for one in _listed(home) if re.match(r"\d+-", one) and os.path.isdir(os.path.join(home, one))]
-        labels.sort(key=lambda one: int(one.split("-")[0]), reverse=True)
-        for label in labels[max(keep, 1) :]:
-            if label in named.get(name, ()):
+        labels = store.labels(root, name)
+        stay = named.get(name, set()) | _proven(root, name, labels, lines, max(keep, 1))
+        for label in labels:
+            if label in stay:
                 continue
             freed += _retire(root, os.path.join(home, label), lost)
             if os.path.exists(record_path(root, name, label)):
@@ -236,7 +230,7 @@ def collect(root: str, keep: int) -> Dict[str, Any]:
         gone.append(f"blob {digest[:12]}")
     for path in _leavings(root):
         freed += _size(path)
-        _remove(path)
+        takeover.remove(path)
         gone.append(os.path.relpath(path, root))
     return {"removed": gone, "bytes": freed}
 
@@ -245,8 +239,27 @@ def _listed(directory: str) -> List[str]:
     return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
 
 
+def _proven(root: str, name: str, labels: List[str], lines: List[Dict[str, Any]], keep: int) -> Set[str]:
+    """The releases that stay because of what they are. One that is no longer whole is nothing to go back to."""
+    whole = [one for one in labels if _whole(root, name, one)]
+    before = history.previous(lines, name, whole, store.served_label(root, name))
+    return {*history.kept(lines, name, whole, keep), *([before] if before else [])}
+
+
+def _whole(root: str, name: str, label: str) -> bool:
+    try:
+        files = store.read_record(root, name, label)["files"]
+    except StoreError:
+        return False
+    base = store.release_path(root, name, label)
+    return all(
+        os.path.isfile(blob_path(root, one["sha256"])) if one["blob"] else store.small_file(base, path, one["sha256"]) is not None
+        for path, one in files.items()
+    )
+
+
 def _named(root: str) -> Dict[str, Set[str]]:
-    """{model: releases that must stay}: served, named by an open transaction or a hold, and by the last two proven changes."""
+    """{model: releases that must stay}: served, or named by an open transaction or a hold."""
     named: Dict[str, Set[str]] = {}
 
     def stay(name: str, *labels: Any) -> None:
@@ -256,29 +269,28 @@ def _named(root: str) -> Dict[str, Set[str]]:
         link = os.path.join(root, "served", name)
         if os.path.islink(link):
             stay(name, os.path.basename(os.readlink(link)))
-    for name, one in (_document(root, "transaction.json").get("models") or {}).items():
-        stay(name, one.get("from"), one.get("to"))
-    for name, one in _document(root, "holds.json").items():
-        stay(name, one.get("label"), one.get("release"))
-    proven: Dict[str, int] = {}
-    for line in reversed(read_history(root)):
-        name = line.get("model")
-        if name and proven.get(name, 0) < 2:
-            stay(name, line.get("from"), line.get("to"))
-            proven[name] = proven.get(name, 0) + (line.get("result") == "proven")
+    for name, one in ((_document(root, store.TRANSACTION) or {}).get("models") or {}).items():
+        stay(name, one["from"], one["to"])
+    for name, one in (_document(root, store.HOLDS) or {}).items():
+        stay(name, one["label"])
     return named
 
 
-def _document(root: str, name: str) -> Dict[str, Any]:
-    """A JSON object of the store, {} where it is not there. One that cannot be read says nothing about what may go."""
-    try:
-        with open(os.path.join(root, name), encoding="utf-8") as source:
-            found = json.load(source)
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise StoreError(f"{os.path.join(root, name)} cannot be read ({error}): nothing is removed before it can") from None
-    return found if isinstance(found, dict) else {}
+def _document(root: str, name: str) -> Any:
+    """A file of the store. One that cannot be used says nothing about what may go."""
+    found = store.read(root, name)
+    return _usable(root, name, found.content, found.flaw)
+
+
+def _lines(root: str) -> List[Dict[str, Any]]:
+    lines, flaw, _there = shapes.lines(os.path.join(root, store.HISTORY), history.SHAPE)
+    return list(_usable(root, store.HISTORY, lines, flaw))
+
+
+def _usable(root: str, name: str, content: Any, flaw: Optional[str]) -> Any:
+    if flaw:
+        raise StoreError(f"{os.path.join(root, name)} cannot be used ({flaw}): nothing is removed before it can")
+    return content
 
 
 def _retire(root: str, release: str, lost: Set[str]) -> int:
@@ -287,7 +299,7 @@ def _retire(root: str, release: str, lost: Set[str]) -> int:
     out = os.path.join(root, "tmp", "retired-{}-{}".format(*release.split(os.sep)[-2:]))
     os.makedirs(os.path.dirname(out), exist_ok=True)
     if os.path.lexists(out):
-        _remove(out)
+        takeover.remove(out)
     os.rename(release, out)
     size = _size(out)
     shutil.rmtree(out)

@@ -42,6 +42,10 @@ LATENCY = {"clients": False, **dict.fromkeys((*LENGTHS, *LIMITS), False)}
 LONGEST = {"seconds": 600, "requests": 1000000}
 # Any of these is something that an answer can fail by.
 PROOFS = ("expect", "error", "responses", "cancel", "latency")
+# What is judged by the values of an output
+OF_VALUES = ("finite", "argmax", "values", "text", "class_count", "label")
+# Statuses with which a client of gRPC itself speaks of a connection that broke off, or of a proxy
+CLIENTS_OWN = ("INTERNAL", "UNAVAILABLE", "UNIMPLEMENTED")
 # What cannot be judged by where classes were asked for: the output holds those instead.
 NOT_WITH_CLASSES = ("finite", "argmax", "values", "text")
 
@@ -165,6 +169,12 @@ class CheckFile:
             elif error.get("status") != "DEADLINE_EXCEEDED" and "stream" in protocols:
                 # Older servers tell no status there: any error at all would do.
                 self._finding(f"{field}.error.contains", "nothing", "a value, as not every server tells a status over stream")
+            elif error.get("status") in CLIENTS_OWN and {"grpc", "raw"} & {str(one) for one in protocols}:
+                self._finding(
+                    f"{field}.error.contains",
+                    "nothing",
+                    f"a value: over gRPC a connection that breaks off may be {error['status']}, too",
+                )
         if "latency" in check:
             found["latency"] = self._latency(check["latency"], f"{field}.latency", protocols)
         for key in ("responses", "cancel"):
@@ -225,7 +235,28 @@ class CheckFile:
         array = self._array(wanted["values"], f"{field}.values", GOLDEN_SOURCES)
         for one in GOLDEN_SOURCES[1:]:
             wanted["values"].pop(one, None)
+        if array is not None:
+            self._provable(array, wanted["values"], f"{field}.values")
         return array
+
+    def _provable(self, golden: Any, wanted: Mapping[str, Any], field: str) -> None:
+        """Refuse golden values that every output passes, or none."""
+        import numpy as np
+
+        if not golden.size:
+            self._finding(field, f"no value in shape {list(golden.shape)}", "one at least; for an empty output say its shape")
+        if golden.dtype.kind not in inference.NUMBERS:
+            return
+        values = np.abs(golden.astype(np.float64))
+        if np.isnan(values).any():
+            self._finding(field, f"{int(np.isnan(values).sum())} values that are nan", "numbers: nothing equals nan")
+        limits = [wanted.get(key, 0) for key in ("atol", "rtol")]
+        if all(_is_number(limit) for limit in limits) and values.any() and (values <= limits[0] + limits[1] * values).all():
+            self._finding(
+                f"{field}.{'atol' if limits[0] else 'rtol'}",
+                f"a tolerance of {' and '.join(f'{limit:g}' for limit in limits if limit)}",
+                "one that an output of zeros does not pass",
+            )
 
     def _rows(self, raw: Any, field: str) -> Dict[str, Any]:
         """Checked `rows`, empty when they are of no use."""
@@ -264,8 +295,13 @@ class CheckFile:
             for one in self._list(wanted["label"], f"{field}.label"):
                 self._text(one, f"{field}.label")
         self._whole(wanted, "class_count", 1, field)
-        if not isinstance(wanted.get("finite", True), bool):
-            self._finding(f"{field}.finite", wanted["finite"], "true or false")
+        if "finite" in wanted and wanted["finite"] is not True:
+            self._finding(f"{field}.finite", wanted["finite"], "true, or the key left out: nothing else is judged")
+        of_values = [key for key in OF_VALUES if key in wanted]
+        if of_values and isinstance(wanted.get("shape"), list) and 0 in wanted["shape"]:
+            self._finding(
+                f"{field}.{of_values[0]}", f"it beside shape {wanted['shape']}", "one of the two: an empty output has no values"
+            )
         both = [key for key in NOT_WITH_CLASSES if key in wanted and wanted.keys() & {"class_count", "label"}]
         if both:
             self._finding(
@@ -294,10 +330,11 @@ class CheckFile:
             )
         if "shape" in one and not all(_is_whole(size) and size > 0 for size in self._list(shape, f"{field}.shape")):
             self._finding(f"{field}.shape", shape, "whole numbers above 0")
-        for key, needed in (("dtype", (*SHAPED, "numbers")), ("shape", SHAPED)):
+        pixels = source == "image" and dtype == "FP32"
+        for key, needed in (("dtype", (*SHAPED, "numbers")), ("shape", (*SHAPED, "image") if pixels else SHAPED)):
             if key not in one and source in needed and sources is SOURCES:
                 self._finding(f"{field}.{key}", "nothing", f"a value, as {source} needs one")
-        if "shape" in one and source not in SHAPED:
+        if "shape" in one and source not in SHAPED and not pixels:
             self._finding(f"{field}.shape", shape, f"none beside {source}, which has its own")
         if len(self.findings) > before:
             return None
@@ -334,8 +371,11 @@ class CheckFile:
         if source == "raw":
             path = self._path(self._text(value, where), where)
             return tensors.of_raw(_content(path), str(dtype), shape) if path else None
+        if source == "image" and dtype == "FP32":
+            return tensors.of_pictures(value, lambda name: self._file(name, where, True), shape)
         if dtype not in (None, "BYTES", "UINT8"):
-            raise tensors.Unfit(dtype, "BYTES or UINT8 for the bytes of a file")
+            pixels = ", or FP32 and shape [3, H, W] for the pixels of a picture" * (source == "image")
+            raise tensors.Unfit(dtype, f"BYTES or UINT8 for the bytes of a file{pixels}")
         return tensors.of_files(value, lambda name: self._file(name, where, source == "image"), dtype or "BYTES")
 
     def _file(self, name: str, field: str, image: bool) -> bytes:

@@ -11,6 +11,7 @@ import os
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import yaml
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import address
 from ansible_collections.npufleet.triton.plugins.module_utils.manifest import placed_here
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 
@@ -65,7 +66,7 @@ def with_pem(server: Mapping[str, Any]) -> Dict[str, Any]:
 def server_of(variables: Mapping[str, Any]) -> Dict[str, Any]:
     """The server as the role hands it to the module."""
     return {
-        "address": variables["inference_check_address"],
+        "address": variables["inference_check_address"] or address(variables),
         "http_port": int(variables["npufleet_http_port"]),
         "grpc_port": int(variables["npufleet_grpc_port"]),
         "metrics_port": int(variables["npufleet_metrics_port"]),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import glob
-import http.client
 import json
 import os
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import contexts
+from ansible_collections.npufleet.triton.plugins.module_utils import contexts, keys
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.all import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import MODULE, PCI_VENDOR, TOOLS
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import DAEMON_JSON
@@ -28,7 +27,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.gather import (
     listing,
     log_lines,
 )
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, text
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import (
+    NAMELESS,
+    Engine,
+    HttpConnection,
+    can_be_asked,
+    netloc,
+    text,
+)
 
 UNITS = ("docker", "containerd", "npufleet*")
 PACKAGES = (
@@ -236,13 +242,20 @@ def _engine(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield Item(f"container/{name}-previous-log.txt", _optional(log(f"{name}-previous")))
 
 
-def _answer(address: str, port: int, limits: Limits, resource: str, method: str = "GET") -> Any:
+def _answer(
+    address: str,
+    port: int,
+    limits: Limits,
+    resource: str,
+    method: str = "GET",
+    headers: Optional[Mapping[str, str]] = None,
+) -> Any:
     """JSON of one HTTP answer, its text where it is none."""
-    connection = http.client.HTTPConnection(address, port, timeout=limits.seconds)
+    connection = HttpConnection(address, port, timeout=limits.seconds)
     try:
-        body = exchange(connection, method, resource, limits.size)
+        body = exchange(connection, method, resource, limits.size, headers)
     except OSError as error:
-        raise Unavailable(f"{method} {resource} at {address}:{port}: {error}") from error
+        raise Unavailable(f"{method} {resource} at {netloc(address, port)}: {error}") from error
     try:
         return json.loads(body) if body.strip() else {"status": 200}
     except ValueError:
@@ -251,16 +264,20 @@ def _answer(address: str, port: int, limits: Limits, resource: str, method: str 
 
 def _server(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     address, port = wanted["address"], wanted["http_port"]
+    key = keys.headers(((wanted.get("desired") or {}).get("server") or {}).get("key"))
 
     def ask(resource: str, method: str = "GET") -> Callable[[], Any]:
-        return lambda: _answer(address, port, limits, resource, method)
+        return lambda: _answer(address, port, limits, resource, method, key)
 
     def configs() -> Dict[str, Any]:
         found: Dict[str, Any] = {}
-        for one in _answer(address, port, limits, "/v2/repository/index", "POST"):
+        for one in _answer(address, port, limits, "/v2/repository/index", "POST", key):
             path = "/v2/models/{}/versions/{}/config".format(one["name"], one.get("version", 1))
+            if not can_be_asked(one["name"]):
+                found[path] = {"error": NAMELESS}
+                continue
             try:
-                found[path] = _answer(address, port, limits, path)
+                found[path] = _answer(address, port, limits, path, headers=key)
             except Unavailable as error:
                 found[path] = {"error": str(error)}
         return found

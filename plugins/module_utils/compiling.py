@@ -15,8 +15,8 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, 
 
 from ansible_collections.npufleet.triton.plugins.module_utils.blobs import file_digest
 from ansible_collections.npufleet.triton.plugins.module_utils.compiled import DTYPES
-from ansible_collections.npufleet.triton.plugins.module_utils.manifest import LEFT_OUT
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.walk import walk
 
 KEYS = ("name", "source", "inputs", "outputs", "batches", "devices", "npu", "output")
 FILE = "model.rbln"
@@ -99,11 +99,11 @@ def tree_digest(path: str) -> str:
     if os.path.isfile(path):
         return file_digest(path)
     digest = hashlib.sha256()
-    for base, names, files in os.walk(path):
-        names[:] = sorted(one for one in names if one not in LEFT_OUT)
-        for name in sorted(files):
-            full = os.path.join(base, name)
-            digest.update(f"{file_digest(full)} {os.path.relpath(full, path)}\n".encode())
+    # The files of a directory come before what is below it
+    for one in sorted(
+        walk(path, path).files, key=lambda one: [(at < one.count("/"), part) for at, part in enumerate(one.split("/"))]
+    ):
+        digest.update(f"{file_digest(os.path.join(path, one))} {one}\n".encode())
     return digest.hexdigest()
 
 
@@ -157,6 +157,11 @@ def _flaws_of_source(source: Any, where: str) -> Iterator[str]:
             yield f"{where}: source: torch: found {source['torch']}, wanted module:function, which gives the module to compile"
         if not os.path.isdir(placed(str(source["path"]))):
             yield f"{where}: source: found no directory {source['path']} on the controller, wanted the one with the Python module"
+            return
+        # It is sent as it lies: what is behind a link would be as well
+        path = placed(str(source["path"]))
+        for one in walk(path, path).problems:
+            yield f"{where}: source: {one.path}: found {one.found}, wanted {one.wanted}: {one.do}"
 
 
 def _is_count(value: Any) -> bool:

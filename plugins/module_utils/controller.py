@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import os
+import traceback
 from abc import abstractmethod
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, Mapping, Optional
 
-from ansible.errors import AnsibleActionFail, AnsibleUndefinedVariable
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleUndefinedVariable
 from ansible.plugins.action import ActionBase
+from ansible_collections.npufleet.triton.plugins.module_utils import host_text, keys
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated, switches
+from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated, inventory_specs
 
+# Read as this is imported, once in a run: each task has a process of its own, which would do it again
+inventory_specs()
 HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+# Keys of a result by which Ansible does something else than to tell it
+NOT_A_RESULT = ("invocation", "ansible_stats")
+# Keys whose texts people read
+TOLD = ("msg", "report", "refusals", "warnings", "errors")
+FOUND_BY_ANSIBLE = "discovered_interpreter_"
 
 
 class FleetAction(ActionBase):
@@ -24,7 +33,15 @@ class FleetAction(ActionBase):
     def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
         super().run(tmp, task_vars)
         task_vars = task_vars or {}
-        return self.act(task_vars["inventory_hostname"], task_vars)
+        host = task_vars["inventory_hostname"]
+        try:
+            return self.act(host, task_vars)
+        except Refusal as refusal:
+            # Of a variable that is read on the way
+            raise self.refuse(host, refusal) from None
+        except host_text.Misunderstood as reason:
+            self._display.vvv("".join(traceback.format_exception(reason)))
+            raise AnsibleActionFail(str(reason)) from None
 
     @abstractmethod
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
@@ -38,18 +55,41 @@ class FleetAction(ActionBase):
             path = os.path.join(roles, role, "defaults", "main.yml")
             if os.path.exists(path):
                 merged.update(self._loader.load_from_file(path, cache="all", trusted_as_template=True) or {})
-        on_or_off = switches(merged)
+        given = [name for name, value in task_vars.items() if name not in merged or merged[name] != value]
         merged.update(task_vars)
         merged["role_path"] = os.path.join(roles, "common")
         templar = self._templar.copy_with_new_env(available_variables=merged)
-        return Templated(merged, templar.template, on_or_off)
+        return Templated(merged, templar.template, given)
+
+    @staticmethod
+    def container(variables: Mapping[str, Any]) -> Dict[str, Any]:
+        """What a host has to know of its container to stop, start and put it back without a controller; times in seconds."""
+        return {
+            "name": variables["triton_server_name"],
+            "vendor_tool": variables["triton_server_vendor_tool"],
+            "free_timeout": int(variables["npufleet_free_timeout"]),
+            "stop_timeout": int(variables["triton_server_stop_timeout"]),
+            "ready_timeout": int(variables["triton_server_ready_timeout"]),
+            "key": keys.desired(variables),
+        }
 
     def ask(self, module: str, arguments: Dict[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
-        """One module call on the host. Its arguments carry whole files, which the host's system log is no place for."""
+        """One module call on the host, and its answer as data. Its arguments carry whole files: they are for no system log."""
+        host = task_vars["inventory_hostname"]
         quiet = {**task_vars, "ansible_no_target_syslog": True}
-        result = dict(self._execute_module(f"npufleet.triton.{module}", module_args=arguments, task_vars=quiet))
-        result.pop("invocation", None)
-        return result
+        try:
+            answer = self._execute_module(f"npufleet.triton.{module}", module_args=arguments, task_vars=quiet)
+        except AnsibleConnectionFailure as error:
+            # What ssh says is the host's, too
+            raise AnsibleConnectionFailure(str(host_text.received(error.message))) from None
+        with host_text.understood(host):
+            result: Dict[str, Any] = host_text.received(dict(answer))
+            # Facts would be variables of the host; its interpreter is Ansible's own finding
+            facts = {name: one for name, one in result.pop("ansible_facts", {}).items() if name.startswith(FOUND_BY_ANSIBLE)}
+        for name in NOT_A_RESULT:
+            result.pop(name, None)
+        result.update({name: host_text.told(result[name]) for name in TOLD if name in result})
+        return {**result, "ansible_facts": facts} if facts else result
 
     @contextmanager
     def refusing(self, host: str) -> Iterator[None]:
@@ -69,5 +109,5 @@ class FleetAction(ActionBase):
 
     def refuse(self, host: str, error: Exception) -> AnsibleActionFail:
         """One message with every reason."""
-        lines = "".join("\n  - " + reason for reason in self.reasons(error))
+        lines = "".join("\n  - " + host_text.told(reason) for reason in self.reasons(error))
         return AnsibleActionFail(f"{host} is refused, nothing was changed:{lines}")

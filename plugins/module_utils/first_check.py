@@ -6,6 +6,8 @@ import json
 import math
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import host_text
+
 # Types that Triton's JSON carries, as numpy names them
 NUMPY = {
     "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64", "INT8": "int8",
@@ -15,6 +17,8 @@ NUMPY = {
 TOLERANCE = 1e-3
 INPUT = "{}.npy"
 OUTPUT = "answer-{}.npy"
+# Values of one tensor: what a model wants more of is no first check, and what a server answers more of is not kept
+LARGEST = 1 << 22
 
 
 class NoRequest(Exception):
@@ -38,6 +42,8 @@ def request(config: Optional[Mapping[str, Any]]) -> Tuple[Dict[str, Any], str]:
         if one.get("optional"):
             continue
         shape = [1] * (int(config.get("max_batch_size") or 0) > 0) + [max(int(size), 1) for size in one["dims"]]
+        if math.prod(shape) > LARGEST:
+            raise NoRequest(f"its input {one['name']} has more than {LARGEST} values")
         if kind == "BYTES":
             array = np.full(shape, b"1")
         elif kind.startswith("FP"):
@@ -53,6 +59,11 @@ def request(config: Optional[Mapping[str, Any]]) -> Tuple[Dict[str, Any], str]:
         {"name": name, "datatype": _kind(array), "shape": list(array.shape), "data": _data(array)} for name, array in arrays.items()
     ]
     return arrays, json.dumps({"inputs": inputs})
+
+
+def _file(form: str, tensor: str) -> str:
+    """The file of a tensor, whose name may be any text."""
+    return form.format(host_text.file_name(tensor))
 
 
 def _kind(array: Any) -> str:
@@ -75,22 +86,25 @@ def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: 
         if status != 200:
             raise NoRequest("a made-up request is answered {}: {}".format(status, " ".join(str(answer).split())[:300]))
     count = next(iter(arrays.values())).shape[0]
-    files = {INPUT.format(name): array for name, array in arrays.items()}
+    files = {_file(INPUT, name): array for name, array in arrays.items()}
     expect: Dict[str, Any] = {}
     for one, again in zip(*(sorted(answer["outputs"], key=lambda output: str(output["name"])) for _status, answer in answers)):
         wanted: Dict[str, Any] = {"dtype": one["datatype"], "shape": one["shape"]}
         numbers = one["datatype"] in NUMPY and one["datatype"] != "BYTES" and all(value is not None for value in one["data"])
         if numbers and one["shape"][:1] == [count] and one["data"] == again["data"]:
+            if math.prod(one["shape"]) != len(one["data"]) or len(one["data"]) > LARGEST:
+                raise NoRequest(f"its output {one['name']} is answered with {len(one['data'])} values for the shape {one['shape']}")
             array = np.array(one["data"], NUMPY[one["datatype"]]).reshape(one["shape"])
             largest = float(np.abs(array.astype("float64")).max()) if array.size else 0.0
-            if math.isfinite(largest):
-                files[OUTPUT.format(one["name"])] = array
-                wanted.update(finite=True, values={"npy": OUTPUT.format(one["name"]), "atol": float(f"{largest * TOLERANCE:.3g}")})
+            if array.size and math.isfinite(largest):
+                path = _file(OUTPUT, one["name"])
+                files[path] = array
+                wanted.update(finite=True, values={"npy": path, "atol": float(f"{largest * TOLERANCE:.3g}")})
         expect[one["name"]] = wanted
     one_check = {
         "name": "as before adoption",
         "protocols": protocols,
-        "inputs": {name: {"npy": INPUT.format(name)} for name in arrays},
+        "inputs": {name: {"npy": _file(INPUT, name)} for name in arrays},
         "rows": {"first": 0, "count": int(count), "batch": True},
         "expect": expect,
     }

@@ -12,7 +12,7 @@ import stat
 import struct
 import subprocess
 import time
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 # Entries of a directory tree that are listed; one that has more is listed up to there
 ENTRIES = 5000
@@ -135,10 +135,12 @@ def contents(limits: Limits, *patterns: str) -> Dict[str, Any]:
     return found
 
 
-def exchange(connection: http.client.HTTPConnection, method: str, resource: str, size: int) -> bytes:
+def exchange(
+    connection: http.client.HTTPConnection, method: str, resource: str, size: int, headers: Optional[Mapping[str, str]] = None
+) -> bytes:
     """Body of one HTTP answer; of one longer than eight times `size` whole lines up to there."""
     try:
-        connection.request(method, resource)
+        connection.request(method, resource, headers=dict(headers or {}))
         answer = connection.getresponse()
         body = answer.read(8 * size)
     except http.client.HTTPException as error:

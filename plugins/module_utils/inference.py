@@ -6,9 +6,10 @@ there: `main` takes a document and writes the result as the last line of standar
 Document: {"host", "host_index", "server": {"address", "http_port", "grpc_port", "metrics_port"}, "timeout": seconds,
            "checks": [{"model", "checks": [check of a check file, with arrays as `pack` makes them]}]}
           `server` may have "http_url" and "grpc_url" (host:port) instead, "http_tls" and "grpc_tls" ({"ca", "cert", "key"}:
-          paths, or the PEM itself) and "headers"; `latency: false` leaves loads out, and "unproven" are results that stand.
-Result:   {"host", "checks": [{"name", "model", "check", "protocol", "ok", "why", "ms", ...}]}, or {"error"} where the image lacks
-          a client.
+          paths, or the PEM itself) and "headers"; `latency: false` leaves loads out, "unproven" are results that stand, and
+          "unasked" models that nobody has to prove.
+Result:   {"host", "unasked", "checks": [{"name", "model", "check", "protocol", "ok", "why", "ms", ...}]}, or {"error"} where the
+          image lacks a client.
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ STATUS = {
     "INVALID_ARGUMENT": "400", "NOT_FOUND": "404", "INTERNAL": "500", "UNIMPLEMENTED": "501", "UNAVAILABLE": "503",
     "DEADLINE_EXCEEDED": "",
 }  # fmt: skip
+# How tritonclient begins what it says of an HTTP status without Triton's JSON, as proxies send it
+CLIENTS_WORDS = ("client received an empty response", "an exception occurred in the client", "Parse error at offset")
+PORTS = "Triton's ports are 8000 for HTTP and 8001 for gRPC by default"
+# Bytes that a request has at most: gRPC's messages end there, and so do HTTP's lengths in Triton, a signed 32-bit number
+LARGEST_REQUEST = 2**31 - 1
 # The counter by which the backend `rbln` tells what each instance of a model answered
 ANSWERED = "rbln_requests_total"
 # Most requests that are in flight at once, to reach every instance or as a load
@@ -95,6 +101,10 @@ class Question(NamedTuple):
     classes: Mapping[str, int] = {}
     outputs: Sequence[str] = ()
     version: str = ""
+
+
+class TooLarge(ValueError):
+    """A question that no request can hold: nothing was sent."""
 
 
 class Answer(NamedTuple):
@@ -166,11 +176,11 @@ def _judge_output(output: Output, request: Request, wanted: Mapping[str, Any]) -
     shape_is_wrong = "shape" in wanted and output.shape != list(wanted["shape"])
     if shape_is_wrong:
         yield "shape is {}, wanted {}".format(output.shape, list(wanted["shape"]))
-    looked_into = {"finite", "argmax", "values", "label", "class_count"} & {key for key, one in wanted.items() if one is not False}
-    if not looked_into:
-        return
     if array is None:
         yield f"the data does not fit {output.dtype} of shape {output.shape}"
+        return
+    looked_into = {"finite", "argmax", "values", "label", "class_count"} & wanted.keys()
+    if not looked_into:
         return
     golden = wanted["values"]["rows"].take(request.rows) if "values" in wanted else None
     of_bytes = {"label", "class_count"} | ({"values"} if golden is not None and golden.dtype.kind in BYTES else set())
@@ -178,7 +188,11 @@ def _judge_output(output: Output, request: Request, wanted: Mapping[str, Any]) -
         if keys and array.dtype.kind not in kinds:
             yield f"holds {output.dtype}, wanted {what} to judge {', '.join(sorted(keys))} by"
             return
-    if wanted.get("finite") and not np.isfinite(array).all():
+    if not array.size:
+        # Whatever is said of all of its values would be true.
+        yield f"is empty, its shape is {output.shape}: wanted values to judge {', '.join(sorted(looked_into))} by"
+        return
+    if "finite" in wanted and not np.isfinite(array).all():
         yield f"{int((~np.isfinite(array)).sum())} of {array.size} values are not finite, wanted all"
     if looked_into & {"label", "class_count"}:
         yield from _judge_classes(array, request, wanted)
@@ -191,6 +205,8 @@ def _judge_output(output: Output, request: Request, wanted: Mapping[str, Any]) -
         labels = _of_places(wanted["argmax"], request)
         if not _has_rows(array, len(labels)):
             yield f"shape is {output.shape}, wanted {_count(labels, 'row')}"
+        elif _without_label(array):
+            yield f"{_without_label(array)}, wanted label {_one(labels)}"
         elif labels_of(array) != labels:
             yield f"label is {_one(labels_of(array))}, wanted {_one(labels)}"
     if golden is None:
@@ -202,6 +218,21 @@ def _judge_output(output: Output, request: Request, wanted: Mapping[str, Any]) -
         yield from _judge_bytes(array, golden)
     else:
         yield from _judge_values(array, golden, wanted["values"])
+
+
+def _without_label(array: Any) -> str:
+    """Why a row of these has no largest value at one place, empty where each has: numpy would name the first place all the same."""
+    import numpy as np
+
+    for number, row in enumerate(array.reshape(len(array), -1)):
+        undefined, largest = int(np.isnan(row).sum()), int((row == row.max()).sum())
+        if row.size == 1:
+            return "a row holds one value, which is always the largest"
+        if undefined:
+            return f"{undefined} of {row.size} values of row {number} are nan"
+        if largest > 1:
+            return f"the largest value of row {number}, {_number(row.max())}, is at {largest} of {row.size} places"
+    return ""
 
 
 def _judge_values(array: Any, golden: Any, wanted: Mapping[str, Any]) -> Iterator[str]:
@@ -246,9 +277,15 @@ def _judge_classes(array: Any, request: Request, wanted: Mapping[str, Any]) -> I
     if len(found) != rows:
         yield f"shape is {list(array.shape)}, wanted classes of {rows} row{'s' * (rows > 1)}"
         return
+    undefined = sum(math.isnan(score) for row in found for score, _index, _label in row)
+    if undefined:
+        yield f"{undefined} of {array.size} scores are nan"
     if "class_count" in wanted and len(found[0]) != wanted["class_count"]:
         yield f"holds {_count(found[0], 'class', 'classes')} for a row, wanted {wanted['class_count']}"
-    if labels is not None and _first_labels(found) != labels:
+    tied = [number for number, row in enumerate(found) if len(row) > 1 and row[0][0] == row[1][0]]
+    if labels is not None and tied:
+        yield f"the best score of row {tied[0]}, {found[tied[0]][0][0]:g}, is of more than one class, wanted label {_one(labels)}"
+    elif labels is not None and _first_labels(found) != labels:
         yield f"label is {_one(_first_labels(found))}, wanted {_one(labels)}"
 
 
@@ -298,15 +335,28 @@ def shown(data: Any, most: Optional[int] = SHOWN_TEXT) -> str:
     return text if most is None or len(text) <= most else text[: most - 3] + "..."
 
 
-def judge_error(error: Exception, wanted: Mapping[str, Any]) -> List[str]:
+def judge_error(error: Exception, wanted: Mapping[str, Any], protocol: str) -> List[str]:
     """Every reason why an error is not the expected one. Over a stream some servers tell no status: the text alone counts."""
     why = []
     status = "DEADLINE_EXCEEDED" if timed_out(error) else status_of(error)
+    late = status == "DEADLINE_EXCEEDED" != wanted.get("status")
+    if late or _unanswered(error, protocol):
+        said = " ".join(f"{key} {one!r}" for key, one in sorted(wanted.items()))
+        return ["{}, wanted an error: {}".format("no answer in time" if late else f"no answer: {reason(error)}", said)]
     if "status" in wanted and status and status not in (wanted["status"], STATUS[wanted["status"]]):
         why.append(f"the error's status is {status}, wanted {wanted['status']}")
     if "contains" in wanted and wanted["contains"] not in reason(error):
         why.append(f"the error is {reason(error)!r}, wanted one that contains {wanted['contains']!r}")
     return why
+
+
+def _unanswered(error: Exception, protocol: str) -> bool:
+    """Whether an error is the client's own, and no answer of the server: a connection that broke off, an answer that is none."""
+    if timed_out(error):
+        return False
+    if protocol == "stream":
+        return not callable(getattr(error, "status", None))
+    return not status_of(error) or reason(error).startswith(CLIENTS_WORDS)
 
 
 def drawable(inputs: Mapping[str, Any], request: Request) -> Optional[List[int]]:
@@ -465,7 +515,7 @@ class Service:
         raise NotImplementedError
 
     def index(self) -> List[Dict[str, Any]]:
-        """[{"name", "state", "reason"}] of the server's models."""
+        """[{"name", "version", "state", "reason"}] of the server's models."""
         raise NotImplementedError
 
     def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
@@ -483,7 +533,10 @@ class Service:
         except Exception as error:
             # Health may be a restricted API, which says so with the status of a server that is not there.
             if of_connection(error) and "restricted" not in str(error):
-                return f"no Triton answers {self.protocol} at {self.url}: {reason(error)}"
+                words = self.told(error)
+                # So Triton's HTTP ends what it cannot read.
+                words += f", as of a port that does not speak gRPC; {PORTS}" if words.endswith("Socket closed") else ""
+                return f"no Triton answers {self.protocol} at {self.url}: {words}"
         return ""
 
     def infer(self, question: Question, timeout: Optional[float] = None) -> Answer:
@@ -497,12 +550,31 @@ class Service:
             failure = error
         return Answer(joined(responses), len(responses), (time.monotonic() - began) * 1000, failure)
 
-    def said_of(self, model: str) -> str:
-        """What the server's index says of a model that it does not serve, empty where it does not tell."""
+    def told(self, error: Exception) -> str:
+        """An error as one line, with what helps against it where the words alone do not say."""
+        words = reason(error)
+        kind = "HTTP" if self.protocol == "http" else "gRPC"
+        if type(error).__name__ == "HTTPParseError" or "Failed parsing HTTP/2" in words or "http1" in words:
+            return f"what listens there does not speak {kind}; {PORTS}"
+        if words.startswith(CLIENTS_WORDS):
+            return f"what listens there answers without Triton's JSON, as a proxy or Triton's page of metrics does; {PORTS}"
+        if "decoupled" in words and self.protocol != "stream":
+            return f"{words}; the model answers in streams, which are gRPC's alone: ask with the protocol stream"
+        if "http-max-input-size" in words:
+            return f"{words}; or ask by gRPC, which takes up to 2 GiB"
+        return words
+
+    def said_of(self, model: str, version: str = "") -> str:
+        """What the server's index says of a model, or of one version, that it does not serve; empty where it does not tell."""
         try:
             entries = self.index()
         except Exception:
             return ""
+        ready_versions = [str(one.get("version") or "") for one in entries if one["name"] == model and one.get("state") == "READY"]
+        if version and ready_versions and version not in ready_versions:
+            return (
+                f"{model} has no version {version} that is ready, wanted one of {', '.join(sorted(ready_versions, key=_natural))}"
+            )
         said = ["{} {}".format(one.get("state", ""), one.get("reason", "")) for one in entries if one["name"] == model]
         ready = sorted({one["name"] for one in entries if one.get("state") == "READY"})
         return _line("; ".join(said)) or "it serves {}".format(", ".join(ready) or "no model")
@@ -510,6 +582,7 @@ class Service:
     def _asked(self, question: Question) -> Tuple[List[Any], Optional[List[Any]]]:
         """A question as the client library's (inputs, outputs)."""
         inputs = []
+        fits(question)
         for name, (dtype, array) in question.inputs.items():
             inputs.append(self.client_library.InferInput(name, list(array.shape), dtype))
             inputs[-1].set_data_from_numpy(array)
@@ -530,6 +603,11 @@ class Http(Service):
 
     def connect(self) -> None:
         self.clients: Dict[float, Any] = {}
+        gevent = sys.modules.get("gevent")
+        hub = gevent.get_hub() if gevent else None
+        if hub is not None and KeyboardInterrupt not in hub.NOT_ERROR:
+            # It would print the interrupt before it passes it on to the one who tells it.
+            hub.NOT_ERROR = (*hub.NOT_ERROR, KeyboardInterrupt)
         self.client(self.timeout)
 
     def client(self, timeout: float) -> Any:
@@ -547,8 +625,20 @@ class Http(Service):
         return self.client(timeout).is_server_live(**self.extra)
 
     def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
-        inputs, outputs = self._asked(question)
-        yield outputs_of(self.client(timeout).infer(question.model, inputs, question.version, outputs, **self.extra))
+        # The client's own timeout begins anew with each piece that it sends or reads, and knows nothing of what it sends again.
+        deadline = getattr(sys.modules.get("gevent"), "Timeout", None)
+        limit = deadline.start_new(timeout, TimeoutError(f"no answer within {timeout:g} s")) if deadline else None
+        try:
+            inputs, outputs = self._asked(question)
+            found = self.client(timeout).infer(question.model, inputs, question.version, outputs, **self.extra)
+        except TimeoutError:
+            # Its connection is in the middle of a request.
+            self.clients.pop(timeout, None)
+            raise
+        finally:
+            if limit is not None:
+                limit.close()
+        yield outputs_of(found)
 
     def index(self) -> List[Dict[str, Any]]:
         return list(self.client(self.timeout).get_model_repository_index(**self.extra))
@@ -674,6 +764,7 @@ class Raw(Service):
         return self.call("ServerLive", timeout)
 
     def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
+        fits(question)
         request = self.messages.ModelInferRequest
         inputs = [
             request.InferInputTensor(name=name, datatype=dtype, shape=array.shape)
@@ -703,7 +794,7 @@ class Raw(Service):
 
     def index(self) -> List[Dict[str, Any]]:
         models = self.call("RepositoryIndex", self.timeout).models
-        return [{"name": one.name, "state": one.state, "reason": one.reason} for one in models]
+        return [{"name": one.name, "version": one.version, "state": one.state, "reason": one.reason} for one in models]
 
     def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
         found = self.call("ModelMetadata", self.timeout, name=model, version=version)
@@ -737,6 +828,20 @@ def tls_context(tls: Mapping[str, Any]) -> ssl.SSLContext:
     if tls.get("cert"):
         context.load_cert_chain(tls["cert"], tls.get("key"))
     return context
+
+
+def fits(question: Question) -> None:
+    """Raises TooLarge for a question that no request holds; of BYTES the length counts that stands before each."""
+    size = 0
+    for dtype, array in question.inputs.values():
+        size += (
+            sum(len(one) + 4 for one in array.flat) if dtype == "BYTES" else array.size * array.itemsize // (1 + (dtype == "BF16"))
+        )
+    if size > LARGEST_REQUEST:
+        raise TooLarge(
+            f"found {size / 2**30:.1f} GiB of inputs, wanted less than 2 GiB, where a request of HTTP or gRPC ends: "
+            "send fewer rows at once, or give them to Triton as shared memory by a client of its host"
+        )
 
 
 def encoded(dtype: str, array: Any) -> bytes:
@@ -821,8 +926,9 @@ class Check(NamedTuple):
         """What this request asks."""
         arrays = {name: (dtype, rows.take(request.rows)) for name, (dtype, rows) in self.inputs.items()}
         inputs = {name: (dtype or triton_dtype(array), array) for name, (dtype, array) in arrays.items()}
+        # The second best of a label shows whether the first is better at all.
         classes = {
-            name: wanted.get("class_count", 1) for name, wanted in self.expect.items() if {"class_count", "label"} & wanted.keys()
+            name: wanted.get("class_count", 2) for name, wanted in self.expect.items() if {"class_count", "label"} & wanted.keys()
         }
         return Question(self.model, inputs, classes, list(self.expect) if classes else [])
 
@@ -846,6 +952,8 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
     results: List[Dict[str, Any]] = list(document.get("unproven", []))
     for of_model in document["checks"]:
         model = of_model["model"]
+        if not any(document.get("latency", True) or not raw.get("latency") for raw in of_model["checks"]):
+            results.append(unasked(model))
         for raw in of_model["checks"]:
             if raw.get("latency") and not document.get("latency", True):
                 continue
@@ -864,6 +972,8 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
                     services[protocol] = service_of(protocol, document)
                     given_up[protocol, ""] = services[protocol].silent()
                 result["why"] = given_up[protocol, ""] or given_up.get((protocol, model), "")
+                if result["why"]:
+                    result["unanswered"] = True
                 if not result["why"] and raw.get("instances"):
                     ask_instances(document, check, group, result)
                 elif not result["why"] and raw.get("latency"):
@@ -871,16 +981,27 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
                 elif not result["why"]:
                     whole, one_model = ask(services[protocol], check, group[0], result)
                     given_up[protocol, ""], given_up[protocol, model] = whole, one_model
-                if given_up[protocol, ""]:
-                    result["unreachable"] = True
-    return {"host": document["host"], "checks": results}
+                    if whole or one_model:
+                        result["unanswered"] = True
+    return {"host": document["host"], "unasked": list(document.get("unasked", [])), "checks": results}
+
+
+def unasked(model: str) -> Dict[str, Any]:
+    """The result of a model that no request was for: nothing is known of its answers."""
+    why = "nothing was asked: every check of its file is a load, and those are left out here: add one without latency"
+    return {"name": f"{model}/checks", "model": model, "check": "checks", "protocol": None, "ok": False, "why": why, "ms": None}
+
+
+def netloc(address: str, port: Any) -> str:
+    """Address and port as URLs have them: an IPv6 address in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def service_of(protocol: str, document: Mapping[str, Any]) -> Service:
     """The service of a document's server."""
     server = document["server"]
     kind = "http" if protocol == "http" else "grpc"
-    url = server.get(kind + "_url") or "{}:{}".format(server["address"], server[kind + "_port"])
+    url = server.get(kind + "_url") or netloc(server["address"], server[kind + "_port"])
     return SERVICES[protocol](url, document["timeout"], server.get(kind + "_tls"), server.get("headers"))
 
 
@@ -916,14 +1037,14 @@ def _failed(service: Service, check: Check, answer: Answer, result: Dict[str, An
         return gone, ""
     if check.error is not None:
         return None
-    result["why"] = reason(error)
+    result["why"] = service.told(error)
     if timed_out(error):
         limit = check.timeout or service.timeout
         result["why"] = f"no answer within {limit:g} s"
         if limit >= service.timeout:
             result["why"] += f"; {check.model} is not asked again over {service.protocol}"
             return "", str(result["why"])
-    elif status_of(error) in ("404", "NOT_FOUND"):
+    elif not_served(error):
         said = service.said_of(check.model)
         result["why"] += f"; {said}" if said else ""
         return "", str(result["why"])
@@ -939,7 +1060,7 @@ def judge_answer(check: Check, request: Request, answer: Answer) -> List[str]:
         wanted = " ".join(f"{key} {one!r}" for key, one in sorted(check.error.items()))
         why.append(f"it was answered, wanted an error: {wanted}")
     elif check.error is not None and answer.error is not None:
-        why += judge_error(answer.error, check.error)
+        why += judge_error(answer.error, check.error, request.protocol)
     if check.responses is not None and answer.responses != check.responses:
         why.append(f"{answer.responses} response{'s' * (answer.responses != 1)} came, wanted {check.responses}")
     why += judge(answer.outputs, request, check.expect)
@@ -984,7 +1105,7 @@ def ask_instances(document: Mapping[str, Any], check: Check, asked: Sequence[Req
     Triton itself does not tell which instance answers. Every answer is judged; `ms` is that of the slowest.
     """
     server = document["server"]
-    url = server.get("metrics_url") or "http://{}:{}/metrics".format(server["address"], server.get("metrics_port", 8002))
+    url = server.get("metrics_url") or "http://{}/metrics".format(netloc(server["address"], server.get("metrics_port", 8002)))
     until = time.monotonic() + document["timeout"]
 
     def one(request: Request) -> Tuple[float, List[str]]:
@@ -1147,9 +1268,15 @@ def timed_out(error: Exception) -> bool:
     return isinstance(error, TimeoutError) or status_of(error) == "DEADLINE_EXCEEDED"
 
 
+def not_served(error: Exception) -> bool:
+    """Whether a server says that it does not serve the model, or its version: over HTTP older ones say so with the status 400."""
+    words = reason(error)
+    return (status_of(error) in ("404", "NOT_FOUND") and not words.startswith(CLIENTS_WORDS)) or "unknown model" in words
+
+
 def of_connection(error: Exception) -> bool:
     """Whether an error may be the connection's, and not the server's answer."""
-    closed = isinstance(error, OSError) or type(error).__name__ == "HTTPConnectionClosed"
+    closed = isinstance(error, OSError) or type(error).__name__ in ("HTTPConnectionClosed", "HTTPParseError")
     return closed or status_of(error) in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
@@ -1160,6 +1287,11 @@ def reason(error: Exception) -> str:
         return _line(str(message())) or status_of(error) or type(error).__name__
     kind = "" if isinstance(error, (OSError, ValueError)) and str(error) else type(error).__name__ + ": "
     return _line(kind + str(error)).strip(": ") or type(error).__name__
+
+
+def _natural(text: str) -> Tuple[int, str]:
+    """Numbers in their own order."""
+    return len(text), text
 
 
 def _line(text: str) -> str:

@@ -8,8 +8,10 @@ import os
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Set, Tuple
 
 import yaml
-from ansible.errors import AnsibleUndefinedVariable
-from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.errors import AnsibleError, AnsibleUndefinedVariable
+from ansible_collections.npufleet.triton.plugins.module_utils import values
+from ansible_collections.npufleet.triton.plugins.module_utils.hidden import LOGIN
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 
 GROUPS = ("npu_hosts", "monitoring_hosts")
 # Prefixes that belong to this project: a name below them that nobody reads is a mistake.
@@ -20,6 +22,12 @@ COMMON_WORDS = ("monitoring_", "preflight_")
 OWN = ("_state", "_result", "_failed", "_item")
 # Variables that are gone, and what stands in their place
 REMOVED: Dict[str, str] = {}
+# Addresses, and the login that is for them
+WITH_LOGIN = {
+    "rbln_driver_package_url": "rbln_driver_package",
+    "triton_image_base_archive": "npufleet_artefact",
+    "triton_image_index_url": "triton_image_index",
+}
 # Names that this alike are taken for a slip of the finger, also outside of the families.
 ALIKE = 0.86
 
@@ -39,7 +47,7 @@ def specs(roles: str) -> Dict[str, Mapping[str, Any]]:
             read = yaml.load(source, _Specs)
         for entry in read["argument_specs"].values():
             found.update(entry.get("options") or {})
-    return found
+    return values.complete(found)
 
 
 def findings(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]], given: Iterable[str]) -> List[str]:
@@ -48,7 +56,8 @@ def findings(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]
     reasons = list(_names(given, known))
     kinds, unusable = _kinds(variables, known, given)
     reasons += kinds
-    return reasons + list(_contradictions(_Usable(variables, unusable))) + list(_groups(variables))
+    usable = _Usable(variables, unusable)
+    return reasons + list(_contradictions(usable)) + list(_groups(usable))
 
 
 def _names(given: List[str], known: Mapping[str, Any]) -> Iterator[str]:
@@ -75,15 +84,17 @@ def _kinds(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]],
     unusable: Set[str] = set()
     for name in (one for one in given if one in known):
         try:
-            value = variables[name]
+            # Read, it is of its type
+            variables[name]
         except AnsibleUndefinedVariable as error:
             reasons.append(f"{name} cannot be made: {error.message}: set it in the inventory")
-            unusable.add(name)
+        except AnsibleError as error:
+            reasons.append(f"{name} cannot be made: {error.message}")
+        except Refusal as refusal:
+            reasons += refusal.reasons
+        else:
             continue
-        wrong = ArgumentSpecValidator({name: dict(known[name])}).validate({name: value}).error_messages
-        reasons += [f"{name}: {one[0].lower()}{one[1:]}" for one in wrong]
-        if wrong:
-            unusable.add(name)
+        unusable.add(name)
     return reasons, unusable
 
 
@@ -100,7 +111,7 @@ class _Usable(Dict[str, Any]):
             return ""
         try:
             return self._variables[name]
-        except (AnsibleUndefinedVariable, TypeError, KeyError, AttributeError):
+        except (AnsibleError, Refusal, TypeError, KeyError, AttributeError):
             return ""
 
 
@@ -118,6 +129,9 @@ def _contradictions(has: Mapping[str, Any]) -> Iterator[str]:
         if bool(has[f"{login}_user"]) != bool(has[f"{login}_password"]):
             there, gone = ("user", "password") if has[f"{login}_user"] else ("password", "user")
             yield f"{login}_{there} is set without {login}_{gone}: set both, or none for a server without a login"
+    for name, login in WITH_LOGIN.items():
+        if LOGIN.search(str(has[name])):
+            yield f"{name} has a login in it, which a command line would show: set {login}_user and {login}_password instead"
     ports: Dict[str, List[str]] = {}
     for name in ("npufleet_http_port", "npufleet_grpc_port", "npufleet_metrics_port"):
         ports.setdefault(str(has[name]), []).append(name)
@@ -140,9 +154,9 @@ def _contradictions(has: Mapping[str, Any]) -> Iterator[str]:
         yield f"npufleet_ca_file is {has['npufleet_ca_file']}, and there is no such file on the controller: give its path there"
 
 
-def _groups(variables: Mapping[str, Any]) -> Iterator[str]:
+def _groups(has: Mapping[str, Any]) -> Iterator[str]:
     """Hosts in no group, groups with a slip in their name, and models whose hosts nobody knows."""
-    groups: Mapping[str, List[str]] = variables.get("groups") or {}
+    groups: Mapping[str, List[str]] = has["groups"] or {}
     lost = sorted(set(groups.get("ungrouped", [])) - {"localhost"})
     if lost:
         yield "{} in no group: put {} into npu_hosts or monitoring_hosts".format(
@@ -152,19 +166,16 @@ def _groups(variables: Mapping[str, Any]) -> Iterator[str]:
         near = difflib.get_close_matches(name, GROUPS, n=1, cutoff=0.8)
         if near and not groups.get(near[0]):
             yield f"there is a group {name} and no host in {near[0]}: rename it"
-    models = variables.get("triton_models") if "triton_models" in variables else None
-    if not isinstance(models, list):
-        return
     hosts = set(groups.get("all", []))
     fleet = set(groups.get("npu_hosts", []))
-    for entry in (one for one in models if isinstance(one, Mapping) and one.get("hosts")):
-        places = [str(one) for one in entry["hosts"]] if isinstance(entry["hosts"], list) else [str(entry["hosts"])]
+    for entry in (one for one in has["triton_models"] or [] if one.get("hosts")):
+        places = entry["hosts"]
         unknown = [one for one in places if one not in hosts and one not in groups]
         if unknown:
             yield "model {}: `hosts` names {}, which is no host and no group of this inventory: correct it".format(
-                entry.get("name"), ", ".join(unknown)
+                entry["name"], ", ".join(unknown)
             )
         elif groups and not any(fleet & ({one} | set(groups.get(one, []))) for one in places):
             yield "model {}: is placed nowhere, none of {} is in npu_hosts: name hosts that have NPUs".format(
-                entry.get("name"), ", ".join(places)
+                entry["name"], ", ".join(places)
             )

@@ -16,15 +16,19 @@ from ansible_collections.npufleet.triton.plugins.module_utils import compiled, d
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import size
 from ansible_collections.npufleet.triton.plugins.module_utils.lint import schema
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.ensemble import Place
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import Finding, Row, reasons
+from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import Finding, Row, no_files, reasons
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.model import CONFIG, Model
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.records import tree_digest
+from ansible_collections.npufleet.triton.plugins.module_utils.walk import walk
 
 # Files of this size and more, and compiled files of any size, are kept once per host and linked.
 BLOB_BYTES = 1 << 20
 SOURCE = "npufleet_source"
 RELEASE = "npufleet_release"
 ARTEFACT_PATH = "1/model.rbln"
+# Requests that may wait for a model whose batcher a profile sets: what comes then is refused, and does not fill the memory
+MAX_QUEUE = 256
 # How a rbln model is served where answers leave only when `execute` returns: the next batch is joined by another instance
 # while one is on the NPU, and throughput waits a little for a full batch.
 PROFILES = {"throughput": {"instances": 2, "delay_us": 3000}, "latency": {"instances": 2, "delay_us": 0}}
@@ -33,7 +37,6 @@ ANSWERS_LATER = (2, 51)
 HERE = Place("placed on this host", "list it in `triton_models`, for the same hosts")
 # Repositories that Triton reads itself
 CLOUD = ("s3://", "gs://", "as://")
-LEFT_OUT = ("__pycache__", ".git")
 
 
 class Source(NamedTuple):
@@ -77,19 +80,23 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
     """Read one model and lint it. Raises Refusal where there is nothing to lint."""
     name = entry["name"]
     directory = os.path.normpath(os.path.join(entry.get("repository") or variables["npufleet_model_repository"], name))
-    if not os.path.isfile(os.path.join(directory, CONFIG)):
+    if not os.path.lexists(os.path.join(directory, CONFIG)):
         raise Refusal([f"model {name}: found no {directory}/config.pbtxt: every model is a directory with one"])
+    walked = walk(directory, os.path.dirname(directory))
+    findings = no_files(name, walked.problems)
+    if CONFIG not in walked.files:
+        raise Unreadable(findings)
     artefacts = {key: compiled.digested(one) for key, one in (entry.get("artefacts") or {}).items()}
     artefact = _artefact(name, artefacts, variables, bool(variables["model_repository_bundle"]))
-    files, contents, origins = _files(directory, _cache(variables))
+    files, contents, origins = _files(directory, walked.files, _cache(variables))
     table = {key: one["sha256"] for key, one in sorted(artefacts.items())}
-    source_digest = _tree_digest({path: one["sha256"] for path, one in files.items()}, table)
+    source_digest = tree_digest({path: one["sha256"] for path, one in files.items()}, table)
     if artefact:
         path = artefact.get("path", ARTEFACT_PATH)
         files[path] = {"sha256": artefact["sha256"], "blob": True}
         origins[artefact["sha256"]] = {key: artefact[key] for key in ("file", "url", "size") if key in artefact}
-    text = contents[CONFIG].decode()
-    config, findings = schema.parse(text, name, os.path.join(directory, CONFIG))
+    config, text, more = schema.read(os.path.join(directory, CONFIG), name, contents[CONFIG])
+    findings += more
     if config is None:
         raise Unreadable(findings)
     record: Optional[Dict[str, Any]] = None
@@ -110,8 +117,8 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
 
 def lying(model: Model) -> Dict[str, Any]:
     """What there is to tell of a model that no host gets yet."""
-    files, _contents, _origins = _files(model.directory)
-    digest = _tree_digest({path: one["sha256"] for path, one in files.items()}, {})
+    files, _contents, _origins = _files(model.directory, sorted(model.files))
+    digest = tree_digest({path: one["sha256"] for path, one in files.items()}, {})
     return {"source": digest, "release": None, "versions": [str(one) for one in model.served()], "files": files}
 
 
@@ -120,14 +127,17 @@ def _cache(variables: Mapping[str, Any]) -> str:
     return os.path.join(variables["npufleet_cache"], "digests") if variables.get("npufleet_cache") else ""
 
 
-def _files(directory: str, cache: str = "") -> Tuple[Dict[str, Dict[str, Any]], Dict[str, bytes], Dict[str, Dict[str, str]]]:
+def _files(
+    directory: str, paths: Collection[str], cache: str = ""
+) -> Tuple[Dict[str, Dict[str, Any]], Dict[str, bytes], Dict[str, Dict[str, str]]]:
     """(facts of each file by path, contents of small ones, where large ones are by digest)."""
     files: Dict[str, Dict[str, Any]] = {}
     contents: Dict[str, bytes] = {}
     origins: Dict[str, Dict[str, str]] = {}
-    for path in paths(directory):
+    for path in paths:
         full = os.path.join(directory, path)
-        if os.path.getsize(full) >= BLOB_BYTES:
+        # The config is rendered for each host
+        if path != CONFIG and os.path.getsize(full) >= BLOB_BYTES:
             digest = digests.digest(full, cache)
             files[path] = {"sha256": digest, "blob": True}
             origins[digest] = {"file": full}
@@ -147,7 +157,7 @@ def _rendered(one: Source, entry: Mapping[str, Any], variables: Mapping[str, Any
     shape = _digest(print_config(config))
     config.parameters[SOURCE].string_value = one.digest
     files[CONFIG] = {"sha256": _digest(print_config(config)), "blob": False}
-    release_digest = _tree_digest({path: facts["sha256"] for path, facts in files.items()}, {})
+    release_digest = tree_digest({path: facts["sha256"] for path, facts in files.items()}, {})
     config.parameters[RELEASE].string_value = release_digest
     contents[CONFIG] = print_config(config)
     files[CONFIG]["sha256"] = _digest(contents[CONFIG])
@@ -225,23 +235,8 @@ def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, A
     return artefacts[key]
 
 
-def paths(directory: str) -> List[str]:
-    """Files of a model below its directory."""
-    found = []
-    for base, names, files in os.walk(directory):
-        names[:] = sorted(one for one in names if one not in LEFT_OUT)
-        found += [os.path.relpath(os.path.join(base, one), directory) for one in files if not one.endswith(".pyc")]
-    return sorted(found)
-
-
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _tree_digest(files: Mapping[str, str], table: Mapping[str, str]) -> str:
-    lines = [f"{files[path]} {path}\n" for path in sorted(files)]
-    lines += [f"{table[key]} artefact {key}\n" for key in sorted(table)]
-    return _digest("".join(lines).encode())
 
 
 def config_of(served: Mapping[str, Any]) -> bytes:
@@ -313,6 +308,8 @@ def _profile(config: Any, entry: Mapping[str, Any], variables: Mapping[str, Any]
         if profile["delay_us"] and not late:
             batcher.preferred_batch_size.append(config.max_batch_size)
             batcher.max_queue_delay_microseconds = profile["delay_us"]
+        if not batcher.HasField("default_queue_policy"):
+            batcher.default_queue_policy.max_queue_size = MAX_QUEUE
     return int(entry.get("instances") or (1 if late else profile["instances"]))
 
 

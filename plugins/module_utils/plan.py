@@ -6,8 +6,9 @@ Everything that looks at differences (status, check mode, the rollout, the proof
 from __future__ import annotations
 
 import json
-import re
 from typing import Any, Dict, List
+
+from ansible_collections.npufleet.triton.plugins.module_utils.hidden import without_login
 
 Item = Dict[str, Any]
 
@@ -35,7 +36,7 @@ def short(value: Any, most: int = LINE) -> str:
         return "nothing"
     line = " ".join((value if isinstance(value, str) else json.dumps(value, sort_keys=True)).split())
     # A login in an address, such as a proxy's, is nobody's business.
-    line = re.sub(r"//[^/@\s]+@", "//***@", line)
+    line = without_login(line, "***@")
     return line if len(line) <= most else line[: most - 3] + "..."
 
 

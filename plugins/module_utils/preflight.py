@@ -9,6 +9,8 @@ import glob
 import os
 import re
 import shutil
+import socket
+import sys
 import time
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
@@ -70,8 +72,10 @@ def refusals(
     if any(concern == "engine" for concern, _action in doing):
         reasons += list(engine(actual["engine"], packages([*CONFLICTS, *ENGINES]), _engine_name()))
     if ("server", "create") in doing or ("server", "replace") in doing:
-        reasons += list(ports(wanted, listeners(), _publishers()))
+        reasons += absent(wanted["listen"])
+        reasons += list(ports(wanted, listeners(wanted["listen"]), _publishers(wanted["listen"])))
     reasons += list(disk(_needs(wanted, doing), file_system))
+    reasons += filter(None, [(actual.get("models") or {}).get("undecided")])
     if "models" in actual and wanted["pulls"]:
         reasons += pulled(wanted["pulls"], actual["models"], passwords.get(LARGE_FILES) or {})
     needed = [one for one in suppliers if tuple(one["needed"]) in doing]
@@ -232,14 +236,43 @@ def engine(actual: Mapping[str, Any], installed: Mapping[str, Any], name: Option
         yield "found /etc/docker/daemon.json as {}, wanted JSON to merge with: repair it by hand".format(actual["daemon_error"])
 
 
-def listeners() -> Dict[str, str]:
-    """{port: who listens on it} of this host, `pid (command)` where that can be seen."""
+def clash(listen: str, bound: str) -> bool:
+    """Whether a port of `listen`, the empty address being every one, cannot be had beside a socket that is bound there."""
+    if not listen or not bound or listen == bound or bound == "::":
+        # A socket of :: may take IPv4 as well
+        return True
+    same = (":" in listen) == (":" in bound)
+    return same and (listen in ("0.0.0.0", "::") or bound == "0.0.0.0")
+
+
+def _bound(words: str) -> str:
+    """The address of a socket as /proc/net/tcp and tcp6 have it: words of 32 bits in the byte order of the machine."""
+    raw = b"".join(int(words[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(words), 8))
+    mapped = raw[12:] if raw[:12] == b"\0" * 10 + b"\xff\xff" else raw
+    return socket.inet_ntop(socket.AF_INET if len(mapped) == 4 else socket.AF_INET6, mapped)
+
+
+def absent(listen: str) -> List[str]:
+    """Why nothing can be published on an address: the host does not have it, such as that of a gateway before it."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in listen else socket.AF_INET) as one:
+            one.bind((listen, 0))
+    except OSError as error:
+        why = error.strerror or error
+        return [f"found no address {listen} on this host ({why}), wanted the one of triton_server_listen_address: correct it"]
+    return []
+
+
+def listeners(listen: str) -> Dict[str, str]:
+    """{port: who listens on it} of this host as far as it is in the way of that address, `pid (command)` where that can be seen."""
     inodes: Dict[str, str] = {}
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in (text(path) or "").splitlines()[1:]:
             columns = line.split()
             if len(columns) > 9 and columns[3] == "0A":
-                inodes[columns[9]] = str(int(columns[1].rsplit(":", 1)[1], 16))
+                where, port = columns[1].rsplit(":", 1)
+                if clash(listen, _bound(where)):
+                    inodes[columns[9]] = str(int(port, 16))
     found = dict.fromkeys(inodes.values(), "a process")
     for path in glob.glob("/proc/[0-9]*/fd/*"):
         try:
@@ -252,8 +285,8 @@ def listeners() -> Dict[str, str]:
     return found
 
 
-def _publishers() -> Dict[str, str]:
-    """{port: container that publishes it}."""
+def _publishers(listen: str) -> Dict[str, str]:
+    """{port: container that publishes it} as far as it is in the way of that address."""
     try:
         running = Engine().get("/containers/json") or []
     except OSError:
@@ -262,7 +295,7 @@ def _publishers() -> Dict[str, str]:
         str(port["PublicPort"]): one["Names"][0].lstrip("/")
         for one in running
         for port in one.get("Ports") or []
-        if port.get("PublicPort")
+        if port.get("PublicPort") and clash(listen, port.get("IP") or "")
     }
 
 

@@ -14,8 +14,11 @@ import urllib.parse
 import urllib.request
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils.hidden import without_login
+
 SECONDS = 10.0
 DOCKER_HUB = "registry-1.docker.io"
+DOCKER_HUB_TOKENS = "auth.docker.io"
 MANIFESTS = ", ".join(
     (
         "application/vnd.oci.image.index.v1+json",
@@ -27,7 +30,7 @@ MANIFESTS = ", ".join(
 
 
 def supplier(one: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional[str]:
-    """Ask one supplier: {"kind": "web" or "image", "what", "address", "user", "proxies", "ca", "todo", for images "registry"}.
+    """Ask one supplier: {"kind": "web" or "image", "what", "address", "user", "proxies", "ca", "todo", for images "mirror"}.
 
     `passwords` are by the supplier's `what`, so that they travel apart from everything that may be shown.
     """
@@ -35,13 +38,13 @@ def supplier(one: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional[s
     if one["kind"] == "web":
         why = web(one["address"], login, one.get("proxies") or {}, one.get("ca"))
     else:
-        why = image(one["address"], login, one.get("proxies") or {}, one.get("ca"), one.get("registry"))
+        why = image(one["address"], login, one.get("proxies") or {}, one.get("ca"), one.get("mirror"))
     return f"{one['what']} {bare(one['address'])}: {why}: {one['todo']}" if why else None
 
 
 def bare(address: str) -> str:
-    """An address without the login that may be in it."""
-    return re.sub(r"//[^/@]*@", "//", address)
+    """An address without the login that may be in it, and without a signature behind it."""
+    return without_login(address).partition("?")[0]
 
 
 def web(address: str, login: Tuple[str, str], proxies: Mapping[str, str], ca: Optional[str]) -> Optional[str]:
@@ -69,25 +72,49 @@ def judge(status: int, words: str, login: Tuple[str, str]) -> Optional[str]:
 
 
 def image(
-    reference: str, login: Tuple[str, str], proxies: Mapping[str, str], ca: Optional[str], instead: Optional[str] = None
+    reference: str, login: Tuple[str, str], proxies: Mapping[str, str], ca: Optional[str], mirror: Optional[str] = None
 ) -> Optional[str]:
-    """An image in its registry, or in the one `instead` of it (http://...): its manifest, after the token that it may ask for."""
+    """An image at the mirror, where the engine asks first, or else in its registry, for which alone the login is."""
     registry, name, tag = split(reference)
-    address = "{}/v2/{}/manifests/{}".format((instead or f"https://{registry}").rstrip("/"), name, tag)
+    elsewhere = _manifest(mirror.rstrip("/"), name, tag, ("", ""), proxies, ca) if mirror else None
+    if mirror and not elsewhere:
+        return None
+    why = _manifest(f"https://{registry}", name, tag, login, proxies, ca)
+    return f"{why}; at its mirror {bare(str(mirror))}: {elsewhere}" if why and elsewhere else why
+
+
+def _manifest(
+    base: str, name: str, tag: str, login: Tuple[str, str], proxies: Mapping[str, str], ca: Optional[str]
+) -> Optional[str]:
+    """The manifest of an image in one registry, after the token that it may ask for."""
+    address = f"{base}/v2/{name}/manifests/{tag}"
     accept = {"Accept": MANIFESTS}
     status, words, headers = _exchange(address, login, proxies, ca, accept)
+    tried = login
     if status == 401 and headers.get("www-authenticate", "").lower().startswith("bearer"):
         asked = dict(re.findall(r'(\w+)="([^"]*)"', headers["www-authenticate"]))
+        realm = asked.get("realm", "")
+        if not realm.startswith("https://"):
+            return "found a registry that named no https address for its tokens, wanted one: nothing was sent there"
         query = urllib.parse.urlencode({key: asked[key] for key in ("service", "scope") if key in asked})
-        status, words, _headers = _exchange(f"{asked.get('realm', '')}?{query}", login, proxies, ca, {}, "GET")
+        tried = login if takes_login(base, realm) else ("", "")
+        status, words, _headers = _exchange(f"{realm}?{query}", tried, proxies, ca, {}, "GET")
         if status == 200:
             token = _token(words)
             status, words, _headers = _exchange(address, ("", ""), proxies, ca, {**accept, "Authorization": f"Bearer {token}"})
     if status in (401, 403):
-        return _refused(status, login)
+        # Where the login was not sent it is not known to be wrong: the engine's own pull will tell.
+        return None if tried != login else _refused(status, login)
     if status == 404:
         return f"found no {name}:{tag} in the registry, wanted it there"
     return None if status == 200 else _unreachable(status, words)
+
+
+def takes_login(registry: str, realm: str) -> bool:
+    """Whether a registry's login is for this address of tokens: its own, or the one that Docker Hub is known to have."""
+    own, named = (urllib.parse.urlsplit(one) for one in (registry, realm))
+    known = own.hostname == DOCKER_HUB and named.hostname == DOCKER_HUB_TOKENS
+    return own.scheme == named.scheme == "https" and (own.hostname == named.hostname or known)
 
 
 def split(reference: str) -> Tuple[str, str, str]:
@@ -104,11 +131,13 @@ def split(reference: str) -> Tuple[str, str, str]:
 
 
 def _token(body: str) -> str:
+    """The token in an answer, empty for anything else: it becomes a header."""
     try:
-        answer: Dict[str, str] = json.loads(body)
+        answer = json.loads(body)
     except ValueError:
         return ""
-    return answer.get("token") or answer.get("access_token") or ""
+    token = (answer.get("token") or answer.get("access_token")) if isinstance(answer, dict) else None
+    return token if isinstance(token, str) and re.fullmatch(r"[\x21-\x7e]+", token) else ""
 
 
 def _refused(status: int, login: Tuple[str, str]) -> str:
@@ -153,10 +182,14 @@ def ask(
     seconds: float = SECONDS,
 ) -> Any:
     """The answer as urllib gives it, to be closed by the caller. Raises what urllib raises."""
-    request = urllib.request.Request(address, method=method, headers=dict(headers))
+    if not address.startswith(("http://", "https://")):
+        raise ValueError(f"{bare(address)} is no address of the web")
+    request = urllib.request.Request(address, method=method)
+    for name, value in headers.items():
+        # What opens this door is not sent on when the answer leads elsewhere
+        (request.add_unredirected_header if name == "Authorization" else request.add_header)(name, value)
     if login[0]:
         given = base64.b64encode(f"{login[0]}:{login[1]}".encode()).decode()
-        # Not sent on when the answer leads elsewhere
         request.add_unredirected_header("Authorization", "Basic " + given)
     handlers: List[urllib.request.BaseHandler] = [urllib.request.ProxyHandler(_proxies(address, proxies))]
     if address.startswith("https:"):

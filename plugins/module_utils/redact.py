@@ -12,19 +12,14 @@ import re
 import urllib.parse
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Match, Pattern, Set, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils.hidden import LOGIN, SHORTEST, WORDS, looks_secret
+
 MARK = "<redacted>"
-# A shorter value would be found inside of ordinary words everywhere
-SHORTEST = 6
-WORDS = (
-    r"(?:passw(?:or)?d|passphrase|(?<![a-z])pass(?![a-z])|pwd(?![a-z])|secret|token(?!s|iz)|credential"
-    r"|api[_-]?key|access[_-]?key|private[_-]?key|secret[_-]?key|(?<![a-z])vault_)"
-)
-SECRET_NAME = re.compile(WORDS, re.IGNORECASE)
 # A variable of such a name says where a secret is, not what it is
-PLACE_NAME = re.compile(r"_(file|path|dir|url|user|username|name)$", re.IGNORECASE)
-# Docker's config.json
-EXACT_NAMES = ("auth", "identitytoken", "registrytoken")
-_FLAG = re.compile(r"--?[\w-]{0,64}" + WORDS + r"[\w-]{0,64}", re.IGNORECASE)
+PLACE_NAME = re.compile(r"(?<!webhook)_(file|path|dir|url|user|username|name)$", re.IGNORECASE)
+# Every one of these has the name that its reader gave it
+HEADERS_NAME = re.compile(r"headers$", re.IGNORECASE)
+_FLAG = re.compile(r"--?(?:[\w-]{0,64}" + WORDS + r"[\w-]{0,64}|(?:http|grpc)-restricted-(?:api|protocol))", re.IGNORECASE)
 _ASSIGNED = re.compile(r"([\w.-]{0,64}?" + WORDS + r"[\w.-]{0,64}=)(.+)", re.IGNORECASE | re.DOTALL)
 _END = r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----"
 _QUOTED = r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\''
@@ -41,11 +36,21 @@ KEYS: List[Pattern[str]] = [
     _pattern(r"(?P<keep>)(?P<secret>-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----.*?(?:" + _END + r"|\Z))", re.DOTALL),
     _pattern(r"(?P<keep>)(?P<secret>\A.{0,8000}?" + _END + ")", re.DOTALL),
 ]
-LOGIN = _pattern(r"(?P<keep>\b[a-z][a-z0-9+.-]{0,20}://)(?P<secret>[^/\s\"'?#]{1,400})(?=@)")
-RESTRICTED = _pattern(r"(?P<keep>restricted-(?:api|protocol)=[^\s\"'=]{1,200}=)(?P<secret>[^\s\"']+)")
+RESTRICTED = _pattern(r"(?P<keep>restricted-(?:api|protocol)[=\s\"',]{1,8}[^\s\"'=]{1,200}=)(?P<secret>[^\s\"']+)")
+# What signs an address (SAS, presigned), or names who may read it
+SIGNED = _pattern(
+    r"(?P<keep>(?:[?&;]|u0026)(?:x-(?:amz|goog|ms)-)?(?:sig|signature|credential|security-token|awsaccesskeyid|key)=)"
+    r"(?P<secret>[^&\s\"'#<>\\]+)"
+)
+WEBHOOK = _pattern(
+    r"(?P<keep>\bhttps?://(?:hooks\.[\w.-]{1,200}/|api\.telegram\.org/bot"
+    r"|[\w.:-]{1,250}/(?:[\w.-]{1,60}/){0,4}?(?:webhooks?|webhookb2|hooks)/))(?P<secret>[^\s\"'<>\\]+)"
+)
 PATTERNS: List[Pattern[str]] = [
     LOGIN,
     RESTRICTED,
+    SIGNED,
+    WEBHOOK,
     _pattern(r"(?P<keep>\b(?:(?:proxy-)?authorization|(?:set-)?cookie)\\?[\"']?\s*[:=]\s*\\?[\"']?)(?P<secret>[^\"'\r\n\\]+)"),
     _pattern(r"(?P<keep>\bbearer\s+)(?P<secret>[A-Za-z0-9._~+/-]{8,}={0,2})"),
     _pattern(r"(?P<keep>\"(?:auth|identitytoken|registrytoken)\"\s*:\s*\")(?P<secret>[^\"\n]+)"),
@@ -61,12 +66,10 @@ PATTERNS: List[Pattern[str]] = [
     _pattern(r"(?P<keep>(?<!\S)--?[\w-]{0,64}?" + WORDS + r"[\w-]{0,64}[ \t]+)(?P<secret>(?!-)[^\s\"']+)"),
 ]
 # A line with none of these matches no pattern: looking for words is quicker by far
-NEEDLES = ("pass", "pwd", "secret", "token", "credential", "key", "vault_", "://", "auth", "cookie", "bearer", "restricted-", "eyj")
-
-
-def looks_secret(name: str) -> bool:
-    """Whether a value of this name is one to take out."""
-    return SECRET_NAME.search(name) is not None or name.lower() in EXACT_NAMES
+NEEDLES = (
+    "pass", "pwd", "secret", "token", "credential", "key", "vault_", "://", "auth", "cookie", "bearer", "restricted-", "eyj",
+    "webhook", "connection", "sig",
+)  # fmt: skip
 
 
 def secret_values(variables: Mapping[str, Any]) -> Set[str]:
@@ -76,7 +79,8 @@ def secret_values(variables: Mapping[str, Any]) -> Set[str]:
     def walk(value: Any, secret: bool) -> None:
         if isinstance(value, Mapping):
             for name, one in value.items():
-                walk(one, secret or (looks_secret(str(name)) and not PLACE_NAME.search(str(name))))
+                hidden = (looks_secret(str(name)) and not PLACE_NAME.search(str(name))) or _headers(name, one)
+                walk(one, secret or hidden)
         elif isinstance(value, (list, tuple)):
             for one in value:
                 walk(one, secret)
@@ -88,11 +92,16 @@ def secret_values(variables: Mapping[str, Any]) -> Set[str]:
     return {value for value in found if len(value) >= SHORTEST}
 
 
+def _headers(name: Any, value: Any) -> bool:
+    """Whether these are headers of requests."""
+    return isinstance(value, Mapping) and HEADERS_NAME.search(str(name)) is not None
+
+
 def _logins(text: str) -> List[str]:
-    """Passwords in URLs and in options of a server."""
-    words = []
-    for pattern in (LOGIN, RESTRICTED):
-        words += [urllib.parse.unquote(one["secret"]).split(":", 1)[-1] for one in pattern.finditer(text)]
+    """Passwords and signatures in URLs, and keys in options of a server."""
+    words = [urllib.parse.unquote(one["secret"]).split(":", 1)[-1] for one in LOGIN.finditer(text)]
+    for pattern in (RESTRICTED, SIGNED, WEBHOOK):
+        words += [urllib.parse.unquote(one["secret"]) for one in pattern.finditer(text)]
     return words
 
 
@@ -204,7 +213,10 @@ class _Cleaner:
         return self.text(value) if isinstance(value, str) else value
 
     def _mapping(self, value: Mapping[Any, Any], secret: bool) -> Dict[str, Any]:
-        return {self.text(str(name)): self.content(one, secret or looks_secret(str(name))) for name, one in value.items()}
+        return {
+            self.text(str(name)): self.content(one, secret or looks_secret(str(name)) or _headers(name, one))
+            for name, one in value.items()
+        }
 
     def _list(self, value: Iterable[Any], secret: bool) -> List[Any]:
         cleaned, flag = [], False

@@ -14,6 +14,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 
 Row = Dict[str, Any]
 
+# What is counted here (bytes, milliseconds) is smaller
+LARGEST = 1e18
 # What was seen longer ago than this is shown as old.
 STALE = timedelta(hours=24)
 # States of a host in the order of concern, and what they mean for it
@@ -303,8 +305,9 @@ def _old(when: datetime, now: datetime) -> bool:
 
 
 def natural(name: str) -> List[Tuple[int, str]]:
-    """Sorts npu2 before npu10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name) if part]
+    """Sorts npu2 before npu10; a number may have any number of digits."""
+    parts = (part.lstrip("0") if part.isdigit() else part for part in re.split(r"([0-9]+)", name) if part)
+    return [(len(part), part) if part.isdigit() or not part else (-1, part) for part in parts]
 
 
 def escaped(found: Any) -> Any:
@@ -338,4 +341,5 @@ def _word(found: Any) -> str:
 
 
 def _number(found: Any) -> bool:
-    return isinstance(found, (int, float)) and not isinstance(found, bool)
+    """Whether this is a number that can be shown: neither infinite nor beyond what a float holds."""
+    return isinstance(found, (int, float)) and not isinstance(found, bool) and abs(found) < LARGEST

@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ansible.errors import AnsibleError
 from ansible.utils.display import Display
-from ansible_collections.npufleet.triton.plugins.module_utils import blobs, sources, supplies
+from ansible_collections.npufleet.triton.plugins.module_utils import blobs, hidden, host_text, sources, supplies
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError
 
 # Seconds between two lines about a transfer; one that takes less says nothing.
@@ -66,6 +66,13 @@ class Sender:
         """Bring these blobs to the host; raises StoreError with what was found, wanted and to be done."""
         if not missing:
             return {"changed": False, "transferred": {}, "bytes_moved": 0}
+        # The host says what it lacks, and each name becomes a path on the controller
+        strange = sorted(host_text.line(one)[:80] for one in missing if one not in origins)
+        if strange:
+            raise StoreError(
+                f"it asks for {', '.join(strange[:5])}, which no model of the inventory has: nothing was sent; "
+                "find out who changed that host"
+            )
         try:
             return self._send(self._routes(missing, origins))
         except (sources.SourceError, OSError) as error:
@@ -133,7 +140,8 @@ class Sender:
         order = {"do": name, "user": self._user(), "by": f"{getpass.getuser()}@{socket.gethostname()}", "blobs": routes}
         order["bundle"] = "" if self.here else self.variables["model_repository_bundle"]
         order["way"] = way
-        arguments = {"root": self.root, "incoming": self.incoming, "transfer": order, "secrets": secrets}
+        hidden_too = {**secrets, "addresses": hidden.of_addresses(order)}
+        arguments = {"root": self.root, "incoming": self.incoming, "transfer": order, "secrets": hidden_too}
         answer: Dict[str, Any] = self.action.ask("model_store", arguments, self.task_vars)
         if answer.get("failed"):
             raise StoreError(str(answer.get("msg") or answer))

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import errno
 import json
+import lzma
 import os
 import shutil
-import stat
 import subprocess
 import tarfile
 import tempfile
 import urllib.error
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from http.client import HTTPException
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import reach
+from ansible_collections.npufleet.triton.plugins.module_utils import reach, takeover
 
 BLOCK = 1 << 20
 # How often a source may break off in a row without a byte in between
@@ -48,7 +48,7 @@ def store_of(url: str) -> Optional[str]:
 
 def words(origin: Mapping[str, Any]) -> str:
     """A source as a message names it, without a login or a signature."""
-    return reach.bare(str(origin.get("bundle") or origin.get("file") or origin.get("url") or "nowhere")).partition("?")[0]
+    return str(origin.get("bundle") or origin.get("file") or (reach.bare(origin["url"]) if origin.get("url") else "nowhere"))
 
 
 # Bundles
@@ -58,17 +58,24 @@ def bundled(path: str) -> Dict[str, int]:
     """{digest: bytes} of a bundle: a directory, or a tar of one, with blobs/sha256/<digest>."""
     if not path:
         return {}
-    home = os.path.join(path, "blobs", "sha256")
-    try:
+    with _told(path):
         if os.path.isdir(path):
-            with os.scandir(home) as found:
+            with os.scandir(os.path.join(path, "blobs", "sha256")) as found:
                 return {one.name: one.stat().st_size for one in found if one.is_file()}
         with tarfile.open(path) as archive:
             return {os.path.basename(one.name): one.size for one in archive if one.isfile() and _in_home(one.name)}
-    except (OSError, tarfile.TarError) as error:
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    """What reading a bundle raises, whatever it is packed with, as what was found and wanted."""
+    try:
+        yield
+    except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
         raise SourceError(
-            f"found no bundle {path} ({str(error).splitlines()[0]}), wanted a directory or tar with blobs/sha256/<digest>: correct "
-            "model_repository_bundle"
+            f"found no whole bundle {path} ({why}), wanted a directory or tar with blobs/sha256/<digest>: correct "
+            "model_repository_bundle, or copy it anew"
         ) from None
 
 
@@ -78,17 +85,37 @@ def _in_home(name: str) -> bool:
 
 @contextmanager
 def _member(path: str, digest: str) -> Iterator[Any]:
-    """One file of a bundle, opened."""
+    """One file of a bundle, opened, or None."""
     if os.path.isdir(path):
-        with open(os.path.join(path, "blobs", "sha256", digest), "rb") as source:
+        inside = os.path.join(path, "blobs", "sha256", digest)
+        with open(inside, "rb") if os.path.isfile(inside) else nullcontext() as source:
             yield source
         return
-    with tarfile.open(path) as archive:
-        for one in archive:
-            if one.isfile() and _in_home(one.name) and os.path.basename(one.name) == digest:
-                yield archive.extractfile(one)
-                return
-    raise OSError(errno.ENOENT, f"{digest} is not in it")
+    with _told(path):
+        archive = tarfile.open(path)  # noqa: SIM115 (closed below)
+    with archive:
+        with _told(path):
+            found = next(
+                (one for one in archive if one.isfile() and _in_home(one.name) and os.path.basename(one.name) == digest), None
+            )
+        yield archive.extractfile(found) if found else None
+
+
+def _from_bundle(path: str, digest: str, sink: Any, alive: Callable[[], None]) -> None:
+    with _member(path, digest) as source:
+        if source is None:
+            raise SourceError(f"found no {digest} in bundle {path}, wanted it there as blobs/sha256/{digest}: make the bundle anew")
+
+        def read(count: int) -> bytes:
+            with _told(path):
+                return bytes(source.read(count))
+
+        with _told(path):
+            whole = source.seek(0, os.SEEK_END)
+            if sink.tell() > whole:
+                _empty(sink)
+            source.seek(sink.tell())
+        _copy(read, sink, alive)
 
 
 # Sizes
@@ -172,8 +199,7 @@ def _partial(target: str) -> Iterator[Any]:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         handle = os.open(target, flags, 0o600)
-        found = os.fstat(handle)
-        foreign = not stat.S_ISREG(found.st_mode) or found.st_nlink != 1
+        foreign = not takeover.plain(os.fstat(handle))
         if foreign:
             os.close(handle)
     except OSError as error:
@@ -199,9 +225,7 @@ def _stream(
 ) -> None:
     """The rest of a file from its source into `sink`."""
     if origin.get("bundle"):
-        with _member(origin["bundle"], digest) as source:
-            source.seek(sink.tell())
-            _copy(source.read, sink, alive)
+        _from_bundle(origin["bundle"], digest, sink, alive)
     elif store_of(origin["url"]):
         _from_store(origin, sink, way, secrets, alive)
     else:
@@ -213,7 +237,7 @@ def _copy(read: Callable[[int], bytes], sink: Any, alive: Callable[[], None]) ->
         alive()
         try:
             block = memoryview(read(BLOCK))
-        except (HTTPException, OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        except (HTTPException, OSError) as error:
             raise _BrokeOff(str(error) or type(error).__name__) from None
         if not block:
             return

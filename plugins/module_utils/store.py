@@ -7,45 +7,53 @@ step a run ends, the next one finds out which releases served before.
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from contextlib import contextmanager, suppress
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils import history, locks, records, shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.records import DIGEST, LABEL, NAME, content, serial
+from ansible_collections.npufleet.triton.plugins.module_utils.shapes import NULL, NUMBER, TEXT_OR_NULL
+
 TRANSACTION, HISTORY, HOLDS = "transaction.json", "history.jsonl", "holds.json"
 # Models whose load hangs in the server, and when that was seen: it holds until the container starts again
 HUNG = "hung.json"
+HOLD = {"source": DIGEST, "label": LABEL, "release": DIGEST, "versions": [str], "by": str, "when": str, "why": str}
+# What each file of the store has to be; a history has it line by line, a record has records.SHAPE
+SHAPES = {
+    TRANSACTION: {
+        "run": str,
+        "by": str,
+        "since": str,
+        "renewed": NUMBER,
+        "models": {NAME: {"from": (LABEL, NULL), "to": (LABEL, NULL), "what": str, "failed?": (LABEL, NULL)}},
+        "holds": {NAME: (HOLD, NULL)},
+        "why?": TEXT_OR_NULL,
+    },
+    HOLDS: {NAME: HOLD},
+    HUNG: {"models": [str], "at": NUMBER},
+}
 # What a release's record tells beside its files
 FACTS = ("release", "source", "versions", "steps", "cached", "shape")
-# Seconds between two looks at a lock, and at a lease
-LOCK_LOOK, LEASE_LOOK = 0.2, 1.0
 
 
 class StoreError(Exception):
     """Why a release was not made; what is served is untouched."""
 
 
-class Held(StoreError):
-    """Another run is at it: `run` is its id, None where it is only seen by the lock that it holds."""
-
-    def __init__(self, words: str, run: Optional[str]) -> None:
-        super().__init__(words)
-        self.run = run
-
-
 class Run(NamedTuple):
-    """Who changes the store: the run's own id, a person at a controller, the host's name in the inventory, seconds of the lease."""
+    """Who changes the store: the run's own id, a person at a controller, the host's name in the inventory."""
 
     run: str
     by: str
     host: str
-    lease: int
 
 
 def blob_path(root: str, digest: str) -> str:
@@ -71,16 +79,29 @@ def is_there(root: str) -> bool:
     return all(os.path.isdir(os.path.join(root, name)) for name in DIRECTORIES)
 
 
-def prepare(root: str) -> None:
+def make_directory(path: str, mode: int = 0o755) -> None:
+    """A directory of this mode, whatever the umask is, and whatever mode it had."""
+    parent = os.path.dirname(path)
+    if not os.path.isdir(parent):
+        make_directory(parent)
+    os.makedirs(path, exist_ok=True)
+    if stat.S_IMODE(os.stat(path).st_mode) != mode:
+        os.chmod(path, mode)
+
+
+def make_directories(root: str) -> None:
     """The store's directories; what Triton reads is readable by any user of the container."""
     for name in DIRECTORIES:
-        path = os.path.join(root, name)
-        os.makedirs(path, exist_ok=True)
-        os.chmod(path, 0o700 if name == "tmp" else 0o755)
-    # Of a run that was killed: whoever holds the lock is the only one who makes any
+        make_directory(os.path.join(root, name), 0o700 if name == "tmp" else 0o755)
+
+
+def prepare(root: str) -> None:
+    """Make the store ready for a change; for whoever holds its lock, and is the only one who makes anything in tmp/ then."""
+    make_directories(root)
+    # Of a run that was killed
     for name in os.listdir(os.path.join(root, "tmp")):
         path = os.path.join(root, "tmp", name)
-        if name.startswith("release-"):
+        if name.startswith(("release-", "retired-")):
             shutil.rmtree(path)
         elif name.startswith(("link-", "json-")):
             os.unlink(path)
@@ -89,61 +110,26 @@ def prepare(root: str) -> None:
 @contextmanager
 def locked(root: str, deadline: float) -> Iterator[None]:
     """Holds the store for one call. The kernel lets go of it when a process ends, however it ends."""
-    os.makedirs(root, mode=0o755, exist_ok=True)
+    make_directory(root)
     with open(os.path.join(root, "lock"), "a", encoding="utf-8") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise Held(f"another process holds {lock.name}: see `fuser {lock.name}`, and run again", None) from None
-            time.sleep(LOCK_LOOK)
+        if not locks.take(lock, deadline):
+            raise StoreError(f"another process holds {lock.name}: see `fuser {lock.name}`, and run again")
         yield
-
-
-@contextmanager
-def leased(root: str, run: Run, wait: float, takeover: str = "") -> Iterator[None]:
-    """Holds the store for one call of a run whose switch may last over many: waits for another run's lease while it is fresh.
-
-    `takeover` is a run that is known to be dead.
-    """
-    deadline = time.monotonic() + wait
-    while True:
-        with locked(root, deadline):
-            other = other_run(root, run, time.time())
-            if other is None or other["run"] == takeover:
-                yield
-                return
-        if time.monotonic() >= deadline:
-            raise Held(
-                "another run is changing the models of this host: {by} since {since}, with {models}. Wait for it to end and run "
-                "again; if it is dead, its lease ends in {left} s".format(
-                    **{**other, "models": ", ".join(sorted(other["models"])) or "no model"}
-                ),
-                other["run"],
-            )
-        time.sleep(LEASE_LOOK)
 
 
 # Files of the store
 
 
-def read_json(path: str) -> Optional[Dict[str, Any]]:
-    """A JSON object, None where there is no such file or it holds none."""
-    try:
-        with open(path, encoding="utf-8") as source:
-            found = json.load(source)
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
 def write_json(root: str, path: str, value: Mapping[str, Any]) -> None:
-    """Write a JSON file in one piece, and on to the disk before it counts."""
+    """Write a JSON file in one piece."""
+    write_text(root, path, json.dumps(value, indent=1, sort_keys=True))
+
+
+def write_text(root: str, path: str, text: str) -> None:
+    """Write a file in one piece, and on to the disk before it counts."""
     handle, staging = tempfile.mkstemp(prefix="json-", dir=os.path.join(root, "tmp"))
     with os.fdopen(handle, "w", encoding="utf-8") as sink:
-        json.dump(value, sink, indent=1, sort_keys=True)
+        sink.write(text)
         sink.flush()
         os.fsync(sink.fileno())
     os.chmod(staging, 0o644)
@@ -155,36 +141,57 @@ def now(at: Optional[float] = None) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
+def read(root: str, name: str) -> shapes.Found:
+    """One of the files in SHAPES."""
+    return shapes.read(os.path.join(root, name), SHAPES[name])
+
+
 def read_transaction(root: str) -> Optional[Dict[str, Any]]:
-    """The open switch, None where there is none. One that cannot be read counts: somebody was in the midst of it."""
-    path = os.path.join(root, TRANSACTION)
-    if not os.path.lexists(path):
+    """The open switch, None where there is none. One that cannot be used counts, with its `flaw`: somebody was in the midst of it,
+    and what served before that the history tells."""
+    found = read(root, TRANSACTION)
+    if not found.there:
         return None
-    empty: Dict[str, Any] = {"run": "?", "by": "unknown", "since": "unknown", "renewed": 0, "lease": 0, "models": {}, "holds": {}}
-    return {**empty, **(read_json(path) or {})}
+    if not found.flaw:
+        return dict(found.content)
+    models = _unproven(root)
+    holds = told_holds(root)
+    empty = {"run": "?", "by": "unknown", "since": "unknown", "renewed": 0}
+    return {**empty, "models": models, "holds": {name: holds.get(name) for name in models}, "flaw": found.flaw}
+
+
+def _unproven(root: str) -> Dict[str, Dict[str, Any]]:
+    """The models that serve another release than the one that was proven last, as moves of a transaction."""
+    lines = read_history(root)
+    moves = {}
+    for name in sorted({one["model"] for one in lines}):
+        last = next(iter(history.proven(lines, name)[::-1]), None)
+        here = served_label(root, name)
+        if last and here != last["to"]:
+            moves[name] = {"from": last["to"], "to": here, "what": "deploy" if here else "withdraw"}
+    return moves
 
 
 def read_holds(root: str) -> Dict[str, Any]:
-    """{model: why the host keeps an older release of it}."""
-    return read_json(os.path.join(root, HOLDS)) or {}
+    """{model: why the host keeps an older release of it}; where the file cannot be used, as the history tells it."""
+    found = read(root, HOLDS)
+    return told_holds(root) if found.flaw else dict(found.content or {})
+
+
+def told_holds(root: str) -> Dict[str, Any]:
+    """The holds as they follow from the history."""
+    found = {}
+    for name, hold in history.holds(read_history(root)).items():
+        facts: Mapping[str, Any] = {}
+        with suppress(StoreError):
+            facts = read_record(root, name, hold["label"])
+        found[name] = {**hold, "release": facts.get("release") or hold["release"], "versions": facts.get("versions") or []}
+    return found
 
 
 def read_history(root: str) -> List[Dict[str, Any]]:
-    """Every change that is written down, oldest first. A line that a killed run left half-written is passed over."""
-    try:
-        with open(os.path.join(root, HISTORY), encoding="utf-8", errors="replace") as source:
-            lines = source.read().splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        try:
-            one = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(one, dict):
-            found.append(one)
-    return found
+    """Every change that is written down, oldest first. What is no line of it is passed over here, and told as damage."""
+    return shapes.lines(os.path.join(root, HISTORY), history.SHAPE)[0]
 
 
 def append_history(root: str, lines: List[Dict[str, Any]]) -> None:
@@ -213,11 +220,7 @@ def labels(root: str, name: str) -> List[str]:
     """Labels of the model's releases that are here whole, newest first."""
     directory = os.path.join(root, "releases", name)
     found = [one for one in (os.listdir(directory) if os.path.isdir(directory) else []) if re.fullmatch(r"\d+-[0-9a-f]+", one)]
-    return sorted((one for one in found if os.path.isdir(os.path.join(directory, one))), key=_serial, reverse=True)
-
-
-def _serial(label: str) -> int:
-    return int(label.split("-")[0])
+    return sorted((one for one in found if os.path.isdir(os.path.join(directory, one))), key=serial, reverse=True)
 
 
 def next_serial(root: str, name: str) -> int:
@@ -230,9 +233,10 @@ def next_serial(root: str, name: str) -> int:
 
 def read_record(root: str, name: str, label: str) -> Dict[str, Any]:
     """What is written down of a release. Raises StoreError where it cannot be read."""
-    record = read_json(record_path(root, name, label))
-    if not record or not {"release", "source", "files"} <= set(record):
-        raise StoreError(f"model {name}: the record of release {label} cannot be read")
+    found = shapes.read(record_path(root, name, label), records.SHAPE)
+    if found.flaw or not found.there:
+        raise StoreError(f"model {name}: the record of release {label} cannot be used: {found.flaw or 'it is gone'}")
+    record = found.content
     base = release_path(root, name, label)
     if not record.get("versions"):
         # Written before records told it: Triton's default is the latest one
@@ -253,7 +257,7 @@ def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
     """Write one release in tmp/ and rename it into releases/. Returns its directory's name."""
     label = "{:04d}-{}".format(next_serial(root, name), release["release"][:12])
     home = os.path.join(root, "releases", name)
-    os.makedirs(home, exist_ok=True)
+    make_directory(home)
     staging = tempfile.mkdtemp(prefix=f"release-{name}-", dir=os.path.join(root, "tmp"))
     files = {}
     try:
@@ -278,9 +282,14 @@ def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
         for directory, _names, _files in os.walk(staging):
             os.chmod(directory, 0o755)
         write_json(root, record_path(root, name, label), {**{key: release.get(key) for key in FACTS}, "files": files})
+        lost = [path for path in sorted(files) if not os.path.lexists(os.path.join(staging, path))]
+        if lost:
+            raise StoreError(f"model {name}: release {label} lost {', '.join(lost)} while it was made: run again")
         os.rename(staging, os.path.join(home, label))
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
+        with suppress(OSError):
+            os.unlink(record_path(root, name, label))
         raise
     return label
 
@@ -301,7 +310,7 @@ def release_again(root: str, name: str, label: str) -> Dict[str, Any]:
             if not os.path.isfile(blob) or os.path.getsize(blob) != one["size"]:
                 lost.append(f"{path} (blob {one['sha256'][:12]})")
             continue
-        content = next((found for found in (_content(place, path, one["sha256"]) for place in places) if found is not None), None)
+        content = next((found for found in (small_file(place, path, one["sha256"]) for place in places) if found is not None), None)
         if content is None:
             lost.append(path)
         else:
@@ -311,7 +320,8 @@ def release_again(root: str, name: str, label: str) -> Dict[str, Any]:
     return {**{key: record[key] for key in FACTS}, "files": files}
 
 
-def _content(base: str, path: str, digest: str) -> Optional[bytes]:
+def small_file(base: str, path: str, digest: str) -> Optional[bytes]:
+    """Content of a file of a release, None where it is not what its digest says."""
     try:
         with open(os.path.join(base, path), "rb") as source:
             content = source.read()
@@ -330,7 +340,8 @@ def served_label(root: str, name: str) -> Optional[str]:
         return None
     target = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
     home = os.path.normpath(os.path.join(root, "releases", name))
-    return os.path.basename(target) if os.path.dirname(target) == home else None
+    label = os.path.basename(target)
+    return label if os.path.dirname(target) == home and LABEL.fullmatch(label) else None
 
 
 def served_names(root: str) -> List[str]:
@@ -366,15 +377,6 @@ def move_links(root: str, moves: Mapping[str, Optional[str]]) -> List[str]:
 # The transaction
 
 
-def other_run(root: str, run: Run, at: float) -> Optional[Dict[str, Any]]:
-    """The open transaction of another run whose lease is still fresh, with the seconds that it has `left`."""
-    found = read_transaction(root)
-    if found is None or found["run"] == run.run:
-        return None
-    left = found["renewed"] + found["lease"] - at
-    return {**found, "left": int(left) + 1} if 0 < left <= found["lease"] else None
-
-
 def open_transaction(root: str, run: Run, moves: Mapping[str, Mapping[str, Any]], **more: Any) -> Dict[str, Any]:
     """Write down, before any link moves, what will move: where a model already is in it, what it was proven with stays its `from`.
 
@@ -389,7 +391,6 @@ def open_transaction(root: str, run: Run, moves: Mapping[str, Mapping[str, Any]]
         "by": run.by,
         "since": old["since"] if mine else now(),
         "renewed": time.time(),
-        "lease": run.lease,
         "models": {**old["models"], **models},
         # As they were, for a put back
         "holds": {**{name: holds.get(name) for name in moves}, **old["holds"]},
@@ -404,6 +405,9 @@ def write_holds(root: str, holds: Mapping[str, Any]) -> None:
     """Write holds.json where it differs; no hold at all is no file."""
     kept = {name: one for name, one in holds.items() if one}
     path = os.path.join(root, HOLDS)
+    if read(root, HOLDS).flaw:
+        # Nobody knows what it said: it stays until somebody decides
+        return
     if kept and kept != read_holds(root):
         write_json(root, path, kept)
     elif not kept and os.path.lexists(path):
@@ -474,7 +478,7 @@ def put_back(root: str, run: Run, why: str) -> Dict[str, Any]:
         except StoreError as error:
             lost.append(str(error))
             continue
-        moves[name] = {"from": move["from"], "to": to, "what": "put back", "failed": move["to"]}
+        moves[name] = {"from": move["from"], "to": to, "what": history.PUT_BACK, "failed": move["to"]}
     append_history(root, history_lines(root, run, found["models"], "failed", why))
     open_transaction(root, run, moves, why=why)
     write_holds(root, {**read_holds(root), **found["holds"]})
@@ -493,31 +497,29 @@ def rollback_target(root: str, name: str, to: str) -> str:
     current = served_label(root, name)
     if current is None:
         raise StoreError(f"model {name} is not served here: a rollback changes models that are, list it in triton_models")
-    records = {}
+    usable = {}
     for label in here:
         try:
-            records[label] = read_record(root, name, label)
+            usable[label] = read_record(root, name, label)
         except StoreError:
             continue
-    serving = records.get(current, {}).get("release")
     if to == "previous":
-        proven = [
-            one["to"] for one in read_history(root) if (one.get("model"), one.get("result")) == (name, "proven") and one["to"]
-        ]
-        # A store from before there was a history: the serials tell
-        order = proven[::-1] or [label for label in here if _serial(label) < _serial(current)]
-        found = next((label for label in order if label in records and records[label]["release"] != serving), None)
+        found = history.previous(read_history(root), name, list(usable), current)
         if found is None:
             raise StoreError(f"model {name}: found no earlier release of it here that was proven, see playbooks/history.yml")
         return found
-    if to in records:
+    if to in usable:
         return to
+    # Its content may have been made anew since
+    again = [label for label in usable if LABEL.fullmatch(to) and content(label) == content(to)]
+    if again:
+        return again[0]
     fitting = [
         label
-        for label, one in records.items()
+        for label, one in usable.items()
         if re.fullmatch("[0-9a-f]{4,64}", to) and (one["release"].startswith(to) or one["source"].startswith(to))
     ]
-    if len({records[label]["release"] for label in fitting}) > 1:
+    if len({usable[label]["release"] for label in fitting}) > 1:
         raise StoreError(f"model {name}: {to} may be {' or '.join(sorted(fitting))}: name one of them")
     if not fitting:
         raise StoreError(f"model {name}: found no release {to} here, there are {', '.join(here) or 'none'}")

@@ -12,7 +12,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.blobs import file_
 from ansible_collections.npufleet.triton.plugins.module_utils.check_files import documents
 from ansible_collections.npufleet.triton.plugins.module_utils.check_sources import directories
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import authority
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import cache
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import cache, listens
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import GIB, LARGE_FILES
 
@@ -29,6 +29,7 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
         "kernels": row["kernels"],
         "cards": row["cards"],
         "ports": {str(variables[name]): name for kind, name in names.items() if variables["triton_server_allow_" + kind]},
+        "listen": listens(variables),
         "container": variables["triton_server_name"],
         "now": time.time(),
         "clock_skew": int(variables["preflight_clock_skew"]),
@@ -160,7 +161,7 @@ def _of_image(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
             "what": "base image",
             "kind": "image",
             "address": base,
-            "registry": mirrors[0] if mirrors and reach.split(base)[0] == reach.DOCKER_HUB else None,
+            "mirror": mirrors[0] if mirrors and reach.split(base)[0] == reach.DOCKER_HUB else None,
             "login": "triton_image_registry",
             "needed": needed,
             "todo": "correct triton_image_base, triton_image_registry_user and _password, or give triton_image_base_archive",
@@ -188,10 +189,22 @@ def refusals(
 def _checks(variables: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
     """Models that nothing proves, and check files that are not right: a proof that they end would put back what is good."""
     try:
-        unproven = documents(sorted(found), *directories(variables), 0)["unproven"]
+        document = documents(sorted(found), *directories(variables), 0)
     except Refusal as refusal:
         yield from refusal.reasons
         return
+    unproven = document["unproven"]
+    left_out = [
+        name
+        for name in ("inference_check_latency", "inference_check_probe_latency")
+        if not variables[name] and (variables["inference_check_probe"] or "probe" not in name)
+    ]
+    yield from (
+        f"model {one['model']}: found loads alone in its check file, left out by {' and '.join(left_out)}: wanted a check "
+        "without latency, which judges an answer"
+        for one in document["checks"]
+        if left_out and all("latency" in each for each in one["checks"])
+    )
     if variables["inference_check_require_checks"]:
         yield from (
             f"model {one}: found no check file {one}.yml, wanted one that says which answers prove it: write it below "

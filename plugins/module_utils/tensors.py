@@ -6,13 +6,21 @@ become arrays of dtype object, one `bytes` for each element, as Triton's BYTES a
 
 from __future__ import annotations
 
+import importlib
+import io
 import math
+import zipfile
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.inference import NUMPY
 
+# How an .npy file begins
+NPY = b"\x93NUMPY"
 # Length of a made-up element of BYTES
 LENGTH = 16
+# How ImageNet's models are fed: the shorter side to 256, the 224 in the middle, and the channels around 0
+RESIZED, CROPPED = 256, 224
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LETTERS = b"abcdefghijklmnopqrstuvwxyz"
 
 
@@ -30,11 +38,24 @@ def of_npy(path: str) -> Any:
 
     wanted = "an array of rows, as numpy.save writes it"
     try:
+        with open(path, "rb") as source:
+            start = source.read(len(NPY))
+        if start[:2] == b"PK":
+            with np.load(path, allow_pickle=False) as several:
+                names = ", ".join(several.files)
+            raise Unfit(
+                f"{path}, an .npz of the arrays {names}", "one array in an .npy: numpy.save('x.npy', numpy.load(path)[name])"
+            )
+        if start != NPY:
+            raise Unfit(f"{path}, which is no .npy file", wanted)
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-        if array.ndim == 0:
-            raise ValueError("it has no rows")
-    except (OSError, ValueError, EOFError, AttributeError) as error:
-        raise Unfit(f"{path}: {error}", wanted) from None
+    except OSError as error:
+        raise Unfit(f"{path} ({error.strerror or error})", wanted) from None
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        # Objects instead of numbers, or a file that ends too early
+        raise Unfit(f"{path}, which holds Python objects or is cut short ({error})", wanted) from None
+    if array.ndim == 0:
+        raise Unfit(f"{path}, a single value without rows", wanted)
     if array.dtype.kind in "SU":
         return _of_bytes([one.encode() if isinstance(one, str) else bytes(one) for one in array.flat], array.shape)
     if array.dtype.kind not in "fiub":
@@ -45,7 +66,10 @@ def of_npy(path: str) -> Any:
 def of_text(value: Any) -> Any:
     """UTF-8 of one text, shape [1], or of nested lists of texts."""
     flat, shape = _nested(value if isinstance(value, list) else [value], lambda one: isinstance(one, str), "texts")
-    return _of_bytes([one.encode() for one in flat], shape)
+    try:
+        return _of_bytes([one.encode() for one in flat], shape)
+    except UnicodeEncodeError:
+        raise Unfit("bytes that are no UTF-8", "a text in UTF-8, or a file of bytes") from None
 
 
 def of_numbers(value: Any, dtype: Optional[str] = None) -> Any:
@@ -99,6 +123,43 @@ def of_files(value: Any, read: Callable[[str], bytes], dtype: str = "BYTES") -> 
         raise Unfit(f"files of {' and '.join(map(str, lengths))} bytes", "one length, as rows of UINT8 have, or dtype BYTES")
     array = np.frombuffer(b"".join(contents), np.uint8).reshape([*shape, lengths[0]])
     return array[0] if single else array
+
+
+def of_pictures(value: Any, read: Callable[[str], bytes], shape: Sequence[int]) -> Any:
+    """FP32 [3, H, W] of pictures as ImageNet's models take them, one name or nested lists; a size of -1 is 224.
+
+    One name is [3, H, W], a list of n is [n, 3, H, W].
+    """
+    import numpy as np
+
+    if len(shape) != 3 or shape[0] not in (3, -1):
+        raise Unfit(f"shape {list(shape)}", "[3, H, W] for the pixels of a picture")
+    single = not isinstance(value, list)
+    flat, found = _nested([value] if single else value, lambda one: isinstance(one, str) and bool(one.strip()), "names of files")
+    rows = np.stack([_pixels(name, read(name), shape[1], shape[2]) for name in flat])
+    return rows[0] if single else rows.reshape([*found, *rows.shape[1:]])
+
+
+def _pixels(name: str, data: bytes, height: int, width: int) -> Any:
+    import numpy as np
+
+    try:
+        pillow = importlib.import_module("PIL.Image")
+    except ImportError:
+        raise Unfit("no Pillow, which reads pictures", "it installed: python3 -m pip install pillow") from None
+    height, width = (size if size > 0 else CROPPED for size in (height, width))
+    try:
+        with pillow.open(io.BytesIO(data)) as file:
+            image = file.convert("RGB")
+    except Exception as error:
+        # Pillow has errors of many kinds for what it cannot read.
+        raise Unfit(f"{name} ({type(error).__name__})", "a picture that Pillow reads, such as JPEG or PNG") from None
+    short = round(max(height, width) * RESIZED / CROPPED)
+    sides = [int(short * side / min(image.size)) for side in image.size]
+    image = image.resize((max(sides[0], width), max(sides[1], height)), pillow.Resampling.BILINEAR)
+    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+    levels = np.asarray(image.crop((left, top, left + width, top + height)), np.float32) / 255
+    return ((levels - np.array(MEAN, np.float32)) / np.array(DEVIATION, np.float32)).transpose(2, 0, 1)
 
 
 def generated(dtype: str, shape: Sequence[int], seed: int = 0, low: Optional[float] = None, high: Optional[float] = None) -> Any:

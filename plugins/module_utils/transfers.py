@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 import pwd
-import stat
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils import blobs, store
+from ansible_collections.npufleet.triton.plugins.module_utils import blobs, store, takeover
 
 # Seconds without a sign of the controller after which a pull ends, and with it its lock
 SILENCE = 60.0
@@ -30,7 +29,7 @@ def serve(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[s
 
 def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mapping[str, str]) -> Dict[str, Any]:
     """Give the connecting user its place, and say what of the blobs is still to come and that there is room for it."""
-    os.makedirs(root, exist_ok=True)
+    store.make_directory(root)
     os.makedirs(incoming, exist_ok=True)
     try:
         user = pwd.getpwnam(order["user"])
@@ -53,10 +52,10 @@ def _give(incoming: str, user: pwd.struct_passwd) -> None:
     os.chown(incoming, user.pw_uid, user.pw_gid)
     os.chmod(incoming, 0o700)
     for name in [*blobs.arrived(incoming), blobs.CONTROLLER]:
-        handle = os.open(os.path.join(incoming, name), os.O_RDONLY | os.O_NOFOLLOW)
+        handle = os.open(os.path.join(incoming, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             found = os.fstat(handle)
-            if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid != user.pw_uid:
+            if takeover.plain(found) and found.st_uid != user.pw_uid:
                 os.fchown(handle, user.pw_uid, user.pw_gid)
         finally:
             os.close(handle)
@@ -69,17 +68,20 @@ def _write(incoming: str, name: str, content: str) -> None:
         os.unlink(path)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     with os.fdopen(handle, "w", encoding="utf-8") as sink:
+        # Whatever the umask is
+        os.fchmod(handle, 0o644)
         sink.write(content)
 
 
 def _holder(incoming: str) -> str:
     """Who transfers, as it said itself."""
     try:
-        handle = os.open(os.path.join(incoming, blobs.CONTROLLER), os.O_RDONLY | os.O_NOFOLLOW)
+        handle = os.open(os.path.join(incoming, blobs.CONTROLLER), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return "another controller"
     with os.fdopen(handle, encoding="utf-8", errors="replace") as source:
-        return source.read(200) or "another controller"
+        # Not a pipe that never says anything, nor a second name of a file that is not the user's
+        return (source.read(200) if takeover.plain(os.fstat(handle)) else "") or "another controller"
 
 
 def _take(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, Any]:
@@ -87,7 +89,8 @@ def _take(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[s
     pulls = {digest: one for digest, one in order["blobs"].items() if one.get("pull") and blobs.flaw(root, digest)}
     if pulls:
         _pull(root, incoming, pulls, order, secrets)
-    store.prepare(root)
+    # Not under the store's lock: nothing of another run is touched
+    store.make_directories(root)
     blobs.ingest(root, incoming, sorted(order["blobs"]), {digest: one["source"] for digest, one in order["blobs"].items()})
     return {"taken": {digest: os.path.getsize(store.blob_path(root, digest)) for digest in order["blobs"]}}
 

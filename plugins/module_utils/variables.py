@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from functools import lru_cache
-from typing import Any, Callable, Collection, Dict, FrozenSet, Iterator, List, Mapping, Tuple
+import os
+from functools import cache, lru_cache
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Tuple
 
 from ansible.errors import AnsibleUndefinedVariable
-from ansible.module_utils.parsing.convert_bool import boolean
-from ansible_collections.npufleet.triton.plugins.module_utils import check_sources, manifest
+from ansible_collections.npufleet.triton.plugins.module_utils import check_sources, hidden, inventory, manifest, values
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
     driver,
     engine,
@@ -26,6 +25,8 @@ BY_GROUP = {
     "npu_hosts": ("driver", "engine", "image", "models", "server", "watchdog", "probe"),
     "monitoring_hosts": ("monitoring",),
 }
+# What these want may be secret: it travels and is shown sealed
+SEALED: Dict[str, Callable[[Mapping[str, Any], str], Dict[str, Any]]] = {"engine": engine.sealed, "server": server.sealed}
 REQUIRED = {
     "rbln_release": "the row of files/releases.yml that this fleet runs",
     "npufleet_npus": "how many NPUs (/dev/rbln*) the host has",
@@ -45,62 +46,72 @@ def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
     unknown = sorted(set(concerns) - set(known))
     if unknown:
         raise Refusal([f"there is no concern {', '.join(unknown)}: name some of {', '.join(known)}"])
+    try:
+        crooked = engine.proxy_reasons(variables)
+    except Refusal as refusal:
+        crooked = refusal.reasons
     if concerns == ["monitoring"]:
+        if crooked:
+            raise Refusal(crooked)
         return
     reasons = [
         f"{name} is not set: it names {what}; set it in the inventory" for name, what in REQUIRED.items() if name not in variables
     ]
-    if not reasons and not isinstance(variables["rbln_release"], str):
-        reasons.append(f"rbln_release is the number {variables['rbln_release']}: quote it, or 26.10 becomes 26.1")
-    models = variables.get("triton_models")
-    if not reasons and not (isinstance(models, list) and all(isinstance(one, Mapping) for one in models)):
-        reasons.append(f"triton_models is {models!r}, wanted a list of entries such as {{name: digits}}")
     if not reasons:
-        rows = variables["npufleet_release_rows"]
-        release = str(variables["rbln_release"])
-        if release not in rows:
-            reasons.append(
-                "rbln_release is {}, there are rows for {}: name one of them, or add a row under npufleet_extra_releases".format(
-                    release, ", ".join(sorted(rows))
-                )
-            )
-        elif variables["npufleet_card"] not in rows[release]["cards"]:
-            reasons.append(
-                "npufleet_card is {}, release {} supports {}: choose a release for this card".format(
-                    variables["npufleet_card"], release, ", ".join(rows[release]["cards"])
-                )
-            )
-        if not str(variables["npufleet_npus"]).isdigit() or int(variables["npufleet_npus"]) < 1:
-            reasons.append(f"npufleet_npus is {variables['npufleet_npus']}, wanted a number of 1 or more")
-        if not variables.get("triton_server_allow_http", True):
-            reasons.append("triton_server_allow_http is off: what is served is read back over HTTP, so leave it on")
-        mode = variables.get("triton_server_model_control_mode")
-        if mode not in ("none", "poll", "explicit"):
-            reasons.append(f"triton_server_model_control_mode is {mode}, wanted none, poll or explicit")
-        here = manifest.placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"])
-        names = [entry.get("name") for entry in here]
-        doubles = sorted({str(name) for name in names if names.count(name) > 1})
-        if doubles:
-            reasons.append("triton_models lists {} more than once for the same hosts".format(", ".join(doubles)))
-        if None in names:
-            reasons.append("triton_models has an entry without a name")
-    if reasons:
-        raise Refusal(reasons)
+        try:
+            reasons = list(_against(variables))
+        except Refusal as refusal:
+            reasons = refusal.reasons
+    if reasons or crooked:
+        raise Refusal(misfits(variables) + [one for one in [*reasons, *crooked] if one not in misfits(variables)])
+
+
+def _against(variables: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with variables that all concerns build on, each of which is there."""
+    rows = variables["npufleet_release_rows"]
+    release, card = variables["rbln_release"], variables["npufleet_card"]
+    if release not in rows:
+        yield "rbln_release is {}, there are rows for {}: name one of them, or add a row under npufleet_extra_releases".format(
+            release, ", ".join(sorted(rows))
+        )
+    elif card not in rows[release]["cards"]:
+        yield "npufleet_card is {}, release {} supports {}: choose a release for this card".format(
+            card, release, ", ".join(rows[release]["cards"])
+        )
+    if variables["npufleet_npus"] < 1:
+        yield f"npufleet_npus is {variables['npufleet_npus']}, wanted a number of 1 or more"
+    if not variables.get("triton_server_allow_http", True):
+        yield "triton_server_allow_http is off: what is served is read back over HTTP, so leave it on"
+    here = manifest.placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"])
+    names = [entry["name"] for entry in here]
+    doubles = sorted({name for name in names if names.count(name) > 1})
+    if doubles:
+        yield "triton_models lists {} more than once for the same hosts".format(", ".join(doubles))
+
+
+def misfits(variables: Mapping[str, Any]) -> List[str]:
+    """What of these variables is not of its type."""
+    return variables.misfits if isinstance(variables, Templated) else []
 
 
 def survey(
-    variables: Mapping[str, Any], concerns: List[str], now: bool = False
+    variables: Mapping[str, Any], concerns: List[str], now: bool = False, seal: bool = True
 ) -> Tuple[Dict[str, Any], Dict[str, Dict[str, Any]], List[str]]:
     """(desired state by concern, manifests by model, reasons); a concern that nothing can be wanted of is left out.
 
-    `now` is for a proof. Raises Refusal where the variables that all concerns build on are not there.
+    `now` is for a proof; without `seal` secrets are in the clear. Raises Refusal where the variables that all concerns build on are
+    not there.
     """
     validate(variables, concerns)
     wanted: Dict[str, Any] = {}
     found: Dict[str, Dict[str, Any]] = {}
-    reasons: List[str] = []
+    reasons = list(misfits(variables))
     if {"models", "server"} & set(concerns):
-        found, reasons = manifest.manifests(variables)
+        try:
+            found, more = manifest.manifests(variables)
+        except Refusal as refusal:
+            more = refusal.reasons
+        reasons += more
     # Reads every file of the backends, and both concerns want it
     pinned = lru_cache(maxsize=None)(lambda: image.desired(variables))
     makers: Dict[str, Callable[[], Dict[str, Any]]] = {
@@ -115,9 +126,11 @@ def survey(
         ),
         "monitoring": lambda: monitoring.desired(variables, now),
     }
+    key = hidden.new_key()
     for concern in concerns:
         try:
-            wanted[concern] = makers[concern]()
+            made = makers[concern]()
+            wanted[concern] = SEALED[concern](made, key) if seal and concern in SEALED else made
         except Refusal as refusal:
             reasons += refusal.reasons
         except AnsibleUndefinedVariable as error:
@@ -128,47 +141,71 @@ def survey(
 
 
 def desired(
-    variables: Mapping[str, Any], concerns: List[str], now: bool = False
+    variables: Mapping[str, Any], concerns: List[str], now: bool = False, seal: bool = True
 ) -> Tuple[Dict[str, Any], Dict[str, Dict[str, Any]]]:
     """(desired state by concern, manifests by model). Raises Refusal with the reasons of all concerns."""
-    wanted, found, reasons = survey(variables, concerns, now)
+    wanted, found, reasons = survey(variables, concerns, now, seal)
     if reasons:
         raise Refusal(reasons)
     return wanted, found
 
 
-def switches(defaults: Mapping[str, Any]) -> FrozenSet[str]:
-    """Names of the variables that are true or false by default."""
-    return frozenset(name for name, value in defaults.items() if isinstance(value, bool))
+@cache
+def inventory_specs() -> Dict[str, Mapping[str, Any]]:
+    """The specs of every role of this collection, by variable."""
+    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+    return inventory.specs(os.path.join(home, "roles"))
 
 
 class Templated(Mapping[str, Any]):
-    """Variables of a host over the defaults of all roles, each templated when it is first read.
+    """Variables of a host over the defaults of all roles, each templated when it is first read, and of its type.
 
     `raw` is what `template` looks names up in. A value takes the place of its template there, so that what is made of it does
-    not make it anew. Of `on_or_off` (see `switches`) a text is what it says, as `-e name=false` gives one;
-    what says neither is left for preflight to refuse.
+    not make it anew. A value that is not of the type that the roles' specs say is refused whenever somebody reads it. Those of
+    `given`, the names that are not the roles' own, are looked at beforehand where they are values already: `misfits` is every
+    reason against them.
     """
 
-    def __init__(self, raw: Dict[str, Any], template: Any, on_or_off: Collection[str] = ()) -> None:
+    def __init__(self, raw: Dict[str, Any], template: Any, given: Iterable[str] = ()) -> None:
         self._raw = raw
         self._template = template
-        self._on_or_off = on_or_off
         # These two hold no templates of ours.
         self._done = {"hostvars", "groups"}
+        self.misfits: List[str] = []
+        for name in sorted(one for one in given if one in inventory_specs()):
+            if _is_value(raw[name]):
+                try:
+                    self[name]
+                except Refusal as refusal:
+                    self.misfits += refusal.reasons
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._done:
-            value = self._template(self._raw[name])
-            if name in self._on_or_off:
-                with suppress(TypeError):
-                    value = boolean(value)
+            value = self.untyped(name)
+            if name in inventory_specs():
+                value = values.fitted(name, value, inventory_specs()[name])
             self._raw[name] = value
             self._done.add(name)
         return self._raw[name]
+
+    def untyped(self, name: str) -> Any:
+        """A value whatever its type."""
+        return self._template(self._raw[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._raw
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._raw)
 
     def __len__(self) -> int:
         return len(self._raw)
+
+
+def _is_value(raw: Any) -> bool:
+    """Whether there is nothing to be templated or decrypted: reading it costs nothing, and asks nobody."""
+    if isinstance(raw, Mapping):
+        return all(_is_value(one) for one in raw.values())
+    if isinstance(raw, (list, tuple)):
+        return all(_is_value(one) for one in raw)
+    return "{{" not in raw and "{%" not in raw if isinstance(raw, str) else raw is None or isinstance(raw, (int, float))

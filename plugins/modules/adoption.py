@@ -97,7 +97,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils.adoption import endpoint
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, http_json
-from ansible_collections.npufleet.triton.plugins.module_utils.tritonserver import SERVER, idles, repositories
+from ansible_collections.npufleet.triton.plugins.module_utils.tritonserver import SERVER, idles, key_headers, repositories
 
 # Smaller files travel with the answer, larger ones in pieces
 SMALL = 1 << 20
@@ -214,14 +214,14 @@ def model(root: str, directory: str) -> Tuple[Dict[str, Any], Dict[str, str]]:
     return files, contents
 
 
-def served(address: str, port: int) -> Tuple[Dict[str, Any], List[Any]]:
-    """(what the server says of itself, its index)."""
-    status, about = http_json(address, port, "GET", "/v2", ANSWER_SECONDS)
-    code, index = http_json(address, port, "POST", "/v2/repository/index", ANSWER_SECONDS)
+def served(address: str, port: int, key: Optional[Dict[str, str]] = None) -> Tuple[Dict[str, Any], List[Any]]:
+    """(what the server says of itself, its index); `key` are the headers that open its restricted APIs."""
+    status, about = http_json(address, port, "GET", "/v2", ANSWER_SECONDS, headers=key)
+    code, index = http_json(address, port, "POST", "/v2/repository/index", ANSWER_SECONDS, headers=key)
     if status != 200 or code != 200 or not isinstance(index, list):
         raise Failure(
             f"the server does not answer at {address}:{port} ({about if status != 200 else index}), wanted its model index: "
-            "adoption needs its HTTP service, with health and model-repository open"
+            "adoption needs its HTTP service"
         )
     return about, index
 
@@ -233,7 +233,8 @@ def look(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
     init = inspect["State"]["Pid"]
     process["main"] = process["pid"] == init or (below(process["pid"], init) and not idles(inspect["Config"]))
     address, port = endpoint(inspect, process["argv"])
-    about, index = served(address, port)
+    key = key_headers(process["argv"])
+    about, index = served(address, port, key)
     places = repositories(process["argv"], process["directory"])
     remote = [one for one in places if "://" in one]
     if remote:
@@ -255,7 +256,8 @@ def look(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
         if home is None:
             raise Failure(f"model {name} is served, and found in none of {', '.join(places)}: reload it from there first")
         files, contents = model(root, home)
-        status, config = http_json(address, port, "GET", f"/v2/models/{name}/versions/{version}/config", ANSWER_SECONDS)
+        resource = f"/v2/models/{name}/versions/{version}/config"
+        status, config = http_json(address, port, "GET", resource, ANSWER_SECONDS, headers=key)
         models[name] = {
             "home": home,
             "versions": [version],
@@ -288,7 +290,7 @@ def ask(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
     inspect, process = find(engine, arguments["name"])
     address, port = endpoint(inspect, process["argv"])
     return {
-        name: http_json(address, port, "POST", f"/v2/models/{name}/infer", ANSWER_SECONDS, body)
+        name: http_json(address, port, "POST", f"/v2/models/{name}/infer", ANSWER_SECONDS, body, key_headers(process["argv"]))
         for name, body in arguments["requests"].items()
     }
 

@@ -39,6 +39,14 @@ options:
   host:
     description: Inventory name of the host, for messages. Filled in on the controller.
     type: str
+  run:
+    description: Id of this run, whose own lease is nobody else's. Filled in on the controller.
+    type: str
+    default: ""
+  ended:
+    description: Id of a run that is known to be gone, whose lease counts as left over. Filled in on the controller.
+    type: str
+    default: ""
   prove:
     description:
       - Fail when a difference is left, naming every one. Before that, read again until there is none or O(timeout) is over.
@@ -64,8 +72,17 @@ options:
     type: list
     elements: dict
     default: []
+  unsealed:
+    description:
+      - Ask the host nothing, and return RV(desired) alone, with every secret in the clear. For a task that makes what is wanted;
+        it has C(no_log), and so has this one.
+      - Everywhere else values that may be secret are digests, under a key of that one call.
+    type: bool
+    default: false
   passwords:
-    description: Passwords of O(suppliers), by name. Filled in on the controller.
+    description: >-
+      Passwords of O(suppliers), by name, and under C(addresses) what is secret in theirs, so that no option shows it.
+      Filled in on the controller.
     type: dict
     default: {}
 attributes:
@@ -138,6 +155,10 @@ held:
       C(why), and the facts of the release. They count as wanted, and each is a warning.
   returned: success
   type: dict
+held_by:
+  description: Id of the run that is changing the host.
+  returned: when it is another run
+  type: str
 refusals:
   description:
     - Every reason why the plan cannot be applied, each with what was found, what is wanted and what to do. Nothing was changed.
@@ -146,36 +167,41 @@ refusals:
   type: list
   elements: str
 origins:
-  description: Where the controller finds each large file of the models, by its SHA-256.
+  description:
+    - Where the controller finds each large file of the models, by its SHA-256, without logins and signatures of addresses.
   returned: success
   type: dict
 """
 
-import json
+import os
 import time
+from contextlib import nullcontext
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils import contexts, store
+from ansible_collections.npufleet.triton.plugins.module_utils import contexts, shapes, store
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, resume
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models, probe_timer, server, watchdog
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.all import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, as_diff, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import refusals
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, text
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine
 
 POLL_SECONDS = 0.5
 # Characters of what was found that a failed proof tells: Triton's reasons for every model
 TOLD = 2000
 
 
-def look(desired: Mapping[str, Any]) -> Tuple[Dict[str, Any], List[Item]]:
-    """(what was read by concern, the plan) for every concern that `desired` has."""
+def look(desired: Mapping[str, Any], root: str = "", run: str = "", ended: str = "") -> Tuple[Dict[str, Any], List[Item]]:
+    """(what was read by concern, the plan) for every concern that `desired` has; of a server also what a run left unfinished."""
     actual: Dict[str, Any] = {}
     plan: List[Item] = []
     for name, concern in CONCERNS.items():
         if name in desired:
             actual[name] = concern.read(desired[name])
             plan += concern.diff(desired[name], actual[name])
+    if "server" in desired and root:
+        plan += resume.unfinished(root, run, bool(actual["server"].get("previous")), ended)
     return actual, plan
 
 
@@ -198,7 +224,8 @@ def doomed(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def about(plan: List[Item], linked: bool, prove: bool) -> List[Item]:
     """The part of the plan that was asked for: a proof is part of a switch that is open until it is over, and what is linked may
     be another release in another container than the wanted ones."""
-    plan = [one for one in plan if not (prove and one["action"] == models.PROVE)]
+    # A release whose record is lost goes when the one after it is proven
+    plan = [one for one in plan if not (prove and one["action"] in (models.PROVE, models.MEND))]
     foreign = [
         one
         for one in plan
@@ -219,14 +246,11 @@ def words_of_triton(desired: Mapping[str, Any], plan: List[Item]) -> Dict[str, s
 
 def maintenance(path: str) -> Optional[Dict[str, Any]]:
     """The mark of a host in maintenance. One that cannot be read counts: whoever wrote it meant the host to be left alone."""
-    raw = text(path)
-    if raw is None:
+    found = shapes.read(path, {"reason": str, "by": str, "since": str})
+    if not found.there:
         return None
-    try:
-        mark = json.loads(raw)
-    except ValueError:
-        mark = None
-    return mark if isinstance(mark, dict) else {"reason": f"not to be read from {path}", "by": "unknown", "since": "unknown"}
+    unreadable = {"reason": f"not to be read from {path}", "by": "unknown", "since": "unknown"}
+    return unreadable if found.flaw else dict(found.content)
 
 
 def busy(container: str, deadline: float) -> List[str]:
@@ -247,10 +271,13 @@ def main() -> None:
             "free": {"type": "bool", "default": False},
             "mark": {"type": "path"},
             "host": {"type": "str"},
+            "run": {"type": "str", "default": ""},
+            "ended": {"type": "str", "default": ""},
             "prove": {"type": "bool", "default": False},
             "linked": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 0},
             "preflight": {"type": "raw"},
+            "unsealed": {"type": "bool", "default": False},
             "suppliers": {"type": "list", "elements": "dict", "default": []},
             "passwords": {"type": "dict", "default": {}, "no_log": True},
         },
@@ -270,7 +297,10 @@ def main() -> None:
         module.exit_json(changed=False)
     linked = module.params["linked"]
     if linked:
-        desired["server"]["models"] = store.linked(desired["server"]["root"], desired["server"]["models"])
+        try:
+            desired["server"]["models"] = store.linked(desired["server"]["root"], desired["server"]["models"])
+        except store.StoreError as error:
+            module.fail_json(msg="{}: {}".format(module.params["host"], error))
     held = {} if linked else store.hold_back(desired)
     for name, hold in held.items():
         module.warn(
@@ -280,17 +310,23 @@ def main() -> None:
             )
         )
     prove = module.params["prove"]
-    actual, plan = look(desired)
+    root, run, ended = os.path.dirname(module.params["mark"] or ""), module.params["run"], module.params["ended"]
+    actual, plan = look(desired, root, run, ended)
     plan = about(plan, linked, prove)
     said: Dict[str, str] = {}
     first: Mapping[str, Any] = actual.get("server") or {}
-    while (
-        prove and plan and time.monotonic() < deadline and not (hopeless(plan) or said or doomed(first, actual.get("server") or {}))
-    ):
-        time.sleep(POLL_SECONDS)
-        actual, plan = look(desired)
-        plan = about(plan, linked, prove)
-        said = words_of_triton(desired, plan)
+    # A proof is a step of a change: the lease of its run, if there is one, stays live however long it takes
+    with lease.working(root) if prove and root else nullcontext():
+        while (
+            prove
+            and plan
+            and time.monotonic() < deadline
+            and not (hopeless(plan) or said or doomed(first, actual.get("server") or {}))
+        ):
+            time.sleep(POLL_SECONDS)
+            actual, plan = look(desired, root, run, ended)
+            plan = about(plan, linked, prove)
+            said = words_of_triton(desired, plan)
     if prove and plan and not module.check_mode:
         lines = "".join(
             "\n  - " + sentence(one, TOLD) + (f"; Triton says: {said[one['name']]}" if one["name"] in said else "") for one in plan
@@ -299,10 +335,15 @@ def main() -> None:
     for words in (watchdog.warning(actual.get("watchdog") or {}), probe_timer.warning(actual.get("probe") or {})):
         if words:
             module.warn("{}: {}".format(module.params["host"], words))
+    other = lease.of_another(root, run, ended) if root and desired else None
+    if other:
+        module.warn("{}: another run is changing this host: {} since {}".format(module.params["host"], other["by"], other["since"]))
     mark = maintenance(module.params["mark"]) if module.params["mark"] else None
     changed = bool(plan) and module.check_mode and not module.params["prove"] and mark is None
     report = [sentence(one) for one in plan]
     answer: Dict[str, Any] = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": held}
+    if other:
+        answer["held_by"] = other["run"]
     conditions = module.params["preflight"]
     if conditions:
         # Who takes a host out knows why: it is not judged, and keeps no other host from its change.

@@ -12,6 +12,7 @@ description:
     come.
   - The requests leave from a short-lived container of the release image on the host, which carries numpy and tritonclient.
     Neither an open firewall nor a client on the host is needed, and nothing is left behind.
+  - Where everything passes and the host's probe said last that something did not, the probe asks anew.
   - Check files and their data are read on the controller. A file that is not right is refused before anything is sent,
     with every finding, its file and its field.
 version_added: 0.1.0
@@ -28,6 +29,7 @@ options:
   require_checks:
     description:
       - Whether a model without a check file counts as a failed check. A model that nobody asked anything is not proven.
+      - One whose check file has loads alone is a failed check where O(latency) leaves those out, whatever is said here.
     type: bool
     default: true
   server:
@@ -35,7 +37,7 @@ options:
     type: dict
     suboptions:
       address:
-        description: Address or name.
+        description: Address or name. In a play, where none is given, the one that C(triton_server_listen_address) publishes it on.
         type: str
         default: 127.0.0.1
       http_port:
@@ -84,6 +86,11 @@ options:
           - Headers of every request, such as the key of a restricted API. Over gRPC each is sent twice, under its name and as
             C(triton-grpc-protocol-<name>), which is where Triton looks for such a key.
         type: dict
+  key:
+    description:
+      - The key of the server's restricted APIs, C(name) of its header and C(path) of its file on the host. Filled in on the
+        controller, where checks ask something that is restricted; a header of that name in O(server) goes before it.
+    type: dict
   timeout:
     description:
       - Seconds that one request may take. A model that lets one pass is not asked again over that protocol, and a server that
@@ -202,6 +209,7 @@ EXAMPLES = r"""
 # {text: ["one", "둘"]}                                    # BYTES, an element for each text; nested lists for more dimensions
 # {file: [sound.wav]}                                      # BYTES, the bytes of each file; `dtype: UINT8` for a row of them each
 # {image: [[tabby.jpg]]}                                   # the same, of JPEG or PNG only, and shown in the report
+# {image: [tabby.jpg], dtype: FP32, shape: [3, 224, 224]}  # its pixels as ImageNet's models take them, by Pillow here
 # {raw: values.bin, dtype: FP16, shape: [2, 8]}            # values as they lie in a file, little endian
 # {generated: {seed: 1}, dtype: FP32, shape: [4, 16]}      # made up, the same in every run; `low` and `high` are limits
 #
@@ -258,11 +266,13 @@ import hashlib
 import json
 import os
 import subprocess
+import time
 from functools import partial
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Sequence
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils import client
+from ansible_collections.npufleet.triton.plugins.module_utils import client, keys
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer
 
 SHOWN = 20
 # What the engine itself answers with when it cannot run a container
@@ -303,6 +313,7 @@ new_module = partial(
             },
             "apply_defaults": True,
         },
+        "key": {"type": "dict", "no_log": False},
         "timeout": {"type": "int", "default": 30},
         "latency": {"type": "bool", "default": True},
         "keep": {
@@ -372,14 +383,15 @@ def keep(module: AnsibleModule, document: Mapping[str, Any]) -> bool:
     return not same
 
 
-def report(host: str, results: List[Dict[str, Any]]) -> Dict[str, Any]:
-    """The module's return values."""
+def report(host: str, results: List[Dict[str, Any]], unasked: Sequence[str] = ()) -> Dict[str, Any]:
+    """The module's return values; `unasked` are models that nobody has to prove."""
     failed = [one for one in results if not one["ok"]]
     passed = len(results) - len(failed)
     lines = [f"  - {one['name']}: {one['why']}" for one in failed[:SHOWN]]
     if len(failed) > SHOWN:
         lines.append(f"  - and {len(failed) - SHOWN} more")
-    count = f"{passed} of {len(results)} checks passed" if results else "no model to check"
+    nothing = "nothing was asked of " + ", ".join(unasked) if unasked else "no model to check"
+    count = f"{passed} of {len(results)} checks passed" if results else nothing
     return {"msg": "\n".join([f"{host}: {count}", *lines]), "proven": not failed, "passed": passed, "checks": results}
 
 
@@ -397,12 +409,17 @@ def main() -> None:
         changed = keep(module, document)
         words = "new" if changed else "as they were"
         module.exit_json(changed=changed, msg=f"{document['host']}: the probe's checks are {words}")
+    if wanted["key"]:
+        document["server"]["headers"] = {**keys.headers(wanted["key"]), **(server.get("headers") or {})}
     unproven = document.pop("unproven", [])
     host = document["host"]
     asked = ask(module, host, document) if document["checks"] else []
-    result = report(host, unproven + asked)
+    result = report(host, unproven + asked, document.get("unasked", []))
     if not result["proven"]:
         module.fail_json(**result)
+    trouble = probe_timer.renew(time.time()) if asked and not module.check_mode else None
+    if trouble:
+        module.warn(f"{host}: {trouble}")
     module.exit_json(changed=False, **result)
 
 

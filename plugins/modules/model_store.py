@@ -15,8 +15,8 @@ description:
   - Links move inside a transaction, which is written down first and stays open until what they lead to is proven
     (O(state=proven)) or what served before is linked again (O(state=restored)). A run that breaks off leaves it open, and the
     next one finishes it.
-  - An open transaction is a lease of its run. Another run waits O(wait) seconds for it while it is fresh, and takes over what a
-    dead one left.
+  - A file of the store that is not what it has to be is put right before anything else is done, out of the history or the release.
+  - The run has to hold the host (M(npufleet.triton.host_lease)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -69,16 +69,11 @@ options:
     default: []
   keep:
     description:
-      - How many releases of each model stay, besides those that are served, previous, held or in a transaction.
+      - How many different proven releases of each model stay, by their last proof. The same content made anew counts once.
+      - Those that are served, held or in a transaction stay in any case, and so does the newest proven one beside the served one.
       - The controller fills in C(model_repository_keep).
     type: int
     default: 3
-  wait:
-    description:
-      - Seconds to wait for another run that changes the models of this host.
-      - The controller fills in C(model_repository_lock_wait).
-    type: int
-    default: 300
   releases:
     description: Files of each model to release, with digests and the content of small ones. Computed on the controller.
     type: dict
@@ -89,15 +84,16 @@ options:
       - The controller makes the steps for the host out of it, pushes with rsync, and tells every ten seconds how far it is.
     type: raw
   origins:
-    description: Where each file of O(transfer) comes from, by its SHA-256, as C(origins) of host_state says it.
+    description: Where each file of O(transfer) comes from, by its SHA-256. Default is what the models of the host say.
     type: dict
-    default: {}
   secrets:
-    description: What object stores and servers want to know of a host that fetches itself. Filled in on the controller.
+    description: >-
+      What object stores and servers want to know of a host that fetches itself, and under C(addresses) what is secret in addresses,
+      so that no option shows it. Filled in on the controller.
     type: dict
     default: {}
   run:
-    description: Id of this run. Filled in on the controller, as are O(by), O(host), O(lease) and O(takeover).
+    description: Id of this run. Filled in on the controller, as are O(by) and O(host).
     type: str
     default: ""
   by:
@@ -106,14 +102,6 @@ options:
     default: unknown
   host:
     description: Inventory name of the host.
-    type: str
-    default: ""
-  lease:
-    description: Seconds that this run may need between two calls. It counts as dead after that.
-    type: int
-    default: 900
-  takeover:
-    description: A run whose lease does not count, because the controller knows that it has ended.
     type: str
     default: ""
 attributes:
@@ -131,7 +119,6 @@ EXAMPLES = r"""
 - name: Bring the large files that are missing
   npufleet.triton.model_store:
     transfer: "{{ state.actual.models.missing }}"
-    origins: "{{ state.origins }}"
 - name: Keep them, now that they are proven
   npufleet.triton.model_store:
     state: proven
@@ -193,14 +180,19 @@ transaction:
   description: The open transaction, null where there is none.
   returned: O(state=told)
   type: dict
+damaged:
+  description: What is wrong with files of the store, by their names. The next change puts right what can be had again.
+  returned: O(state=told)
+  type: dict
+mended:
+  description: Files of the store that were damaged and are put right; what was in one is beside it, as C(.damaged).
+  returned: when there were any
+  type: list
+  elements: str
 releases:
   description: Labels of the releases of each model, newest first.
   returned: O(state=told)
   type: dict
-held_by:
-  description: Id of the run that was waited for in vain, null where only its lock was seen.
-  returned: when another run is changing the models
-  type: str
 """
 
 import os
@@ -208,7 +200,11 @@ import time
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils import blobs, store, transfers
+from ansible_collections.npufleet.triton.plugins.module_utils import blobs, damage, history, store, transfers
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
+
+# Seconds for another process to let go of the store, such as a transfer
+STORE_WAIT = 60.0
 
 
 def transfer(module: AnsibleModule) -> None:
@@ -326,10 +322,13 @@ def prove(root: str, run: store.Run, params: Mapping[str, Any], module: AnsibleM
     return {"changed": bool(moves), "moves": moves, "removed": removed}
 
 
-def forget(root: str, models: List[str]) -> Dict[str, Any]:
+def forget(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
     """State forgotten."""
     holds = store.read_holds(root)
-    ended = sorted(set(holds) & set(models or holds))
+    ended = sorted(set(holds) & set(params["models"] or holds))
+    here = {name: store.served_label(root, name) for name in ended}
+    moves = {name: {"from": here[name], "to": here[name], "what": history.FORGET} for name in ended}
+    store.append_history(root, store.history_lines(root, run, moves, "done", params["why"]))
     store.write_holds(root, {name: one for name, one in holds.items() if name not in ended})
     return {"changed": bool(ended), "forgotten": ended}
 
@@ -342,6 +341,7 @@ def tell(root: str) -> Dict[str, Any]:
         "history": store.read_history(root),
         "holds": store.read_holds(root),
         "transaction": store.read_transaction(root),
+        "damaged": damage.found(root),
         "releases": {name: store.labels(root, name) for name in (sorted(os.listdir(home)) if os.path.isdir(home) else [])},
     }
 
@@ -356,7 +356,8 @@ def foresee(root: str, params: Mapping[str, Any], withdraw: List[str]) -> Dict[s
         ended = sorted(set(store.read_holds(root)) & set(params["models"] or store.read_holds(root)))
         return {"changed": bool(ended), "forgotten": ended}
     if state == "released":
-        return {"changed": bool(params["releases"] or withdraw or opened or not store.is_there(root)), "switched": {}, "moves": {}}
+        changes = params["releases"] or withdraw or opened or damage.found(root) or not store.is_there(root)
+        return {"changed": bool(changes), "switched": {}, "moves": {}}
     return {"changed": bool(opened), "switched": {}, "moves": (opened or {"models": {}})["models"]}
 
 
@@ -377,16 +378,13 @@ def main() -> None:
             "why": {"type": "str", "default": ""},
             "hung": {"type": "list", "elements": "str", "default": []},
             "keep": {"type": "int", "default": 3},
-            "wait": {"type": "int", "default": 300},
             "releases": {"type": "dict", "default": {}},
             "transfer": {"type": "raw"},
-            "origins": {"type": "dict", "default": {}},
+            "origins": {"type": "dict"},
             "secrets": {"type": "dict", "default": {}, "no_log": True},
             "run": {"type": "str", "default": ""},
             "by": {"type": "str", "default": "unknown"},
             "host": {"type": "str", "default": ""},
-            "lease": {"type": "int", "default": 900},
-            "takeover": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
@@ -394,7 +392,7 @@ def main() -> None:
         transfer(module)
     params = module.params
     root, state = params["root"], params["state"]
-    run = store.Run(params["run"], params["by"], params["host"], params["lease"])
+    run = store.Run(params["run"], params["by"], params["host"])
     withdraw = [name for name in params["withdraw"] if os.path.lexists(os.path.join(root, "served", name))]
     unknown = sorted(set(params["models"]) - set(params["releases"])) if state == "released" else []
     if unknown:
@@ -406,11 +404,21 @@ def main() -> None:
             answer = tell(root)
         elif module.check_mode:
             answer = foresee(root, params, withdraw)
-        elif state == "released" and not (params["releases"] or withdraw or new) and store.read_transaction(root) is None:
+        elif (
+            state == "released"
+            and not (params["releases"] or withdraw or new or damage.found(root))
+            and store.read_transaction(root) is None
+        ):
             answer = {"changed": False, "switched": {}, "moves": {}}
         else:
-            with store.leased(root, run, params["wait"], params["takeover"]):
+            with lease.working(root, lease.Holder(run.run, run.by)), store.locked(root, time.monotonic() + STORE_WAIT):
                 store.prepare(root)
+                anew = state == "forgotten" and not params["models"]
+                undecided = damage.undecided(root)
+                # A switch that is open is put back, or is as good as it was proven, whatever is held
+                if undecided and not anew and state not in ("restored", "proven"):
+                    raise store.StoreError(undecided)
+                mended = damage.mend(root, forget=anew)
                 if state == "released":
                     answer = release(root, run, params, withdraw)
                 elif state == "proven":
@@ -420,11 +428,16 @@ def main() -> None:
                 elif state == "rolled_back":
                     answer = roll_back(root, run, params)
                 else:
-                    answer = forget(root, params["models"])
-                answer["changed"] = answer["changed"] or new
+                    answer = forget(root, run, params)
+                answer["changed"] = answer["changed"] or new or bool(mended)
+                if mended:
+                    answer["mended"] = mended
+                if state == "released" and not answer["moves"] and damage.found(root):
+                    # What cannot be had again goes with its release, unless something needs it
+                    blobs.collect(root, params["keep"])
         answer["open"] = store.read_transaction(root) is not None
-    except store.Held as error:
-        module.fail_json(msg=f"{run.host or root}: {error}", held_by=error.run, held=True)
+    except lease.LeaseError as error:
+        module.fail_json(msg=f"{run.host or root}: {error}")
     except (store.StoreError, OSError) as error:
         module.fail_json(msg=f"model store {root}: {error}")
     module.exit_json(**answer)

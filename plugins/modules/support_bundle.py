@@ -46,7 +46,7 @@ options:
     type: str
     default: triton
   address:
-    description: Where the server listens, as the host sees it.
+    description: Where the server listens, as the host sees it; that follows from C(triton_server_listen_address).
     type: str
     default: 127.0.0.1
   http_port:
@@ -153,10 +153,12 @@ import time
 from typing import Any, Dict, List, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.npufleet.triton.plugins.module_utils import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.collect import collect, items
 from ansible_collections.npufleet.triton.plugins.module_utils.gather import Limits
+from ansible_collections.npufleet.triton.plugins.module_utils.hidden import SHORTEST
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import sentence
-from ansible_collections.npufleet.triton.plugins.module_utils.redact import SHORTEST, Redactor
+from ansible_collections.npufleet.triton.plugins.module_utils.redact import Redactor
 
 
 def redaction(names: List[str], redactor: Redactor) -> str:
@@ -211,7 +213,9 @@ def bundle(params: Mapping[str, Any]) -> Dict[str, Any]:
     limits = Limits(params["timeout"], params["size"], params["lines"])
     found, errors = collect(list(items(params, limits)), limits, time.monotonic() + params["total_timeout"])
     errors = [*params["errors"], *errors]
-    redactor = Redactor(params["secrets"])
+    # What the host itself made no controller knows
+    own = keys.headers(((params["desired"] or {}).get("server") or {}).get("key")).values()
+    redactor = Redactor([*params["secrets"], *own])
     for content in (*found.values(), params["about"], errors):
         redactor.learn(content)
     # The one gate: nothing below it sees what is not clean

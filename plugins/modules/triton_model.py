@@ -40,6 +40,28 @@ options:
     description: HTTP port of the server.
     type: int
     default: 8000
+  container:
+    description: Name of the server's container, inside of which its image's own client asks.
+    type: str
+    default: triton
+  grpc:
+    description:
+      - Ask for loads and unloads over gRPC. V(false) is for a server without it, or with TLS on it; a load over HTTP keeps waiting
+        whoever has a connection to the same thread of Triton.
+    type: bool
+    default: true
+  key:
+    description: The key of the server's restricted APIs, for a server that has some.
+    type: dict
+    suboptions:
+      name:
+        description: Name of the header.
+        type: str
+        required: true
+      path:
+        description: File that holds the key, on the host and in the container alike.
+        type: path
+        required: true
   timeout:
     description: Seconds that the load of one model may take. One that takes longer hangs, and only a restart of the server ends it.
     type: int
@@ -84,15 +106,18 @@ hung:
 """
 
 import time
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Set
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils import store
+from ansible_collections.npufleet.triton.plugins.module_utils import control, keys, store
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import driver
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import plain, read_served
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import http_json
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import NAMELESS, can_be_asked, http_json
 
 POLL_SECONDS = 0.2
+# Seconds for an answer out of what the server has in memory
+ANSWER = 5.0
 # Seconds in which a server that answered 200 has to show it
 SETTLE = 10.0
 
@@ -151,39 +176,60 @@ def short_of_memory(models: Mapping[str, Any], totals: List[int]) -> Set[str]:
 
 
 class Server:
-    """The repository API of one server."""
+    """The repository API of one server. `run` runs commands in its container, None for a server that is asked over HTTP alone."""
 
-    def __init__(self, address: str, port: int, timeout: float) -> None:
+    def __init__(
+        self, address: str, port: int, timeout: float, key: Optional[Mapping[str, str]] = None, run: Optional[control.Runner] = None
+    ) -> None:
         self.address = address
         self.port = port
         self.timeout = timeout
+        self.key = key
+        self.run = run
 
     def served(self) -> Dict[str, Any]:
         """What is loaded. Raises Refused where the server does not answer."""
-        found = read_served({"address": self.address, "http_port": self.port})
+        found = read_served({"address": self.address, "http_port": self.port, "key": self.key})
         if found is None:
             raise Refused(f"the server does not answer on port {self.port}")
         return found
 
     def steps(self, name: str, versions: Mapping[str, Any]) -> List[str]:
         """Steps of an ensemble as the server has it loaded."""
-        if not any(one["state"] == "READY" for one in versions.values()):
+        if not can_be_asked(name) or not any(one["state"] == "READY" for one in versions.values()):
             return []
-        status, config = http_json(self.address, self.port, "GET", f"/v2/models/{name}/config")
+        status, config = self._http("GET", f"/v2/models/{name}/config")
         steps = ((config.get("ensemble_scheduling") or {}).get("step") or []) if status == 200 and isinstance(config, dict) else []
         return [one["model_name"] for one in steps]
 
+    def _http(self, method: str, resource: str, timeout: float = ANSWER, body: str = "") -> Tuple[int, Any]:
+        return http_json(self.address, self.port, method, resource, timeout, body, keys.headers(self.key))
+
     def ask(self, name: str, verb: str) -> None:
         """One request. Raises Refused with Triton's own words."""
-        resource = f"/v2/repository/models/{name}/{verb}"
         began = time.monotonic()
-        status, answer = http_json(self.address, self.port, "POST", resource, timeout=self.timeout, body="{}")
-        if status == 200:
+        code, words = self._by_grpc(name, verb) if self.run else self._by_http(name, verb)
+        if code in ("OK", "200"):
             return
-        if status == 0 and time.monotonic() - began >= self.timeout:
+        if code in (control.DEADLINE, "0") and time.monotonic() - began >= self.timeout:
             raise Hung(f"the {verb} did not end within {self.timeout:.0f} s: only a restart of the server ends it")
-        reason = answer.get("error") if isinstance(answer, dict) else answer
-        raise Refused(f"status {status}: {plain(str(reason))}" if status else f"the server broke off: {reason}")
+        if code == "0" or (code == control.GONE and "restricted" not in words):
+            raise Refused(f"the server broke off: {words}")
+        raise Refused(f"status {code}: {plain(words)}")
+
+    def _by_grpc(self, name: str, verb: str) -> Tuple[str, str]:
+        try:
+            return control.ask(self.run, verb, name, self.timeout, self.key) if self.run else ("0", "")
+        except control.Unasked as error:
+            raise Refused(f"the server could not be asked: {error}") from None
+
+    def _by_http(self, name: str, verb: str) -> Tuple[str, str]:
+        if not can_be_asked(name):
+            raise Refused(
+                f"{NAMELESS}, so Triton cannot be told to {verb} it: restart the container, which loads what is linked alone"
+            )
+        status, answer = self._http("POST", f"/v2/repository/models/{name}/{verb}", self.timeout, "{}")
+        return str(status), str(answer.get("error") if isinstance(answer, dict) else answer)
 
     def unload(self, name: str) -> None:
         """Unload, and wait until its memory is free again."""
@@ -204,7 +250,7 @@ class Server:
         self.ask(name, "load")
         if not self.settled(name, model):
             raise Refused(
-                "the server answered 200 and serves {}, wanted release {}: are its files those of the store?".format(
+                "the server took the load and serves {}, wanted release {}: are its files those of the store?".format(
                     self.words(name), (model["release"] or "any")[:12]
                 )
             )
@@ -310,6 +356,16 @@ def main() -> None:
             "root": {"type": "path", "default": "/var/lib/npufleet"},
             "address": {"type": "str", "default": "127.0.0.1"},
             "port": {"type": "int", "default": 8000},
+            "container": {"type": "str", "default": "triton"},
+            "grpc": {"type": "bool", "default": True},
+            "key": {
+                "type": "dict",
+                "no_log": False,
+                "options": {
+                    "name": {"type": "str", "required": True},
+                    "path": {"type": "path", "required": True},
+                },
+            },
             "timeout": {"type": "int", "default": 300},
         },
         supports_check_mode=True,
@@ -320,11 +376,15 @@ def main() -> None:
     try:
         if params["linked"]:
             models = store.linked(params["root"], models)
-        change = Change(Server(params["address"], params["port"], float(params["timeout"])), models)
+        run = control.inside(params["container"]) if params["grpc"] else None
+        server = Server(params["address"], params["port"], float(params["timeout"]), params["key"], run)
+        change = Change(server, models)
         if module.check_mode:
             change.loaded, change.unloaded = change.up, change.gone
         else:
-            change.apply()
+            # However many slow loads there are, the lease of the run does not end meanwhile
+            with lease.working(params["root"]):
+                change.apply()
     except (Refused, store.StoreError) as error:
         empty: Dict[str, Any] = {"loaded": [], "unloaded": [], "unchanged": [], "reasons": {}, "hung": []}
         module.fail_json(msg=str(error), **empty)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import sys
 import time
@@ -35,6 +36,9 @@ COPY *.whl /wheels/
 RUN PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --no-index --no-deps /wheels/*.whl \\
  && rm -r /wheels && ln -s {CUDA_LIBRARY} /usr/lib/x86_64-linux-gnu/ && command -v perf_analyzer
 """
+# As on a host, but for shared memory, by which perf_analyzer passes its tensors
+CLOSED = "model-repository,trace,logging"
+RESTRICTED = ("http-restricted-api", "grpc-restricted-protocol")
 READY_SECONDS = 120
 # What the server needs to count an answer after it was sent.
 COUNTED_SECONDS = 5
@@ -112,6 +116,7 @@ class Server:
                 *(one for name, value in settings.items() for one in ("--env", f"RBLN_LAB_{name}={value}")),
                 f"npufleet-bench/triton:{self.release}",
                 *("tritonserver", "--model-repository=/models", "--allow-gpu-metrics=false"),
+                *(f"--{option}={CLOSED}:npufleet-key={secrets.token_hex()}" for option in RESTRICTED),
             )
             self.address = docker("inspect", "--format", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", self.name)
             self.pid = int(docker("inspect", "--format", "{{.State.Pid}}", self.name))

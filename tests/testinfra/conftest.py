@@ -111,9 +111,32 @@ def playbook(name: str, *arguments: str) -> Run:
     return Run(process.returncode, output)
 
 
+# Of whoever changes a host (plugins/module_utils/change/lease.py)
+LEASE = "/var/lib/npufleet/lease.json"
+HELD = """
+import json, time
+boot = open("/proc/sys/kernel/random/boot_id").read().strip()
+started = open("/proc/1/stat").read().rpartition(")")[2].split()[19]
+lease = {"run": "elsewhere/1/1", "by": "somebody@elsewhere", "since": "2026-01-01T00:00:00Z", "boot": boot + "/" + started}
+lease.update(renewed=time.time(), patience=3600, maintenance=False, container={})
+open("/var/lib/npufleet/lease.json", "w").write(json.dumps(lease))
+"""
+
+
+def hold(host: testinfra.host.Host) -> None:
+    """A run of somebody else has the host, and made its last call just now."""
+    host.check_output("python3 -c %s", HELD)
+
+
 def inspect(host: testinfra.host.Host, name: str = "triton") -> dict:
     """`docker inspect` of a container."""
     return json.loads(host.check_output("docker inspect %s", name))[0]
+
+
+def containers(host: testinfra.host.Host) -> list[str]:
+    """The names of the containers that stay, running or not: the probe's comes and goes with each look."""
+    names = host.check_output("docker ps --all --format '{{.Names}}'").split()
+    return sorted(name for name in names if name != "npufleet-probe")
 
 
 def now(host: testinfra.host.Host) -> str:
@@ -128,10 +151,13 @@ def events(host: testinfra.host.Host, since: str) -> list[tuple[str, str]]:
     return [(what, name) for what, _space, name in (one.rpartition(" ") for one in found.splitlines())]
 
 
+KEY = "/etc/npufleet/server/key"
+
+
 def ask(host: testinfra.host.Host, resource: str, method: str = "GET") -> dict | list:
-    """One JSON answer of the host's Triton."""
+    """One JSON answer of the host's Triton, which is sent the host's key."""
     script = (
-        "import sys, urllib.request as u; "
-        "print(u.urlopen(u.Request('http://127.0.0.1:8000' + sys.argv[1], method=sys.argv[2])).read().decode())"
+        f"import sys, urllib.request as u; key = {{'npufleet-key': open('{KEY}').read().strip()}}; "
+        "print(u.urlopen(u.Request('http://127.0.0.1:8000' + sys.argv[1], method=sys.argv[2], headers=key)).read().decode())"
     )
     return json.loads(host.check_output("python3 -c %s %s %s", script, resource, method))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
-from conftest import LAB, NPU_HOSTS, ask, inspect, playbook
+from conftest import KEY, LAB, NPU_HOSTS, ask, connect, inspect, playbook
 
 NPUS = LAB.get("all", {}).get("vars", {}).get("lab_npus", 0)
 
@@ -80,6 +81,52 @@ def test_container_publishes_its_three_ports(npu):
         "8001/tcp": "8001",
         "8002/tcp": "8002",
     }
+
+
+# What a stranger asks: shows the status, and tries to have code of his own run
+STRANGER = """
+import base64, json, sys, urllib.error, urllib.request
+code = base64.b64encode(b"open('/tmp/stranger', 'w').close()").decode()
+body = {"parameters": {"config": json.dumps({"backend": "python", "max_batch_size": 0}), "file:1/model.py": code}}
+request = urllib.request.Request("http://127.0.0.1:8000" + sys.argv[1], json.dumps(body).encode(), method=sys.argv[2])
+try:
+    print(urllib.request.urlopen(request).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "resource"),
+    [
+        ("POST", "/v2/repository/models/stranger/load"),
+        ("POST", "/v2/repository/models/digits/unload"),
+        ("POST", "/v2/repository/index"),
+        ("GET", "/v2/systemsharedmemory/status"),
+        ("GET", "/v2/trace/setting"),
+        ("GET", "/v2/logging"),
+    ],
+)
+def test_doors_are_closed_to_who_has_no_key(npu, method, resource):
+    assert npu.check_output("python3 -c %s %s %s", STRANGER, resource, method) == "403"
+    assert npu.run("docker exec triton test -e /tmp/stranger").rc == 1
+
+
+def test_key_is_the_hosts_own_and_roots_alone(npu):
+    file, place = npu.file(KEY), npu.file(str(Path(KEY).parent))
+    assert (file.user, oct(file.mode), place.user, oct(place.mode)) == ("root", "0o600", "root", "0o700")
+    key = file.content_string.strip()
+    assert len(key) >= 43
+    assert key not in json.dumps(inspect(npu))
+    assert npu.run("grep --recursive --quiet --fixed-strings %s /var/lib/npufleet /etc/systemd /root", key).rc == 1
+    assert npu.run("grep --recursive --files-with-matches --fixed-strings %s /etc/npufleet", key).stdout.split() == [KEY]
+    others = [one for one in NPU_HOSTS if one != npu.inventory_name]
+    assert key not in [connect(one).file(KEY).content_string.strip() for one in others]
+
+
+def test_services_of_clouds_are_off(npu, lock):
+    assert lock["options"]
+    assert {f"--{one}=false" for one in lock["options"]} <= set(inspect(npu)["Config"]["Cmd"])
 
 
 def test_store_is_mounted_read_only(npu):

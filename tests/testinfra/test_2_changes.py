@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
-from conftest import NPU_HOSTS, ROOT, ask, connect, inspect, playbook
+from conftest import KEY, LEASE, NPU_HOSTS, ROOT, ask, connect, inspect, playbook
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
 
@@ -41,14 +42,14 @@ def test_drift_of_every_kind_is_named_and_one_run_repairs_it(first):
     killed = inspect(last)["Id"]
     last.check_output("docker kill triton")
     facts = inspect(first)
-    image, arguments = facts["Image"], " ".join(facts["Config"]["Cmd"])
+    image, arguments = facts["Image"], shlex.join(facts["Config"]["Cmd"])
     first.check_output("docker rm --force triton")
     first.check_output(
         "docker run --detach --name triton --privileged --shm-size 1g --ulimit memlock=-1 --ulimit stack=33554432 "
         "--restart unless-stopped --stop-timeout 45 --log-driver json-file --log-opt max-size=50m --log-opt max-file=5 "
         "--publish 0.0.0.0:8000:8000 --publish 0.0.0.0:8001:8001 --publish 0.0.0.0:8002:8002 "
         "--volume /var/lib/npufleet:/var/lib/npufleet:ro --volume /usr/local/bin/rbln-stat:/usr/local/bin/rbln-stat:ro "
-        f"{image} {arguments}"
+        f"--volume /etc/npufleet/server:/etc/npufleet/server:ro {image} {arguments}"
     )
     release = first.check_output("readlink /var/lib/npufleet/served/digits")
     first.check_output("sed -i 's/max_batch_size: 4/max_batch_size: 2/' /var/lib/npufleet/served/digits/config.pbtxt")
@@ -80,6 +81,24 @@ def test_drift_of_every_kind_is_named_and_one_run_repairs_it(first):
     assert ask(first, "/v2/models/digits/config")["max_batch_size"] == 4
 
 
+def test_a_key_that_is_lost_is_made_anew_and_the_server_started_with_it(first):
+    before, started = inspect(first)["Id"], inspect(first)["State"]["StartedAt"]
+    lost = first.file(KEY).content_string
+    first.check_output("rm %s", KEY)
+    status = playbook("status.yml")
+    assert status.code == 2, status.output
+    report = {one["host"]: one["report"] for one in json.loads((ROOT / "build/status.json").read_text())["hosts"]}
+    for words in ("server key: found nothing", "server key in use: found another key"):
+        assert any(words in line for line in report[FIRST]), report[FIRST]
+    run = playbook("site.yml")
+    assert run.code == 0, run.output
+    assert first.file(KEY).content_string != lost
+    assert first.file(KEY).content_string.strip() not in run.output
+    assert (inspect(first)["Id"], inspect(first)["State"]["StartedAt"] != started) == (before, True)
+    assert {one["state"] for one in ask(first, "/v2/repository/index", "POST")} == {"READY"}
+    assert playbook("status.yml").code == 0
+
+
 def test_a_container_that_does_not_serve_gives_way_to_the_one_before_and_stops_the_rollout(first):
     before = inspect(first)["Id"]
     run = playbook("site.yml", "-e", '{"triton_server_extra_args": ["--no-such-option"]}')
@@ -90,7 +109,7 @@ def test_a_container_that_does_not_serve_gives_way_to_the_one_before_and_stops_t
     assert inspect(first)["State"]["Running"] is True
     assert first.run("docker inspect triton-previous").rc != 0
     assert "no further batch starts" in run.output
-    assert not first.file("/run/npufleet-deployment").exists, "the watchdog is still held off"
+    assert not first.file(LEASE).exists, "the watchdog is still held off"
     others = {host: counts["changed"] for host, counts in run.recap.items() if host != FIRST}
     assert set(others.values()) == {0}, run.output
     assert playbook("status.yml").code == 0
@@ -121,9 +140,8 @@ def test_a_wrong_golden_label_turns_the_check_red(tmp_path: Path):
         shutil.copytree(ROOT / "files" / name, tmp_path / name)
     path = tmp_path / "checks" / "digits.yml"
     path.write_text(path.read_text().replace("          0, 1, 2,", "          7, 1, 2,", 1))
-    run = playbook(
-        "check.yml", "-e", f"inference_check_checks_dir={tmp_path}/checks", "-e", f"inference_check_golden_dir={tmp_path}/golden"
-    )
+    directories = {"inference_check_checks_dir": [f"{tmp_path}/checks"], "inference_check_golden_dir": [f"{tmp_path}/golden"]}
+    run = playbook("check.yml", "-e", json.dumps(directories))
     assert run.code == 2, run.output
     results = [json.loads(one.read_text()) for one in (ROOT / "build/check").glob("*.json")]
     failed = [check["name"] for one in results for check in one["checks"] if not check["ok"]]

@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import NPU_HOSTS, connect, inspect, playbook
+from conftest import LEASE, NPU_HOSTS, connect, hold, inspect, playbook
 from test_3_reboot import ready, shown, wait_for
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
 UNIT = "npufleet-watchdog"
 STATE = "/var/lib/npufleet/watchdog.json"
-HOLD = "/run/npufleet-deployment"
 PROBE = "npufleet-probe.timer"
 # Seconds instead of those that a site wants
 QUICK = {"interval": 1, "stub_limit": 2, "backoff": 1}
@@ -56,7 +55,7 @@ def first() -> Iterator[Any]:
     host.check_output("systemctl stop %s", PROBE)
     wait_for(lambda: shown(host, "npufleet-probe.service", "ActiveState") in ("inactive", "failed"))
     yield host
-    host.check_output("rm -f /run/ask.py %s", HOLD)
+    host.check_output("rm -f /run/ask.py %s", LEASE)
     run = playbook("site.yml")
     assert run.code == 0, run.output
     assert playbook("status.yml").code == 0
@@ -132,14 +131,14 @@ def test_a_dead_process_is_replaced_by_a_reload_of_its_model_alone(first):
 
 def test_nothing_is_done_while_a_run_changes_the_host(first):
     wait_for(lambda: ready(first))
-    first.check_output("touch %s", HOLD)
+    hold(first)
     wait_for(lambda: json.loads(first.check_output("cat %s", STATE))["paused"] == "deployment")
     signal(first, "KILL", "digits_guide_0_0")
     deadline = time.monotonic() + 4 * (QUICK["interval"] + QUICK["stub_limit"])
     while time.monotonic() < deadline:
         assert actions(first) == []
         assert stubs(first, "digits_guide_0_0") == []
-    first.check_output("rm %s", HOLD)
+    first.check_output("rm %s", LEASE)
     wait_for(lambda: len(actions(first)) == 1)
     assert answers(first, "digits_guide")
 
@@ -153,4 +152,4 @@ def test_a_container_stopped_on_purpose_stays_stopped_until_a_run(first):
     run = playbook("site.yml", *HURRY)
     assert run.code == 0, run.output
     assert ready(first)
-    assert not first.file(HOLD).exists
+    assert not first.file(LEASE).exists

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import LAB, NPU_HOSTS, connect, playbook
+from conftest import KEY, LAB, NPU_HOSTS, connect, playbook
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
 EXPECTED = {
@@ -48,6 +48,17 @@ EXPECTED = {
     "state/server.json",
 }
 LOGIN = "registry-l0gin"
+# Without a name of the inventory: known by their form alone
+FORMS = {
+    "LICENSE_KEY=l1cense-planted": "l1cense-planted",
+    "OPENAI_KEY=0penai-planted": "0penai-planted",
+    "SIGNING_KEY=s1gning-planted": "s1gning-planted",
+    "AZURE_STORAGE_KEY=st0rage-planted": "st0rage-planted",
+    "https://a.blob.core.windows.net/c?sp=r&sig=s4s-planted": "s4s-planted",
+    "https://hooks.slack.com/services/T0/B0/h00k-planted": "h00k-planted",
+    "http://me:sl4sh/h4sh#planted@proxy:3128": "h4sh#planted",
+    "--http-restricted-api health:admin=k3y-planted": "k3y-planted",
+}
 
 
 def inventory_secrets() -> list[str]:
@@ -88,17 +99,18 @@ def planted() -> Iterator[list[str]]:
     proxy = f"[Service]\nEnvironment=HTTPS_PROXY=http://me:{LOGIN}@proxy:3128\n" + "".join(
         f"Environment=X={one}\n" for one in secrets
     )
+    proxy += "".join(f'Environment="{one if "://" not in one else "X=" + one}"\n' for one in FORMS if not one.startswith("-"))
     drop_in = "/etc/systemd/system/docker.service.d/99-planted.conf"
     on(host, f"import os; os.makedirs('/root/.docker', exist_ok=True); open('/root/.docker/config.json', 'w').write({config!r})")
     on(host, f"open({drop_in!r}, 'w').write({proxy!r})")
-    for one in (*secrets, base64.b64encode(f"u:{secrets[0]}".encode()).decode(), f"PASSWORD={LOGIN}"):
+    for one in (*secrets, base64.b64encode(f"u:{secrets[0]}".encode()).decode(), f"PASSWORD={LOGIN}", *FORMS):
         host.check_output("docker exec triton sh -c %s", f"echo planted '{one}' > /proc/1/fd/1")
-    yield [*secrets, LOGIN, login]
+    yield [*secrets, LOGIN, login, *FORMS.values(), host.file(KEY).content_string.strip()]
     host.check_output("rm -rf /root/.docker %s", drop_in)
 
 
 def wait_until_ready(host) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while host.run("python3 -c \"import urllib.request as u; u.urlopen('http://127.0.0.1:8000/v2/health/ready')\"").rc:
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -153,12 +153,12 @@ def test_names_kinds_and_contradictions_all_at_once() -> None:
         npufleet_metrics_port="many",
         triton_image_index_password="{{ vault_index_pasword }}",
         npufleet_grpc_port=8000,
-        triton_models=[{"name": "digits", "hosts": ["npu99"], "artefacts": FACTS["lab_models"]}],
+        triton_models=[{"name": "digits", "hosts": ["npu99"]}],
     )
     refused(
         run,
         ("- every host: npufleet_htpp_port is set, and there is no such variable: did you mean npufleet_http_port?",),
-        ("npufleet_metrics_port: argument 'npufleet_metrics_port'", "unable to convert to int"),
+        ("npufleet_metrics_port: found many, wanted a whole number: correct it",),
         ("triton_image_index_password cannot be made: 'vault_index_pasword' is undefined: set it in the inventory",),
         ("npufleet_http_port and npufleet_grpc_port are all 8000",),
         ("model digits: `hosts` names npu99, which is no host and no group of this inventory",),
@@ -173,7 +173,7 @@ def test_models_that_triton_would_refuse(tmp_path: Path) -> None:
     models = [{"name": name, "repository": str(tmp_path)} for name in ("broken", "empty")]
     refused(
         site(triton_models=models),
-        (f"{tmp_path}/broken/config.pbtxt:2: max_batch_sice: found a field that no Triton knows", "Triton would refuse this file"),
+        (f"{tmp_path}/broken/config.pbtxt:2: max_batch_sice: found a field that no Triton knows", "Triton refuses the whole file"),
         (f"{tmp_path}/empty/config.pbtxt: version_policy: found no version directory", "compile the model for this card and SDK"),
     )
 

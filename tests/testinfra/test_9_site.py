@@ -16,6 +16,8 @@ FIRST, LAST = (NPU_HOSTS[0], NPU_HOSTS[-1]) if NPU_HOSTS else ("", "")
 OPS = LAB["_meta"]["hostvars"]["ops1"]["ansible_host"] if "_meta" in LAB and NPU_HOSTS else ""
 REGISTRY = f"{OPS}:5000"
 LOGIN = ("fleet", "r3gistry-secret")
+# It takes anybody, and is told this by everybody
+PROXY_LOGIN = "site:pr0xy-secret"
 PROXY_LOG = "/var/log/tinyproxy/tinyproxy.log"
 SERVICES = r"""
 set -e
@@ -74,8 +76,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     before = first.file("/etc/docker/daemon.json").content_string
     yield Site(
         {
-            "npufleet_http_proxy": f"http://{OPS}:8888",
-            "npufleet_https_proxy": f"http://{OPS}:8888",
+            "npufleet_http_proxy": f"http://{PROXY_LOGIN}@{OPS}:8888",
+            "npufleet_https_proxy": f"http://{PROXY_LOGIN}@{OPS}:8888",
             "npufleet_no_proxy": ["localhost", "127.0.0.1"],
             "npufleet_ca_file": str(place / "ca.crt"),
             "docker_engine_registry_mirrors": [f"https://{REGISTRY}"],
@@ -109,10 +111,13 @@ def run(name: str, *options: str, **given: Any) -> Run:
 def test_proxy_authority_and_mirror_reach_apt_and_the_engine(site: Site) -> None:
     first = connect(FIRST)
     first.check_output("apt-get remove -y -qq rsync; rm -f /var/cache/apt/archives/rsync_*")
-    done = run("site.yml", **site.given)
+    done = run("site.yml", "-vvv", "--diff", **site.given)
     assert done.code == 0, done.output
+    secret = PROXY_LOGIN.split(":")[1]
+    assert not [line for line in done.output.splitlines() if secret in line and "ansible-playbook" not in line]
     told = json.loads(first.check_output("docker info --format '{{json .}}'"))
-    assert told["HttpsProxy"] == site.given["npufleet_https_proxy"]
+    # The engine itself hides the login
+    assert told["HttpsProxy"].endswith(f"@{OPS}:8888")
     assert told["NoProxy"] == "localhost,127.0.0.1"
     assert told["RegistryConfig"]["Mirrors"] == [f"https://{REGISTRY}/"]
     assert first.package("rsync").is_installed
@@ -123,6 +128,21 @@ def test_proxy_authority_and_mirror_reach_apt_and_the_engine(site: Site) -> None
     assert {one["state"] for one in ask(first, "/v2/repository/index", "POST")} == {"READY"}
     assert inspect(first)["State"]["Running"] is True
     assert set(run("site.yml", **site.given).changed().values()) == {0}
+
+
+def test_login_of_the_proxy_is_where_root_alone_reads_it(site: Site) -> None:
+    first = connect(FIRST)
+    secret = PROXY_LOGIN.split(":")[1]
+    assert secret in first.file("/etc/npufleet/proxy.env").content_string
+    assert first.file("/etc/npufleet/proxy.env").mode == 0o600
+    assert first.check_output("grep -rl %s /etc", secret) == "/etc/npufleet/proxy.env"
+    assert secret not in first.check_output("systemctl show docker") + first.check_output("docker info")
+    # Where sudo writes down what it runs
+    assert secret not in first.check_output("journalctl --no-pager --output=cat")
+    for name, options in (("site.yml", ["--check"]), ("status.yml", [])):
+        done = run(name, "-vvv", "--diff", *options, **{**site.given, "npufleet_no_proxy": ["localhost"]})
+        assert "/etc/npufleet/proxy.env" in done.output, "another list is no difference"
+        assert not [line for line in done.output.splitlines() if secret in line and "ansible-playbook" not in line]
 
 
 def test_preflight_asks_the_registry_through_the_proxy(site: Site, tmp_path: Path) -> None:

@@ -1,7 +1,3 @@
-"""Makes the checkout importable as ansible_collections.npufleet.triton, as Ansible itself sees it."""
+"""The checkout is importable to every test here."""
 
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "collections"))
+import checkout  # noqa: F401

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,16 +20,25 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
-from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated, switches
+from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
+# Names that a path can hold as they are, and names that no request can hold
+UTF8 = ["\ubaa8\ub378", "50%", "%6fk", 'quo"te', "back\\slash", "a:b", ".."]
+NAMELESS = ["with space", "new\nline", "a/b", "ok?x", "ok#x", "nul\0", "del\x7f", ""]
 ROW = {
     "sdk": {"package": "rebel-compiler", "version": "0.6.2", "shape": "0.6"},
     "driver": {"package": "rebellions", "version": "1.2.92", "form": "deb"},
     "triton": {"version": "2.42.0", "image": "triton:base", "python": "3.10", "tritonclient": "2.41.1", "numpy": "<2"},
     "cards": ["RBLN-CA12"],
+    "systems": ["ubuntu-22.04"],
+    "kernels": ">=5.10",
 }
+
+
+# ansible-playbook, with what each of its workers would else import anew
+ANSIBLE_PLAYBOOK = "import numpy, google.protobuf.text_format; from ansible.cli.playbook import main; main()"
 
 
 def fixture(name: str) -> Any:
@@ -42,7 +52,6 @@ def fleet(**inventory: Any) -> Templated:
     merged: dict[str, Any] = {}
     for path in sorted(ROOT.glob("roles/*/defaults/main.yml")):
         merged.update(loader.load_from_file(str(path), cache="all", trusted_as_template=True) or {})
-    on_or_off = switches(merged)
     merged.update(
         inventory_hostname="npu1",
         group_names=["npu_hosts"],
@@ -56,7 +65,25 @@ def fleet(**inventory: Any) -> Templated:
         triton_models=[],
     )
     merged.update(inventory)
-    return Templated(merged, Templar(loader, variables=merged).template, on_or_off)
+    return Templated(merged, Templar(loader, variables=merged).template, inventory)
+
+
+def ansible_playbook(place: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """One run of ansible-playbook with this checkout's settings. Ansible itself writes below `place` only."""
+    settings = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_") and "proxy" not in name.lower()},
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_HOME": str(place / "ansible"),
+        "ANSIBLE_CACHE_PLUGIN": "memory",
+        "ANSIBLE_LOCAL_TEMP": str(place / "ansible/tmp"),
+        "ANSIBLE_REMOTE_TEMP": str(place / "ansible/tmp"),
+        "ANSIBLE_NOCOLOR": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **environment,
+    }
+    command = [sys.executable, "-c", ANSIBLE_PLAYBOOK, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=300, check=False)
 
 
 class _Done(BaseException):
@@ -90,6 +117,8 @@ class Answers:
     def __init__(self, answers: dict[str, tuple[int, Any]]) -> None:
         self.answers = answers
         self.asked: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self.bodies: list[bytes] = []
         self.port = 0
 
 
@@ -99,9 +128,11 @@ def _handler(answers: Answers) -> type[BaseHTTPRequestHandler]:
             pass
 
         def _answer(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            asked = f"{self.command} {self.path}"
+            answers.bodies.append(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+            # As Triton has it: bytes, of which none is decoded
+            asked = f"{self.command} {self.path}".encode("latin-1").decode("utf-8", "replace")
             answers.asked.append(asked)
+            answers.headers.append({name.lower(): value for name, value in self.headers.items()})
             status, body = answers.answers.get(asked, (404, {"error": f"nothing at {asked}"}))
             raw = body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(status)
@@ -134,10 +165,11 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def http_server(answers: dict[str, tuple[int, Any]]) -> Iterator[Answers]:
-    """An HTTP server on a free port of the loopback."""
+def http_server(answers: dict[str, tuple[int, Any]], address: str = "127.0.0.1") -> Iterator[Answers]:
+    """An HTTP server on a free port of the loopback, or of another address of this machine."""
     kept = Answers(answers)
-    server = _Server(("127.0.0.1", 0), _handler(kept))
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    server = type("Server", (_Server,), {"address_family": family})((address, 0), _handler(kept))
     kept.port = server.server_address[1]
     with _serving(server):
         yield kept

@@ -12,6 +12,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.lint.repository im
 A, B = '{ name: "A" data_type: TYPE_FP32 dims: [ 3 ] }', '{ name: "B" data_type: TYPE_FP32 dims: [ 3 ] }'
 GOOD = f'backend: "python"\nmax_batch_size: 4\ninput [ {A} ]\noutput [ {B} ]\n'
 
+# A model.py that Triton loads
+PYTHON = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+
 
 def write(place: Path, files: Mapping[str, str]) -> Path:
     """Write files below a place; a path that ends in / is an empty directory."""
@@ -32,7 +35,7 @@ def findings(place: Path, files: Mapping[str, str], row: Row | None = None) -> l
 def of_config(place: Path, config: str, row: Row | None = None, **files: str) -> list[tuple[int | None, str, str, str]]:
     """(line, field, found, wanted) of the findings about a model `m` with a model.py; more files by path with _ for /."""
     found = findings(
-        place, {"m/config.pbtxt": config, "m/1/model.py": "pass\n", **{f"m/{path}": one for path, one in files.items()}}, row
+        place, {"m/config.pbtxt": config, "m/1/model.py": PYTHON, **{f"m/{path}": one for path, one in files.items()}}, row
     )
     return [(one.line, one.field, one.found, one.wanted) for one in found]
 

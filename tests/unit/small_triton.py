@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import ipaddress
 import json
+import socket
 import ssl
 import threading
 import time
@@ -97,6 +98,9 @@ def _handler(small: SmallTriton) -> type[BaseHTTPRequestHandler]:
                     said = json.dumps({"model_name": "double", "model_version": "1", "outputs": [output]}).encode()
             except PermissionError as error:
                 status, said = 403, json.dumps({"error": str(error)}).encode()
+            except ConnectionAbortedError:
+                self.close_connection = True
+                return
             except ValueError as error:
                 status, said = 500, json.dumps({"error": str(error)}).encode()
             self.send_response(status)
@@ -138,16 +142,32 @@ def _servicer(small: SmallTriton) -> Any:
             response.raw_output_contents.append(array.astype(np.float32).tobytes())
             return response
 
+        def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
+            self._allow(context)
+            small.asked.append(f"load {request.model_name}")
+            time.sleep(small.pause)
+            if request.model_name not in small.models:
+                context.abort(
+                    grpc.StatusCode.INVALID_ARGUMENT, f"failed to load '{request.model_name}': " + 5000 * "a long reason "
+                )
+            return messages.RepositoryModelLoadResponse()
+
+        def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
+            self._allow(context)
+            small.asked.append(f"unload {request.model_name} {request.parameters['unload_dependents'].bool_param}")
+            return messages.RepositoryModelUnloadResponse()
+
     return Servicer()
 
 
 @contextmanager
-def small_triton(tls: dict[str, str] | None = None) -> Iterator[SmallTriton]:
+def small_triton(tls: dict[str, str] | None = None, address: str = "127.0.0.1") -> Iterator[SmallTriton]:
     """Both servers; with `tls` HTTPS, and gRPC that wants a certificate of the client, too."""
     grpc = importlib.import_module("grpc")
     services = importlib.import_module("tritonclient.grpc.service_pb2_grpc")
     small = SmallTriton()
-    http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(small))
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    http = type("Server", (ThreadingHTTPServer,), {"address_family": family})((address, 0), _handler(small))
     http.daemon_threads = True
     rpc = grpc.server(ThreadPoolExecutor(8))
     services.add_GRPCInferenceServiceServicer_to_server(_servicer(small), rpc)
@@ -159,7 +179,7 @@ def small_triton(tls: dict[str, str] | None = None) -> Iterator[SmallTriton]:
         credentials = grpc.ssl_server_credentials([pair], Path(tls["ca"]).read_bytes(), require_client_auth=True)
         small.grpc_port = rpc.add_secure_port("127.0.0.1:0", credentials)
     else:
-        small.grpc_port = rpc.add_insecure_port("127.0.0.1:0")
+        small.grpc_port = rpc.add_insecure_port(f"[{address}]:0" if ":" in address else f"{address}:0")
     small.http_port = http.server_address[1]
     rpc.start()
     thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)

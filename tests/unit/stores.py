@@ -64,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         self.store.asked.append((self.command, self.path, self.headers.get("Range", "")))
         if self.store.gate:
-            self.store.gate.wait(20)
+            self.store.gate.wait(300)
         if self.allowed():
             self.find()
 

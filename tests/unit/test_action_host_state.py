@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ROOT, ROW
+from helpers import ROOT, ROW, ansible_playbook
+from linting import PYTHON
 
 PLAYBOOK = """
 - name: Look
@@ -22,6 +23,10 @@ PLAYBOOK = """
         concerns: "{{ looked_at | default(omit) }}"
 """
 STORE = """
+    - name: Hold the host
+      npufleet.triton.host_lease:
+        program: ""
+
     - name: Make the release
       npufleet.triton.model_store:
         models: [digits]
@@ -37,6 +42,10 @@ STORE = """
 """
 # Of the next run, which finds what the first one left open
 CLOSE = """
+    - name: Hold the host
+      npufleet.triton.host_lease:
+        program: ""
+
     - name: Keep the release
       npufleet.triton.model_store:
         state: proven
@@ -49,6 +58,19 @@ CLOSE = """
       npufleet.triton.model_store:
         state: told
 """
+# Of a run that has nothing else to do
+MEND = """
+    - name: Hold the host
+      npufleet.triton.host_lease:
+        program: ""
+
+    - name: Put it right
+      npufleet.triton.model_store:
+
+    - name: Ask again
+      npufleet.triton.host_state:
+        concerns: [models]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +79,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("site")
     (place / "models/digits/1").mkdir(parents=True)
     (place / "models/digits/config.pbtxt").write_text('backend: "python"\ninstance_group [{ kind: KIND_MODEL }]\n')
-    (place / "models/digits/1/model.py").write_text("pass\n")
+    (place / "models/digits/1/model.py").write_text(PYTHON)
     return place
 
 
@@ -75,28 +97,19 @@ def variables(site: Path, **more: Any) -> dict[str, Any]:
     }
 
 
-def play(site: Path, hosts: dict[str, dict[str, Any]], playbook: str, *options: str) -> dict[str, dict[str, Any]]:
+def play(site: Path, hosts: dict[str, dict[str, Any]], playbook: str | Path, *options: str) -> dict[str, dict[str, Any]]:
     """{task: {host: result}} of one run of ansible-playbook, as its JSON callback tells it."""
     local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
     inventory = {"npu_hosts": {"hosts": {name: {**local, **given} for name, given in hosts.items()}}}
     (site / "hosts.json").write_text(json.dumps(inventory))
-    (site / "play.yml").write_text(playbook)
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")},
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_HOME": str(site / "ansible"),
-        "ANSIBLE_CACHE_PLUGIN": "memory",
-        "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-        "ANSIBLE_LOCAL_TEMP": str(site / "tmp"),
-        "ANSIBLE_REMOTE_TEMP": str(site / "tmp"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    command = [sys.executable, "-m", "ansible", "playbook", "-i", str(site / "hosts.json"), str(site / "play.yml"), *options]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=120, check=False)
-    output = done.stdout.decode()
-    assert "{" in output, done.stderr.decode()
-    (one,) = json.loads(output[output.index("{") :])["plays"]
-    return {task["task"]["name"]: task["hosts"] for task in one["tasks"]}
+    (site / "play.yml").write_text(playbook if isinstance(playbook, str) else "[]")
+    path = playbook if isinstance(playbook, Path) else site / "play.yml"
+    callback = {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json"}
+    done = ansible_playbook(site, "-i", site / "hosts.json", path, *options, **callback)
+    output = done.stdout
+    assert "{" in output, done.stderr
+    plays = json.loads(output[output.index("{") :])["plays"]
+    return {task["task"]["name"]: task["hosts"] for one in plays for task in one["tasks"]}
 
 
 # Refusals and check mode
@@ -104,13 +117,14 @@ def play(site: Path, hosts: dict[str, dict[str, Any]], playbook: str, *options: 
 
 @pytest.fixture(scope="module")
 def looked(site: Path) -> dict[str, Any]:
-    """{host: result} of one look at five hosts with `--check --diff`."""
+    """{host: result} of one look at six hosts with `--check --diff`."""
     hosts = {
         "bare": {},
         "unset": variables(site, triton_image_name="{{ not_set_anywhere }}"),
         "npu1": variables(site, looked_at=["models"]),
         "npu2": variables(site, npufleet_card="RBLN-CA99", triton_server_model_control_mode="auto"),
         "npu3": variables(site, triton_models=[{"name": "digits"}, {"name": "words"}]),
+        "npu4": variables(site, triton_models=[{"name": "digits", "hosts": "npu4"}], npufleet_npus="two", npufleet_no_proxy="a,b"),
     }
     results = play(site, hosts, PLAYBOOK, "--check", "--diff")["Ask what differs"]
     assert not (site / "root").exists()
@@ -145,15 +159,86 @@ def test_every_reason_is_told_once(looked: dict[str, Any]) -> None:
 
 
 def test_all_reasons_of_the_variables_come_at_once(looked: dict[str, Any]) -> None:
-    card, mode = refused(looked, "npu2")
+    mode, card = refused(looked, "npu2")
     assert card == "npufleet_card is RBLN-CA99, release site supports RBLN-CA12: choose a release for this card"
-    assert mode.startswith("triton_server_model_control_mode is auto, wanted none, poll or explicit")
+    assert mode == "triton_server_model_control_mode: found auto, wanted none or poll or explicit: correct it"
 
 
 def test_all_reasons_of_the_concerns_come_at_once(site: Path, looked: dict[str, Any]) -> None:
     model, driver = refused(looked, "npu3")
     assert model == f"model words: found no {site}/models/words/config.pbtxt: every model is a directory with one"
     assert driver.startswith("driver 3.0.0 of release site is a .run package, this version installs .deb: ")
+
+
+def test_values_of_another_type_are_refused_all_at_once(looked: dict[str, Any]) -> None:
+    assert refused(looked, "npu4")[:3] == [
+        "npufleet_no_proxy: found text, wanted a list: write it as [one, two], on a command line inside of JSON",
+        "npufleet_npus: found two, wanted a whole number: correct it",
+        "triton_models[digits].hosts: found text, wanted a list: write it as [one, two], on a command line inside of JSON",
+    ]
+    assert len(refused(looked, "npu4")) == 3
+
+
+@pytest.mark.parametrize("playbook", ["preflight", "models", "site"])
+def test_preflight_tells_them_once_beside_all_others(site: Path, playbook: str) -> None:
+    """The playbooks themselves; of one role Ansible would tell its own findings first, and no others."""
+    given = variables(
+        site,
+        npufleet_no_proxy="a,b",
+        triton_server_watchdog="soon",
+        triton_server_listen_address="npu1.example.com",
+        triton_models=[{"name": "digits", "hosts": "npu1"}],
+        triton_image_index_user="{{ [1] }}",
+        npufleet_http_prot=8000,
+    )
+    tasks = play(site, {"npu1": given}, ROOT / f"playbooks/{playbook}.yml", "--limit", "npu1")
+    words = tasks["npufleet.triton.preflight : Refuse, all reasons of all hosts at once"]["npu1"]["msg"]
+    for reason in (
+        "npufleet_http_prot is set, and there is no such variable: did you mean npufleet_http_port?",
+        "npufleet_no_proxy: found text, wanted a list",
+        "triton_image_index_user: found a list, wanted text",
+        "triton_server_watchdog: found soon, wanted true or false",
+        "triton_models[digits].hosts: found text, wanted a list",
+    ):
+        assert words.count(reason) == 1, words
+
+
+ACTIONS = """
+- name: Look
+  hosts: all
+  gather_facts: false
+  tasks:
+    - name: Lint
+      npufleet.triton.model_manifest:
+      when: inventory_hostname == "lint"
+    - name: Release
+      npufleet.triton.model_store:
+        models: [digits]
+      when: inventory_hostname == "release"
+    - name: Tell
+      npufleet.triton.model_store:
+        state: told
+      when: inventory_hostname == "tell"
+    - name: Look whether it is in maintenance
+      npufleet.triton.host_state:
+        concerns: []
+      when: inventory_hostname == "look"
+"""
+
+
+def test_every_action_refuses_them(site: Path) -> None:
+    given = variables(site, triton_models=[{"name": "digits", "hosts": "lint"}], model_repository_keep=[3], npufleet_no_proxy="a")
+    results = play(site, dict.fromkeys(("lint", "release", "tell", "look"), given), ACTIONS)
+    for task, host in (("Lint", "lint"), ("Release", "release")):
+        assert [one.split(":")[0] for one in refused(results[task], host)[:3]] == [
+            "model_repository_keep",
+            "npufleet_no_proxy",
+            "triton_models[digits].hosts",
+        ]
+    # Where one is read on the way it is the only reason; who reads none is not kept from his work
+    (reason,) = refused(results["Tell"], "tell")
+    assert reason.startswith("model_repository_keep: found a list, ")
+    assert results["Look whether it is in maintenance"]["look"].get("failed", False) is False
 
 
 def test_variable_that_refers_to_nothing_is_named(looked: dict[str, Any]) -> None:
@@ -196,13 +281,14 @@ def test_store_is_made_proven_and_left_alone(site: Path) -> None:
     assert "count: 2" in config
     assert wanted["release"] in config
     assert wanted["source"] in config
-    assert (site / "root/served/digits/1/model.py").read_text() == "pass\n"
+    assert (site / "root/served/digits/1/model.py").read_text() == PYTHON
 
     # The first run has ended with its lease still fresh: nobody waits for it
     results = play(site, {"npu1": variables(site, looked_at=["models"])}, PLAYBOOK + CLOSE)
     tasks = {name: hosts["npu1"] for name, hosts in results.items()}
     (opened,) = tasks["Ask what differs"]["plan"]
     assert (opened["name"], opened["action"]) == ("transaction", "prove")
+    assert "another run" not in str(tasks["Ask what differs"])
     assert (tasks["Keep the release"].get("failed", False), tasks["Keep the release"]["changed"]) == (False, True)
     again = tasks["Ask again"]
     assert (again["changed"], again["plan"], again["report"], again.get("diff", {})) == (False, [], [], {})
@@ -214,3 +300,30 @@ def test_store_is_made_proven_and_left_alone(site: Path) -> None:
     }
     (line,) = tasks["Ask what happened"]["history"]
     assert (line["host"], line["model"], line["what"], line["to"], line["result"]) == ("npu1", "digits", "deploy", label, "proven")
+
+
+def test_links_and_damage_come_through_the_playbook(site: Path, tmp_path: Path) -> None:
+    """A link out of the repository is refused before anything is asked; what hands damaged on the host is named, then put right."""
+    place = tmp_path / "site"
+    shutil.copytree(site / "models", place / "models")
+    mine = variables(place, looked_at=["models"], npufleet_root=str(tmp_path / "root"))
+    results = play(place, {"npu1": mine}, PLAYBOOK + STORE.partition("    - name: Ask for a model")[0] + CLOSE)
+    assert results["Ask again"]["npu1"]["plan"] == []
+    (record,) = (tmp_path / "root/releases/digits").glob("*.json")
+    whole = record.read_text()
+    for path in (record, tmp_path / "root/history.jsonl"):
+        path.write_bytes(path.read_bytes()[:-40])
+    results = play(place, {"npu1": mine}, PLAYBOOK + MEND)
+    asked, mended, again = (results[name]["npu1"] for name in ("Ask what differs", "Put it right", "Ask again"))
+    names = ["history.jsonl", f"releases/digits/{record.name}"]
+    assert [(one["name"], one["action"]) for one in asked["plan"]] == [(name, "mend") for name in names]
+    assert all("found it is no JSON" in one or "line 1: it is no JSON" in one for one in asked["report"])
+    assert (sorted(mended["mended"]), mended["switched"], again["plan"]) == (names, {}, [])
+    assert record.read_text() == whole
+
+    (place / "models/digits/2").symlink_to("/etc")
+    os.mkfifo(place / "models/digits/pipe")
+    asked = play(place, {"npu1": mine}, PLAYBOOK)["Ask what differs"]["npu1"]
+    assert asked["failed"] is True
+    for words in ("digits/2: found a link to /etc, wanted one that stays inside", "digits/pipe: found a named pipe"):
+        assert words in asked["msg"]

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -15,8 +14,9 @@ from typing import Any
 import pytest
 from ansible.parsing.vault import VaultLib, VaultSecret
 from ansible_collections.npufleet.triton.plugins.action import support_bundle
+from ansible_collections.npufleet.triton.plugins.module_utils import unpack
 from ansible_collections.npufleet.triton.plugins.modules.support_bundle import pack
-from helpers import ROOT
+from helpers import ansible_playbook
 
 PLAY = """
 - hosts: all
@@ -48,30 +48,16 @@ def run(site: Path, *options: str, **more: Any) -> dict[str, Any]:
     (site / "vault").write_text("open\n")
     vaulted = VaultLib([("default", VaultSecret(b"open"))]).encrypt("the_vaulted_token: vaulted-p4ss\n")
     (site / "vars.yml").write_bytes(vaulted)
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")},
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_HOME": str(site / "ansible"),
-        "ANSIBLE_CACHE_PLUGIN": "memory",
+    secrets = ["--become-password-file", site / "become", "--vault-password-file", site / "vault", "-e", f"@{site}/vars.yml"]
+    settings = {
         "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-        "ANSIBLE_LOCAL_TEMP": str(site / "tmp"),
         "ANSIBLE_REMOTE_TEMP": str(site / "remote"),
         "ANSIBLE_KEEP_REMOTE_FILES": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
     }
-    command = [sys.executable, "-m", "ansible", "playbook", "-i", str(site / "hosts.json"), str(site / "play.yml"), *options]
-    command += [
-        "--become-password-file",
-        str(site / "become"),
-        "--vault-password-file",
-        str(site / "vault"),
-        "-e",
-        f"@{site}/vars.yml",
-    ]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=120, check=False)
-    output = done.stdout.decode()
-    assert "{" in output, done.stderr.decode()
-    assert not [one for one in VALUES if one in output + done.stderr.decode()], output
+    done = ansible_playbook(site, "-i", site / "hosts.json", site / "play.yml", *options, *secrets, **settings)
+    output = done.stdout
+    assert "{" in output, done.stderr
+    assert not [one for one in VALUES if one in output + done.stderr], output
     result = json.loads(output[output.index("{\n") :])["plays"][0]["tasks"][0]["hosts"]["npu1"]
     return dict(result)
 
@@ -122,9 +108,9 @@ def test_place_on_the_controller_that_cannot_be_written(site: Path) -> None:
 
 
 def test_reading_back_finds_a_known_secret() -> None:
-    raw = pack("r", {"a": "x artefact-p4ss", "b": "YXJ0ZWZhY3QtcDRzcw==", "c": "nothing"})
-    assert support_bundle.leaking(raw, ["artefact-p4ss"]) == ["r/a", "r/b"]
-    assert support_bundle.leaking(raw, []) == []
+    members = {"a": b"x artefact-p4ss", "b": b"YXJ0ZWZhY3QtcDRzcw==", "c": b"nothing"}
+    assert support_bundle.leaking(members, ["artefact-p4ss"]) == ["a", "b"]
+    assert support_bundle.leaking(members, []) == []
 
 
 def test_options_of_the_controllers_own_cannot_be_given() -> None:
@@ -141,18 +127,50 @@ class Connection:
         Path(path).write_bytes(self.raw)
 
 
+BOUNDS = unpack.Bounds(packed=4096, unpacked=1 << 16, files=3)
+
+
+def fetched(tmp_path: Path, raw: bytes, sha256: str | None = None) -> list[str]:
+    """The files of a bundle that a host hands over as `raw`."""
+    action = support_bundle.ActionModule.__new__(support_bundle.ActionModule)
+    action._connection = Connection(raw)
+    result = {"sha256": sha256 or hashlib.sha256(raw).hexdigest()}
+    names = action._fetch("x", str(tmp_path / "out/r.tar.gz"), result, ["artefact-p4ss"], "npu1", BOUNDS)
+    assert result["sha256"] == hashlib.sha256((tmp_path / "out/r.tar.gz").read_bytes()).hexdigest()
+    return names
+
+
 @pytest.mark.parametrize(
     ("sha256", "words"),
     [
-        (None, "npu1: a known secret could be read in r/a: the bundle is deleted"),
+        (None, "npu1: a known secret could be read in a: the bundle is deleted"),
         ("0" * 64, "npu1: the bundle arrived with digest "),
     ],
 )
 def test_what_arrives_wrong_is_not_kept(tmp_path: Path, sha256: str | None, words: str) -> None:
-    raw = pack("r", {"a": "artefact-p4ss"})
-    action = support_bundle.ActionModule.__new__(support_bundle.ActionModule)
-    action._connection = Connection(raw)
-    result = {"sha256": sha256 or hashlib.sha256(raw).hexdigest()}
     with pytest.raises(Exception, match=words):
-        action._fetch("x", str(tmp_path / "out/a.tar.gz"), result, ["artefact-p4ss"], "npu1")
+        fetched(tmp_path, pack("r", {"a": "artefact-p4ss"}), sha256)
     assert os.listdir(tmp_path / "out") == []
+
+
+def test_a_bundle_is_kept_as_it_was_read(tmp_path: Path) -> None:
+    raw = pack("r", {"a": "x\x1b[2J", "b/c": "é"})
+    assert fetched(tmp_path, raw) == ["a", "b/c"]
+    kept = (tmp_path / "out/r.tar.gz").read_bytes()
+    assert unpack.files(kept, "r", BOUNDS) == {"a": b"x\\x1b[2J", "b/c": "é".encode()}
+
+
+def test_a_bundle_is_not_read_beyond_its_bound(tmp_path: Path) -> None:
+    class Endless(Connection):
+        def fetch_file(self, _source: str, path: str) -> None:
+            with open(path, "wb", buffering=0) as target:
+                while target.write(bytes(1024)):
+                    assert target.tell() <= 1 << 20
+
+    action = support_bundle.ActionModule.__new__(support_bundle.ActionModule)
+    action._connection = Endless(b"")
+    with pytest.raises(Exception, match="npu1: found a bundle of more than 4096 bytes"):
+        action._fetch("x", str(tmp_path / "out/r.tar.gz"), {"sha256": ""}, [], "npu1", BOUNDS)
+    assert os.listdir(tmp_path / "out") == []
+    # And nothing that is written afterwards is bound by it
+    (tmp_path / "large").write_bytes(bytes(8192))

@@ -45,7 +45,7 @@ def test_the_guides_container_is_the_roles_own_but_for_the_mode() -> None:
         "npufleet_http_port": 8000,
         "npufleet_grpc_port": 8001,
         "npufleet_metrics_port": 8002,
-        "triton_server_listen_address": "0.0.0.0",
+        "triton_server_listen_address": "",
         **{name: variables[name] for name in ("triton_server_log_driver", "triton_server_log_options") if name in variables},
     }
     assert [line.split(":")[0] for line in left_out] == [
@@ -53,6 +53,7 @@ def test_the_guides_container_is_the_roles_own_but_for_the_mode() -> None:
         "restart policy no",
         "volume /srv/python_backend",
         "environment PATH",
+        "no key",
     ]
     assert vault == {}
 
@@ -76,10 +77,12 @@ def test_a_server_behind_a_shell_and_its_secrets() -> None:
         "{{ triton_server_vendor_tool }}:{{ triton_server_vendor_tool }}:ro",
         "/srv/tokenizers:/tokenizers:rw",
     ]
-    assert variables["triton_server_extra_args"] == [
-        "--http-restricted-api={{ vault_npu_1_http_restricted_api }}",
-        "--backend-config=python,shm-default-byte-size=1048576",
-    ]
+    assert variables["triton_server_extra_args"] == ["--backend-config=python,shm-default-byte-size=1048576"]
+    assert variables["triton_server_restricted_apis"] == ["model-repository"]
+    assert (variables["triton_server_api_key_name"], variables["triton_server_api_key"]) == (
+        "admin-key",
+        "{{ vault_npu_1_triton_server_api_key }}",
+    )
     assert variables["triton_server_environment"] == {
         "HF_TOKEN": "{{ vault_npu_1_hf_token }}",
         "MODEL_KEY_FILE": "/keys/a.pem",
@@ -87,7 +90,7 @@ def test_a_server_behind_a_shell_and_its_secrets() -> None:
     }
     assert vault == {
         "vault_npu_1_hf_token": "hf_abcdefgh12345678",
-        "vault_npu_1_http_restricted_api": "model-repository:admin-key=s3cr3t-value",
+        "vault_npu_1_triton_server_api_key": "s3cr3t-value",
     }
     text = " ".join(left_out)
     assert "limit of 3 tries" in text
@@ -136,6 +139,21 @@ def test_a_server_on_the_hosts_network() -> None:
     assert any(line.startswith("network host: ") for line in left_out)
     assert any(line.startswith("ipc host: ") for line in left_out)
     assert any(line.startswith("listen addresses 10.0.0.5, 0.0.0.0") for line in left_out)
+
+
+@pytest.mark.parametrize(
+    ("given", "listens", "asked"),
+    [
+        (["--http-address=ipv6:2001:db8::5"], "2001:db8::5", "2001:db8::5"),
+        (["--http-address", "ipv6:::"], "::", "::1"),
+        ([], "0.0.0.0", "127.0.0.1"),
+    ],
+)
+def test_a_server_on_the_hosts_network_with_ipv6(given: list[str], listens: str, asked: str) -> None:
+    argv = ["tritonserver", "--model-repository=/models", *given]
+    variables, _left_out, _vault = translate("host_network", argv)
+    assert variables["triton_server_listen_address"] == listens
+    assert adoption.endpoint({"HostConfig": {"NetworkMode": "host"}}, argv) == (asked, 8000)
 
 
 def test_leftovers_of_another_kind_of_card() -> None:
@@ -220,10 +238,24 @@ def test_commands_that_only_keep_a_container(command: list[str] | None, idle: bo
         ("MAX_TOKENS", "512", False),
         ("TOKENIZERS_PARALLELISM", "false", False),
         ("HF_TOKEN", "", False),
+        ("ALERTS", "https://hooks.slack.com/services/T0/B0/abc", True),
+        ("SOURCE", "https://a.blob.core.windows.net/c?sp=r&sig=abc", True),
+        ("STORE", "https://me:p/w@host/x", True),
+        ("cache-config", "redis,host=a,password=abc", True),
+        ("cache-config", "local,size=1048576", False),
+        ("grpc-server-key", "/etc/key.pem", False),
     ],
 )
 def test_what_is_a_secret(name: str, value: str, secret: bool) -> None:
     assert tritonserver.is_secret(name, value) is secret
+
+
+def test_option_with_a_secret_goes_to_the_vault() -> None:
+    variables: dict[str, Any] = {}
+    vault: dict[str, str] = {}
+    tritonserver.carry([("cache-config", "redis,password=abcdef"), ("log-format", "default")], "npu1", variables, [], vault)
+    assert variables["triton_server_extra_args"] == ["--cache-config={{ vault_npu1_cache_config }}", "--log-format=default"]
+    assert vault == {"vault_npu1_cache_config": "redis,password=abcdef"}
 
 
 @pytest.mark.parametrize(
@@ -259,3 +291,45 @@ def test_where_the_host_reaches_the_server() -> None:
 def test_secrets_are_masked_wherever_they_stand() -> None:
     value = {"a": ["x s3cr3t y", 1], "b": {"c": "s3cr3t"}}
     assert adoption.masked(value, ["s3cr3t"]) == {"a": ["x (secret) y", 1], "b": {"c": "(secret)"}}
+
+
+@pytest.mark.parametrize("name", ["x-restricted{{ lookup('pipe', 'id') }}", "x-restricted\n", "X", "", "{{ 7 }}", "#jinja2: x"])
+def test_what_is_no_option_becomes_no_part_of_a_template(name: str) -> None:
+    variables, left_out, vault = translate("shell", [*GUIDE, f"--{name}=value"])
+    assert "triton_server_extra_args" not in variables
+    assert any(line.startswith(f"argument --{name}=value: ") for line in left_out)
+    assert sorted(vault) == ["vault_npu_1_hf_token"]
+
+
+def test_a_name_that_is_none_is_no_variable_of_an_environment() -> None:
+    one = found("shell")
+    one["process"]["environment"] = {"A{{ 7 }}": "1", "B\nC": "1", "A.B-C_1": "1"}
+    one["process"]["main"] = False
+    variables, left_out, _vault = adoption.translate(one, "npu-1", "/usr/local/bin/rbln-stat", "/var/lib/npufleet")
+    assert {"A.B-C_1"} == {name for name in variables["triton_server_environment"] if name[0] in "AB"}
+    assert len([line for line in left_out if "no program reads a variable of such a name" in line]) == 2
+
+
+def test_two_secrets_have_two_variables() -> None:
+    vault: dict[str, str] = {}
+    names = [str(tritonserver.to_vault("h", *one, vault)) for one in (("A_KEY", "x"), ("A.KEY", "y"), ("A_KEY", "x"))]
+    assert len(set(names)) == 2 and sorted(vault.values()) == ["x", "y"]
+    assert all(name.isascii() and name.isidentifier() for name in vault)
+
+
+def test_several_keys_become_the_one_that_opened_the_models_and_the_others_are_told() -> None:
+    argv = [
+        "tritonserver",
+        "--model-repository=/models",
+        "--http-restricted-api=statistics,health,trace:Other=first-secret",
+        "--http-restricted-api=model-repository:Admin-Key=second=secret",
+        "--grpc-restricted-protocol",
+        "model-repository,inference:Admin-Key=second=secret",
+    ]
+    variables, left_out, vault = translate("shell", argv)
+    assert variables["triton_server_restricted_apis"] == ["health", "inference", "model-repository", "statistics", "trace"]
+    assert (variables["triton_server_api_key_name"], vault["vault_npu_1_triton_server_api_key"]) == ("admin-key", "second=secret")
+    assert "triton_server_extra_args" not in variables
+    assert "another key in Other: the managed server has one, in the header Admin-Key" in left_out
+    assert "secret" not in " ".join(left_out)
+    assert tritonserver.key_headers(argv) == {"Other": "first-secret", "Admin-Key": "second=secret"}

@@ -114,3 +114,12 @@ def test_a_server_that_refuses_the_request() -> None:
     arrays, _body = first_check.request(RESNET)
     with pytest.raises(first_check.NoRequest, match=r"answered 500: .*no such token"):
         first_check.check("words", arrays, [answer([1.0] * 3), (500, {"error": "no such token"})], ["http"])
+
+
+@pytest.mark.parametrize("shape", [(1, 0), (0,)])
+def test_an_empty_answer_is_expected_by_its_shape_and_by_no_values(tmp_path: Any, shape: tuple[int, ...]) -> None:
+    """As a detector answers that finds nothing."""
+    arrays, _body = first_check.request(RESNET)
+    document, files = first_check.check("words", arrays, [answer([], shape=shape)] * 2, ["http"])
+    assert document["checks"][0]["expect"] == {"OUTPUT__0": {"dtype": "FP32", "shape": list(shape)}}
+    assert list(files) == ["INPUT__0.npy"]

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from ansible_collections.npufleet.triton.plugins.action import adoption as action
-from ansible_collections.npufleet.triton.plugins.module_utils.tritonserver import Template
+from ansible_collections.npufleet.triton.plugins.module_utils import host_text
+from ansible_collections.npufleet.triton.plugins.module_utils.tritonserver import Template, key_headers
 from ansible_collections.npufleet.triton.plugins.modules import adoption as subject
-from helpers import FakeEngine, fixture, run_module
+from helpers import FakeEngine, fixture, http_server, run_module
 
 CONTAINERS = fixture("hand_made_containers.json")
 GUIDE = CONTAINERS["guide"]
@@ -121,7 +121,7 @@ def test_pieces_make_the_whole(tmp_path: Path) -> None:
 
 
 def test_host_vars_evaluate_what_the_project_wrote_and_nothing_else() -> None:
-    text = yaml.dump({"ours": Template("{{ vault_x }}"), "theirs": "{{ lookup('pipe', 'id') }}"}, Dumper=action._Dumper)
+    text = host_text.variables({"ours": Template("{{ vault_x }}"), "theirs": "{{ lookup('pipe', 'id') }}"})
     assert "ours: '{{ vault_x }}'" in text
     assert "theirs: !unsafe" in text
 
@@ -138,3 +138,57 @@ def test_a_secret_of_a_shell_could_not_be_given_again() -> None:
     (reason,) = action.obstacles({"inspect": GUIDE, "image": {}, "process": process})
     assert "HF_TOKEN" in reason
     assert "hf_1234567" not in reason
+
+
+GOOD = {"1/model.py": {"size": 1, "sha256": "0" * 64, "at": "/x"}}
+
+
+def found_there(container: str = "/hand", model: str = "words", **file: Any) -> dict[str, Any]:
+    files = {file.pop("path", "1/model.py"): {**GOOD["1/model.py"], **file}}
+    return {"inspect": {"Name": container}, "models": {model: {"files": files}}}
+
+
+def test_names_of_a_host_that_may_become_paths() -> None:
+    action.check(found_there())
+    action.check(found_there(container="/hand_1.x-y", model="텍스트-v1.2", path="1/a b.txt"))
+
+
+PATHS = ["/etc/x", "../x", "a/../../x", "..", ".", "", "a\nb", "a\0b", "\x1b[2J"]
+
+
+@pytest.mark.parametrize("path", [*PATHS, "a/b", "{{ x }}", "-x"])
+def test_names_of_containers_and_models_that_are_none(path: str) -> None:
+    with pytest.raises(host_text.NoData, match="found the container name"):
+        action.check(found_there(container="/" + path))
+    with pytest.raises(host_text.NoData, match="found the model name"):
+        action.check(found_there(model=path))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_files_that_lead_elsewhere_and_digests_that_are_none(path: str) -> None:
+    with pytest.raises(host_text.NoData, match="found the path"):
+        action.check(found_there(path=path))
+    with pytest.raises(host_text.NoData, match="wanted a SHA-256 digest"):
+        action.check(found_there(sha256=path))
+
+
+@pytest.mark.parametrize("size", [-1, "1", None, 1.5])
+def test_sizes_that_are_none(size: Any) -> None:
+    with pytest.raises(host_text.NoData, match="bytes"):
+        action.check(found_there(size=size))
+
+
+def test_a_piece_is_no_larger_than_it_was_said_to_be(tmp_path: Path) -> None:
+    """A host that never ends would fill the controller."""
+    bringing = action.ActionModule.__new__(action.ActionModule)
+    bringing.arguments = {}
+    bringing.ask = lambda *_arguments: {"data": base64.b64encode(b"x" * 100).decode()}  # type: ignore[method-assign]
+    with pytest.raises(host_text.NoData, match="found 100 more bytes of /x, wanted 10 in all"):
+        bringing.bring({"size": 10, "sha256": "0" * 64, "at": "/x"}, None, str(tmp_path / "a/b"), {})
+
+
+def test_a_server_that_asks_for_a_key_is_asked_with_its_own() -> None:
+    answers: dict[str, Any] = {"GET /v2": (200, {"version": "2.42.0"}), "POST /v2/repository/index": (200, [])}
+    with http_server(answers) as triton:
+        subject.served("127.0.0.1", triton.port, key_headers(["tritonserver", "--http-restricted-api=health:a-key=secret"]))
+        assert [one.get("a-key") for one in triton.headers] == ["secret", "secret"]

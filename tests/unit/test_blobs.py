@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import blobs, store
+from ansible_collections.npufleet.triton.plugins.module_utils import blobs, store, takeover
 
 ONE, TWO = b"one" * 9000, b"two" * 9000
 
@@ -24,7 +24,8 @@ def digest(content: bytes) -> str:
 @pytest.fixture(autouse=True)
 def no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only root may give files away."""
-    monkeypatch.setattr(blobs.os, "chown", lambda *_arguments: None)
+    """Only root may give files away."""
+    monkeypatch.setattr(takeover.os, "fchown", lambda *_arguments: None)
 
 
 @pytest.fixture
@@ -220,29 +221,89 @@ def label(number: int) -> str:
     return f"{number:04d}-" + f"{number}" * 12
 
 
+def line(
+    to: int | str, before: int | str | None = None, result: str = "proven", what: str = "deploy", model: str = "digits"
+) -> str:
+    labels = [label(one) if isinstance(one, int) else one for one in (before, to)]
+    return json.dumps({"model": model, "what": what, "from": labels[0], "to": labels[1], "result": result}) + "\n"
+
+
 def test_served_and_previous_stay_whatever_their_age(full: Path) -> None:
     store.move_links(str(full), {"digits": label(2)})
-    lines = [
-        {"model": "digits", "from": label(4), "to": label(1), "result": "proven"},
-        {"model": "other", "from": label(3), "to": label(3), "result": "proven"},
-        {"model": "digits", "from": label(1), "to": label(2), "result": "proven"},
-    ]
-    (full / "history.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines[-1:]) + '{"model": "digits", "fr')
+    (full / "history.jsonl").write_text(line(1, 4) + line(3, 3, model="other") + line(2, 1))
     blobs.collect(str(full), 1)
-    assert labels(full) == numbers(full) == [1, 2, 5]
+    assert labels(full) == numbers(full) == [1, 2]
+
+
+def again(root: Path, number: int) -> str:
+    """The content of a release in a fresh directory, linked."""
+    whole = store.release_again(str(root), "digits", label(number))
+    made = store.make_release(str(root), "digits", whole)
+    store.move_links(str(root), {"digits": made})
+    return made
+
+
+def test_content_counts_once_however_often_it_was_put_back_or_repaired(full: Path) -> None:
+    lines = "".join(line(number, number - 1 if number > 1 else None) for number in range(1, 6))
+    served = label(5)
+    for failed in range(3):
+        before, served = served, again(full, 5)
+        lines += line(f"{90 + failed}-{'d' * 12}", before, "failed") + line(served, f"{90 + failed}-{'d' * 12}", what="put back")
+    for _repair in range(2):
+        before, served = served, again(full, 5)
+        lines += line(served, before)
+    (full / "history.jsonl").write_text(lines)
+    blobs.collect(str(full), 3)
+    assert labels(full) == [3, 4, 10] and numbers(full) == [3, 4, 5]
+    assert store.rollback_target(str(full), "digits", "previous") == label(4)
+    # A label of before is its content
+    assert store.rollback_target(str(full), "digits", label(5)) == served
+    blobs.collect(str(full), 1)
+    assert labels(full) == [4, 10]
+    assert store.rollback_target(str(full), "digits", "previous") == label(4)
+
+
+def test_what_was_never_proven_takes_nobodys_place(full: Path) -> None:
+    """Three releases failed in a row: what was proven before the served one is still there."""
+    store.move_links(str(full), {"digits": label(2)})
+    lines = line(1) + line(2, 1) + "".join(line(failed, 2, "failed") + line(2, failed, what="put back") for failed in (3, 4, 5))
+    (full / "history.jsonl").write_text(lines)
+    blobs.collect(str(full), 3)
+    assert labels(full) == numbers(full) == [1, 2]
+    assert store.rollback_target(str(full), "digits", "previous") == label(1)
+
+
+def test_of_equal_releases_a_whole_one_stays(full: Path) -> None:
+    made = again(full, 3)
+    (full / f"releases/digits/{made}.json").unlink()
+    store.move_links(str(full), {"digits": label(5)})
+    blobs.collect(str(full), 9)
+    assert labels(full) == [1, 2, 3, 4, 5]
+    assert not (full / "releases/digits" / made).exists()
+    # What is not whole is nothing to go back to
+    (full / f"releases/digits/{label(4)}.json").write_text("{")
+    blob(full, b"3" * 1000).unlink()
+    blobs.collect(str(full), 2)
+    assert labels(full) == [2, 5]
 
 
 def test_what_an_open_transaction_or_a_hold_names_stays(full: Path) -> None:
-    (full / "transaction.json").write_text(
-        json.dumps({"models": {"digits": {"from": label(2), "to": label(5)}, "new": {"from": None}}})
-    )
-    (full / "holds.json").write_text(json.dumps({"digits": {"label": label(3)}}))
+    moves = {"digits": {"from": label(2), "to": label(5), "what": "deploy"}, "new": {"from": None, "to": None, "what": "deploy"}}
+    store.open_transaction(str(full), store.Run("r", "jane", "npu1"), moves)
+    hold = {"source": "f" * 64, "label": label(3), "release": "3" * 64, "versions": ["1"], "by": "jane", "when": "now", "why": ""}
+    store.write_holds(str(full), {"digits": hold})
     blobs.collect(str(full), 1)
-    assert labels(full) == [2, 3, 5]
-    (full / "transaction.json").write_text('{"models')
-    with pytest.raises(store.StoreError, match="nothing is removed before it can"):
+    # Beside them the one before the served one, by its serial, as there is no history
+    assert labels(full) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("name", ["transaction.json", "holds.json", "history.jsonl"])
+@pytest.mark.parametrize("content", ['{"models', '{"models": []}', "7"])
+def test_nothing_goes_while_a_file_that_names_what_stays_cannot_be_used(full: Path, name: str, content: str) -> None:
+    (full / name).write_text(content)
+    with pytest.raises(store.StoreError, match=rf"{name} cannot be used \(.+\): nothing is removed before it can"):
         blobs.collect(str(full), 1)
-    assert labels(full) == [2, 3, 5]
+    assert labels(full) == [1, 2, 3, 4, 5]
 
 
 def test_a_blob_that_just_came_for_another_run_stays(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:

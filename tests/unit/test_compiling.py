@@ -105,6 +105,28 @@ def test_another_source(model: dict[str, Any], tmp_path: Path, compiled: Path) -
     assert plan(model, tmp_path)["why"] == "its source changed"
 
 
+def test_a_source_of_links(model: dict[str, Any], tmp_path: Path) -> None:
+    module = tmp_path / "source"
+    (module / "shared").mkdir(parents=True)
+    (module / "shared/net.py").write_text("one")
+    (module / "lib").symlink_to("shared")
+    torch = {**model, "source": {"torch": "net:build", "path": str(module)}}
+    seen = {plan(torch, tmp_path)["spec"]["digests"]["sha256"]}
+    (module / "lib").unlink()
+    (module / "lib").mkdir()
+    (module / "lib/net.py").write_text("one")
+    seen.add(plan(torch, tmp_path)["spec"]["digests"]["sha256"])
+    assert len(seen) == 1, "what is behind a link is no part of it"
+    (module / "key").symlink_to("/etc/shadow")
+    os.mkfifo(module / "pipe")
+    with pytest.raises(Refusal) as refusal:
+        plan(torch, tmp_path)
+    assert [one.replace(str(module), "") for one in refusal.value.reasons] == [
+        "model net: source: /key: found a link to /etc/shadow, wanted one that stays inside : copy what it leads to there",
+        "model net: source: /pipe: found a named pipe, wanted a file to send: remove it",
+    ]
+
+
 def test_a_file_that_is_not_the_one_of_its_record(model: dict[str, Any], tmp_path: Path, compiled: Path) -> None:
     compiled.write_bytes(b"half")
     assert plan(model, tmp_path)["why"] == f"{compiled} is not the file of its record"

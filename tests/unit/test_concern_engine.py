@@ -7,13 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import variables
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import engine
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from helpers import FakeEngine, fleet
 
 OPTIONS = {"log-driver": "json-file", "log-opts": {"max-size": "50m", "max-file": "5"}}
 DROP_IN = "/etc/systemd/system/docker.service.d/50-npufleet.conf"
 LIMITS = "# Written by npufleet\n[Service]\nLimitMEMLOCK=infinity\n"
-WANTED = {"packages": ["docker.io", "rsync"], "daemon": OPTIONS, "drop_ins": {DROP_IN: LIMITS}, "ca": None}
+WANTED = {
+    "packages": ["docker.io", "rsync"],
+    "daemon": OPTIONS,
+    "drop_ins": {DROP_IN: LIMITS},
+    "ca": None,
+    "proxies": None,
+    "proxy_file": "/etc/npufleet/proxy.env",
+}
+KEY = "of this look"
 
 
 def host(**changes: Any) -> dict[str, Any]:
@@ -24,6 +34,7 @@ def host(**changes: Any) -> dict[str, Any]:
         "daemon": {"default-runtime": "own", "runtimes": {"own": {"path": "/usr/local/bin/own"}}, **OPTIONS},
         "running": {"version": "20.10.24", "log-driver": "json-file"},
         "ca": None,
+        "proxies": None,
         **changes,
     }
 
@@ -47,6 +58,9 @@ def test_desired_is_what_the_inventory_says() -> None:
             engine.ORDER_FILE: ("# Written by npufleet\n[Unit]\nWants=npufleet-cards.service\nAfter=npufleet-cards.service\n"),
         },
         "ca": None,
+        "proxy_file": "/etc/npufleet/proxy.env",
+        "proxies": None,
+        "private": False,
     }
 
 
@@ -69,9 +83,9 @@ def test_proxies_reach_the_unit_and_mirrors_the_engine(tmp_path: Path) -> None:
     )
     assert wanted["daemon"]["registry-mirrors"] == ["https://mirror.example.com"]
     assert wanted["drop_ins"][DROP_IN] == (
-        "# Written by npufleet\n[Service]\nLimitMEMLOCK=infinity\n"
-        'Environment="HTTPS_PROXY=http://proxy.example.com:3128/%%7e"\nEnvironment="NO_PROXY=example.com,10.0.0.0/8"\n'
+        "# Written by npufleet\n[Service]\nLimitMEMLOCK=infinity\nEnvironmentFile=/etc/npufleet/proxy.env\n"
     )
+    assert wanted["proxies"] == "https_proxy='http://proxy.example.com:3128/%7e'\nno_proxy='example.com,10.0.0.0/8'\n"
     assert wanted["ca"] == "-----BEGIN CERTIFICATE-----\n"
 
 
@@ -165,7 +179,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def read(files: Path) -> dict[str, Any]:
-    return engine.read({**WANTED, "drop_ins": {str(files / "drop-in.conf"): LIMITS}})
+    return engine.read(
+        {**WANTED, "drop_ins": {str(files / "drop-in.conf"): LIMITS}, "proxy_file": str(files / "proxy.env"), "seal": KEY}
+    )
 
 
 def test_read(files: Path) -> None:
@@ -177,6 +193,7 @@ def test_read(files: Path) -> None:
         "running": {"version": "20.10.24", "log-driver": "journald"},
         "daemon": {"log-driver": "journald", "debug": True},
         "ca": None,
+        "proxies": None,
     }
     (files / "ca.crt").write_text("ours")
     assert read(files)["ca"] == "ours"
@@ -196,12 +213,15 @@ def test_read_of_a_broken_daemon_json(files: Path) -> None:
     assert actual["daemon_error"].startswith("Expecting value: line 1 column 16")
 
 
-@pytest.mark.parametrize("content", ["null", "[]", '"json-file"', "5"])
-def test_daemon_json_that_is_no_map_is_left_to_a_person(files: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [("null", "null"), ("[]", "a list"), ('"a-secret"', "a text"), ("5", "a number"), ("true", "true or false")],
+)
+def test_daemon_json_that_is_no_map_is_left_to_a_person(files: Path, content: str, kind: str) -> None:
     (files / "daemon.json").write_text(content)
     actual = {**host(), **{key: read(files)[key] for key in ("daemon", "daemon_error")}}
     assert engine.diff(WANTED, actual) == [
-        found("daemon.json", f"not a JSON object (wanted an object, found {content})", OPTIONS, "repair by hand")
+        found("daemon.json", f"not a JSON object (wanted an object, found {kind})", OPTIONS, "repair by hand")
     ]
 
 
@@ -210,3 +230,88 @@ def test_read_without_an_engine(files: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert read(files)["running"] is None
     monkeypatch.setattr(engine, "Engine", FakeEngine({}))
     assert read(files)["running"] == {"version": None, "log-driver": None}
+
+
+# Secrets
+
+PROXY = "http://me:pr0xy-secret@proxy.example.com:3128"
+
+
+def test_login_of_a_proxy_is_in_no_unit_and_in_no_plan() -> None:
+    raw = engine.desired(fleet(npufleet_https_proxy=PROXY))
+    assert "pr0xy-secret" in raw["proxies"]
+    assert "pr0xy-secret" not in json.dumps([raw["drop_ins"], engine.sealed(raw, KEY)])
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "shown"),
+    [(None, 0, None), ("other", 0o600, "digest:"), (PROXY, 0o644, "mode 0644")],
+)
+def test_file_of_proxies_is_compared_without_being_shown(files: Path, content: str | None, mode: int, shown: str | None) -> None:
+    wanted = {**WANTED, "drop_ins": {}, "proxies": PROXY, "proxy_file": str(files / "proxy.env")}
+    if content:
+        (files / "proxy.env").write_text(content)
+        (files / "proxy.env").chmod(mode)
+    asked = engine.sealed(wanted, KEY)
+    (one,) = [one for one in engine.diff(asked, engine.read(asked)) if one["name"] == wanted["proxy_file"]]
+    assert one["action"] == "configure" and "pr0xy" not in str(one)
+    assert (one["current"] is None) if shown is None else (shown in one["current"])
+    gone = engine.sealed({**wanted, "proxies": None}, KEY)
+    left = [one for one in engine.diff(gone, engine.read(gone)) if one["name"] == wanted["proxy_file"]]
+    assert [one["desired"] for one in left] == ([None] if content else [])
+
+
+def test_what_a_host_has_of_secrets_is_not_shown(files: Path) -> None:
+    options = {
+        "proxies": {"http-proxy": PROXY},
+        "log-opts": {"splunk-token": "t0ken-secret", "max-size": "50m"},
+        "log-driver": "splunk",
+    }
+    (files / "daemon.json").write_text(json.dumps(options))
+    (files / "drop-in.conf").write_text(f'[Service]\nLimitMEMLOCK=64M\nEnvironment="HTTPS_PROXY={PROXY}"\npr0xy-secret\n')
+    wanted = engine.desired(fleet(docker_engine_daemon_options={**options, "log-opts": {"splunk-token": "0ther-secret"}}))
+    assert wanted["private"] is True
+    asked = engine.sealed({**wanted, "drop_ins": {str(files / "drop-in.conf"): LIMITS}}, KEY)
+    actual = engine.read(asked)
+    plan = engine.diff(asked, actual)
+    assert not [one for one in ("pr0xy", "t0ken", "0ther") if one in json.dumps([asked, actual, plan])]
+    (daemon,) = [one for one in plan if one["name"] == "daemon.json"]
+    assert daemon["current"]["log-opts"]["max-size"] == "50m"
+    assert daemon["current"]["log-opts"]["splunk-token"] != daemon["desired"]["log-opts"]["splunk-token"]
+    assert daemon["current"]["proxies"] == daemon["desired"]["proxies"]
+    (drop_in,) = [one for one in plan if one["name"].endswith("drop-in.conf")]
+    assert drop_in["current"].startswith("[Service]\nLimitMEMLOCK=64M\nEnvironment=digest:")
+    same = engine.sealed({**wanted, "daemon": options, "drop_ins": {}}, KEY)
+    assert "daemon.json" not in [one["name"] for one in engine.diff(same, engine.read(same))]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "signs"),
+    [
+        ("npufleet_https_proxy", 'http://me:secret"\nExecStartPre=/bin/x@proxy:3128', r"'\n'"),
+        ("npufleet_http_proxy", "http://me:s'ecret@proxy:3128", '"\'"'),
+        ("npufleet_http_proxy", "http://me:s`x`@proxy:3128", "'`'"),
+        ("npufleet_no_proxy", ["example.com", "10.0.0.1\nA=1"], r"'\n'"),
+    ],
+)
+def test_proxy_that_would_write_lines_of_its_own_is_refused(variable: str, value: Any, signs: str) -> None:
+    (reason,) = engine.proxy_reasons({variable: value})
+    assert reason.startswith(f"{variable} has ") and "secret" not in reason
+    assert signs in reason
+    for concerns in (["engine"], ["monitoring"]):
+        with pytest.raises(Refusal) as refused:
+            variables.validate(fleet(**{variable: value}), concerns)
+        assert reason in refused.value.reasons
+
+
+def test_proxy_of_a_login_is_accepted() -> None:
+    assert (
+        engine.proxy_reasons({"npufleet_https_proxy": "http://me:p%27a$s&w(rd)@[2001:db8::1]:3128/", "npufleet_no_proxy": ["*"]})
+        == []
+    )
+
+
+@pytest.mark.parametrize("limits", [{"LimitNOFILE": "1\nExecStartPre=/bin/x"}, {"A\nB": "1"}])
+def test_limit_that_would_write_lines_of_its_own_is_refused(limits: dict[str, str]) -> None:
+    with pytest.raises(Refusal, match="docker_engine_unit_limits"):
+        engine.drop_in(limits)

@@ -112,9 +112,8 @@ def test_the_roles_recipe_names_what_is_installed() -> None:
 
 def test_nothing_is_locked_yet(backends: Path) -> None:
     digest = image.recipe_digest(RECIPE, str(backends), fleet()["triton_image_instructions"])
-    expected = {"reference": f"npufleet/triton:24.01-{digest[:12]}", "recipe": digest, "id": None, "archive": None}
+    expected = {"reference": f"npufleet/triton:24.01-{digest[:12]}", "recipe": digest, "id": None, "archive": None, "options": []}
     assert wanted(backends) == expected
-    assert wanted(backends, npufleet_lock=None) == expected
     assert wanted(backends, npufleet_lock={"25.08": {"recipe": digest, "id": ID}}) == expected
 
 
@@ -123,6 +122,10 @@ def test_lock_of_this_recipe_pins_the_image(backends: Path) -> None:
     lock = {"24.01": {"recipe": digest, "id": ID, "archive": "sha256:" + "d" * 64}}
     pinned = wanted(backends, npufleet_lock=lock)
     assert (pinned["id"], pinned["archive"]) == (ID, "sha256:" + "d" * 64)
+    # One that was proven before it was asked
+    assert pinned["options"] == []
+    lock["24.01"]["options"] = ["allow-vertex-ai"]
+    assert wanted(backends, npufleet_lock=lock)["options"] == ["allow-vertex-ai"]
 
 
 def test_lock_of_another_recipe_is_not_used(backends: Path) -> None:

@@ -27,6 +27,7 @@ FILES = {
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     """A store that serves one release of `digits`, as it was made."""
+    tmp_path.chmod(0o755)
     release = tmp_path / "releases/digits" / LABEL
     for directory in (tmp_path / "blobs/sha256", tmp_path / "served", release / "1"):
         directory.mkdir(parents=True)

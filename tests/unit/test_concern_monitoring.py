@@ -30,6 +30,19 @@ def desired(now: bool = False, **inventory: Any) -> dict[str, Any]:
     return monitoring.desired(fleet(**variables), now)
 
 
+@pytest.mark.parametrize(
+    ("facts", "where"),
+    [
+        ({"ansible_host": "2001:db8::1"}, "[2001:db8::1]:8002"),
+        ({"ansible_host": "192.0.2.1", "npufleet_address": "[2001:db8::2]"}, "[2001:db8::2]:8002"),
+        ({"ansible_host": "192.0.2.1", "npufleet_address": ""}, "192.0.2.1:8002"),
+    ],
+)
+def test_an_ipv6_address_is_a_target_in_brackets(facts: dict[str, Any], where: str) -> None:
+    (found,) = json.loads(desired(groups={"npu_hosts": ["npu1"]}, hostvars={"npu1": facts})["targets"])
+    assert found == {"targets": [where], "labels": {"host": "npu1"}}
+
+
 def target(host: str, health: str = "up", error: str = "", job: str = "npufleet-triton") -> dict[str, Any]:
     """One active target as Prometheus 2 describes it."""
     return {

@@ -47,11 +47,11 @@ def actual(desired: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def test_configuration_is_what_the_program_takes_and_the_image_the_locked_one() -> None:
-    files = wanted(inference_check_probe_interval=90, npufleet_root="/srv/npu", triton_server_watchdog_deployment_limit=7)["files"]
+    files = wanted(inference_check_probe_interval=90, npufleet_root="/srv/npu")["files"]
     config = program.Config(**json.loads(files["config"]))
     assert config.command == client.command("docker", "sha256:abc", ["--name", "npufleet-probe"])
     assert config.remove[-1] == config.command[config.command.index("--name") + 1]
-    assert (config.interval, config.deployment_limit, config.host) == (90, 7, "npu1")
+    assert (config.interval, config.lease, config.host) == (90, "/srv/npu/lease.json", "npu1")
     assert (config.state, config.maintenance) == ("/srv/npu/probe.json", "/srv/npu/maintenance.json")
     assert config.textfile == "/var/lib/prometheus/node-exporter/npufleet.prom"
     assert files["program"] == hashlib.sha256(SOURCE.read_bytes()).hexdigest()
@@ -270,7 +270,7 @@ def test_read_and_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert subject.diff(asked, there) == []
     # What passed is not carried to the controller.
     assert (there["state"]["count"], there["state"]["failed"]) == (2, ["m/http/b: wrong"])
-    for content in ("{", "[]", '{"checks": [1]}'):
+    for content in ("{", "[]", '{"checks": [1]}', '{"at": "x"}', '{"at": 1, "interval": null}'):
         (tmp_path / "probe.json").write_text(content)
         assert subject.read(asked)["state"] == {}
 
@@ -280,17 +280,47 @@ def test_read_and_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     [
         ({}, None),
         ({"failed": ["a: x"]}, "1 of 9 checks of the probe failed, W: a: x"),
-        ({"failed": list("abcdefg")}, "7 of 9 checks of the probe failed, W: a; b; c; d; e; and 2 more"),
+        (
+            {"failed": list("abcdefg")},
+            "7 of 9 checks of the probe failed, W: a; b; c; and 4 more, see journalctl --unit npufleet-probe",
+        ),
+        ({"failed": ["a: x\n" * 99]}, "1 of 9 checks of the probe failed, W: " + ("a: x " * 24)[:117] + "..."),
+        # It speaks of checks that are no longer those of the host.
+        ({"failed": ["a: x"], "document": "d0"}, None),
         ({"unavailable": {"reason": "image", "why": "no such image"}}, "the probe cannot ask, W: no such image"),
         ({"at": 699, "failed": ["a: x"]}, "the probe has not run since W: see journalctl --unit npufleet-probe"),
         ({"failed": ["a: x"], "paused": "maintenance"}, None),
     ],
 )
 def test_what_it_found_is_a_warning(changes: dict[str, Any], words: str | None) -> None:
-    state = {"when": "W", "at": 950, "interval": 60, "paused": None, "unavailable": None, "count": 9, "failed": [], **changes}
-    assert subject.warning({"active": "active", "state": state}, now=1000) == words
-    assert subject.warning({"active": "inactive", "state": state}, now=1000) is None
-    assert subject.warning({"active": "active", "state": {}}, now=1000) is None
+    state = {
+        "when": "W",
+        "at": 950,
+        "interval": 60,
+        "paused": None,
+        "unavailable": None,
+        "count": 9,
+        "failed": [],
+        "document": "d1",
+        **changes,
+    }
+    assert subject.warning({"active": "active", "checks": "d1", "state": state}, now=1000) == words
+    assert subject.warning({"active": "inactive", "checks": "d1", "state": state}, now=1000) is None
+    assert subject.warning({"active": "active", "checks": "d1", "state": {}}, now=1000) is None
+
+
+def test_warning_is_short_whatever_a_server_says() -> None:
+    state = {
+        "when": "W",
+        "at": 950,
+        "interval": 60,
+        "count": 500,
+        "failed": ["m/http/row 0: " + "x\n" * 5000] * 500,
+        "document": "d1",
+    }
+    assert len(str(subject.warning({"active": "active", "checks": "d1", "state": state}, now=1000))) < 500
+    state.update(unavailable={"reason": "client", "why": "x\n" * 5000})
+    assert len(str(subject.warning({"active": "active", "checks": "d1", "state": state}, now=1000))) < 300
 
 
 # The kept checks, the program and the library together
@@ -316,10 +346,12 @@ def test_what_was_kept_is_what_the_program_asks(tmp_path: Path, monkeypatch: pyt
     keep(tmp_path / "checks.json", checks=[{"model": "m", "checks": [one]}], unproven=unproven, server=server)
     config = {**json.loads(wanted()["files"]["config"]), "document": str(tmp_path / "checks.json")}
     config.update(
-        state=str(tmp_path / "probe.json"), textfile=str(tmp_path / "npufleet.prom"), maintenance=str(tmp_path / "m.json")
+        state=str(tmp_path / "probe.json"),
+        textfile=str(tmp_path / "npufleet.prom"),
+        maintenance=str(tmp_path / "m.json"),
+        lease=str(tmp_path / "l.json"),
     )
     monkeypatch.setattr(program, "LOCK", str(tmp_path / "lock"))
-    monkeypatch.setattr(program, "DEPLOYMENT", str(tmp_path / "deployment"))
     (tmp_path / "probe_config.json").write_text(json.dumps(config))
     assert program.main([str(tmp_path / "probe_config.json")]) == 0
     state = json.loads((tmp_path / "probe.json").read_text())

@@ -11,19 +11,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import hidden
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from helpers import FakeEngine, fixture, fleet, http_server
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, as_diff, sentence
+from helpers import NAMELESS, UTF8, FakeEngine, fixture, fleet, http_server
 
 INSPECT, IMAGE = fixture("inspect_triton.json"), fixture("inspect_image.json")
+KEY = "of this look"
+KEY_MOUNT = "/etc/npufleet/server:/etc/npufleet/server:ro"
 RELEASE, OTHER = "e" * 64, "0" * 64
 FACTS = {"source": "f" * 64, "steps": [], "memory": [0, 0], "switch": "beside", "cached": False}
 MANIFESTS = {"digits": {"versions": ["1"], "release": RELEASE, **FACTS}}
 
 
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host has its key."""
+    monkeypatch.setattr(server.keys, "flaw", lambda *_asked: {"words": None, "other": False})
+
+
 def wanted(mode: str = "explicit", manifests: dict[str, Any] | None = None, **inventory: Any) -> dict[str, Any]:
     inventory = {"triton_server_environment": {"RBLN_DEVICES": "0,1"}, "triton_server_model_control_mode": mode, **inventory}
     return server.desired(fleet(**inventory), {"id": IMAGE["Id"]}, MANIFESTS if manifests is None else manifests)
+
+
+def sealed(mode: str = "explicit", **inventory: Any) -> dict[str, Any]:
+    """What a host is asked for."""
+    return server.sealed(wanted(mode, **inventory), KEY)
 
 
 def ready(release: str | None = RELEASE) -> dict[str, Any]:
@@ -118,7 +132,7 @@ NODE = {"PathOnHost": "/dev/rbln0", "PathInContainer": "/dev/rbln0", "CgroupPerm
             "HostConfig.PortBindings",
             {**PORTS, "8000/tcp": [*PORTS["8000/tcp"], {"HostIp": "", "HostPort": "80"}]},
             "ports",
-            {**BOUND, "8000/tcp": "0.0.0.0:80, 0.0.0.0:8000"},
+            {**BOUND, "8000/tcp": "0.0.0.0:8000, :80"},
         ),
         ("HostConfig.PortBindings", {}, "ports", {}),
         ("HostConfig.Binds", BINDS[:1], "volumes", BINDS[:1]),
@@ -222,7 +236,14 @@ def test_tmpfs_and_missing_stop_timeout_of_another_hand() -> None:
 
 def test_what_an_engine_leaves_out_is_what_was_not_asked_for() -> None:
     sparse = copy.deepcopy(INSPECT)
-    asked = wanted(triton_server_environment={}, triton_server_log_options={}, triton_server_ulimits=[], triton_server_volumes=[])
+    empty: dict[str, Any] = {name: [] for name in ("ulimits", "volumes", "restricted_apis")}
+    asked = wanted(
+        triton_server_environment={},
+        triton_server_log_options={},
+        triton_server_open_control=True,
+        **{f"triton_server_{name}": value for name, value in empty.items()},
+    )
+    sparse["Config"]["Cmd"] = sparse["Config"]["Cmd"][4:]
     for key in ("Ulimits", "Binds", "CpusetCpus", "Memory", "PidMode", "NanoCpus", "PidsLimit", "SecurityOpt", "IpcMode"):
         sparse["HostConfig"][key] = None
     sparse["HostConfig"]["LogConfig"]["Config"] = None
@@ -263,7 +284,7 @@ def test_variable_that_the_image_has_too_is_no_difference() -> None:
     ("inventory", "path", "value"),
     [
         ({"triton_server_ulimits": ["memlock:-1", "stack:67108864"]}, "HostConfig.Ulimits", [MEMLOCK, STACK]),
-        ({"triton_server_volumes": ["/srv:/srv"]}, "HostConfig.Binds", ["/srv:/srv:rw"]),
+        ({"triton_server_volumes": ["/srv:/srv"]}, "HostConfig.Binds", ["/srv:/srv:rw", KEY_MOUNT]),
     ],
 )
 def test_short_forms_are_equal_to_what_the_engine_says(inventory: dict[str, Any], path: str, value: Any) -> None:
@@ -537,12 +558,71 @@ def test_all_models_that_differ_are_named_in_order() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["with space", "new\nline"])
+def test_model_that_no_request_can_name_is_told_with_the_reason(name: str) -> None:
+    served = {"digits": {"1": ready()}, name: {"3": {**ready(None), "reason": server.NAMELESS}}}
+    assert models_plan(served) == [found(name, f"version 3 READY no release ({server.NAMELESS})", None, "unload")]
+
+
 # Reading
 
 
 def config(release: str | None) -> dict[str, Any]:
     parameters = {"npufleet_source": {"string_value": "f" * 64}, "npufleet_release": {"string_value": release}} if release else {}
     return {"name": "digits", "backend": "rbln", "parameters": parameters}
+
+
+@pytest.mark.parametrize("name", UTF8)
+def test_release_of_a_name_is_asked_for_by_its_very_bytes(name: str) -> None:
+    index = [{"name": name, "version": "1", "state": "READY"}]
+    answers = {"POST /v2/repository/index": (200, index), f"GET /v2/models/{name}/versions/1/config": (200, config(RELEASE))}
+    with http_server(answers) as triton:
+        assert server.read_served({"address": "127.0.0.1", "http_port": triton.port}) == {name: {"1": ready()}}
+
+
+@pytest.mark.parametrize("name", NAMELESS)
+def test_name_that_no_request_can_hold_ends_no_look(name: str) -> None:
+    index = [{"name": one, "version": "1", "state": "READY"} for one in (name, "ok")]
+    answers = {"POST /v2/repository/index": (200, index), "GET /v2/models/ok/versions/1/config": (200, config(RELEASE))}
+    with http_server(answers) as triton:
+        served = server.read_served({"address": "127.0.0.1", "http_port": triton.port})
+    assert served == {"ok": {"1": ready()}, name: {"1": {**ready(None), "reason": server.NAMELESS}}}
+    assert [one for one in triton.asked if "/models/" in one] == ["GET /v2/models/ok/versions/1/config"]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        b"3",
+        b"null",
+        b"{}",
+        b'{"name": 3}',
+        b'{"name": "\xff", "version": "1", "state": "READY"}',
+        b'{"name": "\\ud800"}',
+        b'{"name": "x", "version": "../1", "state": "READY"}',
+        b'{"name": "x", "version": "1", "state": 3}',
+    ],
+)
+def test_index_that_is_none_of_tritons_ends_no_look(entry: bytes) -> None:
+    index = b"[" + entry + b', {"name": "ok", "version": "1", "state": "READY"}]'
+    answers: dict[str, tuple[int, Any]] = {
+        "POST /v2/repository/index": (200, index),
+        "GET /v2/models/ok/versions/1/config": (200, config(RELEASE)),
+    }
+    with http_server(answers) as triton:
+        served = server.read_served({"address": "127.0.0.1", "http_port": triton.port}) or {}
+    assert served.pop("ok") == {"1": ready()}
+    # What is not to be written down would end the module at its very end.
+    assert [one.encode().decode() for one in served] == list(served)
+    assert [one["state"] for versions in served.values() for one in versions.values()] in ([], ["UNAVAILABLE"], ["READY"])
+
+
+@pytest.mark.parametrize("parameters", [3, [], {"npufleet_release": "text"}, {"npufleet_release": {"string_value": 3}}])
+def test_config_that_is_none_of_tritons_has_no_release(parameters: Any) -> None:
+    index = [{"name": "ok", "version": "1", "state": "READY"}]
+    answers = {"POST /v2/repository/index": (200, index), "GET /v2/models/ok/versions/1/config": (200, {"parameters": parameters})}
+    with http_server(answers) as triton:
+        assert server.read_served({"address": "127.0.0.1", "http_port": triton.port}) == {"ok": {"1": ready(None)}}
 
 
 def test_read_served() -> None:
@@ -602,24 +682,28 @@ E1122 01:25:26.000000 1 model.cc:1] "model 'words' is none of ours"
 """
 
 
-def read(monkeypatch: pytest.MonkeyPatch, inspect: dict[str, Any] | None, served: Any = "not asked") -> dict[str, Any]:
+def read(
+    monkeypatch: pytest.MonkeyPatch, inspect: dict[str, Any] | None, served: Any = "not asked", **inventory: Any
+) -> dict[str, Any]:
     resources = {"/containers/triton/json": inspect, f"/images/{IMAGE['Id']}/json": IMAGE}
     monkeypatch.setattr(server, "Engine", FakeEngine(resources))
     monkeypatch.setattr(server, "read_served", lambda _wanted: served)
     monkeypatch.setattr(server, "last_words", lambda _engine, name: f"the last words of {name}")
     monkeypatch.setattr(server, "log_lines", lambda _engine, _name, _since: LOG.splitlines())
     monkeypatch.setattr(
-        server, "http_json", lambda *asked: (200, {"name": "triton", "version": "2.42.0"}) if asked[3] == "/v2" else (404, None)
+        server,
+        "http_json",
+        lambda *asked, **_more: (200, {"name": "triton", "version": "2.42.0"}) if asked[3] == "/v2" else (404, None),
     )
-    return server.read(wanted())
+    return server.read(sealed(**inventory))
 
 
 def test_read_of_a_running_container(monkeypatch: pytest.MonkeyPatch) -> None:
     served = {"digits": {"1": ready()}}
     assert read(monkeypatch, INSPECT, served) == {
         "engine": True,
-        "inherited": server.environment(IMAGE["Config"]),
-        "container": wanted()["container"],
+        "inherited": hidden.settings(server.environment(IMAGE["Config"]), KEY),
+        "container": sealed()["container"],
         "state": "running",
         "restarts": 0,
         "previous": False,
@@ -656,8 +740,8 @@ def test_time_of_the_engine(stamp: str, seconds: float) -> None:
 def test_version_is_only_known_from_an_answer(monkeypatch: pytest.MonkeyPatch, answer: tuple[int, Any]) -> None:
     running = read(monkeypatch, INSPECT, None)
     assert running["version"] == "2.42.0"
-    monkeypatch.setattr(server, "http_json", lambda *_asked: answer)
-    assert server.read(wanted())["version"] is None
+    monkeypatch.setattr(server, "http_json", lambda *_asked, **_more: answer)
+    assert server.read(sealed())["version"] is None
 
 
 @pytest.mark.parametrize(
@@ -674,9 +758,9 @@ def test_read_of_a_container_that_does_not_run(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_read_without_container_or_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read(monkeypatch, None) == {"engine": True, "container": None, "served": None}
+    assert read(monkeypatch, None) == {"engine": True, "container": None, "served": None, "previous": False}
     monkeypatch.setattr(server, "Engine", FakeEngine(None))
-    assert server.read(wanted()) == {"engine": False, "container": None, "served": None}
+    assert server.read(sealed()) == {"engine": False, "container": None, "served": None}
 
 
 def frame(stream: int, words: bytes) -> bytes:
@@ -716,24 +800,55 @@ def _over_tcp(port: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("listens", "asked"), [("10.0.0.5", "10.0.0.5"), ("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1"), ("", "127.0.0.1")]
+    ("listens", "asked"),
+    [("10.0.0.5", "10.0.0.5"), ("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("", "127.0.0.1"), ("2001:DB8:0::5", "2001:db8::5")],
 )
 def test_the_address_that_the_server_listens_on_is_asked(monkeypatch: pytest.MonkeyPatch, listens: str, asked: str) -> None:
     addresses: list[tuple[str, int, str]] = []
 
-    def answer(address: str, port: int, _method: str, resource: str) -> tuple[int, Any]:
+    def answer(address: str, port: int, _method: str, resource: str, **_more: Any) -> tuple[int, Any]:
         addresses.append((address, port, resource))
         return 200, [{"name": "digits", "version": "1", "state": "READY"}] if resource.endswith("index") else {}
 
     monkeypatch.setattr(server, "http_json", answer)
     resources = {"/containers/triton/json": INSPECT, f"/images/{IMAGE['Id']}/json": IMAGE}
     monkeypatch.setattr(server, "Engine", FakeEngine(resources))
-    server.read(wanted(triton_server_listen_address=listens, npufleet_http_port="9000"))
+    server.read(sealed(triton_server_listen_address=listens, npufleet_http_port="9000"))
     assert addresses == [
         (asked, 9000, "/v2/repository/index"),
         (asked, 9000, "/v2/models/digits/versions/1/config"),
         (asked, 9000, "/v2"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("listens", "where", "published", "recorded"),
+    [
+        ("10.0.0.5", "10.0.0.5:8000", "10.0.0.5:8000:8000", "10.0.0.5"),
+        ("0.0.0.0", "0.0.0.0:8000", "0.0.0.0:8000:8000", "0.0.0.0"),
+        ("::", "[::]:8000", "[::]:8000:8000", "::"),
+        ("2001:DB8:0::5", "[2001:db8::5]:8000", "[2001:db8::5]:8000:8000", "2001:db8::5"),
+        (" [::1] ", "[::1]:8000", "[::1]:8000:8000", "::1"),
+        ("", ":8000", "8000:8000", ""),
+    ],
+)
+def test_ports_are_published_where_it_is_asked_for(listens: str, where: str, published: str, recorded: str) -> None:
+    asked = wanted(triton_server_listen_address=listens)
+    assert asked["container"]["ports"]["8000/tcp"] == where
+    assert asked["published_ports"][0] == published
+    inspect = changed("HostConfig.PortBindings", {port: [{"HostIp": recorded, "HostPort": port[:4]}] for port in BOUND})
+    assert server.diff(asked, actual(inspect)) == []
+    for other in {"10.0.0.6", "0.0.0.0", "::", ""} - {recorded}:
+        inspect = changed("HostConfig.PortBindings", {port: [{"HostIp": other, "HostPort": port[:4]}] for port in BOUND})
+        names = [one["name"] for one in server.diff(asked, actual(inspect))]
+        # No address recorded is more than every IPv4 address, and not to be told from it on some engines
+        assert names == ([] if (recorded, other) == ("0.0.0.0", "") else ["container.ports"]), other
+
+
+@pytest.mark.parametrize("listens", ["npu-01.example.com", "10.0.0", "10.0.0.5:8000", "*"])
+def test_ports_are_published_on_addresses_alone(listens: str) -> None:
+    with pytest.raises(Refusal, match=f"^triton_server_listen_address is {re.escape(listens)}, wanted an IP address of the host"):
+        wanted(triton_server_listen_address=listens)
 
 
 def test_errors_are_preferred_to_the_last_lines_and_said_once() -> None:
@@ -797,3 +912,49 @@ def test_keys_on_the_host_are_read_back(tmp_path: Path) -> None:
     (first, *_rest) = server.diff(asked, {**actual(), "credentials": "nothing"})
     digest = asked["credentials"]["sha256"][:12]
     assert first == found("credentials", "nothing", f"SHA-256 {digest}, mode 0600 of user 0", "write")
+
+
+# Secrets of its environment and its command line
+
+SECRETS = {
+    "triton_server_environment": {"RBLN_DEVICES": "0,1", "HF_TOKEN": "t0ken-secret", "NOTE": "n0te-secret"},
+    "triton_server_extra_args": ["--cache-config=redis,password=k3y-secret", "--some-option=0ption-secret"],
+    "triton_server_log_options": {"max-size": "50m", "splunk-token": "spl7nk-secret"},
+}
+
+
+def test_no_secret_of_a_container_is_read_compared_or_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    inspect = changed("Config.Env", [*ENVIRONMENT, "HF_TOKEN=0ld-secret", "NOTE=n0te-secret", "MINE=f0reign-secret"])
+    inspect["Config"]["Cmd"] = [*COMMAND, "--cache-config", "redis,password=k3y-secret"]
+    inspect["Config"]["Entrypoint"] = ["sh", "-c", "ENTRY=entry-secret"]
+    inspect["HostConfig"]["LogConfig"] = {"Type": "splunk", "Config": {"splunk-token": "0ther-secret"}}
+    asked = sealed(**SECRETS)
+    ready_one = read(monkeypatch, inspect, {"digits": {"1": ready()}}, **SECRETS)
+    plan = server.diff(sealed(**SECRETS), {**ready_one, "container": ready_one["container"]})
+    told = json.dumps([asked, ready_one, plan, [sentence(one, 10**6) for one in plan], as_diff(plan)])
+    assert re.findall(r"[\w-]*-secret", told) == []
+    assert {"container.command", "container.entrypoint", "container.environment", "container.log"} <= {one["name"] for one in plan}
+    (environment,) = [one for one in plan if one["name"] == "container.environment"]
+    found, wanted_ = environment["current"], environment["desired"]
+    assert set(found) == {"RBLN_DEVICES", "HF_TOKEN", "NOTE", "MINE"}
+    # The names tell which one differs
+    assert {name for name in found if found[name] != wanted_.get(name)} == {"HF_TOKEN", "MINE"}
+
+
+def test_the_same_secrets_are_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = wanted(**SECRETS)["container"]
+    inspect = changed("Config.Env", [*ENVIRONMENT, *(f"{name}={one}" for name, one in list(raw["environment"].items())[1:])])
+    inspect["Config"]["Cmd"] = raw["command"]
+    inspect["HostConfig"]["LogConfig"]["Config"] = raw["log"]["options"]
+    actual_ = read(monkeypatch, inspect, {"digits": {"1": ready()}}, **SECRETS)
+    assert server.diff(sealed(**SECRETS), actual_) == []
+
+
+def test_last_words_tell_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "hung", lambda *_asked: [])
+    inspect = changed("State", {"Status": "exited", "Running": False, "ExitCode": 1})
+    inspect["Config"]["Env"] = ["HF_TOKEN=t0ken-secret"]
+    resources = {"/containers/triton/json": inspect, f"/images/{IMAGE['Id']}/json": IMAGE}
+    monkeypatch.setattr(server, "Engine", FakeEngine(resources))
+    monkeypatch.setattr(server, "last_words", lambda _engine, _name: "ValueError: t0ken-secret is no token")
+    assert server.read(sealed())["log"] == "ValueError: *** is no token"

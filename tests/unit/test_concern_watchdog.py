@@ -119,7 +119,7 @@ def test_read_and_compare(host: Path) -> None:
     assert there["state"]["running"] == running
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]"])
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"running": [1]}', '{"gave_up": {"a": 1}}'])
 def test_bare_host_and_a_state_that_cannot_be_read(host: Path, monkeypatch: pytest.MonkeyPatch, content: str | None) -> None:
     monkeypatch.setattr(subject, "run", lambda *_words: (127, "systemctl is not installed"))
     if content:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from helpers import ROOT
 from test_docs import docs, role
 
@@ -86,7 +87,7 @@ FOREIGN = (
     "Module rebellions not found", "normal", "No module named rebel", "401", "failed to read text proto",
     "failed to load all models", "Connection refused", "/v2/health/ready", "Stub process 'digits_0_0' is not healthy.",
     "Failed to preinitialize Python stub: Python model file not found", "Lack of device memory",
-    "output tensor shape does not match size of output", "Failed to increase the shared memory pool size",
+    "This API is restricted", "output tensor shape does not match size of output", "Failed to increase the shared memory pool size",
     "the output has been hidden due to the fact that 'no_log: true' was specified",
 )  # fmt: skip
 # What stands in a message at a place that varies
@@ -109,3 +110,14 @@ def test_symptoms_are_in_the_words_of_the_code() -> None:
     for words in said:
         pieces = [piece.strip(" ,;:") for piece in re.split(VARYING, words)]
         assert [piece for piece in pieces if piece and piece not in code] == [], words
+
+
+@pytest.mark.parametrize("page", ["security.md", "security.ko.md"])
+def test_security_tells_the_bulletins_of_every_row(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    table = re.findall(r"^\| (\d\d\.\d\d) \| ([\d.]+) \| `\.(\w+)`[^|]* \| ([^|]*) \|", text, re.MULTILINE)
+    told = {row: (triton, form, re.findall(r"\d{4}", bulletins)) for row, triton, form, bulletins in table}
+    assert told == {
+        name: (row["triton"]["version"], row["driver"]["form"], row["vulnerabilities"]["bulletins"])
+        for name, row in yaml.safe_load((ROOT / "files/releases.yml").read_text())["npufleet_releases"].items()
+    }

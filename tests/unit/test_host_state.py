@@ -263,7 +263,7 @@ def test_mark_of_a_host_in_maintenance(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert (result["plan"], result["changed"]) == ([LOADING], False)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "{}", '{"reason": 5, "by": "kim", "since": ""}'])
 def test_mark_that_cannot_be_read_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str) -> None:
     path = tmp_path / "maintenance.json"
     path.write_text(content)

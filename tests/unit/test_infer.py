@@ -15,8 +15,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils import check_files, given_inputs, inference
 from helpers import ROOT
+from PIL import Image
+from small_triton import certificates
 from tritonclient.utils import InferenceServerException
 
 COMMAND = ROOT / "bin/npufleet-infer"
@@ -25,6 +27,11 @@ TEXTS = [
     {"name": "TEXT", "datatype": "BYTES", "shape": [-1]},
     {"name": "LIMIT", "datatype": "INT32", "shape": [1]},
 ]
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return certificates(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +72,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     class Service:
         def __init__(self, protocol: str, url: str, timeout: float, tls: Any) -> None:
             played.made.append((protocol, url, timeout, tls))
-            self.timeout = timeout
+            self.timeout, self.protocol, self.url = timeout, protocol, url
 
         def silent(self) -> str:
             return played.gone
@@ -73,13 +80,21 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
         def metadata(self, model: str, version: str) -> Any:
             if model == "unknown":
                 raise InferenceServerException("Request for unknown model: 'unknown' is not found", "400")
+            if version == "7":
+                raise InferenceServerException(f"Request for unknown model: '{model}' version 7 is not found", "400")
             return {"inputs": played.inputs, "outputs": [{"name": "OUT", "datatype": "FP32", "shape": [-1, 4]}]}
 
         def config(self, model: str, version: str) -> Any:
             return {"output": [{"name": "OUT", "label_filename": "labels.txt" if played.labels else ""}]}
 
-        def said_of(self, model: str) -> str:
-            return "it serves m"
+        def index(self) -> Any:
+            return [{"name": "m", "version": one, "state": "READY"} for one in ("10", "9")]
+
+        def said_of(self, model: str, version: str) -> str:
+            return inference.Service.said_of(self, model, version)  # type: ignore[arg-type]
+
+        def told(self, error: Exception) -> str:
+            return inference.Service.told(self, error)  # type: ignore[arg-type]
 
         def answers(self, question: inference.Question, timeout: float) -> Any:
             played.asked.append(question)
@@ -108,11 +123,7 @@ def run(infer: Any, server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     """(exit code, lines of standard output, the one of standard error) of a command line."""
 
     def one(*arguments: str) -> tuple[int, list[str], str]:
-        monkeypatch.setattr(sys, "argv", ["npufleet-infer", *arguments])
-        try:
-            code = infer.main()
-        except SystemExit as end:
-            code = end.code
+        code = infer.main(arguments)
         out, err = capsys.readouterr()
         assert err.count("\n") == (code != 0), "a failure is one line, and nothing else is said there"
         return code, out.splitlines(), err.strip().removeprefix("npufleet-infer: ")
@@ -145,36 +156,80 @@ def test_where_it_asks(run: Any, server: Server, arguments: list[str], made: Any
     assert tls == (made[2] if made[2] is None else {"ca": None, "cert": None, "key": None, **made[2]})
 
 
-def test_files_of_tls_are_handed_on(run: Any, server: Server, tmp_path: Path) -> None:
-    for name in ("ca", "cert", "key"):
-        (tmp_path / name).write_text(name)
-    files = [part for name in ("ca", "cert", "key") for part in (f"--{name}", str(tmp_path / name))]
-    assert run("m", "--input", "IN=numbers:1,2,3,4", "--protocol", "grpc", "--timeout", "2.5", *files)[0] == 0
-    assert server.made == [
-        ("grpc", "localhost:8001", 2.5, {**{name: str(tmp_path / name) for name in ("ca", "cert", "key")}, "insecure": False})
-    ]
+def test_files_of_tls_are_handed_on(run: Any, server: Server, tls: dict[str, str]) -> None:
+    files = {"ca": tls["ca"], "cert": tls["client"], "key": tls["client_key"]}
+    words = [word for name, path in files.items() for word in (f"--{name}", path)]
+    assert run("m", "--input", "IN=numbers:1,2,3,4", "--protocol", "grpc", "--timeout", "2.5", *words)[0] == 0
+    assert server.made == [("grpc", "localhost:8001", 2.5, {**files, "insecure": False})]
 
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
         (["--url", "ftp://a"], "--url: found ftp://, wanted one of http, https, grpc, grpcs"),
-        (["--url", "http://a", "--protocol", "raw"], "--url: found http:// beside --protocol raw, wanted grpc"),
-        (["--url", "grpc://a", "--protocol", "http"], "--url: found grpc:// beside --protocol http, wanted http"),
-        (["--ca", "/none", "--insecure", "--protocol", "grpc"], "--ca: found no file /none; --insecure: found it beside gRPC, "),
-        (["--labels", "/none"], "--labels: [Errno 2] No such file"),
-        (["--repeat", "0"], "argument --repeat: found 0, wanted a whole number above 0; --help tells more"),
-        (["--timeout", "-1"], "argument --timeout: found -1, wanted seconds above 0; --help tells more"),
+        (["--url", "http://a", "--protocol", "raw"], "--url: found http://, wanted one of grpc, grpcs"),
+        (["--url", "grpc://a", "--protocol", "http"], "--url: found grpc://, wanted one of http, https"),
+        (["--url", ""], "--url: found no host, wanted host:port"),
+        (["--url", ":8000"], "--url: found no host, wanted host:port"),
+        (["--url", "http://"], "--url: found no host, wanted host:port"),
+        (["--url", "http://me:pw@a"], "--url: found a login in it, wanted host:port"),
+        (["--url", "a:b"], "--url: found port 'b', wanted a number from 1 to 65535"),
+        (["--url", "a:70000"], "--url: found port '70000', wanted a number from 1 to 65535"),
+        (["--url", "::1"], "--url: found ::1, wanted an IPv6 address in brackets, [::1]"),
+        (["--url", "a b"], "--url: found 'a b', wanted host:port"),
+        (["--url", "grpc://a/path"], "--url: found a path in a:8001/path, wanted host:port: gRPC has no paths"),
+        (["--protocol", "tcp"], "--protocol: invalid choice: 'tcp'"),
+        (["--model-version", "x"], "--model-version: found 'x', wanted a whole number above 0; --help tells more"),
+        (["--model-version", "0"], "--model-version: found '0', wanted a whole number above 0"),
+        (["--ca", "/none"], "--ca: found no file '/none'"),
+        (["--ca", __file__], f"--ca: found no certificate in {__file__}, wanted PEM"),
+        (["--insecure", "--protocol", "grpc"], "--insecure: found it beside gRPC, which always verifies; name the "),
+        (["--insecure", "--url", "http://a"], "--insecure: found it beside http://, wanted https://, which has TLS"),
+        (["--cert", __file__], "--cert and --key: found one, wanted both"),
+        (["--key", __file__], "--cert and --key: found one, wanted both"),
+        (["--cert", __file__, "--key", __file__], "--cert and --key: found "),
+        (["--ca", "{ca}", "--url", "grpc://a"], "--ca: found it beside grpc://, wanted grpcs://, which has TLS"),
+        (["--labels", "/none"], "--labels: found /none (No such file or directory), wanted a file that can be read"),
+        (["--labels", ""], "--labels: found no name (Is a directory), wanted a file that can be read"),
+        (["--labels", "{bytes}"], "--labels: found "),
+        (["--expect", " "], "--expect: found ' ', wanted a label"),
+        (["--class-count", "0"], "--class-count: found '0', wanted a whole number above 0"),
+        (["--top", "-1"], "--top: found '-1', wanted a whole number above 0"),
+        (["--top", "many"], "--top: found 'many', wanted a whole number above 0"),
+        (["--repeat", "0"], "--repeat: found '0', wanted a whole number above 0; --help tells more"),
+        (["--repeat", "1.5"], "--repeat: found '1.5', wanted a whole number above 0"),
+        (["--timeout", "-1"], "--timeout: found '-1', wanted seconds above 0, a day (86400) at most; --help tells more"),
+        (["--timeout", "inf"], "--timeout: found 'inf', wanted seconds above 0"),
+        (["--timeout", "soon"], "--timeout: found 'soon', wanted seconds above 0"),
+        (["--json=yes"], "--json: ignored explicit argument 'yes'"),
+        (["--js"], "unrecognized arguments: --js"),
+        (["another"], "unrecognized arguments: another"),
         (["--output", "A"], "--output: found A, the model gives OUT"),
+        (["--output", ""], "--output: found '', wanted a name as the server has it"),
         (["--input", "IN"], "--input: found IN, wanted NAME=KIND:VALUE with a KIND of npy, text, "),
+        (["--input", "IN=many:1"], "--input: found IN=many:1, wanted NAME=KIND:VALUE with a KIND of npy, text, "),
         (["--input", "A=numbers:1"], "--input: found A, the model takes IN FP32 [-1, 4]"),
+        (["--input", "IN=numbers:1"], "IN: found 2 values, wanted one, or several of text, image or file"),
         (["--npy", "x"], "--npy: found 0 inputs without a value, wanted one; the model takes IN FP32 [-1, 4]"),
+        (["--text", "x"], "--text: found 0 inputs without a value, wanted one; the model takes IN FP32 [-1, 4]"),
+        (["--image", "x"], "--image: found 0 inputs without a value, wanted one; the model takes IN FP32 [-1, 4]"),
     ],
 )
-def test_what_is_not_right_is_told_before_anything_is_asked(run: Any, server: Server, arguments: list[str], why: str) -> None:
-    code, out, err = run("m", "--input", "IN=numbers:1,2,3,4", *arguments)
+def test_wrong_use_is_one_line_and_nothing_is_asked(
+    run: Any, server: Server, tls: dict[str, str], tmp_path: Path, arguments: list[str], why: str
+) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    words = [one.format(**tls, bytes=tmp_path / "bytes") for one in arguments]
+    code, out, err = run("m", "--input", "IN=numbers:1,2,3,4", *words)
     assert (code, out, server.asked) == (2, [], [])
     assert err.startswith(why), err
+
+
+@pytest.mark.parametrize("model", ["", " ", "a/b", "a?b", "a\nb"])
+def test_a_model_that_no_request_can_name(run: Any, server: Server, model: str) -> None:
+    code, out, err = run(model, "--npy", "x")
+    assert (code, out, server.made) == (2, [], [])
+    assert err.startswith(f"MODEL: found {model!r}, wanted a name as the server has it")
 
 
 def test_without_an_input_it_says_what_the_model_takes(run: Any, server: Server) -> None:
@@ -244,18 +299,45 @@ def test_made_up_values_fill_the_shape(run: Any, server: Server) -> None:
         ([-1, 4], "npy:{ints}", "IN: found INT64, wanted FP32"),
         ([-1, 4], "file:{ints}", "IN: found file for FP32 [-1, 4], wanted BYTES or UINT8 [-1]"),
         ([-1, 4], "raw:{ints}", "IN: found "),
-        ([-1, 4], "npy:/none", "IN: found /none: [Errno 2]"),
-        ([-1, 4], "generated:x", "IN: found x, wanted a whole number as the seed"),
-        ([-1, 4], "numbers:1,", "IN: "),
+        ([-1, 4], "npy:/none", "IN: found /none (No such file or directory), wanted an array of rows, as numpy.save writes it"),
+        ([-1, 4], "npy:", "IN: found nothing after npy:, wanted a value"),
+        ([-1, 4], "npy:{npz}", "IN: found {npz}, an .npz of the arrays a, b, wanted one array in an .npy"),
+        ([-1, 4], "npy:{text}", "IN: found {text}, which is no .npy file, wanted "),
+        ([-1, 4], "npy:{objects}", "IN: found {objects}, which holds Python objects or is cut short ("),
+        ([-1, 4], "npy:{cut}", "IN: found {cut}, which holds Python objects or is cut short ("),
+        ([-1, 4], "npy:{one}", "IN: found {one}, a single value without rows, wanted "),
+        ([-1, 4], "npy:{dates}", "IN: found datetime64[D] in {dates}, wanted numbers or bytes"),
+        ([-1, 4], "raw:/none", "IN: found /none (No such file or directory), wanted a file that can be read"),
+        ([-1, 4], "generated:x", "IN: found x, wanted a whole number as the seed, from 0 to 4294967295"),
+        ([-1, 4], "generated:4294967296", "IN: found 4294967296, wanted a whole number as the seed, from 0 to 4294967295"),
+        ([-1, 4], "numbers:1,", "IN: found 1,, wanted numbers with commas between them, as 1,2.5 or [[1,2],[3,4]]"),
+        ([-1, 4], "numbers:a,b", "IN: found a,b, wanted numbers with commas between them, as 1,2.5 or [[1,2],[3,4]]"),
+        ([-1, 4], "numbers:" + "[" * 100000, "IN: found [[["),
+        ([-1, 4], 'numbers:"a"', "IN: found 'a', wanted numbers"),
+        ([-1, 4], "numbers:[[1],[2,3]]", "IN: found lists of different lengths, wanted numbers in lists of one length"),
+        ([-1, 4], "text:\udcff", "IN: found bytes that are no UTF-8, wanted a text in UTF-8, or a file of bytes"),
+        ([-1, 3, 8, 8], "image:/none", "IN: found /none (No such file or directory), wanted a file that can be read"),
+        ([-1, 3, 8, 8], "image:{text}", "IN: found {text} (UnidentifiedImageError), wanted a picture that Pillow reads"),
+        ([-1, 4, 8, 8], "image:{text}", "IN: found image for FP32 [-1, 4, 8, 8], wanted BYTES or UINT8 [-1], or FP32 [3, H, W]"),
     ],
 )
 def test_inputs_that_do_not_fit(run: Any, server: Server, tmp_path: Path, shape: list[int], given: str, why: str) -> None:
-    np.save(tmp_path / "ints.npy", np.arange(4))
-    (tmp_path / "ints.npy").write_bytes((tmp_path / "ints.npy").read_bytes() + b"" if "npy:" in given else b"\0" * 7)
+    names = ("ints", "npz", "text", "objects", "cut", "one", "dates")
+    files = {name: tmp_path / f"{name}.npy" for name in names}
+    np.save(files["ints"], np.arange(4))
+    np.savez(tmp_path / "npz.npz", a=np.arange(4), b=np.arange(3))
+    (tmp_path / "npz.npz").rename(files["npz"])
+    files["text"].write_text("words")
+    np.save(files["objects"], np.array([object()], object), allow_pickle=True)
+    files["cut"].write_bytes(files["ints"].read_bytes()[:100])
+    np.save(files["one"], np.float32(1))
+    np.save(files["dates"], np.zeros(4, "datetime64[D]"))
+    if given == "raw:{ints}":
+        files["ints"].write_bytes(bytes(7))
     server.inputs = [{"name": "IN", "datatype": "FP32", "shape": shape}]
-    code, _out, err = run("m", "--input", "IN=" + given.format(ints=tmp_path / "ints.npy"))
+    code, _out, err = run("m", "--input", "IN=" + given.format(**files))
     assert (code, server.asked) == (2, [])
-    assert err.startswith(why), err
+    assert err.startswith(why.format(**files)), err
 
 
 class Picture:
@@ -297,20 +379,50 @@ class Picture:
     ],
 )
 def test_pixels_as_imagenets_models_take_them(
-    run: Any, server: Server, monkeypatch: pytest.MonkeyPatch, shape: list[int], size: Any, resized: Any, box: Any
+    run: Any, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shape: list[int], size: Any, resized: Any, box: Any
 ) -> None:
-    pillow = SimpleNamespace(open=lambda _path: Picture(*size), Resampling=SimpleNamespace(BILINEAR=2))
-    monkeypatch.setitem(sys.modules, "PIL", SimpleNamespace(Image=pillow))
+    pillow = SimpleNamespace(open=lambda file: Picture(*size) if file.read() == b"picture" else None)
+    pillow.Resampling = SimpleNamespace(BILINEAR=2)
+    monkeypatch.setitem(sys.modules, "PIL.Image", pillow)
+    (tmp_path / "a.jpg").write_bytes(b"picture")
     monkeypatch.setattr(Picture, "done", [])
     server.inputs = [{**IMAGE, "shape": shape}]
     server.answers = lambda _question: [{"OUT": np.array([[0.1, 0.9]], np.float32)}]
-    code, out, _err = run("m", "--image", "a.jpg")
+    code, out, _err = run("m", "--image", str(tmp_path / "a.jpg"))
     assert (code, out[0]) == (0, "1  probability 0.9000")
     assert Picture.done[:2] == [resized, box]
     sent = server.asked[0].inputs["IN"][1]
     assert sent.dtype == np.float32 and list(sent.shape) == [1] * (len(shape) == 4) + [3, box[3] - box[1], box[2] - box[0]]
     pixel = sent.reshape(3, -1)[:, 0]
     np.testing.assert_allclose(pixel, [-0.485 / 0.229, (1 - 0.456) / 0.224, -0.406 / 0.225], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("takes", "given"),
+    [
+        (("BYTES", [-1, 1]), {"image": [["p.png"]]}),
+        (("UINT8", [-1, -1]), {"image": ["p.png"], "dtype": "UINT8"}),
+        (("FP32", [-1, 3, 12, 10]), {"image": ["p.png"], "dtype": "FP32", "shape": [3, 12, 10]}),
+    ],
+)
+def test_a_picture_is_the_same_as_in_a_check(
+    run: Any, server: Server, tmp_path: Path, takes: tuple[str, list[int]], given: dict[str, Any]
+) -> None:
+    (tmp_path / "m").mkdir()
+    levels = np.random.RandomState(7).randint(0, 256, (40, 30, 3)).astype(np.uint8)
+    Image.fromarray(levels).save(tmp_path / "m/p.png")
+    check = {"name": "row", "protocols": ["http"], "inputs": {"IN": given}, "expect": {"OUT": {"finite": True}}}
+    (tmp_path / "m.yml").write_text(json.dumps({"model": "m", "checks": [check]}))
+    (found,) = check_files.documents(["m"], [str(tmp_path)], [str(tmp_path)], 0)["checks"]
+    (request,) = inference.requests("m", found["checks"][0], 0)
+    checked = inference.prepared("m", found["checks"][0]).question(request).inputs["IN"]
+    server.inputs = [{"name": "IN", "datatype": takes[0], "shape": takes[1]}]
+    server.answers = lambda _question: [{"OUT": np.array([[0.1, 0.9]], np.float32)}]
+    assert run("m", "--image", str(tmp_path / "m/p.png"))[0] == 0
+    dtype, sent = server.asked[0].inputs["IN"]
+    assert (dtype, sent.shape) == (checked[0], checked[1].shape)
+    assert sent.tolist() == checked[1].tolist()
+    assert sent.size > 0 and (dtype == "BYTES" or len(np.unique(sent)) > 50)
 
 
 # Answers
@@ -388,33 +500,77 @@ def test_a_stream_is_shown_as_it_comes(run: Any, server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("error", "code", "why"),
     [
+        (TimeoutError("x"), 3, "localhost:8000: m did not answer within 30 s"),
+        (ConnectionResetError(104, "reset"), 3, "localhost:8000: [Errno 104] reset"),
         (
-            {"gone": "no Triton answers http at h:1: refused"},
-            "no Triton answers http at h:1: refused: start it, or name another with ",
+            InferenceServerException("Request for unknown model: 'm' has no available versions", "400"),
+            3,
+            "localhost:8000: Request for ",
+        ),
+        (InferenceServerException("Exceeds maximum queue size", "503"), 3, "localhost:8000: Exceeds maximum queue size"),
+        (InferenceServerException("on\nfire", "500"), 1, "localhost:8000: on fire"),
+        (
+            InferenceServerException("doesn't support models with decoupled transaction policy", "500"),
+            1,
+            "localhost:8000: doesn't support models with decoupled transaction policy; the model answers in streams, which are "
+            "gRPC's alone: ask with the protocol stream",
         ),
         (
-            {"gone": "no Triton answers http at h:1: CERTIFICATE_VERIFY_FAILED"},
-            "no Triton answers http at h:1: CERTIFICATE_VERIFY_FAILED: name ",
+            InferenceServerException("exceeds the maximum allowed value. Use --http-max-input-size to increase the limit.", "400"),
+            1,
+            "localhost:8000: exceeds the maximum allowed value. Use --http-max-input-size to increase the limit.; or ask by gRPC",
         ),
-        ({"answers": lambda _question: [TimeoutError("x")]}, "localhost:8000: m did not answer within 30 s"),
+        (inference.TooLarge("found 2.2 GiB of inputs"), 2, "found 2.2 GiB of inputs"),
+    ],
+)
+def test_no_answer_is_one_line(run: Any, server: Server, error: Exception, code: int, why: str) -> None:
+    server.answers = lambda _question: [error]
+    found, out, err = run("m", "--input", "IN=numbers:1,2,3,4")
+    assert (found, out) == (code, [])
+    assert err.startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("gone", "todo"),
+    [
+        ("no Triton answers http at h:1: refused", "start it, or name another with --url"),
+        ("no Triton answers http at h:1: CERTIFICATE_VERIFY_FAILED", "name its authority with --ca"),
         (
-            {"answers": lambda _question: [InferenceServerException("on\nfire", "500")]},
-            "localhost:8000: on fire",
+            "no Triton answers http at h:1: what listens there does not speak HTTP",
+            "name the other port with --url, or ask with --protocol grpc",
         ),
     ],
 )
-def test_no_answer_is_one_line(run: Any, server: Server, change: dict[str, Any], why: str) -> None:
-    server.__dict__.update(change)
-    code, out, err = run("m", "--input", "IN=numbers:1,2,3,4")
-    assert (code, out) == (1, [])
-    assert err.startswith(why)
+def test_a_server_that_is_not_there(run: Any, server: Server, gone: str, todo: str) -> None:
+    server.gone = gone
+    assert run("m", "--input", "IN=numbers:1,2,3,4") == (3, [], f"{gone}: {todo}")
 
 
 def test_an_unknown_model_and_what_there_is(run: Any) -> None:
     words = "localhost:8000: Request for unknown model: 'unknown' is not found; it serves m"
-    assert run("unknown", "--npy", "x") == (1, [], words)
+    assert run("unknown", "--npy", "x") == (3, [], words)
+
+
+def test_a_version_that_is_not_there_and_those_that_are(run: Any) -> None:
+    words = "Request for unknown model: 'm' version 7 is not found; m has no version 7 that is ready, wanted one of 9, 10"
+    assert run("m", "--model-version", "7", "--npy", "x") == (3, [], f"localhost:8000: {words}")
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ("an exception occurred in the client while decoding the response: Expecting value: line 1 column 1 (char 0)", "404"),
+        ("Parse error at offset 0: The document is empty.", ""),
+    ],
+)
+def test_what_listens_and_is_no_triton(run: Any, server: Server, said: str, status: str) -> None:
+    """The words would be those of parsers of JSON."""
+    server.answers = lambda _question: [InferenceServerException(said, status)]
+    _code, _out, err = run("m", "--input", "IN=numbers:1,2,3,4")
+    why = "localhost:8000: what listens there answers without Triton's JSON, as a proxy or Triton's page of metrics does"
+    assert err.startswith(why)
 
 
 def test_ranks(infer: Any) -> None:
@@ -445,4 +601,4 @@ def test_the_commands_of_the_page_are_ones_that_it_takes(infer: Any, page: str) 
     for line in commands:
         words = shlex.split(line.replace("...", "npufleet-infer m"))[1:]
         given = infer.parser().parse_args(words)
-        assert given.model and all(one.partition("=")[2].split(":")[0] in infer.KINDS for one in given.input), line
+        assert given.model and all(one.partition("=")[2].split(":")[0] in given_inputs.KINDS for one in given.input), line

@@ -240,7 +240,25 @@ def test_a_right_server_passes_every_request(server: Server) -> None:
     assert [(one["model"], one["protocol"]) for one in results[1:3]] == [("m", "http"), ("m", "grpc")]
     assert [(one["expected"], one["got"], one["label"]) for one in results] == [(0, 0, 0), (1, 1, 1)] * 2
     assert [one["image"] for one in results] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
-    assert all(isinstance(one["ms"], float) and 0 <= one["ms"] < 1000 for one in results)
+    assert all(isinstance(one["ms"], float) and one["ms"] >= 0 for one in results)
+
+
+LOAD = {"latency": {"clients": 1, "requests": 100, "p50_ms": 1000}}
+
+
+def test_a_model_whose_loads_are_left_out_is_not_proven(server: Server) -> None:
+    load = {**check("fast", ("http",), count=1, total=1), **LOAD}
+    (result,) = run(load, latency=False)
+    assert (result["name"], result["ok"], server.asked) == ("m/checks", False, [])
+    assert result["why"].startswith("nothing was asked: every check of its file is a load, and those are left out here: ")
+    assert [one["name"] for one in run(load, check(protocols=("http",)), latency=False)] == ["m/http/row 0", "m/http/row 1"]
+    assert [(one["name"], one["ok"]) for one in run(load)] == [("m/http/fast", True)]
+    assert [one["ok"] for one in run()] == [False]
+
+
+def test_models_that_nobody_has_to_prove_are_told() -> None:
+    document = {"host": "npu1", "host_index": 0, "server": {}, "timeout": 1, "checks": [], "unasked": ["words"]}
+    assert inference.run(document) == {"host": "npu1", "unasked": ["words"], "checks": []}
 
 
 def test_one_row_a_request_keeps_the_batch_dimension(server: Server) -> None:
@@ -301,6 +319,10 @@ def why(outputs: dict[str, Any], expect: dict[str, Any], rows: int = 1) -> list[
     return inference.judge(answer, inference.Request("m/http/x", "http", places, places), inference.with_rows(expect))
 
 
+class HTTPConnectionClosed(Exception):
+    """geventhttpclient's, which has no status and is no OSError."""
+
+
 def f32(*rows: Any) -> Any:
     return np.array(rows, dtype=np.float32)
 
@@ -315,7 +337,6 @@ GOLDEN = inference.pack(f32([1, 2, 3], [4, 5, 6]), [0, 1])
         (np.array([[1, 2, 3]]), {"dtype": "FP32"}, ["OUT: dtype is INT64, wanted FP32"]),
         (f32([1, 2, 3]), {"shape": [1, 4]}, ["OUT: shape is [1, 3], wanted [1, 4]"]),
         (f32([1, np.nan, np.inf]), {"finite": True}, ["OUT: 2 of 3 values are not finite, wanted all"]),
-        (f32([1, np.nan, np.inf]), {"finite": False}, []),
         (f32([1, 2, 3]), {"argmax": [0]}, ["OUT: label is 2, wanted 0"]),
         (f32([1.5, 2, 7]), {"values": GOLDEN}, ["OUT: 2 of 3 values are off, the worst is 7, wanted 3 +- 0"]),
         (f32([1.5, 2, 3.4]), {"values": {**GOLDEN, "atol": 0.5}}, []),
@@ -334,11 +355,36 @@ GOLDEN = inference.pack(f32([1, 2, 3], [4, 5, 6]), [0, 1])
         (np.array([[1, 2, 3]]), {"values": GOLDEN}, []),
         (f32([[1], [2], [3]]), {"values": GOLDEN}, ["OUT: shape is [1, 3, 1], the golden values' is [1, 3]"]),
         (f32([1, 2, 3], [1, 2, 3]), {"argmax": [2]}, ["OUT: shape is [2, 3], wanted 1 row"]),
-        (np.empty((0, 3), np.float32), {"argmax": [2]}, ["OUT: shape is [0, 3], wanted 1 row"]),
+        (f32([[np.nan] * 3]), {"argmax": [0]}, ["OUT: 3 of 3 values of row 0 are nan, wanted label 0"]),
+        (f32([1, np.nan, 3]), {"argmax": [1]}, ["OUT: 1 of 3 values of row 0 are nan, wanted label 1"]),
+        (f32([1, -np.inf, 3]), {"argmax": [2]}, []),
+        (f32([0, 0, 0]), {"argmax": [0]}, ["OUT: the largest value of row 0, 0, is at 3 of 3 places, wanted label 0"]),
+        (np.array([[7, 1, 7]]), {"argmax": [0]}, ["OUT: the largest value of row 0, 7, is at 2 of 3 places, wanted label 0"]),
+        (np.array([[True, False]]), {"argmax": [0]}, []),
+        (f32([3]), {"argmax": [0]}, ["OUT: a row holds one value, which is always the largest, wanted label 0"]),
+        (np.empty((0, 3), np.float32), {"argmax": [2]}, ["OUT: is empty, its shape is [0, 3]: wanted values to judge argmax by"]),
+        (np.empty((1, 0), np.float32), {"finite": True}, ["OUT: is empty, its shape is [1, 0]: wanted values to judge finite by"]),
+        (
+            np.empty((1, 0), np.float32),
+            {"shape": [1, 3], "values": {**inference.pack(np.empty((1, 0), np.float32), [0])}},
+            ["OUT: shape is [1, 0], wanted [1, 3]", "OUT: is empty, its shape is [1, 0]: wanted values to judge values by"],
+        ),
+        (np.empty((0, 3), np.float32), {"dtype": "FP32", "shape": [0, 3]}, []),
+        (
+            f32([1, np.nan, 3]),
+            {"values": {**GOLDEN, "atol": 1e30}},
+            ["OUT: 1 of 3 values are off, the worst is nan, wanted 2 +- 1e+30"],
+        ),
+        (f32([np.inf] * 3), {"values": {**GOLDEN, "rtol": 0.5}}, ["OUT: 3 of 3 values are off, the worst is inf, wanted 1 +- 0.5"]),
         (np.float32(3), {"finite": True}, []),
         (np.array([[b"a"]], dtype=np.object_), {"dtype": "BYTES", "shape": [1, 1]}, []),
         (np.array([[b"a"]], dtype=np.object_), {"finite": True}, ["OUT: holds BYTES, wanted numbers to judge finite by"]),
         (inference.Output("FP32", [1, 3], None), {"finite": True}, ["OUT: the data does not fit FP32 of shape [1, 3]"]),
+        (
+            inference.Output("FP32", [1, 3], None),
+            {"dtype": "FP32", "shape": [1, 3]},
+            ["OUT: the data does not fit FP32 of shape [1, 3]"],
+        ),
     ],
 )
 def test_an_output_is_judged(output: Any, wanted: dict[str, Any], reasons: list[str]) -> None:
@@ -352,7 +398,7 @@ def test_every_reason_is_given_at_once() -> None:
         "OUT: dtype is FP64, wanted FP32",
         "OUT: shape is [1, 4], wanted [1, 3]",
         "OUT: 1 of 4 values are not finite, wanted all",
-        "OUT: label is 0, wanted 2",
+        "OUT: 1 of 4 values of row 0 are nan, wanted label 2",
         "output B is missing, found MORE, OUT",
         "output A is missing, found MORE, OUT",
     ]
@@ -653,7 +699,7 @@ def test_raw_contents_that_do_not_fit_are_a_reason(server: Server) -> None:
 
 
 def test_classes_are_asked_for_and_the_best_is_judged(server: Server) -> None:
-    answer = np.array([[b"0.75:281:tabby", b"0.25:0:a: b"], [b"0.5:3:", b"0.5:4"]], np.object_)
+    answer = np.array([[b"0.75:281:tabby", b"0.25:0:a: b"], [b"0.5:3:", b"0.4:4"]], np.object_)
     server.answer = lambda *_asked: {"OUT": ("BYTES", [2, 2], answer)}
     (result,) = ask({"OUT": {"class_count": 2, "label": ["tabby", "dog"]}, "MORE": {"dtype": "FP32"}}, protocols=("raw",))
     assert server.requested == [[("OUT", 2), ("MORE", 0)]]
@@ -662,11 +708,11 @@ def test_classes_are_asked_for_and_the_best_is_judged(server: Server) -> None:
     assert inference.classes_of(answer)[0] == [(0.75, 281, "tabby"), (0.25, 0, "a: b")]
 
 
-def test_a_label_alone_asks_for_one_class(server: Server) -> None:
-    server.answer = lambda *_asked: {"OUT": ("BYTES", [1, 1], np.array([[b"1:281:tabby"]], np.object_))}
+def test_a_label_alone_asks_for_the_second_best_too(server: Server) -> None:
+    server.answer = lambda *_asked: {"OUT": ("BYTES", [1, 2], np.array([[b"1:281:tabby", b"0.5:1:a"]], np.object_))}
     checked = check("c", ("raw",), {"OUT": {"label": ["tabby"]}}, count=1, total=1)
     (result,) = run(checked)
-    assert (result["why"], result["label"], server.requested) == ("", "tabby", [[("OUT", 1)]])
+    assert (result["why"], result["label"], server.requested) == ("", "tabby", [[("OUT", 2)]])
 
 
 @pytest.mark.parametrize(
@@ -676,6 +722,18 @@ def test_a_label_alone_asks_for_one_class(server: Server) -> None:
         (np.array([b"cat"], np.object_), {"label": ["cat"]}, "OUT: holds 'cat', wanted a class as score:index:label"),
         (np.array([[b"1:2:a"]] * 2, np.object_), {"label": ["a"]}, "OUT: shape is [2, 1], wanted classes of 1 row"),
         (f32([1]), {"label": ["a"]}, "OUT: holds FP32, wanted bytes to judge label by"),
+        (np.array([[b"nan:2:a", b"nan:0:b"]], np.object_), {"label": ["a"]}, "OUT: 2 of 2 scores are nan"),
+        (np.array([[b"nan:2:a", b"nan:0:b"]], np.object_), {"class_count": 2}, "OUT: 2 of 2 scores are nan"),
+        (
+            np.array([[b"0:0:a", b"0:1:b"]], np.object_),
+            {"label": ["a"]},
+            "OUT: the best score of row 0, 0, is of more than one class, wanted label a",
+        ),
+        (
+            np.empty((1, 0), np.object_),
+            {"class_count": 2},
+            "OUT: is empty, its shape is [1, 0]: wanted values to judge class_count by",
+        ),
     ],
 )
 def test_classes_that_are_not_as_wanted(output: Any, wanted: dict[str, Any], reason: str) -> None:
@@ -718,6 +776,37 @@ def test_a_server_that_is_down_is_not_the_error_that_was_wanted(server: Server) 
     # One that lives may say that it is busy.
     server.live = lambda _protocol: True
     assert ask(error={"status": "UNAVAILABLE"}, protocols=("grpc",))[0]["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (HTTPConnectionClosed("connection closed."), "no answer: HTTPConnectionClosed: connection closed."),
+        (ConnectionResetError(104, "Connection reset by peer"), "no answer: [Errno 104] Connection reset by peer"),
+        (InferenceServerException("client received an empty response from the server.", "400"), "no answer: client received an"),
+        (
+            InferenceServerException("an exception occurred in the client while decoding the response: x", "400"),
+            "no answer: an exc",
+        ),
+        (TimeoutError("timed out"), "no answer in time"),
+    ],
+)
+@pytest.mark.parametrize(
+    "wanted", [{"status": "INVALID_ARGUMENT"}, {"contains": "e"}, {"status": "INVALID_ARGUMENT", "contains": "e"}]
+)
+def test_a_server_that_hangs_up_has_not_refused(server: Server, error: Exception, said: str, wanted: dict[str, str]) -> None:
+    server.answer = fails({"http": error})
+    (result,) = ask(error=wanted, protocols=("http",))
+    assert (result["ok"], result["why"].startswith(said)) == (False, True), result["why"]
+    assert result["why"].endswith("wanted an error: " + " ".join(f"{key} {one!r}" for key, one in sorted(wanted.items())))
+
+
+def test_a_stream_that_the_client_itself_ends_has_not_been_refused(server: Server) -> None:
+    server.respond = lambda _model: [ConnectionResetError(104, "Connection reset by peer")]
+    (result,) = ask(protocols=("stream",), error={"contains": "reset"})
+    assert result["why"] == "no answer: [Errno 104] Connection reset by peer, wanted an error: contains 'reset'"
+    server.respond = lambda _model: [InferenceServerException("reset: no such word")]
+    assert ask(protocols=("stream",), error={"contains": "reset"})[0]["ok"] is True
 
 
 def test_a_timeout_may_be_what_has_to_come(server: Server) -> None:

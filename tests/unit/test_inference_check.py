@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,9 +17,10 @@ import pytest
 import yaml
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import check_files, check_sources, client, inference
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.modules import inference_check
-from helpers import ROOT, run_module
+from helpers import ROOT, ansible_playbook, run_module
 from small_triton import certificates
 
 # Check files
@@ -41,6 +43,8 @@ def site(tmp_path: Path) -> Path:
     (tmp_path / "golden/m/text.npy").write_text("no array")
     (tmp_path / "golden/m/empty.npy").write_text("")
     np.save(tmp_path / "golden/m/scalar.npy", np.float32(1))
+    np.save(tmp_path / "golden/m/none.npy", np.empty((8, 0), np.float32))
+    np.save(tmp_path / "golden/m/nan.npy", np.where(rows == 5, np.float32(np.nan), rows))
     np.savez(tmp_path / "golden/m/many.npz", rows=rows)
     return tmp_path
 
@@ -164,10 +168,13 @@ def test_a_malformed_file_is_refused(site: Path, whole: Any, wrong: list[str]) -
         ({"inputs": {"IN": {"npx": "rows.npy", "npy": "rows.npy"}}}, ["inputs.IN.npx: found an unknown key, wanted one of npy, "]),
         ({"inputs": {3: {"npy": "rows.npy"}}}, ["inputs.3: found 3, wanted a text"]),
         ({"inputs": {"IN": {"npy": "gone.npy"}}}, ["inputs.IN.npy: found no such file, wanted {golden}/m/gone.npy"]),
-        ({"inputs": {"IN": {"npy": "text.npy"}}}, ["inputs.IN.npy: found {golden}/m/text.npy: "]),
-        ({"inputs": {"IN": {"npy": "empty.npy"}}}, ["inputs.IN.npy: found {golden}/m/empty.npy: "]),
-        ({"inputs": {"IN": {"npy": "scalar.npy"}}}, ["inputs.IN.npy: found {golden}/m/scalar.npy: it has no rows"]),
-        ({"inputs": {"IN": {"npy": "many.npz"}}}, ["inputs.IN.npy: found {golden}/m/many.npz: "]),
+        ({"inputs": {"IN": {"npy": "text.npy"}}}, ["inputs.IN.npy: found {golden}/m/text.npy, which is no .npy file, wanted "]),
+        ({"inputs": {"IN": {"npy": "empty.npy"}}}, ["inputs.IN.npy: found {golden}/m/empty.npy, which is no .npy file, wanted "]),
+        (
+            {"inputs": {"IN": {"npy": "scalar.npy"}}},
+            ["inputs.IN.npy: found {golden}/m/scalar.npy, a single value without rows, wanted "],
+        ),
+        ({"inputs": {"IN": {"npy": "many.npz"}}}, ["inputs.IN.npy: found {golden}/m/many.npz, an .npz of the arrays rows, "]),
         ({"inputs": {"IN": {"npy": "dates.npy"}}}, ["inputs.IN.npy: found datetime64[D] in {golden}/m/dates.npy, wanted numbers"]),
         ({"rows": {"count": 2}}, ["rows.first: found nothing, wanted a value"]),
         (
@@ -199,7 +206,25 @@ def test_a_malformed_file_is_refused(site: Path, whole: Any, wrong: list[str]) -
         ({"expect": {"OUT": {"dtype": "float"}}}, ["expect.OUT.dtype: found float, wanted one of BOOL, "]),
         ({"expect": {"OUT": {"shape": [1, "x"]}}}, ['expect.OUT.shape: found [1, "x"], wanted whole numbers']),
         ({"expect": {"OUT": {"shape": 10}}}, ["expect.OUT.shape: found 10, wanted a list"]),
-        ({"expect": {"OUT": {"finite": "very"}}}, ["expect.OUT.finite: found very, wanted true or false"]),
+        ({"expect": {"OUT": {"finite": "very"}}}, ["expect.OUT.finite: found very, wanted true, or the key left out"]),
+        ({"expect": {"OUT": {"finite": False}}}, ["expect.OUT.finite: found false, wanted true, or the key left out"]),
+        (
+            {"expect": {"OUT": {"shape": [1, 0], "finite": True}}},
+            ["expect.OUT.finite: found it beside shape [1, 0], wanted one of the two: an empty output has no values"],
+        ),
+        (
+            {"expect": {"OUT": {"values": {"npy": "none.npy"}}}},
+            ["expect.OUT.values: found no value in shape [8, 0], wanted one at "],
+        ),
+        ({"expect": {"OUT": {"values": {"npy": "nan.npy"}}}}, ["expect.OUT.values: found 1 values that are nan, wanted numbers"]),
+        (
+            {"expect": {"OUT": {"values": {"npy": "scores.npy", "atol": 1}}}},
+            ["expect.OUT.values.atol: found a tolerance of 1, wanted one that an output of zeros does not pass"],
+        ),
+        (
+            {"expect": {"OUT": {"values": {"npy": "scores.npy", "rtol": 1}}}},
+            ["expect.OUT.values.rtol: found a tolerance of 1, wanted one that an output of zeros does not pass"],
+        ),
         ({"expect": {"OUT": {"argmax": [0, -1]}}}, ["expect.OUT.argmax: found [0, -1], wanted whole numbers"]),
         (
             {"expect": {"A": {"argmax": [0, 1]}, "B": {"argmax": [0, 1, 2, 3]}}},
@@ -294,6 +319,22 @@ STREAM = {"protocols": ["stream"], "expect": None}
             ["inputs.IN.image: found {golden}/m/four.bin, which is neither, wanted a JPEG or PNG"],
         ),
         (
+            {"inputs": {"IN": {"image": "p.jpg", "dtype": "FP32"}}},
+            ["inputs.IN.shape: found nothing, wanted a value, as image needs one"],
+        ),
+        (
+            {"inputs": {"IN": {"image": "p.jpg", "dtype": "FP32", "shape": [4, 8, 8]}}},
+            ["inputs.IN.image: found shape [4, 8, 8], wanted [3, H, W] for the pixels of a picture"],
+        ),
+        (
+            {"inputs": {"IN": {"image": "p.jpg", "dtype": "FP32", "shape": [3, 8, 8]}}},
+            ["inputs.IN.image: found p.jpg (UnidentifiedImageError), wanted a picture that Pillow reads"],
+        ),
+        (
+            {"inputs": {"IN": {"image": "p.jpg", "dtype": "INT8"}}},
+            ["inputs.IN.image: found INT8, wanted BYTES or UINT8 for the bytes of a file, or FP32 and shape [3, H, W]"],
+        ),
+        (
             {"inputs": {"IN": {"generated": {"seed": -1}, "dtype": "FP32", "shape": [1]}}},
             ["inputs.IN.generated.seed: found -1, wanted a whole number from 0"],
         ),
@@ -325,6 +366,10 @@ STREAM = {"protocols": ["stream"], "expect": None}
         ({"expect": None, "error": {}}, ["error: found {}, wanted at least one of status, contains"]),
         ({"expect": None, "error": {"status": 400}}, ["error.status: found 400, wanted one of INVALID_ARGUMENT, "]),
         ({**STREAM, "error": {"status": "INTERNAL"}}, ["error.contains: found nothing, wanted a value, as not every server tells"]),
+        (
+            {"expect": None, "error": {"status": "UNAVAILABLE"}},
+            ["error.contains: found nothing, wanted a value: over gRPC a connection"],
+        ),
         ({"expect": None, "error": {"contains": ""}}, ["error.contains: found , wanted a text"]),
         (
             {"error": {"contains": "x"}},
@@ -558,6 +603,69 @@ def test_a_model_without_a_file_fails_beside_those_that_passed() -> None:
 def test_without_anything_to_ask_no_container_runs() -> None:
     found, ran = call(None, document={**DOCUMENT, "checks": []})
     assert (found["failed"], found["proven"], found["msg"], ran) == (False, True, "npu1: no model to check", [])
+    found, ran = call(answers(), document={**DOCUMENT, "checks": [], "unasked": ["words"]})
+    assert (found["proven"], found["msg"], ran) == (True, "npu1: nothing was asked of words", [])
+
+
+@pytest.mark.parametrize(
+    ("said", "starts"),
+    [
+        ({"checks": [{"name": "m/http/a", "ok": False, "why": "wrong"}]}, 1),
+        ({"checks": [], "unavailable": {"reason": "time", "why": "late"}}, 1),
+        ({"checks": [{"name": "m/http/a", "ok": True, "why": ""}]}, 0),
+        (None, 0),
+    ],
+)
+def test_a_proof_renews_what_the_probe_has_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any] | None, starts: int
+) -> None:
+    config, state = tmp_path / "config.json", tmp_path / "probe.json"
+    config.write_text(json.dumps({"state": str(state)}))
+    monkeypatch.setattr(probe_timer, "CONFIG", str(config))
+    if said is not None:
+        state.write_text(json.dumps({"at": 1, "interval": 3600, "paused": None, "unavailable": None, **said}))
+    started: list[tuple[str, ...]] = []
+
+    def systemctl(*words: str) -> tuple[int, str]:
+        started.append(words)
+        state.write_text(json.dumps({"at": time.time(), "interval": 3600, "paused": None, "unavailable": None, "checks": []}))
+        return 0, ""
+
+    monkeypatch.setattr(probe_timer, "run", systemctl)
+    # A look changes nothing, and a server that fails has renewed nothing.
+    call(answers(result("a")), check=True)
+    call(answers(result("a", False, "wrong")))
+    assert started == []
+    found, _ran = call(answers(result("a")))
+    assert started == [("systemctl", "start", "npufleet-probe.service")] * starts
+    assert (found["proven"], found.get("warnings", [])) == (True, [])
+    call(answers(result("a")))
+    assert len(started) == starts, "what was renewed says nothing wrong any more"
+
+
+def test_a_probe_that_was_under_way_is_asked_once_more_and_one_that_cannot_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, state = tmp_path / "config.json", tmp_path / "probe.json"
+    config.write_text(json.dumps({"state": str(state)}))
+    bad = {"at": 1, "interval": 3600, "checks": [{"name": "m/http/a", "ok": False, "why": "wrong"}]}
+    state.write_text(json.dumps(bad))
+    monkeypatch.setattr(probe_timer, "CONFIG", str(config))
+    moments = iter([2, 12])
+
+    def systemctl(*_words: str) -> tuple[int, str]:
+        state.write_text(json.dumps({**bad, "at": next(moments)}))
+        return 0, ""
+
+    monkeypatch.setattr(probe_timer, "run", systemctl)
+    assert probe_timer.renew(10) is None
+    assert next(moments, None) is None
+    monkeypatch.setattr(probe_timer, "run", lambda *_words: (0, ""))
+    assert probe_timer.renew(20) == "the probe was asked anew, and left no result: see journalctl --unit npufleet-probe"
+    monkeypatch.setattr(probe_timer, "run", lambda *_words: (1, "Unit npufleet-probe.service not found.\n" * 50))
+    told = str(probe_timer.renew(20))
+    assert told.startswith("the probe cannot be asked anew: Unit npufleet-probe.service not found. ")
+    assert len(told) < 200
 
 
 def test_check_mode_asks_all_the_same() -> None:
@@ -716,26 +824,8 @@ PYTHONPATH={place}/client GOLDEN={ROOT}/files/golden/digits exec {sys.executable
 def play(
     fleet: Path, *options: str, limit: str = "all", playbook: Path = ROOT / "playbooks/check.yml"
 ) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "PATH": f"{fleet}/bin:{os.environ['PATH']}",
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_NOCOLOR": "1",
-        "ANSIBLE_LOCAL_TEMP": str(fleet / "tmp"),
-        "ANSIBLE_CACHE_PLUGIN_CONNECTION": str(fleet / "facts"),
-    }
-    command = [
-        "ansible.cli.playbook",
-        "-i",
-        str(fleet / "hosts.yml"),
-        "--limit",
-        limit,
-        str(playbook),
-        "-e",
-        f"npufleet_report_file={fleet}/report.html",
-        *options,
-    ]
-    return subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    arguments = ["-i", fleet / "hosts.yml", "--limit", limit, playbook, "-e", f"npufleet_report_file={fleet}/report.html"]
+    return ansible_playbook(fleet, *arguments, *options, PATH=f"{fleet}/bin:{os.environ['PATH']}")
 
 
 def results(fleet: Path) -> dict[str, Any]:
@@ -780,6 +870,37 @@ def test_one_host_that_fails_leaves_the_others_their_proof(fleet: Path) -> None:
     assert re.findall(r"changed=(\d)", run.stdout) == ["0"] * 4
 
 
+@pytest.mark.parametrize(
+    ("listens", "asked"),
+    [
+        # As the example inventory has it
+        ("{{ ansible_host }}", "127.0.0.3:9"),
+        ("::", "[::1]:9"),
+        ("", "127.0.0.1:9"),
+    ],
+)
+def test_the_proof_asks_where_the_server_listens(fleet: Path, listens: str, asked: str) -> None:
+    given = {"triton_server_listen_address": listens, "ansible_host": "127.0.0.3"}
+    run = play(fleet, "-e", json.dumps(given), limit="down")
+    assert f"down: 11 of 22 checks passed\n  - digits/http/digit 0: no Triton answers http at {asked}" in run.stdout + run.stderr
+
+
+def test_variables_of_another_type_are_refused_before_anything_is_asked(fleet: Path) -> None:
+    models = [{"name": "digits", "hosts": "right"}]
+    given = {"triton_models": models, "inference_check_golden_dir": "/a", "npufleet_no_proxy": "a,b"}
+    (fleet / "ran").unlink(missing_ok=True)
+    run = play(fleet, "-e", json.dumps(given), limit="right")
+    assert run.returncode == 2, run.stdout + run.stderr
+    said = results(fleet)["right"]["msg"].splitlines()
+    assert said[0] == "right: nothing was asked:"
+    assert [line.split(":")[0] for line in said[1:]] == [
+        "  - inference_check_golden_dir",
+        "  - npufleet_no_proxy",
+        "  - triton_models[digits].hosts",
+    ]
+    assert not (fleet / "ran").exists()
+
+
 def test_hosts_ask_different_rows(fleet: Path) -> None:
     play(fleet, limit="right,wrong")
     first = {host: result["checks"][0]["image"] for host, result in results(fleet).items() if host in ("right", "wrong")}
@@ -799,7 +920,7 @@ def test_a_host_that_passes_ends_with_0_also_in_check_mode(fleet: Path) -> None:
 def test_a_wrong_label_of_a_site_fails_and_a_right_one_passes(fleet: Path, tmp_path: Path) -> None:
     text = (ROOT / "files/checks/digits.yml").read_text()
     (tmp_path / "digits.yml").write_text(text.replace("          0, 1, 2,", "          7, 1, 2,", 1))
-    run = play(fleet, "-e", f"inference_check_checks_dir={tmp_path}", limit="right")
+    run = play(fleet, "-e", json.dumps({"inference_check_checks_dir": [str(tmp_path)]}), limit="right")
     assert run.returncode == 2
     assert [one["name"] for one in results(fleet)["right"]["checks"] if not one["ok"]] == ["digits/http/digit 0"]
     assert "OUTPUT__0: label is 0, wanted 7" in run.stdout + run.stderr
@@ -830,7 +951,7 @@ def test_what_keeps_a_host_from_its_proof(fleet: Path, variables: dict[str, Any]
 def test_a_malformed_file_is_refused_before_anything_is_sent(fleet: Path, tmp_path: Path) -> None:
     (tmp_path / "digits.yml").write_text("model: digits\nmodels: 1\nchecks: []\n")
     (fleet / "ran").write_text("")
-    run = play(fleet, "-e", f"inference_check_checks_dir={tmp_path}", limit="right")
+    run = play(fleet, "-e", json.dumps({"inference_check_checks_dir": [str(tmp_path)]}), limit="right")
     assert run.returncode == 2
     for words in (
         "models: found an unknown key, wanted one of model, golden, checks",
@@ -846,6 +967,17 @@ def test_a_model_that_need_not_be_proven_is_named(fleet: Path) -> None:
     run = play(fleet, "-e", json.dumps(variables), limit="right")
     assert run.returncode == 0, run.stdout + run.stderr
     assert "right: not proven, as they have no check file: words" in run.stdout + run.stderr
+
+
+def test_a_model_whose_loads_are_left_out_is_not_proven(fleet: Path, tmp_path: Path) -> None:
+    load = {"name": "fast", "protocols": ["http"], "latency": {"requests": 100, "p99_ms": 1000}}
+    load["inputs"] = {"INPUT__0": {"generated": {}, "dtype": "FP32", "shape": [1, 64]}}
+    (tmp_path / "digits.yml").write_text(yaml.safe_dump({"model": "digits", "checks": [load]}))
+    given = {"inference_check_checks_dir": [str(tmp_path)], "inference_check_latency": False}
+    run = play(fleet, "-e", json.dumps(given), limit="right")
+    assert run.returncode == 2, run.stdout + run.stderr
+    assert "digits/checks: nothing was asked: every check of its file is a load" in run.stdout + run.stderr
+    assert [one["ok"] for one in results(fleet)["right"]["checks"]] == [False]
 
 
 def test_tls_and_key_reach_the_client_and_no_output(fleet: Path, tmp_path: Path) -> None:

@@ -8,9 +8,12 @@ import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.lint import schema
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import Row
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.model import version_of
-from linting import GOOD, A, B, findings, of_config, short
+from linting import GOOD, PYTHON, A, B, findings, of_config, short, write
 
 OLD, NEW = Row("24.01", "2.42.0"), Row("26.07", "2.71.0")
+# A warm-up's data for A, of some kind
+FIRST = 'inputs {{ key: "A" value {{ data_type: TYPE_FP32 dims: 3 {} }} }}'
+FILE = 'input_data_file: "d"'
 IO = f"input [ {A} ] output [ {B} ]"
 
 
@@ -19,10 +22,10 @@ def test_a_good_config_is_clean(tmp_path: Path) -> None:
 
 
 def test_a_finding_as_a_line(tmp_path: Path) -> None:
-    (one,) = findings(tmp_path, {"m/config.pbtxt": GOOD + "instance_group [\n  { kind: KIND_GPU }\n]\n", "m/1/model.py": ""})
+    (one,) = findings(tmp_path, {"m/config.pbtxt": GOOD + "instance_group [\n  { kind: KIND_GPU }\n]\n", "m/1/model.py": PYTHON})
     assert one.sentence() == (
         f"{tmp_path}/m/config.pbtxt:6: instance_group[0].kind: found KIND_GPU, wanted KIND_MODEL for a model on the NPU, else "
-        "KIND_CPU, as an NPU host has no GPU: change it"
+        "KIND_CPU, as an NPU host has no GPU: change it; as it is, Triton refuses the model"
     )
 
 
@@ -42,7 +45,6 @@ def test_every_field_that_no_triton_knows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "found"),
     [
-        ("instance_group [ { kind: KIND_NPU } ]", 5, "KIND_NPU"),
         ('name: "m"\nname: "m"', 6, "multiple"),
         ("input [ { dims: [ 3 }", 5, "Expected"),
         ('max_batch_size: "four"', 5, "max_batch_size"),
@@ -186,14 +188,18 @@ def test_first_versions_of_fields() -> None:
             "a policy that selects none of versions 1",
         ),
         (GOOD.replace('"B"', '"B" label_filename: "l"'), "output[0].label_filename", "l, which is not in the model's directory"),
-        (GOOD + 'model_warmup { name: "w" batch_size: 9 }', "model_warmup[0].batch_size", "9"),
         (
-            GOOD + 'model_warmup { name: "w" batch_size: 1 inputs { key: "C" value { zero_data: true } } }',
-            "model_warmup[0].inputs[C]",
-            "C",
+            GOOD + f'model_warmup {{ name: "w" batch_size: 9 {FIRST.format("zero_data: true")} }}',
+            "model_warmup[0].batch_size",
+            "9",
         ),
         (
-            GOOD + 'model_warmup { name: "w" batch_size: 1 inputs { key: "A" value { input_data_file: "d" } } }',
+            GOOD + 'model_warmup { name: "w" batch_size: 1 }',
+            "model_warmup[0].inputs",
+            "none for A",
+        ),
+        (
+            GOOD + f'model_warmup {{ name: "w" batch_size: 1 {FIRST.format(FILE)} }}',
             "model_warmup[0].inputs[A].input_data_file",
             "d, which is not there",
         ),
@@ -214,24 +220,31 @@ def test_warnings_are_no_errors(tmp_path: Path) -> None:
         'parameters { key: "batches" value { string_value: "1,4" } } dynamic_batching { preferred_batch_size: 2 } '
         'response_cache { enable: true } instance_group { count: 1 } cc_model_filenames { key: "8.0" value: "a.rbln" }'
     )
-    files = {"m/config.pbtxt": rbln, "m/1/model.rbln": "", "m/1/model.py": "", "m/1/config.pbtxt": "", "m/v2/x": "", "m/02/x": ""}
+    files = {
+        "m/config.pbtxt": rbln,
+        "m/1/model.rbln": "",
+        "m/1/model.py": PYTHON,
+        "m/1/config.pbtxt": "",
+        "m/v2/x": "",
+        "m/02/x": "",
+    }
     assert short(findings(tmp_path, files), tmp_path) == [
         "warning npu host: m/config.pbtxt instance_group[0].kind",
         "warning tensor: m/config.pbtxt input[1].name",
         "warning batch: m/config.pbtxt dynamic_batching.preferred_batch_size",
         "warning response cache: m/config.pbtxt response_cache.enable",
+        "warning warm-up: m/config.pbtxt model_warmup[0].batch_size",
         "warning version directory: m/02",
         "warning version directory: m/v2",
         "warning files: m/1/config.pbtxt",
         "warning files: m/1/model.py",
         "warning files: m/config.pbtxt cc_model_filenames[8.0]",
-        "warning warm-up: m/config.pbtxt model_warmup[0].batch_size",
     ]
 
 
 def test_labels_are_counted(tmp_path: Path) -> None:
     text = GOOD.replace('"B"', '"B" label_filename: "labels.txt"')
-    (one,) = findings(tmp_path, {"m/config.pbtxt": text, "m/1/model.py": "", "m/labels.txt": "a\nb\n"})
+    (one,) = findings(tmp_path, {"m/config.pbtxt": text, "m/1/model.py": PYTHON, "m/labels.txt": "a\nb\n"})
     assert (one.severity, one.found, one.wanted) == ("warning", "2 labels in labels.txt", "3, one for each value of B")
 
 
@@ -261,14 +274,42 @@ def test_version_of_a_directory_is_std_stoll_s(directory: str, version: int | No
     assert version_of(directory) == version
 
 
+@pytest.mark.parametrize("name", ["resnet50", "a.b-c_d+e=f@g,h:i%j~k", "2"])
+def test_name_that_a_request_and_a_shell_take(tmp_path: Path, name: str) -> None:
+    assert findings(tmp_path, {f"{name}/config.pbtxt": GOOD, f"{name}/1/model.py": PYTHON}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "python", "other"),
+    [
+        ("with space", 1, 1),
+        ("new\nline", 1, 1),
+        ("what?", 1, 1),
+        ("a#b", 1, 1),
+        # Triton 24.01 hangs at these, 24.10 says UnicodeEncodeError to the first one
+        ("\ubaa8\ub378", 1, 0),
+        ("back\\slash", 1, 0),
+        ('quo"te', 1, 0),
+        ("$(id)", 1, 0),
+        ("a;b", 1, 0),
+    ],
+)
+def test_name_that_they_do_not_take(tmp_path: Path, name: str, python: int, other: int) -> None:
+    found = findings(tmp_path / "a", {f"{name}/config.pbtxt": GOOD, f"{name}/1/model.py": PYTHON})
+    assert [(one.severity, one.rule, one.found) for one in found] == [("error", "model name", repr(name))] * python
+    onnx = GOOD.replace('"python"', '"onnxruntime"')
+    found = findings(tmp_path / "b", {f"{name}/config.pbtxt": onnx, f"{name}/1/model.onnx": "graph"})
+    assert [one.rule for one in found if one.rule == "model name"] == ["model name"] * other
+
+
 def test_version_directories(tmp_path: Path) -> None:
     files = {
         "m/config.pbtxt": GOOD,
-        "m/1/model.py": "",
+        "m/1/model.py": PYTHON,
         "m/1_old/x": "",
-        "m/9.bak/model.py": "",
-        "m/-3/model.py": "",
-        f"m/{2**63}/model.py": "",
+        "m/9.bak/model.py": PYTHON,
+        "m/-3/model.py": PYTHON,
+        f"m/{2**63}/model.py": PYTHON,
         "m/lib/x.py": "",
         "m/README": "",
     }
@@ -289,7 +330,7 @@ def test_version_directories(tmp_path: Path) -> None:
 )
 def test_each_backend_wants_its_file(tmp_path: Path, backend: str, wanted: str) -> None:
     text = GOOD.replace("python", backend)
-    files = {"m/config.pbtxt": text, "m/1/other": "", "m/2/other": "", "n/config.pbtxt": text, f"n/1/{wanted}": ""}
+    files = {"m/config.pbtxt": text, "m/1/other": "", "m/2/other": "", "n/config.pbtxt": text, f"n/1/{wanted}": PYTHON}
     found = findings(tmp_path, files)
     # Nothing waits for a version that is not served.
     assert [(one.severity, one.file, one.wanted) for one in found] == [
@@ -303,7 +344,7 @@ def test_each_backend_wants_its_file(tmp_path: Path, backend: str, wanted: str) 
 def test_empty_version_directory_hangs_an_older_poll_server(tmp_path: Path) -> None:
     (one,) = findings(tmp_path, {"m/config.pbtxt": GOOD, "m/1/": ""})
     assert (one.found, one.wanted) == ("an empty version directory", "model.py")
-    assert "a server before 25.08 waits for it for ever" in one.do
+    assert one.triton.startswith("before 25.08 waits for ever")
 
 
 def test_compiled_file_of_the_inventory_is_not_missed(tmp_path: Path) -> None:
@@ -312,7 +353,7 @@ def test_compiled_file_of_the_inventory_is_not_missed(tmp_path: Path) -> None:
 
 
 def test_files_beside_the_config_are_no_version(tmp_path: Path) -> None:
-    (one,) = findings(tmp_path, {"m/config.pbtxt": GOOD, "m/model.py": ""})
+    (one,) = findings(tmp_path, {"m/config.pbtxt": GOOD, "m/model.py": PYTHON})
     assert (one.found, one.do) == ("no version directory", "move model.py into a version directory, such as 1/")
 
 
@@ -333,7 +374,7 @@ def test_what_lies_in_a_repository(tmp_path: Path) -> None:
         "README.md": "",
         ".hidden": "",
         "m/config.pbtxt": GOOD,
-        "m/1/model.py": "",
+        "m/1/model.py": PYTHON,
         "m/1/__pycache__/model.pyc": "",
     }
     assert short(findings(tmp_path, files), tmp_path) == [
@@ -347,8 +388,20 @@ def test_what_lies_in_a_repository(tmp_path: Path) -> None:
 def test_a_variant_is_linted_too(tmp_path: Path) -> None:
     files = {
         "m/config.pbtxt": GOOD,
-        "m/1/model.py": "",
+        "m/1/model.py": PYTHON,
         "m/configs/gpu.pbtxt": GOOD + "instance_group { kind: KIND_GPU }",
         "m/configs/notes.txt": "",
     }
     assert short(findings(tmp_path, files), tmp_path) == ["error npu host: m/configs/gpu.pbtxt instance_group[0].kind"]
+
+
+def test_a_link_out_of_the_repository_is_an_error_and_never_read(tmp_path: Path) -> None:
+    place = tmp_path / "models"
+    write(tmp_path / "elsewhere", {"config.pbtxt": "secret of ours", "1/model.py": PYTHON})
+    write(place, {"m/config.pbtxt": GOOD, "other/1/model.py": PYTHON})
+    (place / "m/1").symlink_to(tmp_path / "elsewhere/1")
+    (place / "other/config.pbtxt").symlink_to(tmp_path / "elsewhere/config.pbtxt")
+    found = findings(place, {})
+    assert "error files: m/1" in short(found, place)
+    assert "error files: other/config.pbtxt" in short(found, place)
+    assert not any("secret" in one.sentence() for one in found)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.repository import lint
-from linting import GOOD, findings, short, write
+from linting import GOOD, PYTHON, findings, short, write
 
 
 def step(name: str, reads: str, writes: str, key: str = "A", output: str = "B", version: str = "-1") -> str:
@@ -27,7 +27,7 @@ CHAIN = (step("first", "A", "middle"), step("second", "middle", "B"))
 def repository(config: str, steps: Mapping[str, str] = STEPS) -> dict[str, str]:
     files = {"e/config.pbtxt": config, "e/1/README": "A version for Triton\n"}
     for name, one in steps.items():
-        files.update({f"{name}/config.pbtxt": one, f"{name}/1/model.py": "pass\n"})
+        files.update({f"{name}/config.pbtxt": one, f"{name}/1/model.py": PYTHON})
     return files
 
 
@@ -120,7 +120,28 @@ def test_batch_of_a_step(tmp_path: Path) -> None:
 
 def test_optional_inputs_and_unsaid_tensors_need_no_map(tmp_path: Path) -> None:
     optional = GOOD.replace("input [ ", 'input [ { name: "O" data_type: TYPE_FP32 dims: 1 optional: true }, ')
-    assert wrong(tmp_path, ensemble(*CHAIN), {"first": optional, "second": 'backend: "python" max_batch_size: 4'}) == []
+    files = repository(ensemble(*CHAIN), {"first": optional, "second": 'backend: "python" max_batch_size: 4'})
+    assert {one.model for one in findings(tmp_path / "a", files)} == {"e"}
+    files["second/1/model.py"] += "    @staticmethod\n    def auto_complete_config(config):\n        return config\n"
+    assert findings(tmp_path / "b", files) == []
+
+
+@pytest.mark.parametrize(("second", "third", "fits"), [("B", "C", False), ("B", "A", False), ("C", "A", True), ("B", "B", True)])
+def test_branches_of_decoupled_steps(tmp_path: Path, second: str, third: str, fits: bool) -> None:
+    """A decoupled step makes B of A; C is A by a step that answers once; `join` takes two of them."""
+    two = '{ name: "Q" data_type: TYPE_FP32 dims: [ 3 ] }'
+    steps = {
+        "many": GOOD + "model_transaction_policy { decoupled: true }",
+        "once": GOOD,
+        "join": GOOD.replace("input [ ", f"input [ {two}, "),
+    }
+    joined = step("join", second, "end").replace("input_map", f'input_map {{ key: "Q" value: "{third}" }} input_map', 1)
+    sinks = [step("join", "C", "sink").replace("input_map", 'input_map { key: "Q" value: "C" } input_map', 1)]
+    sinks += [step("join", "B", "last").replace("input_map", 'input_map { key: "Q" value: "B" } input_map', 1)]
+    text = ensemble(step("many", "A", "B"), step("once", "A", "C"), joined, *sinks)
+    text = text.replace("output [ ", "output [ " + ", ".join(two.replace("Q", one) for one in ("end", "sink", "last")) + ", ")
+    told = [(field, found.partition(",")[0]) for _line, field, found, _wanted in wrong(tmp_path, text, steps)]
+    assert told == ([] if fits else [("ensemble_scheduling.step[2]", "join")])
 
 
 @pytest.mark.parametrize(
@@ -156,7 +177,7 @@ def test_ensembles_within_each_other(tmp_path: Path) -> None:
 
 def test_a_model_in_two_repositories(tmp_path: Path) -> None:
     for place in ("one", "two"):
-        write(tmp_path / place, {"m/config.pbtxt": GOOD, "m/1/model.py": ""})
+        write(tmp_path / place, {"m/config.pbtxt": GOOD, "m/1/model.py": PYTHON})
     linted = lint([str(tmp_path / "one"), str(tmp_path / "two")])
     assert short(linted.findings, tmp_path) == ["error duplicate: one/m", "error duplicate: two/m"]
 

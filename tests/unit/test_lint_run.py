@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from ansible_collections.npufleet.triton.plugins.action import model_manifest as action
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.__main__ import main
-from helpers import ROOT
-from linting import GOOD, write
+from helpers import ROOT, ansible_playbook
+from linting import GOOD, PYTHON, write
 
 RBLN = GOOD.replace("python", "rbln")
 RECORD = {
@@ -35,7 +35,7 @@ RECORD = {
 
 def test_program_says_one_finding_a_line_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = GOOD + "model_metrics { }\ninstance_group { kind: KIND_GPU }\nresponse_cache { enable: true }\n"
-    write(tmp_path, {"m/config.pbtxt": bad, "m/1/model.py": "", "n/config.pbtxt": GOOD, "n/1/model.py": ""})
+    write(tmp_path, {"m/config.pbtxt": bad, "m/1/model.py": PYTHON, "n/config.pbtxt": GOOD, "n/1/model.py": PYTHON})
     assert main([str(tmp_path), "--release", "24.01"]) == 1
     output = capsys.readouterr()
     lines = output.out.splitlines()
@@ -49,7 +49,7 @@ def test_program_says_one_finding_a_line_and_fails(tmp_path: Path, capsys: pytes
 
 
 def test_warnings_alone_do_not_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path, {"m/config.pbtxt": GOOD + "response_cache { enable: true }", "m/1/model.py": ""})
+    write(tmp_path, {"m/config.pbtxt": GOOD + "response_cache { enable: true }", "m/1/model.py": PYTHON})
     assert main([str(tmp_path), "--json", "--model", "m"]) == 0
     (one,) = json.loads(capsys.readouterr().out)
     assert (one["model"], one["severity"], one["line"], one["field"]) == ("m", "warning", 5, "response_cache.enable")
@@ -96,13 +96,13 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
         place / "models",
         {
             "good/config.pbtxt": GOOD,
-            "good/1/model.py": "pass\n",
+            "good/1/model.py": PYTHON,
             "cached/config.pbtxt": GOOD + "response_cache { enable: true }",
-            "cached/1/model.py": "pass\n",
+            "cached/1/model.py": PYTHON,
             "bad/config.pbtxt": GOOD + "instance_group { kind: KIND_GPU }",
-            "bad/1/model.py": "pass\n",
+            "bad/1/model.py": PYTHON,
             "typo/config.pbtxt": GOOD + "outptu { }",
-            "typo/1/model.py": "pass\n",
+            "typo/1/model.py": PYTHON,
             "digits/config.pbtxt": RBLN + "model_metrics { }",
         },
     )
@@ -118,18 +118,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     task = {"name": "Lint", "npufleet.triton.model_manifest": {"repositories": ["models"], "models": ["good"], "release": "26.07"}}
     lie = {"name": "Lie", "hosts": "good", "gather_facts": False, "tasks": [task]}
     (place / "play.yml").write_text(json.dumps([lie, {"import_playbook": str(ROOT / "playbooks/lint_models.yml")}]))
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")},
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_HOME": str(place / "ansible"),
-        "ANSIBLE_CACHE_PLUGIN": "memory",
-        "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-        "ANSIBLE_LOCAL_TEMP": str(place / "tmp"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    command = [sys.executable, "-m", "ansible", "playbook", "-i", str(place / "hosts.json")]
-    command += [str(place / "play.yml")]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    callback = {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json"}
+    done = ansible_playbook(place, "-i", place / "hosts.json", place / "play.yml", **callback)
     assert done.returncode == 2, done.stderr
     (lying, placed) = json.loads(done.stdout[done.stdout.index("{") :])["plays"]
     return {**placed["tasks"][0]["hosts"], "lying": lying["tasks"][0]["hosts"]["good"]}

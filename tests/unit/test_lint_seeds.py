@@ -11,7 +11,7 @@ import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import Row
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.repository import lint
 from helpers import ROOT
-from linting import findings, short
+from linting import PYTHON, findings, short
 
 ROWS = yaml.safe_load((ROOT / "files/releases.yml").read_text())["npufleet_releases"]
 OURS = ("model_repository", "tests/bench/models", "molecule/serving/models")
@@ -35,7 +35,7 @@ def guide(count: int, largest: int) -> dict[str, str]:
     group = f"instance_group [ {{ count: {count} # of instances\n kind: KIND_MODEL }} ]"
     return {
         "resnet50/config.pbtxt": config("resnet50", "backend=python", largest, [picture], [scores], group),
-        "resnet50/1/model.py": "import rebel\n",
+        "resnet50/1/model.py": PYTHON,
         "resnet50/1/resnet50.rbln": "compiled",
     }
 
@@ -69,7 +69,7 @@ PLACES = {
         [tensor("pre_output", "FP32", 3, 256, 256)],
         CPU,
     ),
-    "preprocess/1/model.py": "pass\n",
+    "preprocess/1/model.py": PYTHON,
     "classification_places/config.pbtxt": config(
         "classification_places",
         "platform=tensorrt_plan",
@@ -82,7 +82,7 @@ PLACES = {
     "postprocess/config.pbtxt": config(
         "postprocess", "backend=python", 100, [tensor("post_input", "FP32", 365)], [tensor("post_output", "FP32", -1)], CPU
     ),
-    "postprocess/1/model.py": "pass\n",
+    "postprocess/1/model.py": PYTHON,
     "places_ensemble/config.pbtxt": config(
         "places_ensemble",
         "platform=ensemble",
@@ -140,15 +140,15 @@ SEEDS: dict[str, tuple[dict[str, str], list[str]]] = {
     "a model of two versions, and one that says little": (
         {
             "one/config.pbtxt": 'backend:"python"',
-            "one/1/model.py": "pass\n",
+            "one/1/model.py": PYTHON,
             "two/config.pbtxt": 'backend:"python"',
-            "two/1/model.py": "pass\n",
-            "two/2/model.py": "pass\n",
+            "two/1/model.py": PYTHON,
+            "two/2/model.py": PYTHON,
         },
         [],
     ),
-    "texts": ({"texts/config.pbtxt": texts(1), "texts/1/model.py": "pass\n"}, []),
-    "three texts": ({"texts/config.pbtxt": texts(3), "texts/1/model.py": "pass\n"}, []),
+    "texts": ({"texts/config.pbtxt": texts(1), "texts/1/model.py": PYTHON}, []),
+    "three texts": ({"texts/config.pbtxt": texts(3), "texts/1/model.py": PYTHON}, []),
     "texts with parameters and pinned memory": (
         {
             "texts/config.pbtxt": texts(
@@ -156,7 +156,7 @@ SEEDS: dict[str, tuple[dict[str, str], list[str]]] = {
                 'instance_group [ { count: 1 kind: KIND_CPU } ] parameters { key: "infer_timeout" value: { string_value: "5000" } }'
                 " optimization { input_pinned_memory: { enable: true } }",
             ),
-            "texts/1/model.py": "pass\n",
+            "texts/1/model.py": PYTHON,
         },
         [],
     ),
@@ -167,7 +167,7 @@ SEEDS: dict[str, tuple[dict[str, str], list[str]]] = {
             ),
             "m/l": "yes\nno\n",
             "m/configs/small.pbtxt": config("m", "backend=python", 0, *NETWORK),
-            "m/1/model.py": "pass\n",
+            "m/1/model.py": PYTHON,
         },
         [],
     ),
@@ -196,7 +196,7 @@ SEEDS: dict[str, tuple[dict[str, str], list[str]]] = {
                 [tensor("OUTPUT0", "FP32", -1)],
                 'parameters { key: "model_path" value { string_value: "/models/m" } }',
             ),
-            "m/1/model.py": "pass\n",
+            "m/1/model.py": PYTHON,
         },
         [],
     ),

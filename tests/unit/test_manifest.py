@@ -13,6 +13,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import manifest as
 from ansible_collections.npufleet.triton.plugins.module_utils.lint import schema
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from helpers import ROW, fleet
+from linting import PYTHON
 
 RBLN = 'name: "digits"\nbackend: "rbln"\nmax_batch_size: 4\n'
 SHA, OTHER = "a" * 64, "b" * 64
@@ -97,7 +98,7 @@ def test_bytecode_and_git_are_left_out(repository: Path) -> None:
 
 def test_a_model_may_have_a_repository_of_its_own(repository: Path, tmp_path: Path) -> None:
     write(tmp_path / "elsewhere/digits/config.pbtxt", 'backend: "python"\n')
-    write(tmp_path / "elsewhere/digits/3/model.py", "pass\n")
+    write(tmp_path / "elsewhere/digits/3/model.py", PYTHON)
     one = made(repository, {"repository": str(tmp_path / "elsewhere"), "artefacts": None})
     assert sorted(one["files"]) == ["3/model.py", "config.pbtxt"]
 
@@ -127,7 +128,7 @@ def test_every_change_of_the_model_changes_both_digests(repository: Path) -> Non
     changes = [
         lambda: write(repository / "digits/labels.txt", "one\nzero\n"),
         lambda: (repository / "digits/labels.txt").rename(repository / "digits/names.txt"),
-        lambda: write(repository / "digits/1/model.py", ""),
+        lambda: write(repository / "digits/1/model.py", PYTHON),
         lambda: write(repository / "digits/config.pbtxt", RBLN + "response_cache { enable: true }\n"),
     ]
     for change in changes:
@@ -153,10 +154,10 @@ def test_where_a_compiled_file_comes_from_does_not_count(repository: Path) -> No
 
 def test_digests_can_be_computed_by_anyone(repository: Path) -> None:
     """The form of the digests: another one would make every host reload every model after an upgrade of the controller."""
-    write(repository / "digits/1/model.py", "pass\n")
+    write(repository / "digits/1/model.py", PYTHON)
     one = made(repository)
     lines = [
-        f"{sha256(b'pass' + bytes([10]))} 1/model.py",
+        f"{sha256(PYTHON.encode())} 1/model.py",
         f"{sha256(RBLN.encode())} config.pbtxt",
         f"{sha256(b'zero' + bytes([10]) + b'one' + bytes([10]))} labels.txt",
         f"{SHA} artefact CA12/0.6",
@@ -227,7 +228,7 @@ def test_every_kind_model_group_is_sized_and_kind_cpu_is_not(repository: Path) -
 
 def test_python_model_without_a_group_is_left_alone(repository: Path) -> None:
     write(repository / "digits/config.pbtxt", 'backend: "python"\n')
-    write(repository / "digits/1/model.py", "")
+    write(repository / "digits/1/model.py", PYTHON)
     assert groups_of(made(repository, {"artefacts": {}})) == []
 
 
@@ -265,7 +266,7 @@ def test_policy_that_selects_no_version_is_refused(repository: Path) -> None:
     write(repository / "digits/config.pbtxt", RBLN + "version_policy { specific { versions: [7] } }")
     assert refused(repository) == [
         f"model digits: {repository}/digits/config.pbtxt:4: version_policy.specific: found a policy that selects none of "
-        "versions 1, wanted one version or more: correct the policy, or the directories"
+        "versions 1, wanted one version or more: correct the policy, or the directories; as it is, Triton refuses the model"
     ]
 
 
@@ -282,7 +283,7 @@ def test_model_without_a_version_directory_is_refused(repository: Path) -> None:
     reasons = refused(repository, {"artefacts": {}})
     assert reasons == [
         f"model digits: {repository}/digits/config.pbtxt: version_policy: found no version directory, wanted one version or more: "
-        "make a version directory with a file in it, as git and the store carry no empty one"
+        "make a version directory with a file in it, as git and the store carry no empty one; as it is, Triton refuses the model"
     ]
 
 
@@ -293,7 +294,7 @@ def test_model_without_a_compiled_file_is_refused(repository: Path) -> None:
     (reason,) = refused(repository, {"artefacts": {}})
     assert reason == (
         f"model digits: {repository}/digits/config.pbtxt: version_policy: found no version directory, wanted one version or more: "
-        "compile the model for this card and SDK and list it under `artefacts`"
+        "compile the model for this card and SDK and list it under `artefacts`; as it is, Triton refuses the model"
     )
 
 
@@ -307,7 +308,7 @@ def test_config_with_another_name_is_refused(repository: Path) -> None:
     write(repository / "digits/config.pbtxt", 'name: "faces"\nbackend: "rbln"\n')
     assert refused(repository) == [
         f"model digits: {repository}/digits/config.pbtxt:1: name: found faces, wanted digits, its directory's: "
-        "rename one of the two"
+        "rename one of the two; as it is, Triton refuses the model"
     ]
 
 
@@ -317,7 +318,7 @@ def test_config_that_triton_cannot_parse_is_refused_with_its_line(repository: Pa
     assert reason.startswith(
         f"model digits: {repository}/digits/config.pbtxt:3: max_batch_sise: found a field that no Triton knows"
     )
-    assert reason.endswith(", Triton would refuse this file")
+    assert reason.endswith("; as it is, Triton refuses the whole file")
 
 
 def test_controller_without_protobuf_is_told_what_to_install(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +378,7 @@ def test_placement_by_host_and_group(hosts: list[str] | None, here: bool) -> Non
 
 def test_reasons_of_all_models_come_at_once(repository: Path) -> None:
     write(repository / "faces/config.pbtxt", 'name: "digits" backend: "python"\n')
-    write(repository / "faces/1/model.py", "")
+    write(repository / "faces/1/model.py", PYTHON)
     entries = [
         {"name": "digits", "artefacts": ARTEFACTS},
         {"name": "faces"},
@@ -387,7 +388,8 @@ def test_reasons_of_all_models_come_at_once(repository: Path) -> None:
     found, reasons = subject.manifests(fleet(npufleet_model_repository=str(repository), triton_models=entries))
     assert list(found) == ["digits"]
     assert reasons == [
-        f"model faces: {repository}/faces/config.pbtxt:1: name: found digits, wanted faces, its directory's: rename one of the two",
+        f"model faces: {repository}/faces/config.pbtxt:1: name: found digits, wanted faces, its directory's: "
+        "rename one of the two; as it is, Triton refuses the model",
         f"model words: found no {repository}/words/config.pbtxt: every model is a directory with one",
     ]
 
@@ -416,3 +418,104 @@ def test_compiled_file_of_a_bundle_needs_no_address(repository: Path) -> None:
     entry = {"artefacts": {"CA12/0.6": {"sha256": SHA, "size": 7}}}
     assert made(repository, entry, model_repository_bundle="/srv/bundle.tar")["origins"] == {SHA: {"size": 7}}
     assert "needs `url` or `file`" in refused(repository, entry)[0]
+
+
+# Links, and what is no file
+
+
+def test_links_that_stay_inside_the_repository_are_followed_with_all_that_is_behind(repository: Path) -> None:
+    write(repository / "shared/2/model.py", PYTHON)
+    write(repository / "shared/2/deep/weights.bin", b"w" * 2**20)
+    write(repository / "digits/config.pbtxt", 'backend: "python"\nversion_policy { all {} }\n')
+    write(repository / "digits/1/model.py", PYTHON)
+    (repository / "digits/2").symlink_to("../shared/2")
+    (repository / "digits/names.txt").symlink_to(repository / "digits/labels.txt")
+    before = made(repository, {"artefacts": None})
+    assert sorted(before["files"]) == [
+        "1/model.py",
+        "2/deep/weights.bin",
+        "2/model.py",
+        "config.pbtxt",
+        "labels.txt",
+        "names.txt",
+    ]
+    assert before["versions"] == ["1", "2"]
+    assert before["origins"] == {sha256(b"w" * 2**20): {"file": str(repository / "digits/2/deep/weights.bin")}}
+    for path, content in (("shared/2/model.py", PYTHON.encode() + b"# 2\n"), ("shared/2/deep/weights.bin", b"v" * 2**20)):
+        write(repository / path, content)
+        after = made(repository, {"artefacts": None})
+        assert after["source"] != before["source"] and after["release"] != before["release"]
+        before = after
+
+
+def test_what_leads_out_or_nowhere_or_is_no_file_is_refused_by_name_and_never_opened(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    write(elsewhere / "2/model.py", "pass\n")
+    write(repository / ".git/config", "[remote]\n")
+    links = {
+        "2": elsewhere / "2",
+        "passwords": "/etc/shadow",
+        "gone": "nowhere",
+        "itself": "itself",
+        "loop": ".",
+        "history": "../.git/config",
+        "sent": "/dev/zero",
+    }
+    for name, target in links.items():
+        (repository / "digits" / name).symlink_to(target)
+    os.mkfifo(repository / "digits/pipe")
+    write(repository / "digits/two\nlines", "")
+    (repository / os.fsdecode(b"digits/\xff")).mkdir()
+    place = f"{repository}/digits/"
+    found = refused(repository)
+    assert [one.replace(f"model digits: {place}", "") for one in found] == [
+        f"2: found a link to {elsewhere}/2, wanted one that stays inside {repository}: copy what it leads to there",
+        "\\udcff: found a name that cannot be printed, wanted letters, digits and other characters that can: rename it",
+        "gone: found a link that leads nowhere (nowhere: No such file or directory), wanted a file: correct or remove it",
+        "history: found a link into .git, wanted one to what is sent along: copy what it leads to there",
+        "itself: found a link that leads nowhere (itself: Too many levels of symbolic links), wanted a file: correct or remove it",
+        "loop: found a link to a directory that it is in itself, wanted one that ends: remove it",
+        f"passwords: found a link to /etc/shadow, wanted one that stays inside {repository}: copy what it leads to there",
+        "pipe: found a named pipe, wanted a file to send: remove it",
+        f"sent: found a link to /dev/zero, wanted one that stays inside {repository}: copy what it leads to there",
+        "two\\nlines: found a name that cannot be printed, wanted letters, digits and other characters that can: rename it",
+    ]
+
+
+@pytest.mark.parametrize("what", ["model", "config", "pipe"])
+def test_a_model_or_a_config_that_leads_out_is_not_read(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory, what: str
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "other"
+    (repository / "digits").rename(elsewhere)
+    if what == "model":
+        (repository / "digits").symlink_to(elsewhere)
+        found = f"found a link to {elsewhere}, wanted one that stays inside {repository}"
+    else:
+        (repository / "digits").mkdir()
+        (repository / "digits/config.pbtxt").symlink_to(elsewhere / "config.pbtxt")
+        found = f"digits/config.pbtxt: found a link to {elsewhere}/config.pbtxt, wanted one that stays inside {repository}"
+    if what == "pipe":
+        (repository / "digits/config.pbtxt").unlink()
+        os.mkfifo(repository / "digits/config.pbtxt")
+        found = "digits/config.pbtxt: found a named pipe"
+    reasons = refused(repository)
+    assert len(reasons) == 1
+    assert found in reasons[0]
+    assert "rbln" not in reasons[0]
+
+
+def test_the_repository_itself_may_be_a_link(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    link = tmp_path_factory.mktemp("link") / "models"
+    link.symlink_to(repository)
+    (repository / "digits/names.txt").symlink_to("labels.txt")
+    assert made(link)["source"] == made(repository)["source"]
+
+
+def test_a_config_that_is_no_text_or_large_is_a_message_or_a_config(repository: Path) -> None:
+    write(repository / "digits/config.pbtxt", b"\xff\xfe")
+    assert "digits/config.pbtxt:1: found bytes that are no UTF-8" in refused(repository)[0]
+    write(repository / "digits/config.pbtxt", RBLN + "#" * 2**20 + "\n")
+    assert made(repository)["files"]["config.pbtxt"]["blob"] is False

@@ -7,11 +7,14 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import blobs, transfers
 from ansible_collections.npufleet.triton.plugins.module_utils import store as store_utils
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
 from ansible_collections.npufleet.triton.plugins.modules import model_store
 from helpers import run_module
@@ -27,7 +30,9 @@ def digest(content: bytes) -> str:
 def owners(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """What was given to whom; only root may really do it."""
     given: list[tuple[str, int, int]] = []
-    monkeypatch.setattr(store_utils.os, "chown", lambda path, user, group: given.append((str(path), user, group)))
+    monkeypatch.setattr(
+        store_utils.os, "fchown", lambda handle, user, group: given.append((os.readlink(f"/proc/self/fd/{handle}"), user, group))
+    )
     return given
 
 
@@ -55,7 +60,17 @@ def release(small: dict[str, bytes], blobs: dict[str, bytes] | None = None, mark
     return {"source": "f" * 64, "release": mark * 64, "files": files, **facts}
 
 
+def hold(root: Path, who: dict[str, str] | None = None) -> None:
+    """A run takes the host, over from whatever run has it."""
+    who = who or {"run": "alice/1/1", "by": "alice@ops1"}
+    before = lease.read(str(root))
+    lease.acquire(str(root), lease.Holder(who["run"], who["by"]), 60.0, {}, ended=before["run"] if before else "")
+
+
 def store(root: Path, releases: dict[str, Any], check: bool = False, **more: Any) -> dict[str, Any]:
+    if not check:
+        hold(root)
+    more = {"run": "alice/1/1", "by": "alice@ops1", **more}
     arguments = {"root": str(root), "incoming": str(root / "incoming"), "models": sorted(releases), "releases": releases, **more}
     return run_module(model_store, arguments, check)
 
@@ -383,4 +398,79 @@ def test_check_mode_touches_nothing(root: Path) -> None:
 def test_model_that_is_not_placed_here_is_refused(root: Path) -> None:
     result = store(root, {}, models=["words", "faces"])
     assert (result["failed"], result["msg"]) == (True, "triton_models places no faces, words on this host")
-    assert sorted(os.listdir(root)) == ["incoming"]
+    assert not (root / "served").exists()
+
+
+def test_a_release_that_lost_a_file_while_it_was_made_is_none(serving: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = store_utils.write_json
+
+    def robbed(root: str, path: str, value: Any) -> None:
+        real(root, path, value)
+        for one in (serving / "tmp").glob("release-*/1/model.py"):
+            one.unlink()
+
+    monkeypatch.setattr(store_utils, "write_json", robbed)
+    result = store(serving, {"digits": release({"1/model.py": b"pass", "config.pbtxt": b"two"}, mark="a")})
+    assert result["failed"] is True
+    assert "model digits: release 0002-aaaaaaaaaaaa lost 1/model.py while it was made" in result["msg"]
+    assert untouched(serving)
+    assert left(serving, "tmp") == []
+
+
+# A host with another umask
+
+
+@pytest.fixture
+def strict() -> Iterator[None]:
+    """A umask that takes everything from others."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+# Root's alone: whoever can open one can lock it
+LOCKS = ("lock", "lease.lock", "lease.calls")
+
+
+def hidden(root: Path) -> list[str]:
+    """What a user of the container that is not root cannot read of all that a server reads."""
+    found = []
+    for place, names, files in os.walk(root):
+        names[:] = [one for one in names if Path(place, one) not in (root / "tmp", root / "incoming", root / "blobs/stamps")]
+        for path, wanted in [(Path(place), 0o005), *((Path(place, one), 0o004) for one in files if one not in LOCKS)]:
+            if path.stat().st_mode & wanted != wanted:
+                found.append(str(path.relative_to(root)))
+    return found
+
+
+def test_a_strict_umask_hides_nothing_from_a_server_that_is_not_root(tmp_path: Path, strict: None) -> None:
+    root = tmp_path / "of" / "our" / "own"
+    order = {"do": "prepare", "user": "root", "by": "jane@desk", "blobs": {digest(COMPILED): {"source": "here"}}}
+    transfers.serve(str(root), str(root / "incoming"), order, {})
+    arrive(root, COMPILED)
+    transfers.serve(str(root), str(root / "incoming"), {**order, "do": "take"}, {})
+    store(root, {"digits": DIGITS})
+    store(root, {}, state="proven")
+    store(root, {"digits": release({"1/deep/er.txt": b"two"}, mark="a")}, state="released")
+    store(root, {}, state="restored")
+    assert hidden(root) == []
+    assert [stat.S_IMODE((tmp_path / one).stat().st_mode) for one in ("of", "of/our")] == [0o755] * 2
+    # The one that connects asks for it while the host pulls
+    transfers._write(str(root / "incoming"), blobs.TOTAL, "total 7\n")
+    assert stat.S_IMODE((root / "incoming" / blobs.TOTAL).stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize(
+    "path", ["releases", "served", "releases/digits", "releases/digits/{label}", "releases/digits/{label}/1", "blobs/sha256/{blob}"]
+)
+def test_what_others_cannot_read_is_drift_and_one_run_heals_it(serving: Path, path: str) -> None:
+    place = serving / path.format(label="0001-" + "e" * 12, blob=digest(COMPILED))
+    place.chmod(0o700)
+    wanted = {"root": str(serving), "models": {"digits": DIGITS}}
+    plan = models.diff(wanted, models.read(wanted))
+    assert [one["action"] for one in plan] == ["release"]
+    assert f"others cannot read {place.relative_to(serving)}" in plan[0]["current"]
+    store(serving, {"digits": DIGITS})
+    store(serving, {}, state="proven", keep=1)
+    assert models.diff(wanted, models.read(wanted)) == []
+    assert hidden(serving / "served") == hidden(Path(os.path.realpath(serving / "served/digits"))) == []

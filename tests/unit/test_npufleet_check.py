@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 import xml.etree.ElementTree as xml
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,7 +83,7 @@ class Site:
     def __call__(self, triton: SmallTriton | None, *words: str) -> Ended:
         urls = ["--url", f"127.0.0.1:{triton.http_port}", "--grpc-url", f"127.0.0.1:{triton.grpc_port}"] if triton else []
         try:
-            code = self.command.main([*urls, "--checks", str(self.place), "--timeout", "5", *words])
+            code = self.command.main([*urls, "--checks", str(self.place), "--timeout", "60", *words])
         except SystemExit as ended:
             code = int(ended.code or 0)
         said = self.capsys.readouterr()
@@ -103,10 +109,10 @@ def test_every_model_that_is_ready_is_proven_over_each_protocol(site: Site, trit
     assert sorted(triton.asked) == ["grpc", "grpc", "http"]
 
 
-def test_wrong_answers_end_with_2_and_are_in_both_reports(site: Site, triton: SmallTriton, tmp_path: Path) -> None:
+def test_wrong_answers_end_with_1_and_are_in_both_reports(site: Site, triton: SmallTriton, tmp_path: Path) -> None:
     triton.answer = lambda array: np.where(array == 3, np.nan, array * 2).astype(np.float32)
     ended = site(triton, "--json", str(tmp_path / "r.json"), "--junit", str(tmp_path / "r.xml"))
-    assert ended.code == 2
+    assert ended.code == 1
     assert "0 of 3 checks passed" in ended.out
     written = json.loads((tmp_path / "r.json").read_text())
     assert (written["proven"], [one["ok"] for one in written["checks"]]) == (False, [False] * 3)
@@ -125,13 +131,13 @@ def test_result_on_standard_output_stands_there_alone(site: Site, triton: SmallT
 def test_model_without_a_check_file_is_not_proven(site: Site, triton: SmallTriton) -> None:
     triton.models = ["double", "words"]
     ended = site(triton)
-    assert (ended.code, "FAILED words/check file: found no " in ended.out) == (2, True)
+    assert (ended.code, "FAILED words/check file: found no " in ended.out) == (1, True)
     assert "--allow-unchecked" in ended.out
     ended = site(triton, "--allow-unchecked")
     assert (ended.code, "not asked, as they have no check file: words" in ended.out) == (0, True)
     assert site(triton, "--models", "double").code == 0
     # What nobody was asked is no proof.
-    assert site(triton, "--models", "words", "--allow-unchecked").code == 1
+    assert site(triton, "--models", "words", "--allow-unchecked").code == 2
 
 
 def test_nothing_that_answers_is_another_end_than_a_wrong_answer(site: Site) -> None:
@@ -139,11 +145,11 @@ def test_nothing_that_answers_is_another_end_than_a_wrong_answer(site: Site) -> 
         pass
     for words in ([], ["--models", "double"]):
         ended = site(gone, *words)
-        assert ended.code == 4
+        assert ended.code == 3
         assert f"no Triton answers http at 127.0.0.1:{gone.http_port}" in ended.out + ended.err
     with small_triton() as half:
         half.grpc_port = gone.grpc_port
-        assert site(half).code == 2
+        assert site(half).code == 1
 
 
 @pytest.mark.parametrize(
@@ -151,38 +157,188 @@ def test_nothing_that_answers_is_another_end_than_a_wrong_answer(site: Site) -> 
     [
         (["--url", "ftp://x"], "--url: found ftp://, wanted one of http, https"),
         (["--url", "http://me:pw@x"], "--url: found a login in it, wanted host:port"),
+        (["--url", ""], "--url: found no host, wanted host:port"),
+        (["--url", "x:port"], "--url: found port 'port', wanted a number from 1 to 65535"),
+        (["--url", "x:0"], "--url: found port '0', wanted a number from 1 to 65535"),
+        (["--url", "::1"], "--url: found ::1, wanted an IPv6 address in brackets, [::1]"),
+        (["--url", "a b"], "--url: found 'a b', wanted host:port"),
+        (["--url", "x?y"], "--url: found 'x?y', wanted host:port"),
+        (["--url"], "--url: expected one argument; --help tells more"),
         (["--grpc-url", "https://x"], "--grpc-url: found https://, wanted one of grpc, grpcs"),
+        (["--grpc-url", ""], "--grpc-url: found no host"),
+        (["--grpc-url", "x:99999"], "--grpc-url: found port '99999'"),
+        (["--metrics-url", "grpc://x"], "--metrics-url: found grpc://, wanted one of http, https"),
+        (["--metrics-url", "x:y/metrics"], "--metrics-url: found port 'y'"),
         (
             ["--ca", "/none", "--cert", "/none"],
-            "  - --ca: found no file /none\n  - --cert: found no file /none\n  - --cert and --key",
+            "--ca: found no file '/none'; --cert: found no file '/none'; --cert and --key: found one",
         ),
-        (["--ca", __file__], "--ca and --cert: found no https:// and no grpcs:// to use them with"),
+        (["--ca", ""], "--ca: found no file ''"),
+        (["--ca", __file__, "--url", "https://x"], f"--ca: found no certificate in {__file__}, wanted PEM"),
+        (["--cert", __file__, "--key", __file__, "--url", "https://x"], "--cert and --key: found "),
+        (["--key", __file__], "--cert and --key: found one, wanted both"),
+        (["--ca", "{ca}"], "--ca, --cert and --key: found no https:// and no grpcs:// to use them with"),
+        (
+            ["--cert", "{client}", "--key", "{ca_key}", "--url", "https://x"],
+            "wanted a certificate and its own key without a passphrase",
+        ),
         (["--header", "a=b"], "--header 1: wanted NAME=env:VARIABLE or NAME=file:PATH"),
+        (["--header", "a=b:c"], "--header 1: wanted NAME=env:VARIABLE or NAME=file:PATH"),
+        (["--header", "=env:HOME"], "--header 1: wanted NAME=env:VARIABLE or NAME=file:PATH"),
+        (["--header", "a b=env:HOME"], "--header 1: wanted NAME=env:VARIABLE or NAME=file:PATH"),
         (["--header", "a=env:NO_SUCH_VARIABLE"], "--header 1: wanted a variable NO_SUCH_VARIABLE of the environment"),
-        (["--models", "a,,b"], "argument --models: found a,,b, wanted names, each once"),
-        (["--golden", "/none", "--models", "double"], "found no directory /none"),
-        (["--timeout", "0"], "argument --timeout: found 0, wanted seconds above 0"),
+        (["--header", "a=file:/none"], "--header 1: /none: No such file or directory"),
+        (["--header", "a=file:/dev/null"], "--header 1: found nothing in /dev/null, wanted one line of ASCII"),
+        (["--header", "a=file:" + __file__], "--header 1: found what no header can hold in "),
+        (["--header", "a=env:HOME", "--header", "A=env:HOME"], "--header 2: found A again, wanted it once"),
+        (["--models", "a,,b"], "--models: found '', wanted a name as the server has it"),
+        (["--models", "a,a"], "--models: found 'a,a', wanted each name once"),
+        (["--models", "a/b"], "--models: found 'a/b', wanted a name as the server has it"),
+        (["--checks", "/none", "--models", "double"], "--checks: found no directory '/none'"),
+        (["--checks", __file__], "--checks: found no directory "),
+        (["--golden", "/none", "--models", "double"], "--golden: found no directory '/none'"),
+        (["--timeout", "0"], "--timeout: found '0', wanted seconds above 0"),
+        (["--timeout", "nan"], "--timeout: found 'nan', wanted seconds above 0"),
+        (["--timeout", "1e9"], "--timeout: found '1e9', wanted seconds above 0, a day (86400) at most"),
+        (["--host-index", "-1"], "--host-index: found '-1', wanted a whole number of at least 0"),
+        (["--host-index", "x"], "--host-index: found 'x', wanted a whole number of at least 0"),
+        (["--json", "/none/r.json"], "--json: '/none/r.json' cannot be written: No such file or directory"),
+        (["--json", "/"], "--json: '/' cannot be written: no file can be there"),
+        (["--json", ""], "--json: '' cannot be written: no file can be there"),
+        (["--junit", "/proc/r.xml"], "--junit: '/proc/r.xml' cannot be written: "),
+        (["--json", "-", "--junit", "-"], "--junit: found '-', which --json writes to, wanted another file"),
+        (["--json", "/tmp/r", "--junit", "/tmp/../tmp/r"], "--junit: found '/tmp/../tmp/r', which --json writes to"),
+        (["--allow-unchecked=yes"], "--allow-unchecked: ignored explicit argument 'yes'"),
+        (["--no-latency=1"], "--no-latency: ignored explicit argument '1'"),
         (["--speed", "1"], "unrecognized arguments: --speed 1"),
+        (["--head", "a=env:HOME"], "unrecognized arguments: --head a=env:HOME"),
+        (["digits"], "unrecognized arguments: digits"),
     ],
 )
-def test_what_is_given_wrong_ends_with_1_before_anything_is_asked(site: Site, words: list[str], said: str) -> None:
-    ended = site(None, *words)
-    assert ended.code == 1
+def test_wrong_use_is_one_line_and_nothing_is_asked(
+    site: Site, triton: SmallTriton, tls: dict[str, str], words: list[str], said: str
+) -> None:
+    # The server's address comes first, and a word of the case may replace it.
+    ended = site(triton, *(one.format(**tls) for one in words))
+    assert (ended.code, ended.out, triton.headers) == (2, "", [])
+    assert (ended.err.startswith("npufleet-check: "), ended.err.count("\n")) == (True, 1), ended.err
     assert said in ended.err
+
+
+def test_links_and_pipes_are_written_to_and_stay(site: Site, triton: SmallTriton, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "r.json")
+    os.mkfifo(tmp_path / "pipe")
+    # Open for both, so that neither end waits for the other
+    reading = os.open(tmp_path / "pipe", os.O_RDWR)
+    assert site(triton, "--json", str(tmp_path / "link"), "--junit", str(tmp_path / "pipe")).code == 0
+    assert (tmp_path / "link").is_symlink() and json.loads((tmp_path / "r.json").read_text())["proven"]
+    assert (tmp_path / "pipe").is_fifo()
+    assert os.read(reading, 65536).startswith(b"<testsuites")
+    os.close(reading)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["double.yml", "link", "pipe", "r.json"]
 
 
 def test_malformed_check_file_is_refused_before_anything_is_asked(site: Site, triton: SmallTriton) -> None:
     site.checks(latency={"clients": 1})
     ended = site(triton)
-    assert (ended.code, triton.asked) == (1, [])
+    assert (ended.code, triton.asked) == (2, [])
     assert "double.yml: checks[0].latency: found no length, wanted exactly one of seconds, requests" in ended.err
 
 
 def test_server_that_does_not_say_its_models_needs_names(site: Site, triton: SmallTriton) -> None:
     triton.key = SECRET
     ended = site(triton)
-    assert ended.code == 1
+    assert ended.code == 3
     assert "the server does not say which models it has: This API is restricted" in ended.err
+
+
+# Nothing that could be judged
+
+
+@pytest.mark.parametrize("named", [[], ["--models", "double"]])
+def test_ports_that_are_exchanged_are_told_in_our_own_words(site: Site, triton: SmallTriton, named: list[str]) -> None:
+    words = ["--url", f"127.0.0.1:{triton.grpc_port}", "--grpc-url", f"127.0.0.1:{triton.http_port}"]
+    ended = site(None, *words, *named)
+    assert ended.code == 3
+    for protocol, kind, port in (("http", "HTTP", triton.grpc_port), ("grpc", "gRPC", triton.http_port)):
+        why = f"no Triton answers {protocol} at 127.0.0.1:{port}: what listens there does not speak {kind}; Triton's ports are 8000"
+        assert why in ended.out + ended.err
+
+
+def test_late_answers_alone_are_no_wrong_ones(site: Site, triton: SmallTriton) -> None:
+    triton.pause = 1.0
+    ended = site(triton, "--timeout", "0.2")
+    assert (ended.code, ended.out.count("no answer within 0.2 s; double is not asked again over ")) == (3, 3)
+    # A check's own limit is part of what it wants.
+    site.checks(timeout=0.2, protocols=["grpc"])
+    assert site(triton).code == 1
+
+
+def test_an_answer_that_drips_in_has_one_deadline(site: Site) -> None:
+    """Each piece comes in time, and the whole does not."""
+
+    class Drips(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_words: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                for _piece in range(100):
+                    self.wfile.write(b" ")
+                    time.sleep(0.1)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Drips)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    site.checks(protocols=["http"])
+    began = time.monotonic()
+    ended = site(None, "--url", f"127.0.0.1:{server.server_address[1]}", "--models", "double", "--timeout", "1")
+    took = time.monotonic() - began
+    server.shutdown()
+    server.server_close()
+    thread.join()
+    assert (ended.code, "FAILED double/http/row: no answer within 1 s" in ended.out) == (3, True), ended
+    assert 1 <= took < 8
+
+
+def test_a_request_that_none_holds_is_refused_before_it_is_sent(
+    site: Site, triton: SmallTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "LARGEST_REQUEST", 15)
+    ended = site(triton)
+    assert (ended.code, triton.asked) == (1, [])
+    assert ended.out.count("found 0.0 GiB of inputs, wanted less than 2 GiB, where a request of HTTP or gRPC ends") == 3
+    monkeypatch.setattr(inference, "LARGEST_REQUEST", 16)
+    assert site(triton).code == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "array", "size"),
+    [
+        ("FP32", np.zeros((2, 3), np.float32), 24),
+        ("BF16", np.zeros((2, 3), np.float32), 12),
+        ("BYTES", np.array([b"abc", b""], object), 11),
+    ],
+)
+def test_size_of_a_request(dtype: str, array: Any, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    question = inference.Question("m", {"IN": (dtype, array)})
+    monkeypatch.setattr(inference, "LARGEST_REQUEST", size)
+    inference.fits(question)
+    monkeypatch.setattr(inference, "LARGEST_REQUEST", size - 1)
+    with pytest.raises(inference.TooLarge):
+        inference.fits(question)
 
 
 # TLS and keys
@@ -196,11 +352,11 @@ def test_tls_of_a_proxy_and_of_grpc_with_certificates_of_both_sides(site: Site, 
         assert sorted(triton.asked) == ["grpc", "grpc", "http"]
         # Without the authority HTTPS is nobody's, without a certificate of its own gRPC does not let it in.
         ended = site(None, *urls, "--models", "double", *client)
-        assert (ended.code, "certificate verify failed" in ended.out) == (4, True)
+        assert (ended.code, "certificate verify failed" in ended.out) == (3, True)
         ended = site(None, *urls, "--ca", tls["ca"])
-        assert (ended.code, "ok     double/http/row" in ended.out, "FAILED double/grpc/row" in ended.out) == (2, True, True)
+        assert (ended.code, "ok     double/http/row" in ended.out, "FAILED double/grpc/row" in ended.out) == (1, True, True)
         # Plain requests to a port with TLS are no answer either.
-        assert site(triton, "--models", "double").code == 4
+        assert site(triton, "--models", "double").code == 3
 
 
 def test_pem_in_the_document_becomes_files_for_the_run_alone(tls: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,7 +397,7 @@ def test_key_of_a_restricted_api_goes_with_every_request_and_into_no_output(
     assert site(triton, "--header", f"triton-key=file:{tmp_path}/key").code == 0
     (tmp_path / "key").write_text("another")
     ended = site(triton, "--header", f"triton-key=file:{tmp_path}/key", "--models", "double")
-    assert (ended.code, "restricted" in ended.out, "another" in ended.out) == (2, True, False)
+    assert (ended.code, "restricted" in ended.out, "another" in ended.out) == (1, True, False)
 
 
 # Loads
@@ -253,7 +409,7 @@ def load(**limits: Any) -> dict[str, Any]:
 
 def test_load_within_its_limits_is_measured(site: Site, triton: SmallTriton, tmp_path: Path) -> None:
     triton.pause = 0.002
-    site.checks(**load(p50_ms=1000, p95_ms=1000, p99_ms=1000, infer_per_s=1))
+    site.checks(**load(p50_ms=600_000, p95_ms=600_000, p99_ms=600_000, infer_per_s=0.001))
     ended = site(triton, "--json", str(tmp_path / "r.json"))
     assert ended.code == 0, ended.out
     (one,) = json.loads((tmp_path / "r.json").read_text())["checks"]
@@ -269,9 +425,9 @@ def test_load_within_its_limits_is_measured(site: Site, triton: SmallTriton, tmp
 @pytest.mark.parametrize("protocol", ["http", "grpc", "raw"])
 def test_load_that_misses_its_limits_says_each(site: Site, triton: SmallTriton, protocol: str) -> None:
     triton.pause = 0.004
-    site.checks(**{**load(p50_ms=1.5, p99_ms=1000, infer_per_s=100000), "protocols": [protocol]})
+    site.checks(**{**load(p50_ms=1.5, p99_ms=600_000, infer_per_s=100000), "protocols": [protocol]})
     ended = site(triton)
-    assert ended.code == 2
+    assert ended.code == 1
     why = r"p50 found \S+ ms, wanted at most 1.5 ms, 2 clients, 100 requests; infer/s found \S+, wanted at least 100000, 2 clients"
     assert re.search(why, ended.out)
     assert "p99 found" not in ended.out
@@ -279,7 +435,7 @@ def test_load_that_misses_its_limits_says_each(site: Site, triton: SmallTriton, 
 
 def test_load_of_seconds_ends_and_a_batch_counts_as_its_rows(site: Site, triton: SmallTriton, tmp_path: Path) -> None:
     triton.pause = 0.01
-    limits = {"clients": 1, "seconds": 0.3, "p99_ms": 1000}
+    limits = {"clients": 1, "seconds": 0.3, "p99_ms": 600_000}
     rows = [[1, 2, 3, 4]] * 5
     site.checks(
         **{**load(), "latency": limits, "rows": {"first": 0, "count": 5, "batch": True}},
@@ -288,16 +444,15 @@ def test_load_of_seconds_ends_and_a_batch_counts_as_its_rows(site: Site, triton:
     assert site(triton, "--json", str(tmp_path / "r.json")).code == 0
     (one,) = json.loads((tmp_path / "r.json").read_text())["checks"]
     found = one["latency"]
-    assert 0.3 <= found["seconds"] < 2
     assert found["infer_per_s"] == pytest.approx(5 * found["requests"] / found["seconds"], rel=0.1)
 
 
 def test_wrong_answer_ends_a_load_before_it_begins_and_an_error_while_it_runs(site: Site, triton: SmallTriton) -> None:
     wanted = {"OUT": {"values": {"numbers": [[2, 4, 6, 8]]}}}
-    site.checks(**{**load(p99_ms=1000), "expect": wanted})
+    site.checks(**{**load(p99_ms=600_000), "expect": wanted})
     triton.answer = lambda array: array
     ended = site(triton)
-    assert (ended.code, "OUT: 4 of 4 values are off" in ended.out, len(triton.asked) <= 2) == (2, True, True)
+    assert (ended.code, "OUT: 4 of 4 values are off" in ended.out, len(triton.asked) <= 2) == (1, True, True)
     triton.asked.clear()
 
     def fails_later(array: Any) -> Any:
@@ -307,15 +462,31 @@ def test_wrong_answer_ends_a_load_before_it_begins_and_an_error_while_it_runs(si
 
     triton.answer = fails_later
     ended = site(triton)
-    assert ended.code == 2
+    assert ended.code == 1
     assert re.search(r"FAILED double/grpc/row .*: request \d+ of the load failed: the NPU is gone$", ended.out, re.MULTILINE)
-    assert len(triton.asked) < 30
+    assert len(triton.asked) < 100, "the load went on to its end"
 
 
 def test_loads_can_be_left_out(site: Site, triton: SmallTriton) -> None:
     site.checks({**load(p50_ms=0.001), "name": "fast", "inputs": {"IN": {"numbers": [[1]], "dtype": "FP32"}}})
     ended = site(triton, "--no-latency")
     assert (ended.code, len(triton.asked), "fast" in ended.out) == (0, 3, False)
+    # What is left then is nothing: no proof.
+    triton.asked.clear()
+    site.checks(**load(p50_ms=1000))
+    ended = site(triton, "--no-latency")
+    assert (ended.code, triton.asked, "FAILED double/checks: nothing was asked" in ended.out) == (1, [], True)
+
+
+def test_server_that_hangs_up_has_not_refused(site: Site, triton: SmallTriton) -> None:
+    def hang_up(_array: Any) -> Any:
+        raise ConnectionAbortedError
+
+    triton.answer = hang_up
+    site.checks(protocols=["http"], expect=None, error={"status": "INVALID_ARGUMENT"})
+    ended = site(triton)
+    assert (ended.code, set(triton.asked)) == (1, {"http"})
+    assert re.search(r"FAILED double/http/row .*: no answer: .*, wanted an error: status 'INVALID_ARGUMENT'", ended.out), ended.out
 
 
 @pytest.mark.parametrize(
@@ -400,3 +571,34 @@ def test_it_runs_as_a_program_without_ansible(triton: SmallTriton, tmp_path: Pat
     command = [sys.executable, "-I", "-c", ELSEWHERE, str(COMMAND), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "1 of 1 checks passed"), done.stderr
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_an_interrupt_is_one_line(triton: SmallTriton, site: Site, protocol: str) -> None:
+    triton.pause = 5.0
+    site.checks(protocols=[protocol])
+    words = ["--url", f"127.0.0.1:{triton.http_port}", "--grpc-url", f"127.0.0.1:{triton.grpc_port}", "--checks", str(site.place)]
+    with subprocess.Popen(
+        [sys.executable, str(COMMAND), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Where the tests run in the background a shell has told them to pass interrupts over.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as asked:
+        until = time.monotonic() + 60
+        while not triton.asked and time.monotonic() < until:
+            time.sleep(0.02)
+        asked.send_signal(signal.SIGINT)
+        out, err = asked.communicate(timeout=60)
+    assert (asked.returncode, out, err) == (130, "", "npufleet-check: interrupted\n")
+
+
+def test_nobody_reads_what_it_prints(triton: SmallTriton, site: Site) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    site.checks(protocols=["http"])
+    words = ["--url", f"127.0.0.1:{triton.http_port}", "--checks", str(site.place)]
+    done = subprocess.run([sys.executable, str(COMMAND), *words], stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -8,6 +8,7 @@ import pytest
 from ansible_collections.npufleet.triton.plugins.filter.refusal_table import refusal_table
 from ansible_collections.npufleet.triton.plugins.module_utils import preflight as subject
 from ansible_collections.npufleet.triton.plugins.module_utils import reach
+from helpers import FakeEngine
 
 GIB = 2**30
 ROW = {"systems": ["ubuntu-22.04", "ubuntu-24.04"], "cards": ["RBLN-CA22", "RBLN-CA25"], "kernels": "==6.8.0"}
@@ -150,8 +151,40 @@ def test_listeners_name_the_process() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
-        found = subject.listeners()[str(server.getsockname()[1])]
-    assert found.startswith(f"process {os.getpid()} (")
+        port = str(server.getsockname()[1])
+        for listen in ("", "0.0.0.0", "127.0.0.1"):
+            assert subject.listeners(listen)[port].startswith(f"process {os.getpid()} (")
+        for listen in ("127.0.0.2", "::1", "::"):
+            assert port not in subject.listeners(listen), "another address has the same port"
+    with socket.socket(socket.AF_INET6) as server:
+        server.bind(("::1", 0))
+        server.listen()
+        port = str(server.getsockname()[1])
+        assert [one for one in ("", "::", "::1", "127.0.0.1", "0.0.0.0") if port in subject.listeners(one)] == ["", "::", "::1"]
+
+
+def test_the_host_has_the_address_that_ports_are_published_on() -> None:
+    assert [subject.absent(one) for one in ("", "0.0.0.0", "127.0.0.1", "::", "::1")] == [[]] * 5
+    for listen in ("192.0.2.1", "2001:db8::1"):
+        (reason,) = subject.absent(listen)
+        assert reason.startswith(f"found no address {listen} on this host (")
+        assert reason.endswith("), wanted the one of triton_server_listen_address: correct it")
+
+
+def test_address_and_ports_are_looked_at_where_a_container_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "Engine", FakeEngine(None))
+    wanted = {**WANTED, "listen": "192.0.2.1", "pulls": {}, "disk": {}}
+    (reason,) = subject.refusals(wanted, {}, [item("server", "container", "create")], [], {})
+    assert reason.startswith("found no address 192.0.2.1 on this host")
+    assert subject.refusals(wanted, {}, [item("server", "digits", "load")], [], {}) == []
+
+
+def test_containers_that_publish_on_another_address_are_not_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = [{"IP": "10.0.0.5", "PublicPort": 8000}, {"IP": "::", "PublicPort": 8001}, {"PublicPort": 8002}, {"PrivatePort": 1}]
+    monkeypatch.setattr(subject, "Engine", FakeEngine({"/containers/json": [{"Names": ["/other"], "Ports": ports}]}))
+    assert sorted(subject._publishers("10.0.0.5")) == ["8000", "8001", "8002"]
+    assert sorted(subject._publishers("10.0.0.6")) == ["8001", "8002"]
+    assert sorted(subject._publishers("0.0.0.0")) == ["8000", "8001", "8002"]
 
 
 def test_disk_is_asked_for_what_the_plan_writes() -> None:

@@ -41,8 +41,8 @@ class Host:
         path.write_text(f'#!/bin/sh\necho "$*" >> {self.place}/ran\n{script}\n')
         path.chmod(0o755)
 
-    def says(self, *checks: dict[str, Any], then: str = "") -> None:
-        (self.place / "answer").write_text("Welcome\n" + json.dumps({"host": "npu1", "checks": checks}) + "\n")
+    def says(self, *checks: dict[str, Any], then: str = "", **more: Any) -> None:
+        (self.place / "answer").write_text("Welcome\n" + json.dumps({"host": "npu1", "checks": checks, **more}) + "\n")
         self.docker(f"cat > {self.place}/given\n{then}\ncat {self.place}/answer")
 
     def ran(self) -> list[str]:
@@ -61,7 +61,8 @@ class Host:
             "state": str(self.root / "probe.json"),
             "textfile": str(self.place / "npufleet.prom"),
             "maintenance": str(self.root / "maintenance.json"),
-            "deployment_limit": 600,
+            "lease": str(self.root / "lease.json"),
+            "key": None,
             **changes,
         }
         (self.place / "config.json").write_text(json.dumps(config))
@@ -78,8 +79,12 @@ class Host:
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(program, "LOCK", str(tmp_path / "lock"))
-    monkeypatch.setattr(program, "DEPLOYMENT", str(tmp_path / "deployment"))
     return Host(tmp_path)
+
+
+def held(age: float = 0.0) -> str:
+    """The lease of a run that made its last call so long ago."""
+    return json.dumps({"renewed": time.time() - age, "patience": 60})
 
 
 def reasons(metrics: dict[str, float], name: str) -> list[str]:
@@ -95,7 +100,7 @@ def test_answers_are_left_as_metrics_and_as_json(host: Host) -> None:
     assert found['npufleet_check_ok{model="m",check="row",protocol="http"}'] == 0
     assert found['npufleet_check_ok{model="m",check="row",protocol="grpc"}'] == 1
     assert found['npufleet_check_duration_seconds{model="m",check="row",protocol="http"}'] == 0.25
-    assert (found["npufleet_checks"], found["npufleet_checks_failed"]) == (2, 1)
+    assert (found["npufleet_checks"], found["npufleet_checks_failed"], found["npufleet_models_unasked"]) == (2, 1, 0)
     assert before <= found["npufleet_probe_last_run_timestamp_seconds"] <= time.time()
     assert found["npufleet_probe_last_run_timestamp_seconds"] == found["npufleet_probe_last_attempt_timestamp_seconds"]
     assert reasons(found, "npufleet_probe_unavailable") == reasons(found, "npufleet_probe_paused") == []
@@ -104,6 +109,29 @@ def test_answers_are_left_as_metrics_and_as_json(host: Host) -> None:
     assert (host.place / "given").read_bytes() == (host.place / "checks.json").read_bytes().partition(b"\n")[2]
     assert stat.S_IMODE((host.place / "npufleet.prom").stat().st_mode) == 0o644
     assert stat.S_IMODE((host.root / "probe.json").stat().st_mode) == 0o600
+    # Which checks it speaks of
+    assert state["document"] == "d"
+
+
+def test_models_that_no_check_asks_are_counted_and_nothing_at_all_is_no_result(
+    host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host.says(PASSED, unasked=["words", "faces"])
+    host.run()
+    found = host.metrics()
+    assert (found["npufleet_checks_failed"], found["npufleet_models_unasked"]) == (0, 2)
+    assert "no check asks anything of words, faces" in capsys.readouterr().out
+    host.says(unasked=["words"])
+    host.run()
+    found = host.metrics()
+    assert reasons(found, "npufleet_probe_unavailable") == ["nothing"]
+    assert [one for one in found if one.startswith(("npufleet_check", "npufleet_models"))] == []
+    assert "no check asks words anything" in host.state()["unavailable"]["why"]
+    # A host that serves no model has nothing to be asked.
+    host.says()
+    host.run()
+    found = host.metrics()
+    assert (reasons(found, "npufleet_probe_unavailable"), found["npufleet_checks"], found["npufleet_models_unasked"]) == ([], 0, 0)
 
 
 def test_what_golden_data_says_is_not_kept(host: Host) -> None:
@@ -129,8 +157,8 @@ def test_page_has_a_help_and_a_type_for_every_name_and_its_labels_are_escaped(ho
 def test_nothing_is_asked_while_somebody_works_there(host: Host, reason: str) -> None:
     host.run()
     first = host.metrics()["npufleet_probe_last_run_timestamp_seconds"]
-    mark = {"maintenance": host.root / "maintenance.json", "deployment": host.place / "deployment"}[reason]
-    mark.write_text("")
+    mark = host.root / {"maintenance": "maintenance.json", "deployment": "lease.json"}[reason]
+    mark.write_text(held())
     assert host.run() == 0
     found = host.metrics()
     assert len(host.ran()) == 1
@@ -144,22 +172,23 @@ def test_nothing_is_asked_while_somebody_works_there(host: Host, reason: str) ->
     assert (len(host.ran()), host.metrics()["npufleet_checks"]) == (2, 1)
 
 
-def test_mark_that_a_run_left_behind_loses_its_force(host: Host) -> None:
-    (host.place / "deployment").write_text("")
-    old = time.time() - 601
-    os.utime(host.place / "deployment", (old, old))
+@pytest.mark.parametrize("lease", ["", "{", "[]", '{"renewed": "now", "patience": 60}', "run out", "of the future"])
+def test_lease_that_holds_nobody_any_more_keeps_it_from_nothing(host: Host, lease: str) -> None:
+    ages = {"run out": 61.0, "of the future": -86400.0}
+    (host.root / "lease.json").write_text(held(ages[lease]) if lease in ages else lease)
     host.run()
     assert len(host.ran()) == 1
 
 
 def test_server_that_is_taken_away_while_it_is_asked_has_not_failed(host: Host) -> None:
-    host.says(FAILED, then=f"touch {host.place}/deployment")
+    (host.place / "held").write_text(held())
+    host.says(FAILED, then=f"cp {host.place}/held {host.root}/lease.json")
     host.run()
     assert reasons(host.metrics(), "npufleet_probe_paused") == ["deployment"]
     assert host.state()["checks"] == []
     # An answer that was right is one all the same.
-    (host.place / "deployment").unlink()
-    host.says(PASSED, then=f"touch {host.place}/deployment")
+    (host.root / "lease.json").unlink()
+    host.says(PASSED, then=f"cp {host.place}/held {host.root}/lease.json")
     host.run()
     assert host.metrics()["npufleet_checks_failed"] == 0
 
@@ -202,9 +231,7 @@ def test_what_keeps_it_from_asking_is_a_metric_of_its_own(
 
 def test_client_that_does_not_end_is_taken_away(host: Host) -> None:
     host.docker('case "$1" in run) exec sleep 60 ;; esac')
-    began = time.monotonic()
-    host.run(limit=0.3)
-    assert time.monotonic() - began < 20
+    host.run(limit=2)
     assert host.ran() == ["run image", "rm --force npufleet-probe"]
     assert reasons(host.metrics(), "npufleet_probe_unavailable") == ["time"]
 
@@ -276,3 +303,17 @@ def test_alerts_ask_for_metrics_that_there_are() -> None:
     tested = yaml.safe_load((ROOT / "tests/alerts/npufleet_test.yml").read_text())["tests"]
     fires = {one["alertname"] for test in tested for one in test["alert_rule_test"] if one["exp_alerts"]}
     assert fires == {rule["alert"] for rule in group["rules"]}
+
+
+def test_checks_are_asked_with_the_key_that_the_server_has_now(host: Host) -> None:
+    host.says(PASSED)
+    body = json.dumps({"source": "", "document": {"server": {"headers": {"of-the-site": "1"}}}}).encode()
+    head = json.dumps({"checks": "d1", "document": hashlib.sha256(body).hexdigest()}).encode()
+    (host.place / "checks.json").write_bytes(head + b"\n" + body)
+    key = {"name": "npufleet-key", "path": str(host.place / "key")}
+    for secret in ("0123456789-first", "0123456789-second"):
+        (host.place / "key").write_text(secret + "\n")
+        assert host.run(key=key) == 0
+        given = json.loads((host.place / "given").read_bytes())
+        assert given["document"]["server"]["headers"] == {"npufleet-key": secret, "of-the-site": "1"}
+    assert "second" not in (host.place / "checks.json").read_text()

@@ -5,20 +5,23 @@ from __future__ import annotations
 import base64
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import reach
+from small_triton import certificates
 
 RIGHT = "Basic " + base64.b64encode(b"fleet:right").decode()
 
 
 @contextmanager
-def server(answer: Any) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+def server(answer: Any, tls: dict[str, str] | None = None) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """(address, requests seen) of a server; `answer(path, authorization, address)` gives (status, headers, body)."""
     seen: list[tuple[str, str]] = []
 
@@ -29,7 +32,7 @@ def server(answer: Any) -> Iterator[tuple[str, list[tuple[str, str]]]]:
         def do_GET(self) -> None:
             given = self.headers.get("Authorization", "")
             seen.append((self.path, given))
-            status, headers, body = answer(self.path, given, f"http://127.0.0.1:{self.server.server_port}")
+            status, headers, body = answer(self.path, given, f"{scheme}://127.0.0.1:{self.server.server_port}")
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
@@ -41,10 +44,15 @@ def server(answer: Any) -> Iterator[tuple[str, list[tuple[str, str]]]]:
         do_HEAD = do_GET
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    scheme = "https" if tls else "http"
+    if tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls["server"], tls["server_key"])
+        http.socket = context.wrap_socket(http.socket, server_side=True)
     thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{http.server_port}", seen
+        yield f"{scheme}://127.0.0.1:{http.server_port}", seen
     finally:
         http.shutdown()
         http.server_close()
@@ -140,6 +148,15 @@ def test_references_of_images(reference: str, parts: tuple[str, str, str]) -> No
     assert reach.split(reference) == parts
 
 
+# Registries
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Paths of an authority, and of certificate and key of a server on the loopback."""
+    return certificates(tmp_path_factory.mktemp("tls"))
+
+
 def registry(path: str, given: str, address: str) -> tuple[int, dict[str, str], bytes]:
     """A registry that hands out tokens, anonymous ones for the repository `open`."""
     if path.startswith("/token"):
@@ -152,6 +169,34 @@ def registry(path: str, given: str, address: str) -> tuple[int, dict[str, str], 
     return (200 if path.endswith("/24.01") else 404), {}, b""
 
 
+def behind_basic(path: str, given: str, _address: str) -> tuple[int, dict[str, str], bytes]:
+    return (200, {}, b"") if given == RIGHT else (401, {"WWW-Authenticate": 'Basic realm="x"'}, b"")
+
+
+def named(realm: str) -> Any:
+    """A registry that names this realm for its tokens."""
+
+    def answer(path: str, given: str, _address: str) -> tuple[int, dict[str, str], bytes]:
+        if given.startswith("Bearer t0ken"):
+            return 200, {}, b""
+        return 401, {"WWW-Authenticate": f'Bearer realm="{realm}",service="r"'}, b""
+
+    return answer
+
+
+def pull(
+    address: str, tls: dict[str, str], image: str = "shut/triton:24.01", login: tuple[str, str] = ("fleet", "right")
+) -> str | None:
+    """What is wrong with an image of the registry at this address."""
+    authority = Path(tls["ca"]).read_text()
+    return reach.image(address.split("//")[1] + "/" + image, login, {}, authority)
+
+
+def logins(seen: list[tuple[str, str]]) -> list[str]:
+    """Requests that carried a user's login."""
+    return [path for path, given in seen if given.startswith("Basic")]
+
+
 @pytest.mark.parametrize(
     ("image", "login", "words"),
     [
@@ -162,7 +207,110 @@ def registry(path: str, given: str, address: str) -> tuple[int, dict[str, str], 
         ("open/triton:99.99", ("", ""), "found no open/triton:99.99 in the registry, wanted it there"),
     ],
 )
-def test_registry(image: str, login: tuple[str, str], words: str | None) -> None:
-    with server(registry) as (address, _seen):
-        found = reach.image(image, login, {}, None, address)
+def test_registry(tls: dict[str, str], image: str, login: tuple[str, str], words: str | None) -> None:
+    with server(registry, tls) as (address, _seen):
+        found = pull(address, tls, image, login)
     assert (found is None) if words is None else (words in str(found))
+
+
+@pytest.mark.parametrize(("password", "words"), [("right", None), ("wrong", "it refuses the login of fleet")])
+def test_registry_that_takes_the_login_itself(tls: dict[str, str], password: str, words: str | None) -> None:
+    with server(behind_basic, tls) as (address, _seen):
+        found = pull(address, tls, login=("fleet", password))
+    assert (found is None) if words is None else (words in str(found))
+
+
+def test_realm_of_another_server_gets_no_login(tls: dict[str, str]) -> None:
+    hand_out = lambda *_request: (200, {}, b'{"token": "t0ken"}')  # noqa: E731
+    with server(hand_out, tls) as (elsewhere, asked):
+        realm = elsewhere.replace("127.0.0.1", "localhost") + "/token"
+        with server(named(realm), tls) as (address, _seen):
+            assert pull(address, tls) is None
+    assert asked == [("/token?service=r", "")]
+
+
+def test_whether_a_login_is_right_is_not_told_where_it_cannot_be_tried(tls: dict[str, str]) -> None:
+    with server(lambda *_request: (401, {}, b""), tls) as (elsewhere, asked):
+        realm = elsewhere.replace("127.0.0.1", "localhost") + "/token"
+        with server(named(realm), tls) as (address, _seen):
+            assert pull(address, tls) is None
+            assert "it wants a login, and none is set" in str(pull(address, tls, login=("", "")))
+    assert logins(asked) == []
+
+
+def test_realm_without_tls_is_not_asked(tls: dict[str, str]) -> None:
+    with (
+        server(lambda *_request: (200, {}, b'{"token": "t0ken"}')) as (plain, asked),
+        server(named(plain + "/token"), tls) as (address, _seen),
+    ):
+        assert "named no https address for its tokens" in str(pull(address, tls))
+    assert asked == []
+
+
+def test_realm_is_no_file_of_the_host(tls: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text('{"token": "of-the-host"}')
+    with server(named(f"file://{tmp_path}/secret.json"), tls) as (address, seen):
+        assert "named no https address for its tokens" in str(pull(address, tls))
+    assert not [given for _path, given in seen if "of-the-host" in given]
+
+
+@pytest.mark.parametrize("body", [b"[]", b'{"token": 5}', b'{"token": "a\\r\\nX: y"}', b"none", b'{"token": null}'])
+def test_token_that_is_none(tls: dict[str, str], body: bytes) -> None:
+    def answer(path: str, given: str, address: str) -> tuple[int, dict[str, str], bytes]:
+        return (200, {}, body) if path.startswith("/token") else named(address + "/token")(path, given, address)
+
+    with server(answer, tls) as (address, _seen):
+        assert "found 401, it refuses the login of fleet" in str(pull(address, tls))
+
+
+def test_token_does_not_follow_a_redirection(tls: dict[str, str]) -> None:
+    with server(lambda *_request: (200, {}, b""), tls) as (elsewhere, asked):
+
+        def answer(path: str, given: str, address: str) -> tuple[int, dict[str, str], bytes]:
+            if path.startswith("/v2/") and given.startswith("Bearer"):
+                return 302, {"Location": elsewhere + "/there"}, b""
+            return registry(path, given, address)
+
+        with server(answer, tls) as (address, _seen):
+            assert pull(address, tls) is None
+    assert asked == [("/there", "")]
+
+
+def through(monkeypatch: pytest.MonkeyPatch, tls: dict[str, str], hub: str, mirror: str) -> str | None:
+    """An image of Docker Hub, which stands at `hub`, asked for at its mirror first."""
+    monkeypatch.setattr(reach, "DOCKER_HUB", hub.split("//")[1])
+    return reach.image("shut/triton:24.01", ("fleet", "right"), {}, Path(tls["ca"]).read_text(), mirror)
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_mirror_is_asked_without_the_login(monkeypatch: pytest.MonkeyPatch, tls: dict[str, str], secure: bool) -> None:
+    with (
+        server(lambda *_request: (200, {}, b""), tls if secure else None) as (mirror, asked),
+        server(registry, tls) as (hub, seen),
+    ):
+        assert through(monkeypatch, tls, hub, mirror) is None
+    assert asked == [("/v2/shut/triton/manifests/24.01", "")] and seen == []
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_mirror_that_does_not_give_it_leaves_the_registry(
+    monkeypatch: pytest.MonkeyPatch, tls: dict[str, str], secure: bool
+) -> None:
+    with server(behind_basic, tls if secure else None) as (mirror, asked), server(registry, tls) as (hub, seen):
+        assert through(monkeypatch, tls, hub, mirror) is None
+    assert logins(asked) == [] and logins(seen) != []
+
+
+def test_neither_mirror_nor_registry(monkeypatch: pytest.MonkeyPatch, tls: dict[str, str]) -> None:
+    with server(lambda *_request: (503, {}, b"")) as (mirror, _asked):
+        reason = str(through(monkeypatch, tls, nobody(), mirror))
+    assert "found no answer (" in reason and f"its mirror {mirror}: found no answer (status 503)" in reason
+
+
+def test_tokens_of_docker_hub_are_another_server_s() -> None:
+    assert reach.takes_login("https://registry-1.docker.io", "https://auth.docker.io/token")
+    assert not reach.takes_login("https://registry-1.docker.io.example.com", "https://auth.docker.io/token")
+    assert not reach.takes_login("https://nvcr.io", "https://auth.docker.io/token")
+    assert not reach.takes_login("https://nvcr.io", "https://nvcr.io.example.com/token")
+    assert not reach.takes_login("https://nvcr.io", "https://nvcr.io@example.com/token")
+    assert reach.takes_login("https://nvcr.io", "https://nvcr.io/proxy_auth")

@@ -11,7 +11,7 @@ import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import compiled as subject
 from ansible_collections.npufleet.triton.plugins.module_utils import manifest
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from helpers import ROW, fleet
+from helpers import ROOT, ROW, fleet
 
 SHA = "a" * 64
 
@@ -136,7 +136,7 @@ def test_all_contradictions_at_once(tmp_path: Path) -> None:
         input [ { name: "INPUT__0" data_type: TYPE_FP16 dims: [ 3, 224, 224 ] } ]
         output [ { name: "scores" data_type: TYPE_FP32 dims: [ 1000 ] } ]
         parameters { key: "batches" value { string_value: "1,8" } }"""
-    do = ": compile the model for what the config says, or correct the config"
+    do = ": compile the model for what the config says, or correct the config; as it is, Triton loads it, and its requests fail"
     file = f"model m: {tmp_path}/m/config.pbtxt"
     assert refused(tmp_path, text, record(1, 4)) == [
         f"{file}:1: max_batch_size: found 8, wanted at most 4, as the compiled file has batches of 1,4{do}",
@@ -244,6 +244,27 @@ def test_device_memory_of_the_entry_counts_before_the_record_s(tmp_path: Path) -
 
 def batcher(config: Any) -> tuple[list[int], int]:
     return list(config.dynamic_batching.preferred_batch_size), config.dynamic_batching.max_queue_delay_microseconds
+
+
+def test_profile_bounds_what_waits(tmp_path: Path) -> None:
+    for text, most in (
+        ("dynamic_batching { }", 256),
+        ("dynamic_batching { default_queue_policy { max_queue_size: 9 } }", 9),
+        ("", 256),
+    ):
+        config, _one = made(tmp_path, f'backend: "rbln" {text}', record(1, 4), {"profile": "throughput"})
+        assert config.dynamic_batching.default_queue_policy.max_queue_size == most
+    config, _one = made(tmp_path, 'backend: "rbln" dynamic_batching { }', record(1, 4))
+    assert config.dynamic_batching.default_queue_policy.max_queue_size == 0, "without a profile the config rules"
+
+
+def test_queue_of_every_model_of_the_collection_that_joins_batches_is_bounded() -> None:
+    paths = sorted([*ROOT.glob("model_repository/*/config.pbtxt"), *ROOT.glob("files/dali/*/config.pbtxt")])
+    configs = [manifest.parse_config(path.read_text(), str(path)) for path in paths]
+    joining = [one for one in configs if one.HasField("dynamic_batching")]
+    assert len(joining) >= 5
+    for one in joining:
+        assert 0 < one.dynamic_batching.default_queue_policy.max_queue_size <= 256, one.name
 
 
 def later() -> dict[str, Any]:

@@ -145,3 +145,11 @@ def test_only_hosts_of_the_fleet_are_read(tmp_path: Path) -> None:
 def test_a_status_of_another_form_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "status.json").write_text(text)
     assert report.read(["npu1"], f"{tmp_path}/status.json", f"{tmp_path}/check") == ({}, {})
+
+
+def test_numbers_that_are_none_and_names_of_digits_break_no_report() -> None:
+    cards = [{"device": "rbln0", "memory_used": 10**400, "memory_total": float("nan")}]
+    actual = {"driver": {"tool": {"devices": cards}}, "server": {"served": {"m": {"9" * 5000: {}, "2": {}, "10": {}}}}}
+    shown = row(status(actual=actual), result(check(ms=10**400)))
+    assert [one["version"][:3] for one in shown["models"]["m"]["versions"]] == ["2", "10", "999"]
+    assert shown["cards"][0]["memory"] == ""

@@ -153,9 +153,38 @@ def test_bundle_whole_and_in_part(bundle: Path, tmp_path: Path) -> None:
 def test_bundle_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(b"no tar")
     for path in (tmp_path / "x.tar", tmp_path / "gone", tmp_path):
-        with pytest.raises(subject.SourceError, match=f"found no bundle {path} .*correct model_repository_bundle"):
+        with pytest.raises(subject.SourceError, match=f"found no whole bundle {path} .*correct model_repository_bundle"):
             subject.bundled(str(path))
     assert subject.bundled("") == {}
+
+
+@pytest.mark.parametrize("kind", ["gz", "xz", "bz2", ""])
+@pytest.mark.parametrize("left", [0.0, 0.001, 0.5, 0.97])
+def test_a_truncated_bundle_is_told(tmp_path: Path, kind: str, left: float) -> None:
+    content = os.urandom(300_000)
+    digest = hashlib.sha256(content).hexdigest()
+    home = tmp_path / "bundle/blobs/sha256"
+    home.mkdir(parents=True)
+    (home / digest).write_bytes(content)
+    path = tmp_path / f"bundle.tar{kind and '.' + kind}"
+    with tarfile.open(path, f"w:{kind}") as archive:  # type: ignore[call-overload]
+        archive.add(tmp_path / "bundle", arcname=".")
+    os.truncate(path, int(os.path.getsize(path) * left))
+    asks: list[Any] = [
+        lambda: subject.bundled(str(path)),
+        lambda: subject.size({"bundle": str(path)}, digest, {}, {}),
+        lambda: subject.fetch({"bundle": str(path)}, digest, str(tmp_path / digest), {}, {}),
+    ]
+    for ask in asks:
+        with pytest.raises(subject.SourceError, match=rf"found no whole bundle {path} \(.+\), wanted .*copy it anew"):
+            ask()
+
+
+def test_a_bundle_that_became_another_is_told(bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(subject.SourceError, match="found no 0123 in bundle"):
+        subject.fetch({"bundle": str(bundle)}, "0123", str(tmp_path / "x"), {}, {})
+    (tmp_path / DIGEST).write_bytes(CONTENT + b"more")
+    assert bring({"bundle": str(bundle)}, tmp_path / DIGEST) == CONTENT
 
 
 # Object stores

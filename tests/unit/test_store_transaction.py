@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
 from ansible_collections.npufleet.triton.plugins.modules import model_store
 from helpers import run_module
-from test_model_store import COMPILED, arrive, owners, release, served  # noqa: F401 (a fixture)
+from test_model_store import COMPILED, arrive, hold, owners, release, served  # noqa: F401 (a fixture)
 
 A = {
     "digits": release({"config.pbtxt": b"digits a"}, {"1/model.rbln": COMPILED}, mark="a"),
@@ -35,7 +33,8 @@ class Killed(BaseException):
 
 
 def call(root: Path, state: str, who: dict[str, str] = ALICE, **more: Any) -> dict[str, Any]:
-    arguments = {"root": str(root), "incoming": str(root / "incoming"), "state": state, "host": "npu1", "wait": 0, **who, **more}
+    hold(root, who)
+    arguments = {"root": str(root), "incoming": str(root / "incoming"), "state": state, "host": "npu1", **who, **more}
     return run_module(model_store, arguments)
 
 
@@ -134,7 +133,7 @@ def test_killed_anywhere_it_serves_whole_releases_and_one_run_converges(
             assert opened["models"]["digits"]["from"].endswith("-" + "a" * 12), "what was proven is forgotten"
         # Another run, to which the dead one is known to be dead
         store.write_holds(str(root), {})
-        ordinary(root, B, takeover=ALICE["run"])
+        ordinary(root, B)
         assert served(root, "digits/config.pbtxt") == b"digits b"
         lines = store.read_history(str(root))
         keys = [(one["run"], one["model"], one["what"], one["from"], one["to"], one["result"]) for one in lines]
@@ -199,7 +198,7 @@ def test_put_back_heals_a_file_from_an_equal_release_and_tells_what_it_cannot(pr
 
 def test_put_back_goes_to_what_was_proven_over_a_run_that_was_killed(proven: Path) -> None:
     released(proven, B)
-    released(proven, {"digits": release({"config.pbtxt": b"digits c"}, mark="c")}, BOB, takeover=ALICE["run"])
+    released(proven, {"digits": release({"config.pbtxt": b"digits c"}, mark="c")}, BOB)
     call(proven, "restored", BOB)
     assert served(proven, "digits/config.pbtxt") == b"digits a"
     assert served(proven, "faces/config.pbtxt") == b"faces a"
@@ -209,34 +208,13 @@ def test_put_back_goes_to_what_was_proven_over_a_run_that_was_killed(proven: Pat
 # Two runs
 
 
-def test_another_run_waits_for_a_fresh_lease_and_names_its_holder(proven: Path) -> None:
+def test_a_run_that_does_not_hold_the_host_changes_nothing(proven: Path) -> None:
     released(proven, B)
-    since = json.loads((proven / "transaction.json").read_text())["since"]
-    result = released(proven, A, BOB)
-    assert (result["failed"], result["held_by"]) == (True, ALICE["run"])
-    assert (
-        f"npu1: another run is changing the models of this host: alice@ops1 since {since}, with digits, faces, words"
-        in result["msg"]
-    )
+    for state in ("proven", "restored", "rolled_back", "forgotten"):
+        result = run_module(model_store, {"root": str(proven), "state": state, "host": "npu1", **BOB})
+        assert result["failed"] is True
+        assert result["msg"].startswith("npu1: found that of alice@ops1 since "), result["msg"]
     assert served(proven, "digits/config.pbtxt") == b"digits b"
-    for state in ("proven", "restored", "rolled_back"):
-        assert call(proven, state, BOB)["held_by"] == ALICE["run"]
-
-
-def test_a_lease_that_ran_out_is_taken_over(proven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    released(proven, B, lease=60)
-    real = time.time
-    monkeypatch.setattr(store.time, "time", lambda: real() + 61)
-    ordinary(proven, B, BOB)
-    assert {one["who"] for one in store.read_history(str(proven))[2:]} == {"bob@ops2"}
-
-
-def test_a_lease_of_the_future_is_none(proven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that was set back must not hold the store for ever."""
-    released(proven, B, lease=60)
-    real = time.time
-    monkeypatch.setattr(store.time, "time", lambda: real() - 3600)
-    ordinary(proven, B, BOB)
 
 
 def test_an_open_transaction_is_a_difference(proven: Path) -> None:
@@ -248,7 +226,7 @@ def test_an_open_transaction_is_a_difference(proven: Path) -> None:
 
 def test_a_transaction_that_cannot_be_read_counts_and_is_taken_over(proven: Path) -> None:
     (proven / "transaction.json").write_text("{")
-    assert [one["action"] for one in difference(proven, A)] == ["prove"]
+    assert [one["action"] for one in difference(proven, A)] == ["mend", "prove"]
     ordinary(proven, A)
 
 

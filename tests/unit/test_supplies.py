@@ -108,15 +108,15 @@ def test_archive_and_wheels_take_the_place_of_registry_and_index() -> None:
     assert [one["what"] for one in found] == ["archive of the base image"]
 
 
-def test_mirror_is_asked_in_the_place_of_docker_hub_alone() -> None:
-    def registry_of(base: str) -> Any:
+def test_mirror_is_asked_for_docker_hub_alone() -> None:
+    def mirror_of(base: str) -> Any:
         found, _passwords = subject.suppliers(
             variables(triton_image_base=base, docker_engine_registry_mirrors=["https://m"], triton_image_wheelhouse="/w")
         )
-        return found[0]["registry"]
+        return found[0]["mirror"]
 
-    assert registry_of("rebellions/tritonserver:25.08") == "https://m"
-    assert registry_of("nvcr.io/nvidia/tritonserver:24.01-py3") is None
+    assert mirror_of("rebellions/tritonserver:25.08") == "https://m"
+    assert mirror_of("nvcr.io/nvidia/tritonserver:24.01-py3") is None
 
 
 def test_authority_travels_as_text(tmp_path: Path) -> None:
@@ -168,6 +168,21 @@ def test_model_without_a_check_file(tmp_path: Path) -> None:
     assert refused(tmp_path, [LOAD], found, inference_check_checks_dir=[str(own)]) == []
     assert refused(tmp_path, [LOAD], found, inference_check_require_checks=False) == []
     assert refused(tmp_path, [], found) == []
+
+
+def test_check_file_of_loads_alone_proves_nothing_where_those_are_left_out(tmp_path: Path) -> None:
+    found = {"digits": {"origins": {}}}
+    load = CHECK.format(model="digits").rstrip().rsplit("expect:", 1)[0] + "latency: {requests: 100, p99_ms: 9}\n"
+    (tmp_path / "digits.yml").write_text(load)
+    (reason,) = refused(tmp_path, [LOAD], found)
+    assert reason == (
+        "model digits: found loads alone in its check file, left out by inference_check_probe_latency: wanted a check "
+        "without latency, which judges an answer"
+    )
+    (reason,) = refused(tmp_path, [LOAD], found, inference_check_latency=False, inference_check_probe=False)
+    assert "left out by inference_check_latency: " in reason
+    assert refused(tmp_path, [LOAD], found, inference_check_probe=False) == []
+    assert refused(tmp_path, [LOAD], found, inference_check_probe_latency=True) == []
 
 
 def test_check_files_that_are_not_right(tmp_path: Path) -> None:
@@ -225,7 +240,7 @@ def test_large_files_of_a_bundle_need_nothing_else(tmp_path: Path) -> None:
         "correct `url` or npufleet_artefact_user"
     ]
     (gone,) = refused(tmp_path, [], found, found["digits"]["origins"], model_repository_bundle="/no/bundle")
-    assert gone.startswith("found no bundle /no/bundle (")
+    assert gone.startswith("found no whole bundle /no/bundle (")
 
 
 def test_a_host_that_fetches_itself_judges_its_sources_itself(tmp_path: Path) -> None:

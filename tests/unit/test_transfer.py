@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import getpass
 import hashlib
@@ -214,6 +215,14 @@ def test_a_disk_that_fills_up_is_told_and_its_partial_files_go(tmp_path: Path, m
 # Pulled by the host
 
 
+@pytest.mark.parametrize("asked", ["../../.ssh/id_rsa", "/etc/shadow", "0" * 64, ""])
+def test_a_host_gets_nothing_that_no_model_has(asked: str) -> None:
+    """What it lacks is what it says: each name would be a path on the controller, to send or to remove."""
+    sender = sending.Sender.__new__(sending.Sender)
+    with pytest.raises(store.StoreError, match="which no model of the inventory has: nothing was sent"):
+        sender.send([digest(CONTENT), asked], {digest(CONTENT): {"file": "/nowhere"}})
+
+
 def test_a_host_that_fetches_itself_goes_on_where_it_stopped(site: Path) -> None:
     with stores.serving({"x.rbln": OTHER}) as server:
         server.login = "fleet:secret-of-ours"
@@ -333,3 +342,88 @@ def test_a_line() -> None:
     assert pace.line(412 * blobs.MIB, 110.0) == "npu1: models: 412 of 2048 MiB, 35 MiB/s, 47 s left"
     assert pace.line(62 * blobs.MIB, 110.0) == "npu1: models: 62 of 2048 MiB, 0.0 MiB/s"
     assert sending.Pace("npu1", None, 0, 0.0).line(25 * blobs.MIB, 10.0) == "npu1: models: 25 MiB, 2.5 MiB/s"
+
+
+def test_a_transfer_leaves_what_another_run_is_making(tmp_path: Path) -> None:
+    """A release half made in tmp/ under the store's lock is not the transfer's to clear away."""
+    root, incoming = tmp_path / "store", tmp_path / "store/incoming"
+    store.prepare(str(root))
+    incoming.mkdir()
+    (incoming / digest(CONTENT)).write_bytes(CONTENT)
+    making = root / "tmp/release-digits-abc"
+    making.mkdir()
+    (making / "config.pbtxt").write_text("half made")
+    for name in ("link-digits", "json-abc"):
+        (root / "tmp" / name).write_text("")
+    order = {"do": "take", "blobs": {digest(CONTENT): {"source": "here"}}}
+    with store.locked(str(root), time.monotonic()):
+        assert transfers.serve(str(root), str(incoming), order, {}) == {"taken": {digest(CONTENT): len(CONTENT)}}
+        assert sorted(os.listdir(root / "tmp")) == ["json-abc", "link-digits", "release-digits-abc"]
+        assert (making / "config.pbtxt").exists()
+    # Whoever holds the lock and is about to make releases clears what a dead run left
+    store.prepare(str(root))
+    assert os.listdir(root / "tmp") == []
+
+
+def test_transfers_beside_a_run_that_makes_releases(tmp_path: Path) -> None:
+    root, incoming = str(tmp_path / "store"), str(tmp_path / "store/incoming")
+    store.prepare(root)
+    os.mkdir(incoming)
+    files = {f"1/{number}.txt": b"%d" % number for number in range(100)}
+    release = {"release": "a" * 64, "source": "f" * 64, "files": {}}
+    release["files"] = {
+        path: {"sha256": digest(one), "blob": False, "content": base64.b64encode(one).decode()} for path, one in files.items()
+    }
+    ended = threading.Event()
+
+    def transfer_again_and_again() -> None:
+        while not ended.is_set():
+            transfers.serve(root, incoming, {"do": "take", "blobs": {}}, {})
+
+    other = threading.Thread(target=transfer_again_and_again)
+    other.start()
+    try:
+        for _ in range(30):
+            with store.locked(root, time.monotonic()):
+                made = store.release_path(root, "digits", store.make_release(root, "digits", release))
+            assert {path: Path(made, path).read_bytes() for path in files} == files
+    finally:
+        ended.set()
+        other.join()
+
+
+SIGNED = """
+- name: Transfer
+  hosts: all
+  gather_facts: false
+  tasks:
+    - name: Ask what is missing
+      npufleet.triton.host_state:
+        concerns: [models]
+      register: state
+
+    - name: Bring it
+      npufleet.triton.model_store:
+        transfer: "{{ state.actual.models.missing }}"
+"""
+
+
+def test_signature_of_an_address_fetches_the_file_and_is_not_told(site: Path) -> None:
+    (site / "models/digits").mkdir(parents=True)
+    (site / "models/digits/config.pbtxt").write_text('backend: "rbln"\n')
+    with stores.serving({"m.rbln": CONTENT}) as server:
+        address = f"{server.url}/m.rbln?sp=r&sig=s1gnature"
+        artefact = {"CA12/0.6": {"url": address, "sha256": digest(CONTENT)}}
+        given = variables(
+            site,
+            npufleet_root=str(site / "npu1"),
+            npufleet_cache=str(site / "cache"),
+            triton_models=[{"name": "digits", "artefacts": artefact}],
+            ansible_connection="ssh",
+            ansible_user=getpass.getuser(),
+        )
+        results = play(site, {"npu1": given}, SIGNED)
+        assert results["Ask what is missing"]["npu1"]["origins"][digest(CONTENT)]["url"] == f"{server.url}/m.rbln"
+    assert kept(site, "npu1") == {digest(CONTENT): CONTENT}, results["Bring it"]
+    assert {path for _how, path, _range in server.asked} == {"/m.rbln?sp=r&sig=s1gnature"}
+    assert "s1gnature" not in str(results)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import store
+from ansible_collections.npufleet.triton.plugins.module_utils import control, store
 from ansible_collections.npufleet.triton.plugins.modules import triton_model
-from helpers import http_server, run_module
+from helpers import NAMELESS, http_server, run_module
 
 OLD, NEW = "0" * 64, "e" * 64
 TRACEBACK = (
@@ -32,6 +34,7 @@ class Triton:
         self.steps = {name: one.get("steps", []) for name, one in disk.items()}
         self.broken: dict[str, str] = {}
         self.did: list[str] = []
+        self.by_grpc: list[dict[str, Any]] = []
 
     def get(self, asked: str, _default: Any) -> tuple[int, Any]:
         path = asked.split()[1]
@@ -86,8 +89,29 @@ def model(release: str = NEW, versions: tuple[str, ...] = ("1",), **more: Any) -
     return {"release": release, "versions": list(versions), **more}
 
 
+def inside(triton: Triton) -> Any:
+    """Runs the client of the container: what it is asked goes to the same server, as if by gRPC."""
+
+    def runner(command: list[str], seconds: float) -> tuple[int, str]:
+        asked = json.loads(command[3])
+        triton.by_grpc.append(asked)
+        assert command[:3] == ["python3", "-c", control.PROGRAM] and seconds > asked["timeout"]
+        hangs = triton.disk.get(asked["model"], {}).get("hangs", 0)
+        if hangs > asked["timeout"]:
+            time.sleep(asked["timeout"])
+            return 0, json.dumps({"code": "DEADLINE_EXCEEDED", "words": "Deadline Exceeded"})
+        status, answer = triton.get("POST /v2/repository/models/{model}/{verb}".format(**asked), None)
+        code = {200: "OK", 400: "INVALID_ARGUMENT", 500: "INTERNAL"}[status]
+        return 0, "a warning\n" + json.dumps({"code": code, "words": "" if status == 200 else answer["error"]}) + "\n"
+
+    return runner
+
+
 def run(triton: Triton, models: dict[str, Any], check: bool = False, **more: Any) -> dict[str, Any]:
-    with http_server(triton) as server:  # type: ignore[arg-type]
+    with (
+        http_server(triton) as server,  # type: ignore[arg-type]
+        mock.patch.object(control, "inside", lambda container: inside(triton) if container == "triton" else None),
+    ):
         return run_module(triton_model, {"models": models, "port": server.port, **more}, check)
 
 
@@ -103,6 +127,21 @@ def test_only_what_differs_is_loaded() -> None:
         ["faces"],
     )
     assert result["msg"] == "loaded digits, words; unloaded gone; left alone faces"
+
+
+def test_foreign_model_of_another_alphabet_is_unloaded() -> None:
+    triton = Triton({"digits": model()}, {"digits": NEW, "\ubaa8\ub378": OLD})
+    assert run(triton, {"digits": model()})["unloaded"] == ["\ubaa8\ub378"]
+    assert triton.did == ["unload \ubaa8\ub378"]
+
+
+@pytest.mark.parametrize("name", NAMELESS)
+def test_foreign_model_that_no_request_can_name_keeps_no_other_from_being_loaded(name: str) -> None:
+    triton = Triton({"digits": model()}, {"digits": OLD, name: OLD})
+    result = run(triton, {"digits": model()}, grpc=False)
+    assert (result["failed"], result["loaded"], list(result["reasons"])) == (True, ["digits"], [name])
+    assert "so Triton cannot be told to unload it: restart the container" in result["msg"]
+    assert triton.did == ["load digits"]
 
 
 def test_nothing_to_do_asks_for_nothing() -> None:
@@ -160,7 +199,7 @@ def test_a_server_that_keeps_another_release_is_told() -> None:
     triton = Triton({"digits": model(OLD)}, {"digits": OLD})
     result = run(triton, {"digits": model()})
     assert result["failed"] is True
-    assert f"the server answered 200 and serves version 1 READY {OLD[:12]}, wanted release {NEW[:12]}" in result["msg"]
+    assert f"the server took the load and serves version 1 READY {OLD[:12]}, wanted release {NEW[:12]}" in result["msg"]
 
 
 def test_every_refusal_is_told_in_tritons_words_and_the_others_are_loaded() -> None:
@@ -170,11 +209,11 @@ def test_every_refusal_is_told_in_tritons_words_and_the_others_are_loaded() -> N
     assert result["failed"] is True
     assert result["loaded"] == ["faces"]
     assert result["reasons"] == {
-        "digits": f"status 400: {TRACEBACK.strip()}",
+        "digits": f"status INVALID_ARGUMENT: {TRACEBACK.strip()}",
         "all": "not loaded, because its step digits was not",
-        "words": "status 500: failed to load 'words', failed to poll from model repository",
+        "words": "status INTERNAL: failed to load 'words', failed to poll from model repository",
     }
-    for words in (f"\n  - model digits: status 400: {TRACEBACK.strip()}", "\n  - model words: status 500"):
+    for words in (f"\n  - model digits: status INVALID_ARGUMENT: {TRACEBACK.strip()}", "\n  - model words: status INTERNAL"):
         assert words in result["msg"]
     # The old one goes on: nobody unloaded it
     assert triton.loaded["digits"]["release"] == OLD
@@ -203,3 +242,47 @@ def test_what_is_linked_counts_where_it_is_asked_for(tmp_path: Path) -> None:
     triton = Triton({"digits": model(OLD)}, {"digits": NEW, "faces": NEW})
     result = run(triton, {"digits": model(), "faces": model()}, linked=True, root=str(tmp_path))
     assert (result["loaded"], result["unloaded"]) == (["digits"], ["faces"])
+
+
+# How it is asked
+
+
+def test_loads_and_unloads_go_by_grpc_and_no_key_is_in_their_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text("0123456789-secret\n")
+    triton = Triton({"digits": model()}, {"gone": OLD})
+    key = {"name": "npufleet-key", "path": str(path)}
+    assert run(triton, {"digits": model()}, key=key)["changed"] is True
+    assert [(one["verb"], one["model"], one["key"]) for one in triton.by_grpc] == [("unload", "gone", key), ("load", "digits", key)]
+    assert "secret" not in json.dumps(triton.by_grpc)
+
+
+def test_a_server_without_grpc_is_asked_over_http_with_its_key(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("0123456789-secret\n")
+    triton = Triton({"digits": model()}, {"digits": OLD, "gone": OLD})
+    with http_server(triton) as server:  # type: ignore[arg-type]
+        key = {"name": "npufleet-key", "path": str(tmp_path / "key")}
+        result = run_module(triton_model, {"models": {"digits": model()}, "port": server.port, "grpc": False, "key": key})
+        assert {headers.get("npufleet-key") for headers in server.headers} == {"0123456789-secret"}
+    assert (result["loaded"], result["unloaded"], triton.by_grpc) == (["digits"], ["gone"], [])
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            (1, "No module named 'grpc'"),
+            "be asked: the client in the container ended with 1 and without an answer: No module",
+        ),
+        ((0, '{"code": "UNAVAILABLE", "words": "Socket closed"}'), "the server broke off: Socket closed"),
+        ((0, '{"code": "UNAVAILABLE", "words": "This protocol is restricted"}'), "status UNAVAILABLE: This protocol is restricted"),
+        (OSError("the engine answered 409: is not running"), "could not be asked: the engine answered 409: is not running"),
+    ],
+)
+def test_a_client_that_cannot_ask_is_told_as_such(said: Any, words: str) -> None:
+    triton = Triton({"digits": model()}, {})
+    runner = mock.Mock(side_effect=[said])
+    with http_server(triton) as server, mock.patch.object(control, "inside", lambda _name: runner):  # type: ignore[arg-type]
+        result = run_module(triton_model, {"models": {"digits": model()}, "port": server.port})
+    assert (result["failed"], result["hung"]) == (True, [])
+    assert words in result["reasons"]["digits"]

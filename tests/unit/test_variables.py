@@ -9,6 +9,7 @@ import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import variables as subject
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from helpers import ROW, fleet
+from linting import PYTHON
 
 NPU = ["driver", "engine", "image", "models", "server", "watchdog", "probe"]
 ROWS = {"24.01": ROW, "25.08": {**ROW, "cards": ["RBLN-CA12", "RBLN-CA22"]}}
@@ -88,17 +89,6 @@ def test_card_that_the_release_does_not_support() -> None:
     ]
 
 
-@pytest.mark.parametrize("mode", ["auto", None])
-def test_unknown_mode(mode: str | None) -> None:
-    assert reasons(triton_server_model_control_mode=mode) == [
-        f"triton_server_model_control_mode is {mode}, wanted none, poll or explicit"
-    ]
-
-
-def test_model_without_a_name() -> None:
-    assert reasons(triton_models=[{"name": "digits"}, {"instances": 2}]) == ["triton_models has an entry without a name"]
-
-
 def test_model_named_twice_for_the_same_hosts() -> None:
     twice = [{"name": "words"}, {"name": "digits"}, {"name": "words"}, {"name": "digits", "hosts": ["npu1"]}]
     assert reasons(triton_models=twice) == ["triton_models lists digits, words more than once for the same hosts"]
@@ -118,13 +108,14 @@ def test_model_named_twice_for_this_host_by_host_and_by_group() -> None:
 def test_all_reasons_come_at_once() -> None:
     found = reasons(
         npufleet_card="RBLN-CA99",
-        triton_server_model_control_mode="auto",
-        triton_models=[{"name": "digits"}, {"name": "digits"}, {}],
+        npufleet_npus=0,
+        triton_server_allow_http=False,
+        triton_models=[{"name": "digits"}, {"name": "digits"}],
     )
     assert [reason.split()[0] for reason in found] == [
         "npufleet_card",
-        "triton_server_model_control_mode",
-        "triton_models",
+        "npufleet_npus",
+        "triton_server_allow_http",
         "triton_models",
     ]
 
@@ -137,7 +128,7 @@ def repository(tmp_path: Path) -> Path:
     """A repository with one model that serves as it stands."""
     (tmp_path / "models/digits/1").mkdir(parents=True)
     (tmp_path / "models/digits/config.pbtxt").write_text('backend: "python"\n')
-    (tmp_path / "models/digits/1/model.py").write_text("pass\n")
+    (tmp_path / "models/digits/1/model.py").write_text(PYTHON)
     (tmp_path / "backends").mkdir()
     return tmp_path / "models"
 
@@ -216,7 +207,7 @@ def test_reasons_of_all_concerns_come_at_once(repository: Path) -> None:
         ),
         ({"triton_server_memory": "1.5g"}, "triton_server_memory: 1.5g is no size, wanted whole bytes or such as 512m or 1g"),
         ({"triton_server_ulimits": ["memlock"]}, "triton_server_ulimits has memlock, wanted limit:soft:hard such as memlock:-1:-1"),
-        ({"npufleet_npus": "two"}, "npufleet_npus is two, wanted a number of 1 or more"),
+        ({"npufleet_npus": "two"}, "npufleet_npus: found two, wanted a whole number: correct it"),
         ({"npufleet_npus": -1}, "npufleet_npus is -1, wanted a number of 1 or more"),
     ],
 )
@@ -251,10 +242,3 @@ def test_templated_reads_once_and_leaves_the_rest() -> None:
     assert "c" not in variables
     with pytest.raises(KeyError):
         variables["c"]
-
-
-@pytest.mark.parametrize(("text", "value"), [("false", False), ("Yes", True), (False, False), ("soon", "soon")])
-def test_a_switch_given_as_text_is_what_it_says(text: Any, value: Any) -> None:
-    assert fleet(triton_server_watchdog=text)["triton_server_watchdog"] == value
-    # Not so where a text is wanted
-    assert fleet(triton_server_name=text)["triton_server_name"] == text

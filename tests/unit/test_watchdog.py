@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import fcntl
 import importlib.util
 import json
 import os
@@ -17,7 +16,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from helpers import FIXTURES, ROOT, http_server, unix_server
+from ansible_collections.npufleet.triton.plugins.module_utils import control
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import watchdog
+from helpers import FIXTURES, NAMELESS, ROOT, UTF8, fleet, http_server, unix_server
 
 PROGRAM = ROOT / "roles/triton_server/files/npufleet_watchdog.py"
 # What Triton 24.01 and 24.10 gave: `healthy`, a request answered by each of two models; `hung`, both instances of `hang` hang and
@@ -52,12 +54,13 @@ CONFIG = {
     "stub_limit": 10,
     "silence_limit": 60,
     "start_limit": 900,
-    "deployment_limit": 3600,
     "actions": 4,
     "backoff": 30,
     "load_limit": 5,
     "stop_limit": 5,
     "free_limit": 0.6,
+    "key": None,
+    "client": None,
 }
 
 
@@ -90,6 +93,13 @@ def test_recorded_pages_are_read_whole() -> None:
         page = subject.parse(text)
         assert sum(map(len, page.values())) == sum(not line.startswith("#") for line in text.splitlines() if line), name
     assert len(PAGES) == 6
+
+
+@pytest.mark.parametrize(
+    ("written", "name"), [("a\\\\nb", "a\\nb"), ("a\\nb", "a\nb"), ('a\\"b', 'a"b'), ("a\u2028\x85b", "a\u2028\x85b")]
+)
+def test_label_is_what_was_meant(written: str, name: str) -> None:
+    assert subject.parse(f'a{{model="{written}"}} 1\nb 2\n') == {"a": [({"model": name}, 1.0)], "b": [({}, 2.0)]}
 
 
 def test_labels_with_marks_and_lines_that_are_none() -> None:
@@ -244,6 +254,8 @@ class Played(subject.Host):  # type: ignore[name-defined,misc]
         self.done: list[str] = []
         self.sick: dict[str, Any] = {"dead": {"ok": ["ok_0_0"]}}
         self.why_paused: list[str | None] = [None]
+        # What it says of a change that is under way, look by look; for ever where there is nothing
+        self.resumed: list[str | None] = []
         self.triton = (2, 51)
         self.fails: dict[str, str] = {}
         self.running = True
@@ -260,6 +272,11 @@ class Played(subject.Host):  # type: ignore[name-defined,misc]
 
     def paused(self) -> str | None:
         return self.why_paused[0] if len(self.why_paused) == 1 else self.why_paused.pop(0)
+
+    def resume(self) -> str | None:
+        why = self.resumed.pop(0) if self.resumed else self.why_paused[0]
+        self.why_paused = [why]
+        return why
 
     def version(self) -> tuple[int, ...]:
         return self.triton
@@ -554,7 +571,6 @@ def test_engine_that_does_not_answer_is_said_once(scene: Scene, capsys: pytest.C
 
 @pytest.fixture
 def marks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(subject, "DEPLOYMENT", str(tmp_path / "deployment"))
     monkeypatch.setattr(subject, "LOCK", str(tmp_path / "lock"))
     return tmp_path
 
@@ -562,30 +578,76 @@ def marks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_marks(marks: Path) -> None:
     host = subject.Host(configured(root=str(marks)))
     assert host.paused() is None
-    (marks / "deployment").touch()
+    (marks / "lease.json").touch()
     assert host.paused() == "deployment"
-    # A run that broke off an hour ago, and a clock that was set back
-    for age in (3601, -60):
-        os.utime(marks / "deployment", (time.time() - age,) * 2)
-        assert host.paused() is None
     (marks / "maintenance.json").touch()
     assert host.paused() == "maintenance"
 
 
-def test_deployment_waits_until_an_action_has_ended(marks: Path) -> None:
-    """With the very command of the role."""
-    task = (ROOT / "roles/common/tasks/watchdog_idle.yml").read_text()
-    assert f"flock --wait 900 {load().LOCK} " in task
-    assert f"touch {load().DEPLOYMENT}\n" in (ROOT / "roles/common/tasks/watchdog_hold.yml").read_text()
-    assert f"path: {load().DEPLOYMENT}\n" in (ROOT / "roles/common/tasks/watchdog_release.yml").read_text()
+def test_a_lease_is_not_taken_before_an_action_has_ended(marks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the very call of a run."""
+    monkeypatch.setattr(lease, "WATCHDOG", str(marks / "lock"))
     host = subject.Host(configured(root=str(marks)))
     with host.alone():
-        hold = subprocess.Popen(["flock", "--wait", "20", str(marks / "lock"), "touch", str(marks / "deployment")])
-        with (marks / "lock").open() as lock, pytest.raises(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        run = threading.Thread(target=lease.acquire, args=(str(marks), lease.Holder("a", "a"), 60.0, {}))
+        run.start()
         assert host.paused() is None
-    assert hold.wait(20) == 0
+        assert run.is_alive()
+    run.join(60)
     assert host.paused() == "deployment"
+
+
+PROGRAM_OF_A_CHANGE = "import sys\nprint('<4>' + ' '.join(sys.argv[1:]))\nsys.exit({code})\n"
+
+
+@pytest.mark.parametrize(("code", "why"), [(0, None), (1, None), (75, "deployment")])
+def test_a_change_whose_run_is_gone_is_put_back(
+    marks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int, why: str | None
+) -> None:
+    (marks / "change").write_text(PROGRAM_OF_A_CHANGE.format(code=code))
+    monkeypatch.setattr(subject, "CHANGE", str(marks / "change"))
+    host = subject.Host(configured(root=str(marks)))
+    assert host.resume() == why
+    assert capsys.readouterr().out == f"<4>resume {marks}\n"
+
+
+def test_a_run_that_is_at_work_is_not_looked_for_all_the_time(
+    marks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (marks / "change").write_text(PROGRAM_OF_A_CHANGE.format(code=75))
+    monkeypatch.setattr(subject, "CHANGE", str(marks / "change"))
+    host = subject.Host(configured(root=str(marks)))
+    assert [host.resume() for _again in range(3)] == ["deployment"] * 3
+    assert capsys.readouterr().out == f"<4>resume {marks}\n"
+    (marks / "change").write_text(PROGRAM_OF_A_CHANGE.format(code=0))
+    later = subject.time.monotonic() + subject.CALL
+    monkeypatch.setattr(subject.time, "monotonic", lambda: later)
+    assert host.resume() is None
+    assert capsys.readouterr().out == f"<4>resume {marks}\n"
+
+
+@pytest.mark.parametrize(
+    ("age", "exchanging", "looked"), [(5, False, False), (-5, False, True), (70, False, True), (5, True, True)]
+)
+def test_a_run_that_has_just_shown_itself_is_not_looked_for(
+    marks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], age: float, exchanging: bool, looked: bool
+) -> None:
+    (marks / "change").write_text(PROGRAM_OF_A_CHANGE.format(code=75))
+    monkeypatch.setattr(subject, "CHANGE", str(marks / "change"))
+    (marks / "lease.json").touch()
+    os.utime(marks / "lease.json", (time.time() - age, time.time() - age))
+    if exchanging:
+        (marks / "replacement.json").touch()
+    assert subject.Host(configured(root=str(marks))).resume() == "deployment"
+    assert bool(capsys.readouterr().out) == looked
+
+
+def test_the_watchdog_goes_on_once_the_host_has_put_back(scene: Scene) -> None:
+    scene.host.why_paused = ["deployment"]
+    scene.host.resumed = ["deployment", "deployment", None]
+    heal(scene, "reload")
+    assert scene.run(60) == ["reload ok"]
+    assert scene.host.resumed == []
 
 
 def inspected(**state: Any) -> dict[str, tuple[int, Any]]:
@@ -628,44 +690,28 @@ def host_of(triton: Any, **changes: Any) -> Any:
 
 @pytest.fixture
 def stub(tmp_path: Path) -> Iterator[Any]:
-    """Starts processes that have a stub's name."""
+    """Starts processes that have a stub's name and its arguments, as Triton 24.01 and 24.10 give them."""
     started: list[subprocess.Popen[bytes]] = []
+    # The kernel takes the name of what is executed, not of what the link leads to.
+    link = tmp_path / "triton_python_b"
+    link.symlink_to(sys.executable)
 
-    def start(instance: str) -> subprocess.Popen[bytes]:
-        link = tmp_path / "triton_python_b"
-        if not link.exists():
-            link.symlink_to("/usr/bin/sleep")
-        # The kernel takes the name of what is executed, not of what the link leads to.
-        one = subprocess.Popen([str(link), "60", "0", "0"], executable=str(link))
-        started.append(one)
-        named[one.pid] = instance
-        return one
+    def start(instance: str, code: str = "served/ok/1/model.py") -> subprocess.Popen[bytes]:
+        file = tmp_path / code
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("import signal; signal.pause()\n")
+        words = [link, file, "triton_python_backend_shm_region_2", "1048576", "1048576", "1", "/opt", "336", instance, "DEFAULT"]
+        started.append(subprocess.Popen(words))
+        return started[-1]
 
-    named: dict[int, str] = {}
-    start.named = named  # type: ignore[attr-defined]
     yield start
     for one in started:
         one.kill()
         one.wait()
 
 
-@pytest.fixture
-def words(monkeypatch: pytest.MonkeyPatch, stub: Any) -> Any:
-    """What stands in /proc for these: sleep takes no words of a stub."""
-    real = subject._words
-
-    def played(path: str) -> list[str]:
-        pid = path.split("/")[2]
-        if path.endswith("/cmdline") and pid.isdigit() and int(pid) in stub.named:
-            return ["stub", "/models/ok/1/model.py", "shm", stub.named[int(pid)], "DEFAULT"] if real(path) else []
-        return list(real(path))
-
-    monkeypatch.setattr(subject, "_words", played)
-    return stub
-
-
-def test_look_at_a_server_that_is_well(engine: Any, triton: Any, words: Any) -> None:
-    words("ok_0_0"), words("ok_0_1")
+def test_look_at_a_server_that_is_well(engine: Any, triton: Any, stub: Any) -> None:
+    stub("ok_0_0"), stub("ok_0_1")
     look = host_of(triton).read()
     assert look.life == "c02026-01-31T12:00:00.123456789Z"
     assert look.metrics == subject.parse(PAGES["24.10-healthy"])
@@ -673,20 +719,140 @@ def test_look_at_a_server_that_is_well(engine: Any, triton: Any, words: Any) -> 
     assert (look.dead, look.ensembles) == ({}, ())
 
 
-def test_killed_stub_is_dead_also_while_nobody_waited_for_it(engine: Any, triton: Any, words: Any) -> None:
-    words("ok_0_0")
-    one = words("ok_0_1")
+def test_killed_stub_is_dead_also_while_nobody_waited_for_it(engine: Any, triton: Any, stub: Any) -> None:
+    stub("ok_0_0")
+    one = stub("ok_0_1")
     one.kill()
     os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
     assert host_of(triton).read().dead == {"ok": ["ok_0_1"]}
 
 
-def test_two_versions_have_instances_of_the_same_name(engine: Any, triton: Any, words: Any) -> None:
+def test_two_versions_have_instances_of_the_same_name(engine: Any, triton: Any, stub: Any) -> None:
     both = [{"name": "ok", "version": version, "state": "READY"} for version in "12"]
     triton.answers.update({"POST /v2/repository/index": (200, both), "GET /v2/models/ok/versions/2/config": (200, of_two())})
-    for name in ("ok_0_0", "ok_0_1", "ok_0_0"):
-        words(name)
+    stub("ok_0_0"), stub("ok_0_1"), stub("ok_0_0", "served/ok/2/model.py")
     assert host_of(triton).read().dead == {"ok": ["ok_0_1"]}
+
+
+def serve(triton: Any, *models: str, file: str = "model.py") -> None:
+    """Every model has a group of the same name, with one instance."""
+    triton.answers["POST /v2/repository/index"] = (200, [{"name": one, "version": "1", "state": "READY"} for one in models])
+    config = of_two(instance_group=[{"name": "npu", "kind": "KIND_CPU", "count": 1}], default_model_filename=file)
+    for one in models:
+        triton.answers[f"GET /v2/models/{one}/versions/1/config"] = (200, config)
+        for verb in ("unload", "load"):
+            triton.answers[f"POST /v2/repository/models/{one}/{verb}"] = (200, None)
+
+
+@pytest.mark.parametrize("file", ["model.py", "code/other.py"])
+def test_process_of_another_model_with_a_group_of_the_same_name_is_none_of_this_one(
+    engine: Any, triton: Any, stub: Any, tmp_path: Path, file: str
+) -> None:
+    serve(triton, "ok", "twin", "an_ok", file=file)
+    stub("npu_0", f"served/twin/1/{file}"), stub("npu_0", f"served/an_ok/1/{file}")
+    # One that an unload has left behind
+    stub("npu_0", "served/ok/1/gone.py")
+    assert host_of(triton, root=str(tmp_path)).read().dead == {"ok": ["npu_0"]}
+
+
+def test_model_whose_only_process_died_borrows_none_from_an_object_store(
+    engine: Any, triton: Any, stub: Any, tmp_path: Path
+) -> None:
+    serve(triton, "ok", "cloud")
+    (tmp_path / "served/ok").mkdir(parents=True)
+    stub("npu_0", "folderXq3dVz/1/model.py")
+    assert host_of(triton, root=str(tmp_path)).read().dead == {"ok": ["npu_0"]}
+
+
+@pytest.mark.parametrize(("alive", "dead"), [(2, {}), (1, {"cloud": ["npu_0"], "cloud2": ["npu_0"]})])
+def test_processes_out_of_an_object_store_are_counted_by_name(
+    engine: Any, triton: Any, stub: Any, tmp_path: Path, alive: int, dead: Any
+) -> None:
+    serve(triton, "cloud", "cloud2")
+    for number in range(alive):
+        stub("npu_0", f"folder{number}/1/model.py")
+    assert host_of(triton, root=str(tmp_path)).read().dead == dead
+
+
+def test_two_groups_of_one_name_need_as_many_processes(engine: Any, triton: Any, stub: Any) -> None:
+    group = {"name": "npu", "kind": "KIND_CPU", "count": 1}
+    triton.answers["GET /v2/models/ok/versions/1/config"] = (200, of_two(instance_group=[group, group]))
+    stub("npu_0")
+    assert host_of(triton).read().dead == {"ok": ["npu_0"]}
+    stub("npu_0")
+    assert host_of(triton).read().dead == {}
+
+
+# Names that a request cannot hold, and such that only look like it
+
+
+@pytest.mark.parametrize("name", UTF8)
+def test_name_is_asked_for_by_its_very_bytes(engine: Any, triton: Any, stub: Any, name: str) -> None:
+    serve(triton, "ok", name)
+    stub("npu_0", "served/ok/1/model.py")
+    look = host_of(triton).read()
+    assert (look.dead, look.nameless) == ({name: ["npu_0"]}, ())
+    assert host_of(triton).reload(name) == "unloaded and loaded it"
+
+
+@pytest.mark.parametrize("name", [*NAMELESS, "\ud800"])
+def test_name_that_no_request_can_hold_ends_no_look(engine: Any, triton: Any, stub: Any, name: str) -> None:
+    serve(triton, "ok", name)
+    look = host_of(triton).read()
+    assert (look.dead, look.nameless) == ({"ok": ["npu_0"]}, (name,))
+    assert set(look.models) == {"ok", name}
+    asked = [one for one in triton.asked if "/models/" in one]
+    assert asked == ["GET /v2/models/ok/versions/1/config"]
+    with pytest.raises(subject.Failure, match="no request over HTTP can name it"):
+        host_of(triton).reload(name)
+    assert [one for one in triton.asked if "load" in one] == []
+
+
+def test_name_that_is_no_utf_8_ends_no_look(engine: Any, triton: Any) -> None:
+    index = b'[{"name": "ok", "version": "1", "state": "READY"}, {"name": "\xff", "version": "1", "state": "READY"}]'
+    triton.answers["POST /v2/repository/index"] = (200, index)
+    assert host_of(triton).read().dead == {"ok": ["ok_0_0", "ok_0_1"]}
+
+
+@pytest.mark.parametrize(
+    "entry", [None, 3, {}, {"name": None}, {"name": ["ok"]}, {"name": "x", "version": "../..", "state": "READY"}, {"name": "x"}]
+)
+def test_index_that_is_none_of_tritons_ends_no_look(engine: Any, triton: Any, entry: Any) -> None:
+    triton.answers["POST /v2/repository/index"] = (200, [entry, {"name": "ok", "version": "1", "state": "READY"}])
+    assert host_of(triton).read().dead == {"ok": ["ok_0_0", "ok_0_1"]}
+
+
+@pytest.mark.parametrize("groups", [3, "npu", [None], [{"kind": "KIND_CPU"}], [{"kind": "KIND_CPU", "count": "many"}]])
+def test_config_that_is_none_of_tritons_ends_no_look(engine: Any, triton: Any, groups: Any) -> None:
+    triton.answers["GET /v2/models/ok/versions/1/config"] = (200, of_two(instance_group=groups))
+    assert host_of(triton).read().dead == {}
+
+
+def test_answer_without_an_end_to_its_depth_is_text(engine: Any, triton: Any) -> None:
+    triton.answers["POST /v2/repository/index"] = (200, b"[" * 100_000)
+    assert host_of(triton).read().models is None
+
+
+def test_names_that_cannot_be_asked_for_are_said_once_and_in_one_line(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    scene.host.sick = {"nameless": ("new\n<0>line\ud800",)}
+    assert scene.run(600) == []
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("<4>model new\\n<0>line\\ud800: found a name with a space")
+
+
+def test_hung_model_that_cannot_be_asked_for_is_restarted_with_its_server(scene: Scene) -> None:
+    scene.host.sick = {"page": "24.10-hung"}
+    scene.host.fails = {"reload": "no request over HTTP can name it, so Triton cannot be told to unload it"}
+    heal(scene, "start")
+    assert scene.run(600) == ["reload hang", *RESTART]
+
+
+def test_what_is_said_reaches_the_journal_in_every_locale() -> None:
+    program = f"import sys; sys.path.insert(0, {str(PROGRAM.parent)!r}); import npufleet_watchdog as one; one.say('\\ubaa8\\u2028')"
+    for locale in ("C", "POSIX", "en_US.ISO-8859-1"):
+        environment = {"LC_ALL": locale, "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
+        assert done.stdout.decode() == "<6>\ubaa8\\u2028\n", locale
 
 
 @pytest.mark.parametrize(
@@ -700,7 +866,7 @@ def test_two_versions_have_instances_of_the_same_name(engine: Any, triton: Any, 
         (of_two(instance_group=None), {}),
     ],
 )
-def test_instances_that_are_processes(engine: Any, triton: Any, words: Any, config: Any, dead: Any) -> None:
+def test_instances_that_are_processes(engine: Any, triton: Any, stub: Any, config: Any, dead: Any) -> None:
     triton.answers["GET /v2/models/ok/versions/1/config"] = (200, config)
     assert host_of(triton).read().dead == dead
 
@@ -720,8 +886,8 @@ def test_server_that_does_not_answer_or_hides_its_models(engine: Any, triton: An
     assert subject.Host(configured()).read().metrics is None
 
 
-def test_without_metrics_only_life_is_asked_for(engine: Any, triton: Any, words: Any) -> None:
-    words("ok_0_0"), words("ok_0_1")
+def test_without_metrics_only_life_is_asked_for(engine: Any, triton: Any, stub: Any) -> None:
+    stub("ok_0_0"), stub("ok_0_1")
     host = subject.Host(configured(http_port=triton.port, metrics_port=None))
     assert host.read().metrics == {}
     assert "GET /v2/health/live" in triton.asked
@@ -752,16 +918,29 @@ def test_reload_unloads_first_because_a_load_alone_does_nothing(engine: Any, tri
     ("version", "killed"), [("2.51.0", True), ("2.47.0", True), ("2.46.0", False), ("2.42.0", False), ("", False)]
 )
 def test_processes_that_do_not_end_are_killed_where_the_server_survives_it(
-    monkeypatch: pytest.MonkeyPatch, engine: Any, triton: Any, words: Any, version: str, killed: bool
+    monkeypatch: pytest.MonkeyPatch, engine: Any, triton: Any, stub: Any, version: str, killed: bool
 ) -> None:
-    monkeypatch.setattr(subject, "SETTLE", 0.3)
+    monkeypatch.setattr(subject, "SETTLE", 1.0)
     triton.answers["GET /v2"] = (200, {"version": version})
-    hung, other = words("ok_0_0"), words("ok_0_0_other")
+    hung = stub("ok_0_0")
+    others = [stub("ok_0_0", "served/twin/1/model.py"), stub("ok_0_0", "folderXq3dVz/1/model.py")]
     # Nobody in the real thing waits for them either; here Python would.
     did = host_of(triton).reload("ok")
     assert (did == "unloaded, killed 1 processes of it that did not end and loaded it") is killed
     assert (hung.poll() is not None) is killed
-    assert other.poll() is None
+    assert [one.poll() for one in others] == [None, None]
+
+
+@pytest.mark.parametrize("twins", [False, True])
+def test_process_out_of_an_object_store_is_killed_where_it_can_be_of_no_other_model(
+    monkeypatch: pytest.MonkeyPatch, engine: Any, triton: Any, stub: Any, twins: bool
+) -> None:
+    monkeypatch.setattr(subject, "SETTLE", 1.0)
+    serve(triton, *(["cloud", "twin"] if twins else ["cloud"]))
+    triton.answers["GET /v2"] = (200, {"version": "2.51.0"})
+    hung = stub("npu_0", "folderXq3dVz/1/model.py")
+    host_of(triton).reload("cloud")
+    assert (hung.poll() is None) is twins
 
 
 @pytest.mark.parametrize(
@@ -780,6 +959,64 @@ def test_reload_that_fails_says_why(engine: Any, triton: Any, changes: Any, word
     triton.answers.update(changes)
     with pytest.raises(subject.Failure, match=words_of):
         host_of(triton).reload("ok")
+
+
+def by_grpc(engine: Any, *said: dict[str, str]) -> None:
+    """The engine runs the client in the container, which says this, one answer for each request."""
+    rest = list(said)
+
+    class Answers(dict[str, tuple[int, Any]]):
+        def get(self, asked: str, default: Any = None) -> Any:
+            if asked == "POST /exec/e1/start":
+                words = json.dumps(rest.pop(0)).encode() + b"\n"
+                return 200, b"\x02\0\0\0\0\0\0\x05warn\n" + b"\x01\0\0\0" + len(words).to_bytes(4, "big") + words
+            return super().get(asked, default)
+
+    engine.answers = Answers({**engine.answers, "POST /containers/triton/exec": (201, {"Id": "e1"})})
+
+
+def test_reload_goes_by_grpc_inside_the_container_and_keeps_no_thread_of_http(engine: Any, triton: Any, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("0123456789-secret\n")
+    key = {"name": "npufleet-key", "path": str(tmp_path / "key")}
+    by_grpc(engine, {"code": "OK", "words": ""}, {"code": "OK", "words": ""})
+    assert host_of(triton, client="the client", key=key).reload("ok") == "unloaded and loaded it"
+    assert not [one for one in triton.asked if "/repository/models/" in one]
+    commands = [json.loads(one)["Cmd"] for one in engine.bodies if b'"Cmd"' in one]
+    assert [one[:3] for one in commands] == [["python3", "-c", "the client"]] * 2
+    asked = [json.loads(one[3]) for one in commands]
+    assert [(one["verb"], one["model"], one["key"], one["port"]) for one in asked] == [
+        ("unload", "ok", key, 8001),
+        ("load", "ok", key, 8001),
+    ]
+    assert b"secret" not in b"".join(engine.bodies)
+    # What is asked over HTTP has the key of this moment
+    assert {one.get("npufleet-key") for one in triton.headers} == {"0123456789-secret"}
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"code": "INVALID_ARGUMENT", "words": "no\nmemory"}, r"would not unload it \(status INVALID_ARGUMENT: no memory\)"),
+        ({"kode": ""}, "the client in the container gave no answer"),
+    ],
+)
+def test_reload_by_grpc_that_fails_says_why(engine: Any, triton: Any, said: dict[str, str], words: str) -> None:
+    by_grpc(engine, said)
+    with pytest.raises(subject.Failure, match=words):
+        host_of(triton, client="the client").reload("ok")
+
+
+def test_container_that_runs_no_client_says_why(engine: Any, triton: Any) -> None:
+    engine.answers["POST /containers/triton/exec"] = (409, {"message": "container is paused"})
+    with pytest.raises(subject.Failure, match=r"the engine would not run a client in the container: .*paused"):
+        host_of(triton, client="the client").reload("ok")
+
+
+def test_client_and_key_of_the_configuration_are_those_of_the_project(tmp_path: Path) -> None:
+    config = json.loads(watchdog.desired(fleet())["files"]["config"])
+    assert (config["client"], config["key"]) == (control.PROGRAM, {"name": "npufleet-key", "path": "/etc/npufleet/server/key"})
+    for inventory in ({"triton_server_allow_grpc": False}, {"triton_server_extra_args": ["--grpc-use-ssl=true"]}):
+        assert json.loads(watchdog.desired(fleet(**inventory))["files"]["config"])["client"] is None
 
 
 @pytest.mark.parametrize(("status", "fails"), [(204, False), (304, False), (404, True), (500, True)])
@@ -813,7 +1050,8 @@ def test_start_waits_for_the_cards_but_not_for_those_of_others(tmp_path: Path, t
     assert host.free([(str(os.getpid()), comm)]) is False
     freed = threading.Timer(0.2, tool, (tmp_path, theirs))
     freed.start()
-    assert host.free([(str(os.getpid()), comm)]) is True
+    patient = host_of(triton, vendor_tool=host._config.vendor_tool, free_limit=300)
+    assert patient.free([(str(os.getpid()), comm)]) is True
     freed.join()
 
 
@@ -839,7 +1077,7 @@ def test_program_tells_systemd_that_it_lives_and_says_what_it_runs(tmp_path: Pat
     config.write_text(json.dumps({**CONFIG, "root": str(tmp_path), "interval": 0.05}))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
         line.bind(str(tmp_path / "notify"))
-        line.settimeout(20)
+        line.settimeout(300)
         environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")}
         running = subprocess.Popen([sys.executable, "-I", str(PROGRAM), str(config)], env=environment, stdout=subprocess.PIPE)
         try:

@@ -28,18 +28,17 @@ class TritonPythonModel:
             reasons.append(f"output {config['output'][0]['name']} has dims {dims}, wanted 3, height, width")
             dims = [3, *default.crop]
         resize = _numbers("resize", given, [default.resize], reasons)
-        limit = _numbers("max_pixels", given, [default.max_pixels], reasons)
+        limits = {name: _numbers(name, given, [getattr(default, name)], reasons)[0] for name in ("max_pixels", "max_bytes")}
         mean = _numbers("mean", given, default.mean, reasons)
         std = _numbers("std", given, default.std, reasons)
         if resize[0] < max(dims[1:]) or resize[0] % 1:
             reasons.append(f"resize is {resize[0]:g}, wanted a whole number of at least {max(dims[1:])}, the side that is cut out")
-        if limit[0] < 1:
-            reasons.append(f"max_pixels is {limit[0]:g}, wanted at least 1")
+        reasons += [f"{name} is {limit:g}, wanted at least 1" for name, limit in limits.items() if limit < 1]
         if min(std) <= 0:
             reasons.append(f"std is {given['std']!r}, wanted numbers above 0")
         if reasons:
             raise pb_utils.TritonModelException(f"model {self.name}: " + "; ".join(reasons))
-        self.settings = Settings(int(resize[0]), (dims[1], dims[2]), mean, std, int(limit[0]))
+        self.settings = Settings(int(resize[0]), (dims[1], dims[2]), mean, std, *map(int, limits.values()))
 
     def execute(self, requests: List[Any]) -> List[Any]:
         """A response for each request in its order. One with a broken image is its sender's error alone."""

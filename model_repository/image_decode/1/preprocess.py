@@ -4,6 +4,7 @@
 For the data of a check: preprocess.py IMAGE.jpg PIXELS.npy writes the picture as a batch of one.
 """
 
+import contextlib
 import io
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from PIL import Image, ImageOps
 
 # Nothing else is decoded: each further format would be one more parser for what strangers send.
 FORMATS = ("JPEG", "PNG")
+# A progressive JPEG has about ten scans. Each goes over all of the picture, and may be a few bytes long.
+MAX_SCANS, SCAN = 64, b"\xff\xda"
 # `Settings.max_pixels` is the limit, and a stricter one.
 Image.MAX_IMAGE_PIXELS = None
 
@@ -29,7 +32,8 @@ class Settings(NamedTuple):
     crop: Tuple[int, int] = (224, 224)
     mean: Tuple[float, ...] = (0.485, 0.456, 0.406)
     std: Tuple[float, ...] = (0.229, 0.224, 0.225)
-    max_pixels: int = 50_000_000
+    max_pixels: int = 25_000_000
+    max_bytes: int = 10_000_000
 
 
 DEFAULTS = Settings()
@@ -45,20 +49,24 @@ def pixels(encoded: bytes, settings: Settings = DEFAULTS) -> np.ndarray:
     image = image.resize((width, height), Image.Resampling.BILINEAR)
     rows, columns = settings.crop
     top, left = round((height - rows) / 2), round((width - columns) / 2)
-    levels = np.asarray(image, np.float32)[top : top + rows, left : left + columns]
+    levels = np.asarray(_on_white(image.crop((left, top, left + columns, top + rows))), np.float32)
     normal = (levels / 255 - np.float32(settings.mean)) / np.float32(settings.std)
     return np.ascontiguousarray(normal.transpose(2, 0, 1))
 
 
 def decode(encoded: bytes, settings: Settings) -> Image.Image:
-    """The image upright and in RGB; what is transparent lies on white."""
+    """The image upright and in a mode that can be resized: any other conversion is cheaper in the small picture."""
     if not encoded:
         raise ImageError("is empty, wanted a JPEG or PNG image")
+    if len(encoded) > settings.max_bytes:
+        raise ImageError(f"has {len(encoded)} bytes, wanted at most {settings.max_bytes}")
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
         _refuse_bombs(image, settings)
+        if image.format != "PNG" and encoded.count(SCAN) > MAX_SCANS:
+            raise ImageError(f"has {encoded.count(SCAN)} scans, wanted at most {MAX_SCANS}")
         image.load()
-        return _in_rgb(_upright(image))
+        return _resizable(_upright(image))
     except ImageError:
         raise
     except Image.UnidentifiedImageError:
@@ -81,21 +89,31 @@ def _refuse_bombs(image: Image.Image, settings: Settings) -> None:
 
 def _upright(image: Image.Image) -> Image.Image:
     """Turned as its EXIF data says; data that cannot be read says nothing."""
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # as above: the picture itself is whole
-        return image
+    with contextlib.suppress(Exception):  # as above: the picture itself is whole
+        # In place: a large picture is not copied for nothing.
+        ImageOps.exif_transpose(image, in_place=True)
+    return image
 
 
-def _in_rgb(image: Image.Image) -> Image.Image:
+def _resizable(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         # 16 bits of grey, which Pillow would cut off at 255
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("RGBA", "LA"):
+        return image
     if image.has_transparency_data:
-        image = image.convert("RGBA")
-        paper = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(paper, image).convert("RGB")
-    return image.convert("RGB")
+        return image.convert("RGBA")
+    if image.mode == "1":
+        return image.convert("L")
+    return image if image.mode in ("RGB", "L") else image.convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """In RGB; what is transparent lies on white."""
+    if image.mode not in ("RGBA", "LA"):
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ import triton_python_backend_utils as pb_utils
 
 # Seconds after which a stream that waits looks whether its request was cancelled
 LOOK = 0.05
+# Answers, and seconds, that one request may ask for: a stream holds its place until its end
+MOST, LONGEST = 1_000_000, 3600
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
@@ -17,13 +19,21 @@ class TritonPythonModel:
     """One instance, which answers several streams side by side."""
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Read the parameter and start what answers: `execute` itself must not wait for a stream's end."""
+        """Read the parameters and start what answers: `execute` itself must not wait for a stream's end."""
         self.name = args["model_name"]
         parameters = json.loads(args["model_config"]).get("parameters") or {}
-        given = parameters.get("streams", {}).get("string_value", "8")
-        if not given.isdecimal() or not int(given):
-            raise pb_utils.TritonModelException(f"model {self.name}: streams is {given!r}, wanted a number of at least 1")
-        self.streams = ThreadPoolExecutor(int(given), thread_name_prefix=self.name)
+        given = {
+            name: parameters.get(name, {}).get("string_value", default) for name, default in (("streams", "8"), ("waiting", "64"))
+        }
+        wrong = [
+            f"{name} is {one!r}, wanted a number of at least 1"
+            for name, one in given.items()
+            if not one.isdecimal() or not int(one)
+        ]
+        if wrong:
+            raise pb_utils.TritonModelException(f"model {self.name}: " + "; ".join(wrong))
+        self.streams = ThreadPoolExecutor(int(given["streams"]), thread_name_prefix=self.name)
+        self.room = threading.Semaphore(int(given["streams"]) + int(given["waiting"]))
         self.unloaded = threading.Event()
 
     def execute(self, requests: List[Any]) -> None:
@@ -36,7 +46,13 @@ class TritonPythonModel:
                 refused = pb_utils.TritonError(f"{self.name}: {error}", pb_utils.TritonError.INVALID_ARG)
                 sender.send(pb_utils.InferenceResponse(error=refused), flags=FINAL)
                 continue
-            self.streams.submit(self._answer, sender, words, count, wait)
+            if not self.room.acquire(blocking=False):
+                busy = pb_utils.TritonError(
+                    f"{self.name}: no more streams can wait, ask again later", pb_utils.TritonError.UNAVAILABLE
+                )
+                sender.send(pb_utils.InferenceResponse(error=busy), flags=FINAL)
+                continue
+            self.streams.submit(self._answer, sender, words, count, wait).add_done_callback(lambda _ended: self.room.release())
 
     @staticmethod
     def _asked(request: Any) -> Tuple[List[bytes], int, float]:
@@ -52,6 +68,8 @@ class TritonPythonModel:
             reasons.append(f"COUNT is {count}, wanted 0 or more")
         if wait < 0:
             reasons.append(f"WAIT_MS is {wait}, wanted 0 or more")
+        if count > MOST or count * wait > LONGEST * 1000:
+            reasons.append(f"COUNT is {count} and WAIT_MS {wait}, wanted at most {MOST} answers and {LONGEST} s")
         if reasons:
             raise ValueError("; ".join(reasons))
         return words, count, wait / 1000

@@ -13,10 +13,14 @@ class TritonPythonModel:
     """One instance. That inputs are neither missing nor too many, and of which dtype and shape, Triton itself sees to."""
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Learn the name, and the output's dtype from the config."""
+        """Learn the name, the output's dtype and the limit from the config."""
         self.name = args["model_name"]
-        outputs = json.loads(args["model_config"])["output"]
-        kind = next(one["data_type"] for one in outputs if one["name"] == "LENGTH")
+        config = json.loads(args["model_config"])
+        kind = next(one["data_type"] for one in config["output"] if one["name"] == "LENGTH")
+        given = (config.get("parameters") or {}).get("max_characters", {}).get("string_value", "1000000")
+        if not given.isdecimal() or not int(given):
+            raise pb_utils.TritonModelException(f"model {self.name}: max_characters is {given!r}, wanted a number of at least 1")
+        self.most = int(given)
         self.length = pb_utils.triton_string_to_numpy(kind)
 
     def execute(self, requests: List[Any]) -> List[Any]:
@@ -32,6 +36,11 @@ class TritonPythonModel:
             reasons.append(f"TEMPLATE lacks {PLACE}, which each text takes the place of")
         if limit < 0:
             reasons.append(f"LIMIT is {limit}, wanted 0 for none, or more")
+        # Counted, not made: a template may have a place in every sixth character, and each takes all of a text.
+        places = templates[0].count(PLACE) if templates else 0
+        size = sum(len(templates[0]) + places * (len(text) - len(PLACE)) for text in texts) if templates else 0
+        if size > self.most:
+            reasons.append(f"RESULT would have {size} characters before it is cut, wanted at most {self.most}")
         if reasons:
             error = pb_utils.TritonError(f"{self.name}: " + "; ".join(reasons), pb_utils.TritonError.INVALID_ARG)
             return pb_utils.InferenceResponse(error=error)

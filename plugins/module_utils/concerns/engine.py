@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import stat
 from typing import Any, Dict, List, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils import hidden
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import UNIT as CARDS
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, packages, text
 
 CONCERN = "engine"
 DAEMON_JSON = "/etc/docker/daemon.json"
 CA_FILE = "/usr/local/share/ca-certificates/npufleet.crt"
 DROP_IN = "/etc/systemd/system/{0}.d/50-npufleet.conf"
+# Characters of an address in a file that a shell and systemd read
+PROXY = re.compile(r"[\w.~:/?#@!$&()*+,;=%\[\]-]+", re.ASCII)
+PROXY_VARIABLES = ("npufleet_http_proxy", "npufleet_https_proxy", "npufleet_no_proxy")
+# Options of daemon.json that are no secret
+CLEAR = (
+    "log-driver", "storage-driver", "data-root", "default-runtime", "path", "exec-opts", "cgroup-parent", "registry-mirrors",
+    "insecure-registries", "dns", "hosts", "bip", "fixed-cidr", "labels", "features",
+)  # fmt: skip
+# What JSON that is no object is
+KINDS = {type(None): "null", list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false"}
 # Containers that come back at boot must find the cards. Wanted, not required: without cards, too, the engine has to be looked at.
 ORDER_FILE = "/etc/systemd/system/docker.service.d/60-npufleet-cards.conf"
 ORDER = f"# Written by npufleet\n[Unit]\nWants={CARDS}\nAfter={CARDS}\n"
@@ -25,15 +39,52 @@ def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
     if variables["docker_engine_registry_mirrors"]:
         daemon["registry-mirrors"] = list(variables["docker_engine_registry_mirrors"])
     units = {unit: drop_in(limits[unit]) for unit in limits}
-    proxies = variables["npufleet_proxy_environment"]
+    proxies = variables["npufleet_proxy_text"]
     if proxies:
-        units["docker.service"] = drop_in(limits.get("docker.service") or {}, proxies)
+        units["docker.service"] = drop_in(limits.get("docker.service") or {}, variables["npufleet_proxy_file"])
     return {
         "packages": sorted(variables["docker_engine_packages"]),
         "daemon": daemon,
         "drop_ins": {**{DROP_IN.format(unit): units[unit] for unit in sorted(units)}, ORDER_FILE: ORDER},
         "ca": authority(variables),
+        # A unit would tell every user of the host what is in its environment (`systemctl show`)
+        "proxy_file": variables["npufleet_proxy_file"],
+        "proxies": proxies or None,
+        # Whether daemon.json holds what other users are not to read
+        "private": hidden.settings(daemon, "", CLEAR) != daemon,
     }
+
+
+def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
+    """What of this concern may be shown and compared, secrets as digests, and the key that the host makes them by."""
+    proxies = part["proxies"] and _of_root(part["proxies"], 0o600, 0, key)
+    return {**part, **_shown(part, key), "proxies": proxies, "seal": key}
+
+
+def _shown(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
+    """daemon.json and drop-ins, wanted or found, with all that may be secret as digests."""
+    return {
+        "daemon": hidden.settings(part["daemon"], key, CLEAR),
+        "drop_ins": {path: text if text is None else hidden.unit(text, key) for path, text in part["drop_ins"].items()},
+    }
+
+
+def _of_root(text: str, mode: int, user: int, key: str) -> str:
+    """A file of secrets as it may be shown."""
+    return f"{hidden.seal(text, key)}, mode {mode:04o} of user {user}"
+
+
+def proxy_reasons(variables: Mapping[str, Any]) -> List[str]:
+    """Why the site's proxies cannot be written into a file of variables; their values, which may hold a login, are not told."""
+    reasons = []
+    for name in PROXY_VARIABLES:
+        given = variables.get(name) or ""
+        words = [str(one) for one in (given if isinstance(given, (list, tuple)) else [given]) if one]
+        strange = sorted({sign for word in words for sign in word if not PROXY.fullmatch(sign)})
+        if strange:
+            listed = ", ".join(ascii(sign) for sign in strange)
+            reasons.append(f"{name} has {listed}, wanted an address without it: write such characters of a password as %27")
+    return reasons
 
 
 def authority(variables: Mapping[str, Any]) -> Optional[str]:
@@ -45,12 +96,12 @@ def authority(variables: Mapping[str, Any]) -> Optional[str]:
         return source.read()
 
 
-def drop_in(limits: Mapping[str, str], environment: Optional[Mapping[str, str]] = None) -> str:
-    """A systemd drop-in that sets these limits and, for the proxies, these variables."""
+def drop_in(limits: Mapping[str, str], environment: str = "") -> str:
+    """A systemd drop-in that sets these limits, and names the file of variables."""
     lines = [f"{name}={limits[name]}" for name in sorted(limits)]
-    for name, value in sorted((environment or {}).items()):
-        # A percent sign is systemd's own in a unit.
-        lines.append('Environment="{}={}"'.format(name.upper(), value.replace("%", "%%")))
+    if not all(re.fullmatch(r"\w+=[^\x00-\x1f\x7f]*", line) for line in lines):
+        raise Refusal(["docker_engine_unit_limits has a limit that is more than one line: write each as a name and a value"])
+    lines += [f"EnvironmentFile={environment}"] if environment else []
     return "# Written by npufleet\n[Service]\n" + "".join(line + "\n" for line in lines)
 
 
@@ -71,7 +122,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     try:
         actual["daemon"] = json.loads(raw) if raw and raw.strip() else {}
         if not isinstance(actual["daemon"], dict):
-            raise ValueError(f"wanted an object, found {raw}")
+            raise ValueError(f"wanted an object, found {KINDS[type(actual['daemon'])]}")
     except ValueError as error:
         actual["daemon"] = None
         actual["daemon_error"] = str(error)
@@ -80,7 +131,18 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         actual["running"] = {"version": info.get("ServerVersion"), "log-driver": info.get("LoggingDriver")}
     except OSError:
         pass
-    return actual
+    key = wanted["seal"]
+    return {**actual, **_shown(actual, key), "proxies": _proxies(wanted["proxy_file"], key)}
+
+
+def _proxies(path: str, key: str) -> Optional[str]:
+    """The file of proxies that is there."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as source:
+            found = os.fstat(source.fileno())
+            return _of_root(source.read(), stat.S_IMODE(found.st_mode), found.st_uid, key)
+    except OSError:
+        return None
 
 
 def merge(current: Optional[Mapping[str, Any]], wanted: Mapping[str, Any]) -> Dict[str, Any]:
@@ -114,6 +176,8 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     if wanted["ca"] is not None and actual["ca"] != wanted["ca"]:
         found = None if actual["ca"] is None else "another certificate"
         plan.append(item(CONCERN, CA_FILE, found, "the site's certificate authority", "configure"))
+    if actual["proxies"] != wanted["proxies"]:
+        plan.append(item(CONCERN, wanted["proxy_file"], actual["proxies"], wanted["proxies"], "configure"))
     running = actual["running"]
     if running is None:
         plan.append(item(CONCERN, "service", None, "an engine that answers", "start"))

@@ -16,7 +16,7 @@ CONTENTS = "io.npufleet.contents"
 
 
 def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Reference and pinned ID; the ID is None while no image of this recipe has been built."""
+    """Reference, pinned ID and options; the ID is None while no image of this recipe has been built."""
     recipe = variables["triton_image_recipe"]
     digest = recipe_digest(recipe, variables["triton_image_backends"], variables.get("triton_image_instructions"))
     lock = (variables["npufleet_lock"] or {}).get(variables["rbln_release"]) or {}
@@ -25,6 +25,8 @@ def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
         "recipe": digest,
         "id": lock.get("id") if lock.get("recipe") == digest else None,
         "archive": lock.get("archive") if lock.get("recipe") == digest else None,
+        # Which of the options that not every Triton has this one said that it has, when it was proven
+        "options": list(lock.get("options") or []) if lock.get("recipe") == digest else [],
     }
 
 

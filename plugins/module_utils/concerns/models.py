@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from typing import Any, Dict, List, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils import blobs
+from ansible_collections.npufleet.triton.plugins.module_utils import blobs, damage
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import file_system, text
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import file_system
 from ansible_collections.npufleet.triton.plugins.module_utils.store import (
+    DIRECTORIES,
     StoreError,
     blob_path,
     in_place,
@@ -25,6 +25,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import (
 CONCERN = "models"
 # What is left to do after a switch that nobody has proven yet
 PROVE = "prove"
+# What a change does to a file of the store that is damaged
+MEND = "mend"
 
 
 def desired(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
@@ -44,10 +46,14 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     served: Dict[str, Dict[str, Any]] = {}
     digests = {one["sha256"] for model in wanted["models"].values() for one in model["files"].values() if one["blob"]}
     flaws = {digest: blobs.flaw(root, digest, wanted.get("verify", False)) for digest in sorted(digests)}
+    damaged = damage.found(root)
     for name in served_names(root):
         release = served_label(root, name)
         model = wanted["models"].get(name)
         differs = drift(root, name, release, model["files"], flaws) if model and release else []
+        if model and release and _path(root, name, release) in damaged:
+            lost = damage.lost_record(root, name, release)
+            differs += [f"its record cannot be made anew: {lost}"] if lost else []
         served[name] = {"release": release, "differs": differs}
         if model and release and not release.endswith("-" + model["release"][:12]) and model["cached"]:
             served[name]["in_place"] = _in_place(root, name, release, model)
@@ -57,9 +63,16 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         "transaction": _opened(root),
         "store": is_there(root),
     }
+    if damaged:
+        found.update(damaged=damaged, undecided=damage.undecided(root))
     if found["missing"]:
         found.update(free=file_system(root)[1], arrived=blobs.arrived(wanted.get("incoming")))
     return found
+
+
+def _path(root: str, name: str, label: str) -> str:
+    """A record as damage names it."""
+    return os.path.relpath(record_path(root, name, label), root)
 
 
 def _in_place(root: str, name: str, old: str, new: Mapping[str, Any]) -> bool:
@@ -100,7 +113,7 @@ def drift(
     """
     base = os.path.join(root, "releases", name, release)
     sizes = _recorded_sizes(root, name, release)
-    differs = []
+    differs = _hidden(root, base, files)
     for path in sorted(files):
         full = os.path.join(base, path)
         digest = files[path]["sha256"]
@@ -126,11 +139,26 @@ def drift(
     return differs
 
 
+def _hidden(root: str, base: str, files: Mapping[str, Mapping[str, Any]]) -> List[str]:
+    """What of a release, and on the way to it, a server that is not root cannot read."""
+    places = [os.path.join(root, one) for one in DIRECTORIES if one != "tmp"] + [os.path.dirname(base), base]
+    places += [os.path.join(base, one) for one in sorted({os.path.dirname(path) for path in files} - {""})]
+    wanted = [*((one, 0o005) for one in places), *((os.path.join(base, path), 0o004) for path in sorted(files))]
+    found = []
+    for path, mode in wanted:
+        try:
+            if os.stat(path).st_mode & mode != mode:
+                found.append("others cannot read " + os.path.relpath(os.path.realpath(path), os.path.realpath(root)))
+        except OSError:
+            # Told as what is gone
+            continue
+    return found
+
+
 def _recorded_sizes(root: str, name: str, release: str) -> Dict[str, int]:
     try:
-        recorded = json.loads(text(record_path(root, name, release)) or "{}")
-        return {path: one["size"] for path, one in recorded["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return {path: one["size"] for path, one in read_record(root, name, release)["files"].items()}
+    except StoreError:
         return {}
 
 
@@ -159,10 +187,14 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
             plan.append(item(CONCERN, name, "{}, {}".format(here["release"], "; ".join(here["differs"])), release, "release"))
     for name in sorted(set(actual["served"]) - set(wanted["models"])):
         plan.append(item(CONCERN, name, actual["served"][name]["release"], None, "withdraw"))
+    for path, flaw in sorted(actual.get("damaged", {}).items()):
+        plan.append(item(CONCERN, path, flaw, "the file as the store writes it", MEND))
     opened = actual["transaction"]
     if opened:
         found = "open since {since} by {by}: {models}".format(
             **{**opened, "models": ", ".join(sorted(opened["models"])) or "no model"}
         )
+        if "flaw" in opened:
+            found = "open, and not to be read: {}".format(", ".join(sorted(opened["models"])) or "no model")
         plan.append(item(CONCERN, "transaction", found, "proven and closed", PROVE))
     return plan

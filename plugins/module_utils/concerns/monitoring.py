@@ -8,7 +8,7 @@ import urllib.parse
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import http_json, packages, text
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import http_json, netloc, packages, text
 
 CONCERN = "monitoring"
 JOB = "npufleet-triton"
@@ -30,7 +30,7 @@ def desired(variables: Mapping[str, Any], now: bool) -> Dict[str, Any]:
         facts = hostvars[host]
         address = facts.get("npufleet_address") or facts.get("ansible_host") or host
         port = facts.get("npufleet_metrics_port", variables["npufleet_metrics_port"])
-        targets.append({"targets": [f"{address}:{port}"], "labels": {"host": host}})
+        targets.append({"targets": [netloc(str(address).strip("[]"), port)], "labels": {"host": host}})
     return {
         "packages": sorted(variables["monitoring_packages"]),
         "config": variables["monitoring_prometheus_config"],

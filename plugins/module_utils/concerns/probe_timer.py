@@ -8,12 +8,13 @@ import os
 import time
 from typing import Any, Dict, List, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils import client
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item
+from ansible_collections.npufleet.triton.plugins.module_utils import client, keys
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item, short
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import run, text
 
 CONCERN = "probe"
 TIMER = "npufleet-probe.timer"
+SERVICE = "npufleet-probe.service"
 SERVICE_FILE = "/etc/systemd/system/npufleet-probe.service"
 TIMER_FILE = "/etc/systemd/system/" + TIMER
 PROGRAM = "/usr/local/lib/npufleet/npufleet_probe.py"
@@ -60,7 +61,8 @@ WantedBy=timers.target
 LEAST = {"interval": 5, "jitter": 0, "limit": 1}
 # A probe that has not run for so many intervals is late.
 LATE = 5
-SHOWN = 5
+# A warning names so many checks, each in so many characters: the journal has them all.
+SHOWN, WORDS = 3, 120
 
 
 def desired(variables: Mapping[str, Any], checks: Optional[str]) -> Dict[str, Any]:
@@ -82,7 +84,8 @@ def desired(variables: Mapping[str, Any], checks: Optional[str]) -> Dict[str, An
         "state": root + "/probe.json",
         "textfile": variables["inference_check_probe_directory"] + "/npufleet.prom",
         "maintenance": root + "/maintenance.json",
-        "deployment_limit": int(variables["triton_server_watchdog_deployment_limit"]),
+        "lease": root + "/lease.json",
+        "key": keys.for_checks(variables),
     }
     with open(SOURCE, "rb") as source:
         program = hashlib.sha256(source.read()).hexdigest()
@@ -135,10 +138,30 @@ def _state(path: str) -> Dict[str, Any]:
     try:
         state = json.loads(text(path) or "{}")
         failed = [f"{one['name']}: {one['why']}" for one in state.get("checks", []) if not one["ok"]]
-        kept = {key: state[key] for key in ("when", "at", "interval", "paused", "unavailable") if key in state}
+        kept = {key: state[key] for key in ("when", "at", "interval", "paused", "unavailable", "document") if key in state}
+        kept.update({key: float(kept[key]) for key in ("at", "interval") if key in kept})
         return {**kept, "count": len(state.get("checks", [])), "failed": failed} if kept else {}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def renew(since: float) -> Optional[str]:
+    """Have a probe that found something wrong ask anew: it spoke of what was there before. Returns what kept it from that."""
+    try:
+        path = str(json.loads(text(CONFIG) or "")["state"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    said = _state(path)
+    if not said or not (said["failed"] or said.get("unavailable")):
+        return None
+    # One that was under way may have asked before: its end is waited for, and another one begun.
+    for _attempt in range(2):
+        code, words = run("systemctl", "start", SERVICE)
+        if code:
+            return f"the probe cannot be asked anew: {short(words, WORDS)}"
+        if _state(path).get("at", 0) >= since:
+            return None
+    return "the probe was asked anew, and left no result: see journalctl --unit npufleet-probe"
 
 
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
@@ -169,10 +192,11 @@ def warning(actual: Mapping[str, Any], now: Optional[float] = None) -> Optional[
     if (time.time() if now is None else now) - state.get("at", 0) > LATE * state.get("interval", 0):
         return f"the probe has not run since {when}: see journalctl --unit npufleet-probe"
     if state.get("unavailable"):
-        return "the probe cannot ask, {}: {}".format(when, state["unavailable"].get("why"))
-    if state["failed"]:
-        shown = "; ".join(state["failed"][:SHOWN])
+        return "the probe cannot ask, {}: {}".format(when, short(state["unavailable"].get("why"), 2 * WORDS))
+    # What other checks found says nothing of these.
+    if state["failed"] and state.get("document") == actual.get("checks"):
+        shown = "; ".join(short(one, WORDS) for one in state["failed"][:SHOWN])
         more = len(state["failed"]) - SHOWN
-        rest = f"; and {more} more" if more > 0 else ""
+        rest = f"; and {more} more, see journalctl --unit npufleet-probe" if more > 0 else ""
         return "{} of {} checks of the probe failed, {}: {}{}".format(len(state["failed"]), state["count"], when, shown, rest)
     return None

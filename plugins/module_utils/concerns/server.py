@@ -8,13 +8,13 @@ import json
 import os
 import re
 import stat
-import struct
 import time
 from itertools import takewhile
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import hidden, keys, store
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, http_json, text
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import NAMELESS, Engine, can_be_asked, frames, http_json, netloc
 
 CONCERN = "server"
 HANGING = "loads"
@@ -40,6 +40,7 @@ CLOUD: Mapping[str, Any] = {
     "switch": "beside",
     "cached": False,
 }
+CLOUD_SERVICES = ("allow-sagemaker", "allow-vertex-ai")
 # What the engine records for options that were not given: an option dropped from the inventory is then a difference.
 DEFAULTS: Dict[str, Any] = {
     "cap_add": [],
@@ -72,14 +73,17 @@ def desired(
 
     `cloud` are the models that Triton itself reads out of an object store: they have to be READY, and no more is known of them.
     """
-    keys = credentials(variables["triton_server_cloud_credentials"])
+    closed = keys.reasons(variables)
+    if closed:
+        raise Refusal(closed)
+    cloud_keys = credentials(variables["triton_server_cloud_credentials"])
     mode = variables["triton_server_model_control_mode"]
     container = {
         "image": image["id"],
-        "command": command(variables, sorted([*manifests, *cloud])),
+        "command": keys.command(variables, command(variables, sorted([*manifests, *cloud]), image.get("options") or [])),
         "environment": {
             **{key: str(value) for key, value in variables["triton_server_environment"].items()},
-            **({CREDENTIALS: keys["path"]} if keys else {}),
+            **({CREDENTIALS: cloud_keys["path"]} if cloud_keys else {}),
         },
         "log": {
             "driver": variables["triton_server_log_driver"],
@@ -92,7 +96,11 @@ def desired(
         "stop_timeout": int(variables["triton_server_stop_timeout"]),
         "ulimits": ulimits(variables, "triton_server_ulimits"),
         "volumes": sorted(
-            [*map(volume, variables["triton_server_volumes"]), *("{0}:{0}:ro".format(one["path"]) for one in [keys] if one)]
+            [
+                *map(volume, variables["triton_server_volumes"]),
+                *("{0}:{0}:ro".format(one["path"]) for one in [cloud_keys] if one),
+                *keys.volumes(variables),
+            ]
         ),
         **DEFAULTS,
         "cpuset": variables["triton_server_cpuset"],
@@ -101,15 +109,36 @@ def desired(
     models = {name: {key: one[key] for key in MODEL} for name, one in manifests.items()}
     return {
         "name": variables["triton_server_name"],
-        "credentials": keys,
+        "credentials": cloud_keys,
+        "key": keys.desired(variables),
+        "key_fingerprint": keys.digest(variables),
+        "grpc": by_grpc(variables),
         "container": container,
-        "published_ports": [f"{where}:{port.split('/')[0]}" for port, where in sorted(container["ports"].items())],
+        # Where no address is asked for, none is given
+        "published_ports": [f"{where}:{port.split('/')[0]}".lstrip(":") for port, where in sorted(container["ports"].items())],
         "address": address(variables),
         "http_port": int(variables["npufleet_http_port"]),
         "mode": mode,
         "root": variables["npufleet_root"],
         "cache": cache(variables),
         "models": {**models, **{name: dict(CLOUD) for name in cloud}},
+    }
+
+
+def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
+    """What of this concern may be shown and compared, secrets as digests, and the key that the host makes them by."""
+    return {**part, "container": sealed_container(part["container"], key), "seal": key}
+
+
+def sealed_container(facts: Mapping[str, Any], key: str) -> Dict[str, Any]:
+    """A container's facts with all that may be secret as digests."""
+    entrypoint = facts["entrypoint"]
+    return {
+        **facts,
+        "command": hidden.command(facts["command"], key),
+        "entrypoint": hidden.command(entrypoint, key) if isinstance(entrypoint, (list, tuple)) else entrypoint,
+        "environment": hidden.settings(facts["environment"], key),
+        "log": {**facts["log"], "options": hidden.settings(facts["log"]["options"], key)},
     }
 
 
@@ -125,6 +154,12 @@ def credentials(given: Mapping[str, Any]) -> Optional[Dict[str, str]]:
     return {"path": f"{CREDENTIALS_HOME}/cloud-{digest[:12]}.json", "sha256": digest}
 
 
+def by_grpc(variables: Mapping[str, Any]) -> bool:
+    """Whether the server takes requests to load over gRPC, from inside its container and without TLS."""
+    secured = any(str(one).startswith("--grpc-use-ssl") for one in variables["triton_server_extra_args"])
+    return bool(variables["triton_server_allow_grpc"]) and not secured
+
+
 def cache(variables: Mapping[str, Any]) -> Optional[str]:
     """The kind of response cache that the server has, such as `local` or `redis`; None without one."""
     given = [str(one) for one in variables["triton_server_extra_args"]]
@@ -134,14 +169,31 @@ def cache(variables: Mapping[str, Any]) -> Optional[str]:
     return found[1] if found else "local" if size_given and int(size_given[1]) else None
 
 
+def listens(variables: Mapping[str, Any]) -> str:
+    """The address of the host that ports are published on, as it is written shortest; empty for every address. Raises Refusal."""
+    # Here, as only the controller needs it
+    import ipaddress
+
+    given = variables["triton_server_listen_address"].strip()
+    try:
+        return str(ipaddress.ip_address(re.sub(r"^\[(.*)\]$", r"\1", given))) if given else ""
+    except ValueError:
+        raise Refusal(
+            [
+                f"triton_server_listen_address is {given}, wanted an IP address of the host, or none for every address: "
+                "ports are published on addresses, not on names"
+            ]
+        ) from None
+
+
 def address(variables: Mapping[str, Any]) -> str:
     """Where the host itself reaches the server."""
-    listen = str(variables["triton_server_listen_address"])
-    return "127.0.0.1" if listen in ("", "0.0.0.0", "::") else listen
+    listen = listens(variables)
+    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)
 
 
-def command(variables: Mapping[str, Any], models: List[str]) -> List[str]:
-    """The command line of tritonserver."""
+def command(variables: Mapping[str, Any], models: List[str], known: Sequence[str] = ()) -> List[str]:
+    """The command line of tritonserver; `known` are those of its options that not every release has."""
 
     def flag(name: str) -> str:
         return "true" if variables[name] else "false"
@@ -168,6 +220,8 @@ def command(variables: Mapping[str, Any], models: List[str]) -> List[str]:
         "--metrics-port=8002",
         "--log-verbose={}".format(variables["triton_server_log_verbose"]),
     ]
+    # Services of clouds, by which requests went past restricted APIs before 26.03
+    line += [f"--{one}=false" for one in CLOUD_SERVICES if one in known]
     if not variables["triton_server_auto_complete_config"]:
         line += ["--disable-auto-complete-config"]
     return line + [str(one) for one in variables["triton_server_extra_args"]]
@@ -176,8 +230,9 @@ def command(variables: Mapping[str, Any], models: List[str]) -> List[str]:
 def ports(variables: Mapping[str, Any]) -> Dict[str, str]:
     """Published ports, container side first: a service that is off publishes none."""
     services = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
+    listen = listens(variables)
     return {
-        f"{inside}/tcp": f"{variables['triton_server_listen_address']}:{variables[f'npufleet_{name}_port']}"
+        f"{inside}/tcp": netloc(listen, variables[f"npufleet_{name}_port"])
         for name, inside in services
         if variables["triton_server_allow_" + name]
     }
@@ -225,6 +280,9 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     actual = _read_container(wanted)
     if wanted.get("credentials"):
         actual["credentials"] = _read_credentials(wanted["credentials"])
+    flaw = keys.flaw(wanted["key"]["path"], wanted["key_fingerprint"]) if wanted.get("key") else {"words": None}
+    if flaw["words"]:
+        actual["key"] = flaw
     return actual
 
 
@@ -252,9 +310,11 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     except OSError:
         return {"engine": False, "container": None, "served": None}
     if not found:
-        return {"engine": True, "container": None, "served": None}
-    actual = {"engine": True, "container": container_facts(found, image or {}), "served": None}
-    actual["inherited"] = environment((image or {}).get("Config") or {})
+        return {"engine": True, "container": None, "served": None, "previous": previous is not None}
+    facts = container_facts(found, image or {})
+    shown = sealed_container(facts, wanted["seal"])
+    actual = {"engine": True, "container": shown, "served": None}
+    actual["inherited"] = hidden.settings(environment((image or {}).get("Config") or {}), wanted["seal"])
     state = found["State"]
     actual["state"] = "running" if state["Status"] == "running" else "{} ({})".format(state["Status"], state["ExitCode"])
     # How often the engine had to start it again since hands or a run have
@@ -264,27 +324,26 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         actual["hung"] = hung(wanted["root"], state.get("StartedAt") or "")
         actual["served"] = read_served(wanted)
         if actual["served"] is None:
+            if asked(wanted, "POST", "/v2/repository/index")[0] == 403:
+                actual["closed"] = True
             said = refused(engine, wanted, sorted(wanted["models"]), epoch(state.get("StartedAt") or ""))
             loads = [why for why in said.values() if why.startswith("failed to load ")]
             ended = last_words(engine, wanted["name"]) if actual["restarts"] else ""
             actual["log"] = "; ".join(loads) or ended
-        status, server = http_json(wanted["address"], wanted["http_port"], "GET", "/v2")
+        status, server = asked(wanted, "GET", "/v2")
         actual["version"] = server.get("version") if status == 200 and isinstance(server, dict) else None
     else:
         actual["log"] = last_words(engine, wanted["name"])
+    if "log" in actual:
+        raw, kept = ([*one["environment"].values(), *one["command"]] for one in (facts, shown))
+        actual["log"] = hidden.without(str(actual["log"]), raw, kept)
     return actual
 
 
 def hung(root: str, started: str) -> List[str]:
     """Models of which a load hangs in the server that started then, as a run has written down. A later start has ended it."""
-    found = text(os.path.join(root, "hung.json"))
-    if found is None:
-        return []
-    try:
-        mark = json.loads(found)
-        return sorted(mark["models"]) if started and epoch(started) < mark["at"] else []
-    except (ValueError, KeyError, TypeError):
-        return []
+    mark = store.read(root, store.HUNG).content
+    return sorted(mark["models"]) if mark and started and epoch(started) < mark["at"] else []
 
 
 def epoch(stamp: str) -> float:
@@ -308,7 +367,7 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
         "environment": dict(set(environment(config).items()) - set(environment(base).items())),
         "log": {"driver": host["LogConfig"]["Type"], "options": dict(host["LogConfig"].get("Config") or {})},
         "ports": {
-            port: ", ".join(sorted(f"{one.get('HostIp') or '0.0.0.0'}:{one['HostPort']}" for one in found))
+            port: ", ".join(sorted(netloc(one.get("HostIp") or "", one["HostPort"]) for one in found))
             for port, found in (host.get("PortBindings") or {}).items()
             if found
         },
@@ -345,33 +404,43 @@ def environment(config: Mapping[str, Any]) -> Dict[str, str]:
     return dict(one.split("=", 1) for one in config.get("Env") or [] if "=" in one)
 
 
+def asked(wanted: Mapping[str, Any], method: str, resource: str) -> Tuple[int, Any]:
+    """Status and body of one request to the server of this host, with its key."""
+    return http_json(wanted["address"], wanted["http_port"], method, resource, headers=keys.headers(wanted.get("key")))
+
+
 def read_served(wanted: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
     """{model: {version: {"state", "reason", "release"}}} of the server, None while it does not answer."""
-    address, port = wanted["address"], wanted["http_port"]
-    status, index = http_json(address, port, "POST", "/v2/repository/index")
+    status, index = asked(wanted, "POST", "/v2/repository/index")
     if status != 200 or not isinstance(index, list):
         return None
     served: Dict[str, Any] = {}
     for one in index:
-        if "version" not in one or "state" not in one:
-            reason = one.get("reason", "it could not be read")
-            served.setdefault(one["name"], {})["-"] = {"state": "UNAVAILABLE", "reason": reason, "release": None}
+        if not isinstance(one, dict) or not isinstance(one.get("name"), str):
             continue
-        release = _loaded_release(address, port, one["name"], one["version"]) if one["state"] == "READY" else None
-        served.setdefault(one["name"], {})[one["version"]] = {
-            "state": one["state"],
-            "reason": one.get("reason", ""),
-            "release": release,
-        }
+        name, version, reason = one["name"], str(one.get("version", "")), str(one.get("reason", ""))
+        if not version.isdigit() or not isinstance(one.get("state"), str):
+            reason = reason or "it could not be read"
+            served.setdefault(name, {})["-"] = {"state": "UNAVAILABLE", "reason": reason, "release": None}
+            continue
+        release = None
+        if one["state"] == "READY" and can_be_asked(name):
+            release = _loaded_release(wanted, name, version)
+        elif one["state"] == "READY":
+            reason = NAMELESS
+        served.setdefault(name, {})[version] = {"state": one["state"], "reason": reason, "release": release}
     return served
 
 
-def _loaded_release(address: str, port: int, name: str, version: str) -> Optional[str]:
+def _loaded_release(wanted: Mapping[str, Any], name: str, version: str) -> Optional[str]:
     """The release digest inside the config that the server really has in memory."""
-    status, config = http_json(address, port, "GET", f"/v2/models/{name}/versions/{version}/config")
+    status, config = asked(wanted, "GET", f"/v2/models/{name}/versions/{version}/config")
     if status != 200 or not isinstance(config, dict):
         return None
-    return ((config.get("parameters") or {}).get(RELEASE) or {}).get("string_value")
+    parameters = config.get("parameters")
+    found = parameters.get(RELEASE) if isinstance(parameters, dict) else None
+    release = found.get("string_value") if isinstance(found, dict) else None
+    return release if isinstance(release, str) else None
 
 
 def log_lines(engine: Engine, name: str, since: float = 0) -> List[str]:
@@ -387,12 +456,7 @@ def log_lines(engine: Engine, name: str, since: float = 0) -> List[str]:
         return []
     finally:
         connection.close()
-    lines = b""
-    while len(raw) >= 8 and raw[0] in (0, 1, 2):
-        length = struct.unpack(">I", raw[4:8])[0]
-        lines += raw[8 : 8 + length]
-        raw = raw[8 + length :]
-    return (lines or raw).decode("utf-8", "replace").strip().splitlines()
+    return frames(raw).decode("utf-8", "replace").strip().splitlines()
 
 
 def refused(engine: Engine, wanted: Mapping[str, Any], names: List[str], since: float) -> Dict[str, str]:
@@ -430,6 +494,10 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     if actual.get("credentials"):
         keys = "SHA-256 {}, mode 0600 of user 0".format(wanted["credentials"]["sha256"][:12])
         plan.append(item(CONCERN, "credentials", actual["credentials"], keys, "write"))
+    flaw = actual.get("key") or {}
+    if flaw:
+        whose = "the operator's key" if wanted["key_fingerprint"] else "a key of this host"
+        plan.append(item(CONCERN, "key", flaw["words"], whose + ", for root alone", "key"))
     if found is None:
         return [*plan, item(CONCERN, "container", None, "running " + wanted["name"], "create")]
     for key in sorted(wanted["container"]):
@@ -437,25 +505,35 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         if key == "environment":
             # What the image sets to the same value does not show in the container.
             asked = dict(set(asked.items()) - set(actual.get("inherited", {}).items()))
+        if key == "ports":
+            # Some engines record no address where 0.0.0.0 was asked for
+            asked = {
+                port: where if found[key].get(port) == where else where.replace("0.0.0.0", "") for port, where in asked.items()
+            }
         if found[key] != asked:
             plan.append(item(CONCERN, "container." + key, found[key], wanted["container"][key], "replace"))
+    replaced = any(one["action"] == "replace" for one in plan)
     if actual["state"] != "running":
         words = actual["state"] + (": " + actual["log"] if actual.get("log") else "")
         plan.append(item(CONCERN, "container", words, "running", "start"))
+    elif (flaw.get("other") or actual.get("closed")) and not replaced:
+        # A server reads its key when it starts.
+        path = (wanted["key"] or {}).get("path", "no file")
+        plan.append(item(CONCERN, "key in use", "another key", f"that of {path}", "restart"))
     elif actual["served"] is None:
         words = "no answer on port {}".format(wanted["http_port"])
         words += ", restart count {}".format(actual["restarts"]) if actual.get("restarts") else ""
         words += ": " + actual["log"] if actual.get("log") else ""
         plan.append(item(CONCERN, "http", words, "the model index", "wait"))
     else:
-        plan += _diff_models(wanted, actual["served"])
+        plan += diff_models(wanted, actual["served"])
     if actual["state"] == "running" and actual.get("hung"):
         found = f"a load that hangs: {', '.join(actual['hung'])}"
         plan.append(item(CONCERN, HANGING, found, "a server that can load", "restart"))
     return plan
 
 
-def _diff_models(wanted: Mapping[str, Any], served: Mapping[str, Any]) -> List[Item]:
+def diff_models(wanted: Mapping[str, Any], served: Mapping[str, Any]) -> List[Item]:
     """Every wanted model READY in its versions and of its release, and no other model READY."""
     act = {"none": "restart", "poll": "wait", "explicit": "load"}[wanted["mode"]]
     plan = []
@@ -481,7 +559,9 @@ def _as_served(versions: Mapping[str, Any]) -> Optional[str]:
     words = []
     for version in sorted(versions):
         one = versions[version]
-        tail = (one["release"] or "no release")[:12] if one["state"] == "READY" else plain(one["reason"])
+        tail = plain(one["reason"])
+        if one["state"] == "READY":
+            tail = (one["release"] or "no release")[:12] + (f" ({NAMELESS})" if one["reason"] == NAMELESS else "")
         words.append("version {} {} {}".format(version, one["state"], tail).strip())
     return ", ".join(words) or None
 

@@ -7,8 +7,9 @@ import json
 import os
 from typing import Any, Dict, List, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import address
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
+from ansible_collections.npufleet.triton.plugins.module_utils import control, keys, shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import address, by_grpc
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, short
 from ansible_collections.npufleet.triton.plugins.module_utils.probe import run, text
 
 CONCERN = "watchdog"
@@ -22,6 +23,8 @@ SOURCE = os.path.join(
     "../../..",
     "roles/triton_server/files/npufleet_watchdog.py",
 )
+# What is read of what the program says of itself
+STATE = {"running?": ({"program?": str, "config?": str}, shapes.NULL), "gave_up?": shapes.TEXT_OR_NULL}
 UNIT_TEXT = f"""# Written by npufleet
 [Unit]
 Description=Watchdog of the Triton server
@@ -48,7 +51,6 @@ LIMITS = (
     "stub_limit",
     "silence_limit",
     "start_limit",
-    "deployment_limit",
     "actions",
     "backoff",
 )
@@ -71,10 +73,13 @@ def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
         # The engine needs a while beyond the container's own patience.
         "stop_limit": int(variables["triton_server_stop_timeout"]) + 60,
         "free_limit": int(variables["npufleet_free_timeout"]),
+        "key": keys.desired(variables),
+        "client": control.PROGRAM if by_grpc(variables) else None,
         **{name: int(variables["triton_server_watchdog_" + name]) for name in LIMITS},
     }
-    # Longer than a reload that fails and the restart after it
-    patience = config["load_limit"] + 2 * config["stop_limit"] + config["free_limit"] + config["interval"] + 120
+    # Longer than a reload that fails, of which each request has a client to start, and the restart after it, and than a put back
+    patience = 3 * config["load_limit"] + 2 * config["stop_limit"] + config["free_limit"] + config["interval"] + 120
+    patience += 2 * int(control.GRACE)
     with open(SOURCE, "rb") as source:
         program = hashlib.sha256(source.read()).hexdigest()
     texts = {"unit": UNIT_TEXT.format(patience=patience), "config": json.dumps(config, indent=2, sort_keys=True) + "\n"}
@@ -86,17 +91,14 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     program = text(PROGRAM)
     shown = run("systemctl", "show", "--property=ActiveState,UnitFileState", UNIT)[1]
     states = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
-    try:
-        state = json.loads(text(wanted["root"] + "/watchdog.json") or "{}")
-    except ValueError:
-        state = {}
+    state = shapes.read(wanted["root"] + "/watchdog.json", STATE).content
     return {
         "unit": text(UNIT_FILE),
         "config": text(CONFIG),
         "program": None if program is None else hashlib.sha256(program.encode()).hexdigest(),
         "enabled": states.get("UnitFileState") == "enabled",
         "active": states.get("ActiveState", "unknown"),
-        "state": state if isinstance(state, dict) else {},
+        "state": state or {},
     }
 
 
@@ -126,4 +128,4 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
 def warning(actual: Mapping[str, Any]) -> Optional[str]:
     """What only hands can do about a server that the watchdog gave up, None where it did not."""
     words = (actual.get("state") or {}).get("gave_up")
-    return f"the watchdog gave up: {words}" if words and actual.get("active") == "active" else None
+    return f"the watchdog gave up: {short(words)}" if words and actual.get("active") == "active" else None

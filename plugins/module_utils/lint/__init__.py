@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Collection, List, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils.lint import config, ensemble, layout
+from ansible_collections.npufleet.triton.plugins.module_utils.lint import config, data, ensemble, layout, names
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import Finding, Row
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.model import Model
 
 
 def check(model: Model, row: Optional[Row] = None) -> List[Finding]:
     """Findings of one model. Fills in its config from the compiled file's record."""
-    return [*config.check(model, row), *layout.check(model)]
+    return [*config.check(model, row), *names.check(model), *data.check(model), *layout.check(model)]
 
 
 def check_together(models: Mapping[str, Model], unread: Collection[str], place: ensemble.Place) -> List[Finding]:

@@ -1,57 +1,67 @@
-"""Lints Triton repositories: one finding a line, exit 1 where one is an error, 2 where nothing could be looked at.
+"""Say what is wrong with Triton model repositories, before a server reads them: one finding a line.
 
-PYTHONPATH=collections python -m ansible_collections.npufleet.triton.plugins.module_utils.lint model_repository --release 24.01
+  npufleet-lint model_repository --release 24.01
+  npufleet-lint model_repository --format sarif > findings.sarif
+
+A warning alone is no failure.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 from typing import List, Optional
 
-import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils.lint import schema
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import ERROR, Row
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.repository import lint
+from ansible_collections.npufleet.triton.plugins.module_utils import command_line
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 
-RELEASES = os.path.join(os.path.dirname(os.path.dirname(schema.FILE)), "releases.yml")
+NAME = "npufleet-lint"
+NEEDED = 'python3 -m pip install "protobuf>=4.25,<7" PyYAML'
 
 
-def row_of(release: str) -> Row:
-    """A row of files/releases.yml."""
-    with open(RELEASES, encoding="utf-8") as source:
-        rows = yaml.safe_load(source)["npufleet_releases"]
-    if release not in rows:
-        raise Refusal([f"release {release}: found rows for {', '.join(sorted(rows))}, wanted one of them: correct it"])
-    return Row(release, rows[release]["triton"]["version"])
+def parser(formats: List[str]) -> command_line.Parser:
+    """The command line."""
+    command = command_line.Parser(NAME, __doc__)
+    command.add_argument("repository", nargs="+", metavar="REPOSITORY", help="directory of models")
+    command.add_argument("--release", metavar="ROW", help="row of files/releases.yml whose Triton has to know every field")
+    command.add_argument("--model", action="append", default=[], metavar="NAME", help="only this model; again for more")
+    command.add_argument("--format", choices=formats, default="text", help="github is annotations, sarif SARIF 2.1.0 (text)")
+    command.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
+    return command
+
+
+def _work(arguments: Optional[List[str]]) -> int:
+    # The parser of YAML and the schema's are not Python's own, and there may be none.
+    try:
+        import yaml
+        from ansible_collections.npufleet.triton.plugins.module_utils.lint import finding, output, repository, schema
+    except ImportError as error:
+        raise command_line.End(command_line.MISTAKEN, f"{error}: {NEEDED}") from None
+    wanted = parser(list(output.FORMATS)).parse_args(arguments)
+    releases = os.path.join(os.path.dirname(os.path.dirname(schema.FILE)), "releases.yml")
+    try:
+        row = None
+        if wanted.release is not None:
+            with open(releases, encoding="utf-8") as source:
+                rows = yaml.safe_load(source)["npufleet_releases"]
+            if wanted.release not in rows:
+                found = f"found rows for {', '.join(sorted(rows))}, wanted one of them: correct it"
+                raise Refusal([f"--release {wanted.release}: {found}"])
+            row = finding.Row(wanted.release, rows[wanted.release]["triton"]["version"])
+        linted = repository.lint(wanted.repository, wanted.model, row)
+    except Refusal as refusal:
+        raise command_line.End(command_line.MISTAKEN, "; ".join(refusal.reasons)) from None
+    sys.stdout.write(output.FORMATS[wanted.format](linted.findings))
+    errors = sum(one.severity == finding.ERROR for one in linted.findings)
+    if wanted.format in ("text", "github"):
+        count = f"{errors} errors, {len(linted.findings) - errors} warnings"
+        print(f"{len(linted.models)} models: {count}", file=sys.stderr)
+    return command_line.WRONG if errors else command_line.RIGHT
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """Entry point."""
-    parser = argparse.ArgumentParser(prog="lint", description="Lints Triton repositories: one finding a line.")
-    parser.add_argument("repository", nargs="+", help="directory of models")
-    parser.add_argument("--release", help="row of files/releases.yml whose Triton has to know every field")
-    parser.add_argument("--model", action="append", default=[], help="only this model; may be given again")
-    parser.add_argument("--json", action="store_true", help="print the findings as one JSON document")
-    wanted = parser.parse_args(arguments)
-    try:
-        row = row_of(wanted.release) if wanted.release else None
-        found = lint(wanted.repository, wanted.model, row)
-    except Refusal as refusal:
-        print("\n".join(refusal.reasons), file=sys.stderr)
-        return 2
-    errors = [one for one in found.findings if one.severity == ERROR]
-    if wanted.json:
-        print(json.dumps([one._asdict() for one in found.findings], indent=1))
-    else:
-        for one in found.findings:
-            print(one.sentence() if one.severity == ERROR else f"{one.sentence()} (warning)")
-        count = f"{len(errors)} errors, {len(found.findings) - len(errors)} warnings"
-        print(f"{len(found.models)} models: {count}", file=sys.stderr)
-    return 1 if errors else 0
+    """Entry point; the exit code is one of command_line.CODES."""
+    return command_line.run(NAME, lambda: _work(arguments))
 
 
 if __name__ == "__main__":

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import compiled
-from ansible_collections.npufleet.triton.plugins.module_utils.lint import schema
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import Finding, Row, listed
+from ansible_collections.npufleet.triton.plugins.module_utils.lint import names, schema
+from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import REFUSES_TEXT, Finding, Row, listed
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.model import PLATFORMS, Model
+from ansible_collections.npufleet.triton.plugins.module_utils.lint.python_model import completes
 
 # Numbers of enum values; the schema's are what they are for ever
 KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL = range(4)
 FORMAT_NHWC, FORMAT_NCHW = 1, 2
 DELAY = 1
-CONTROLS = ("CONTROL_SEQUENCE_START", "CONTROL_SEQUENCE_READY", "CONTROL_SEQUENCE_END", "CONTROL_SEQUENCE_CORRID")
 CORRID = 3
 CORRID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 
@@ -27,7 +27,7 @@ def check(model: Model, row: Optional[Row]) -> Iterator[Finding]:
     if model.record:
         for one in compiled.complete(model.config, model.record):
             do = "compile the model for what the config says, or correct the config"
-            yield model.error("compiled file", one.field, one.found, one.wanted, do)
+            yield model.error("compiled file", one.field, one.found, one.wanted, do, "loads it, and its requests fail")
     yield from _identity(model)
     if model.ensemble:
         yield from _ensemble(model)
@@ -43,8 +43,8 @@ def check(model: Model, row: Optional[Row]) -> Iterator[Finding]:
 def _release(model: Model, row: Row) -> Iterator[Finding]:
     for place, name, first in schema.unknown(model.text, row.triton):
         found, wanted = f"{name}, known from Triton {first} on", f"what release {row.name} knows, its Triton is {row.triton}"
-        do = "take it out, or choose a newer release: Triton would refuse this file"
-        yield model.error("release", place.path, found, wanted, do)
+        do = "take it out, or choose a newer release"
+        yield model.error("release", place.path, found, wanted, do, REFUSES_TEXT)
 
 
 def _identity(model: Model) -> Iterator[Finding]:
@@ -61,7 +61,8 @@ def _identity(model: Model) -> Iterator[Finding]:
     elif not model.backend:
         field = "platform" if config.platform else "backend"
         found = config.platform or "neither backend nor platform, and no file that tells"
-        yield model.error("backend", field, found, "the backend that serves it", 'write it down, such as backend: "rbln"')
+        do = names.platform(config.platform) if config.platform else 'write it down, such as backend: "rbln"'
+        yield model.error("backend", field, found, "the backend that serves it", do)
     elif config.platform and model.backend in PLATFORMS.values() and PLATFORMS.get(config.platform) != model.backend:
         wanted = f"a platform of backend {model.backend}"
         yield model.error("backend", "platform", config.platform, wanted, "take one of the two out")
@@ -87,7 +88,18 @@ def _ensemble(model: Model) -> Iterator[Finding]:
 
 def _instances(model: Model) -> Iterator[Finding]:
     """Instance groups that cannot be on a host with NPUs and no GPU."""
-    for index, group in enumerate(model.config.instance_group):
+    groups = model.config.instance_group
+    if groups and all(group.passive for group in groups):
+        wanted, do = "one group or more that is not passive, or no request is ever answered", "take passive out of one"
+        yield model.error("passive", "instance_group", "passive groups alone", wanted, do, "loads the model and never answers")
+    shared: Dict[str, bool] = {}
+    for index, group in enumerate(groups):
+        for place, one in enumerate(group.rate_limiter.resources):
+            if shared.setdefault(one.name, getattr(one, "global")) != getattr(one, "global"):
+                where = f"instance_group[{index}].rate_limiter.resources[{place}]"
+                found, wanted = f"{one.name} as global and as a device's", "one of the two"
+                triton = "refuses the model where it starts with --rate-limit=execution_count, else it passes it over"
+                yield model.error("instances", where, found, wanted, "write the same in both", triton)
         field = f"instance_group[{index}]"
         if group.kind == KIND_GPU:
             wanted = "KIND_MODEL for a model on the NPU, else KIND_CPU, as an NPU host has no GPU"
@@ -118,6 +130,9 @@ def _tensors(model: Model) -> Iterator[Finding]:
                 yield model.warning(
                     "tensor", f"{field}.name", f"{one.name} a second time", "each name once", "rename one of the two"
                 )
+            # auto_complete_config may say what the config does not.
+            if not (one.data_type and one.dims) and completes(model):
+                continue
             if not one.data_type:
                 yield model.error("tensor", f"{field}.data_type", "nothing", "a data type such as TYPE_FP32", "write it down")
             if not one.dims:
@@ -232,7 +247,7 @@ def _sequences(model: Model) -> Iterator[Finding]:
         names.append(tensor.name)
         for place, one in enumerate(tensor.control):
             inner = f"{field}.control[{place}]"
-            kind = CONTROLS[one.kind]
+            kind = schema.word(one, "kind")
             if one.kind in kinds:
                 yield model.error("sequence", f"{inner}.kind", f"{kind} a second time", "each control once", "take one out")
             kinds.append(one.kind)
@@ -255,7 +270,7 @@ def _control(model: Model, field: str, kind: str, one: Any) -> Iterator[Finding]
             wanted = f"one list of two values for {kind}"
             yield model.error("sequence", field, found, wanted, "write what is false and what is true")
         return
-    dtype = one.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[one.data_type].name
+    dtype = schema.word(one, "data_type")
     if given:
         yield model.error("sequence", field, listed(given), f"a data_type alone for {kind}", "take the list out")
     elif dtype not in CORRID_TYPES:
@@ -278,7 +293,8 @@ def _cache(model: Model) -> Iterator[Finding]:
     if not any(there for _what, there in refused):
         found = "a cache by name, version and inputs: after a change in place old answers come back, even after a new load"
         do = "give every change a new version directory, or turn the cache off"
-        yield model.warning("response cache", "response_cache.enable", found, "a version that changes with the model", do)
+        triton = "gives old answers"
+        yield model.warning("response cache", "response_cache.enable", found, "a version that changes with the model", do, triton)
 
 
 def _metrics(model: Model) -> Iterator[Finding]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Collection, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils.lint import schema
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import Finding, listed
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.model import Model
+from ansible_collections.npufleet.triton.plugins.module_utils.lint.python_model import completes
 
 RULE = "ensemble"
 
@@ -47,6 +49,7 @@ def check(models: Mapping[str, Model], unread: Collection[str], place: Place) ->
             yield from _steps(model, models, unread, place)
             yield from _flow(model)
             yield from _ends(model, models)
+            yield from _branches(model, models)
             yield from _loop(model, models)
         elif model.config.platform == "ensemble":
             yield model.error(RULE, "ensemble_scheduling", "nothing", "the ensemble's steps", "write them down")
@@ -96,7 +99,7 @@ def _flow(model: Model) -> Iterator[Finding]:
             found = f"{name}, which no step reads"
             yield model.error(RULE, f"input[{index}].name", found, "a step that does", "map it, or take it out")
     for index, one in enumerate(model.config.output):
-        if one.name not in writers or one.name in inputs:
+        if one.name not in writers:
             found = f"{one.name}, which no step writes"
             yield model.error(RULE, f"output[{index}].name", found, "a step that does", "map it, or take it out")
     for index, step in enumerate(steps):
@@ -108,7 +111,7 @@ def _flow(model: Model) -> Iterator[Finding]:
         for name, tensor in sorted(step.output_map.items()):
             if tensor not in read and tensor not in outputs:
                 found, wanted = f"{tensor}, which nothing reads", "a step or an output that does"
-                yield model.error(RULE, f"{field}.output_map[{name}]", found, wanted, "take it out: Triton refuses it")
+                yield model.error(RULE, f"{field}.output_map[{name}]", found, wanted, "take it out")
     yield from _waiting(model, steps, writers)
 
 
@@ -144,8 +147,8 @@ def _ends(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
             known = {one.name: one for one in getattr(other.config, side)}
             mapped = getattr(step, f"{side}_map")
             field = f"ensemble_scheduling.step[{index}].{side}_map"
-            # A backend may complete a config that says nothing.
-            if not known:
+            # A backend may complete a config that says nothing; for Python its model.py does.
+            if not known and (other.backend != "python" or completes(other)):
                 continue
             for name, one in known.items():
                 if side == "input" and name not in mapped and not one.optional:
@@ -165,8 +168,34 @@ def _ends(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
 def _end(owner: str, one: Any, batched: bool, reshaped: bool) -> End:
     """A tensor of a config. Triton counts the reshape of an ensemble's own ends alone."""
     dims = one.reshape.shape if reshaped and one.HasField("reshape") else one.dims
-    dtype = one.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[one.data_type].name
-    return End(owner, dtype, list(dims), batched)
+    return End(owner, schema.word(one, "data_type"), list(dims), batched)
+
+
+def _branches(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
+    """A step's inputs come from the same decoupled step, or all from none: ValidateEnsembleConfig of Triton's ensemble_utils.cc."""
+    steps = model.config.ensemble_scheduling.step
+    # The decoupled step that each tensor comes from last, None for one that is asked for once
+    origin: Dict[str, Optional[int]] = {one.name: None for one in model.config.input}
+    waiting = list(enumerate(steps))
+    while True:
+        able = [(index, step) for index, step in waiting if all(tensor in origin for tensor in step.input_map.values())]
+        if not able:
+            return
+        waiting = [one for one in waiting if one not in able]
+        for index, step in able:
+            sources = {origin[tensor] for tensor in step.input_map.values()}
+            if len(sources) > 1:
+                found = f"{step.model_name}, whose inputs come " + " and ".join(
+                    sorted(
+                        "past every decoupled step" if one is None else f"from decoupled {steps[one].model_name}" for one in sources
+                    )
+                )
+                wanted = "inputs from one decoupled step, as each answers as often as it likes"
+                yield model.error(RULE, f"ensemble_scheduling.step[{index}]", found, wanted, "change the maps")
+            one = models.get(step.model_name)
+            decoupled = one is not None and one.config.model_transaction_policy.decoupled
+            for tensor in step.output_map.values():
+                origin.setdefault(tensor, index if decoupled else next(iter(sources), None))
 
 
 def _loop(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:

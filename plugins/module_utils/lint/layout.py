@@ -6,7 +6,8 @@ import os
 import re
 from typing import Iterator, List
 
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import Finding, listed
+from ansible_collections.npufleet.triton.plugins.module_utils.lint import python_model
+from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import ENDS, HANGS_OLD, IGNORES, REFUSES, Finding, listed
 from ansible_collections.npufleet.triton.plugins.module_utils.lint.model import (
     CONFIG,
     FILES,
@@ -14,12 +15,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.lint.model import 
     Model,
     version_of,
 )
+from ansible_collections.npufleet.triton.plugins.module_utils.lint.names import BACKENDS
 
 # How the files end that only one backend reads
 ENDINGS = {".rbln": "rbln", ".onnx": "onnxruntime", ".plan": "tensorrt", ".pt": "pytorch", ".dali": "dali"}
 COMPILE = "compile the model for this card and SDK and list it under `artefacts`"
-UNLOADED = "correct it, or the model does not load"
-OWN_ENVIRONMENT = "$$TRITON_MODEL_DIRECTORY/"
 
 
 def check(model: Model) -> Iterator[Finding]:
@@ -39,15 +39,16 @@ def _directories(model: Model) -> Iterator[Finding]:
     for name in model.directories:
         number = version_of(name)
         if number is not None and number > LARGEST:
-            wanted = f"at most {LARGEST}, as Triton ends on a larger number"
-            yield model.file_error(rule, name, "a directory of that number", wanted, "rename it")
+            wanted = f"at most {LARGEST}"
+            yield model.file_error(rule, name, "a directory of that number", wanted, "rename it", ENDS)
         # Of -1 it would look for a directory 18446744073709551615.
         elif number is not None and not (name == str(number) and number >= 0):
             found = f"a directory that Triton takes for version {number}"
             yield model.file_error(rule, name, found, f"a plain number, or no digits first in {name}", "rename it, or take it out")
         elif number is None and re.match(r"[^0-9]?[0-9]+", name):
             found = "a directory that looks like a version and is none for Triton"
-            yield model.file_warning(rule, name, found, "a plain number without a zero before it", "rename it, or take it out")
+            wanted = "a plain number without a zero before it"
+            yield model.file_warning(rule, name, found, wanted, "rename it, or take it out", IGNORES)
 
 
 def _policy(model: Model) -> Iterator[Finding]:
@@ -79,30 +80,41 @@ def _version(model: Model, directory: str, served: bool) -> Iterator[Finding]:
     files = model.inside(directory)
     if not files and not model.settled:
         return
-    finding = model.file_error if served else model.file_warning
+    finding, triton = (model.file_error, REFUSES) if served else (model.file_warning, IGNORES)
+    if served and model.backend == "python":
+        triton = HANGS_OLD
     if not files:
         do = "put its file in, or for an ensemble a README" if model.ensemble or model.backend not in FILES else "put it in"
-        if model.backend == "python":
-            do += ": in poll mode a server before 25.08 waits for it for ever"
         wanted = _wanted(model) or "a file, as git and the store carry no empty directory"
-        yield finding("files", directory, "an empty version directory", wanted, do)
+        yield finding("files", directory, "an empty version directory", wanted, do, triton)
     elif not _has_its_file(model, files):
         found = listed(files[:5]) + (", ..." if len(files) > 5 else "")
         do = "add it, or name another one as default_model_filename"
         if model.backend == "rbln" and not any(one.endswith(".rbln") for one in files):
             do = COMPILE
-        yield finding("files", directory, found, f"{_wanted(model)} for backend {model.backend}", do)
+        yield finding("files", directory, found, f"{_wanted(model)} for backend {model.backend}", do, triton)
+    elif served and model.backend == "python" and _wanted(model).endswith(".py"):
+        yield from python_model.check(model, f"{directory}/{_wanted(model)}")
     for path in files:
+        yield from _pointer(model, f"{directory}/{path}")
         base = os.path.basename(path)
         owner = "python" if path == "model.py" else ENDINGS.get(os.path.splitext(base)[1])
-        reads_python = model.backend in ("python", "") or model.config.runtime == "model.py"
+        unknown = not model.ensemble and model.backend not in BACKENDS
+        reads_python = unknown or model.backend == "python" or model.config.runtime == "model.py"
         if path == CONFIG:
             found, wanted = "a config that Triton does not read there", f"it beside the version, as {model.name}/{CONFIG}"
-            yield model.file_warning("files", f"{directory}/{path}", found, wanted, "move it")
+            yield model.file_warning("files", f"{directory}/{path}", found, wanted, "move it", IGNORES)
         elif owner and owner != model.backend and not reads_python and path != model.config.default_model_filename:
             what = "an ensemble" if model.ensemble else f"backend {model.backend}"
             found, wanted = f"a file for backend {owner}", f"what {what} reads"
-            yield model.file_warning("files", f"{directory}/{path}", found, wanted, "take it out, or correct the backend")
+            yield model.file_warning("files", f"{directory}/{path}", found, wanted, "take it out, or correct the backend", IGNORES)
+
+
+def _pointer(model: Model, path: str) -> Iterator[Finding]:
+    """What Git LFS leaves in the place of a compiled file."""
+    if os.path.splitext(path)[1] in ENDINGS and python_model.is_pointer(python_model.content(model, path) or b""):
+        found, do = "a pointer that Git LFS left there", "fetch it: git lfs pull"
+        yield model.file_error("files", path, found, "the compiled file itself", do)
 
 
 def _wanted(model: Model) -> str:
@@ -130,14 +142,15 @@ def _labels(model: Model) -> Iterator[Finding]:
         if not one.label_filename:
             continue
         field = f"output[{index}].label_filename"
-        if one.label_filename not in model.files:
+        file = os.path.normpath(one.label_filename)
+        if file not in model.files:
             found = f"{one.label_filename}, which is not in the model's directory"
             yield model.error("labels", field, found, "a file with a label on each line", "add it beside config.pbtxt")
             continue
         classes = 1
         for size in one.dims:
             classes *= size
-        path = os.path.join(model.directory, one.label_filename)
+        path = os.path.join(model.directory, file)
         if not os.path.isfile(path):
             continue
         with open(path, "rb") as source:
@@ -148,41 +161,9 @@ def _labels(model: Model) -> Iterator[Finding]:
 
 
 def _named(model: Model) -> Iterator[Finding]:
-    """Files that the config names for a GPU, for warm-ups, for first states and for Python's environment."""
-    config = model.config
-    for capability, file in sorted(config.cc_model_filenames.items()):
+    """Files that the config names for a GPU."""
+    for capability, file in sorted(model.config.cc_model_filenames.items()):
         absent = [one for number in model.served() if file not in model.inside(one := model.versions()[number])]
         found = f"{file}, which is not in version {listed(absent)}" if absent else f"{file} for a GPU"
         wanted = "default_model_filename, as an NPU host has no GPU and never reads it"
         yield model.warning("files", f"cc_model_filenames[{capability}]", found, wanted, "take it out")
-    inputs = {one.name for one in config.input}
-    # An ensemble may have none
-    for index, sample in enumerate([] if model.ensemble else config.model_warmup):
-        field = f"model_warmup[{index}]"
-        if not sample.batch_size:
-            found = "nothing, with which Triton passes over the warm-up"
-            yield model.warning("warm-up", f"{field}.batch_size", found, "1 or more", "write it down")
-            continue
-        if 0 < config.max_batch_size < sample.batch_size:
-            wanted = f"at most {config.max_batch_size}, the max_batch_size"
-            yield model.error("warm-up", f"{field}.batch_size", str(sample.batch_size), wanted, UNLOADED)
-        for name, one in sorted(sample.inputs.items()):
-            inner = f"{field}.inputs[{name}]"
-            if inputs and name not in inputs:
-                yield model.error("warm-up", inner, name, f"one of {listed(sorted(inputs))}", UNLOADED)
-            if one.input_data_file and f"warmup/{one.input_data_file}" not in model.files:
-                found, wanted = f"{one.input_data_file}, which is not there", "a file below warmup/"
-                yield model.error("warm-up", f"{inner}.input_data_file", found, wanted, UNLOADED)
-    for index, state in enumerate(config.sequence_batching.state):
-        for place, first in enumerate(state.initial_state):
-            if first.data_file and f"initial_state/{first.data_file}" not in model.files:
-                field = f"sequence_batching.state[{index}].initial_state[{place}].data_file"
-                found, wanted = f"{first.data_file}, which is not there", "a file below initial_state/"
-                yield model.error("files", field, found, wanted, UNLOADED)
-    if "EXECUTION_ENV_PATH" in config.parameters:
-        path = config.parameters["EXECUTION_ENV_PATH"].string_value
-        inside = path[len(OWN_ENVIRONMENT) :].rstrip("/")
-        there = any(one == inside or one.startswith(inside + "/") for one in model.files)
-        if path.startswith(OWN_ENVIRONMENT) and not there:
-            found, wanted = f"{inside}, which is not there", "an archive or a directory in the model's"
-            yield model.error("files", "parameters[EXECUTION_ENV_PATH]", found, wanted, UNLOADED)

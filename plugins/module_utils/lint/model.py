@@ -7,7 +7,7 @@ import re
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils.lint import schema
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import ERROR, WARNING, Finding
+from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import ERROR, REFUSES, TAKES, WARNING, Finding
 
 CONFIG = "config.pbtxt"
 # Directories in a model that are none of its versions
@@ -66,25 +66,25 @@ class Model:
 
     # Findings
 
-    def error(self, rule: str, field: str, found: str, wanted: str, do: str) -> Finding:
+    def error(self, rule: str, field: str, found: str, wanted: str, do: str, triton: str = REFUSES) -> Finding:
         """Something in the config that Triton refuses or that cannot be served."""
-        return self._about(ERROR, rule, field, found, wanted, do)
+        return self._about(ERROR, rule, field, found, wanted, do, triton)
 
-    def warning(self, rule: str, field: str, found: str, wanted: str, do: str) -> Finding:
+    def warning(self, rule: str, field: str, found: str, wanted: str, do: str, triton: str = TAKES) -> Finding:
         """Something in the config that is served, and hardly meant."""
-        return self._about(WARNING, rule, field, found, wanted, do)
+        return self._about(WARNING, rule, field, found, wanted, do, triton)
 
-    def file_error(self, rule: str, path: str, found: str, wanted: str, do: str) -> Finding:
+    def file_error(self, rule: str, path: str, found: str, wanted: str, do: str, triton: str = REFUSES) -> Finding:
         """Something among the files that cannot be served."""
-        return Finding(self.name, os.path.join(self.directory, path), None, "", found, wanted, do, ERROR, rule)
+        return Finding(self.name, os.path.join(self.directory, path), None, "", found, wanted, do, ERROR, rule, triton)
 
-    def file_warning(self, rule: str, path: str, found: str, wanted: str, do: str) -> Finding:
+    def file_warning(self, rule: str, path: str, found: str, wanted: str, do: str, triton: str = TAKES) -> Finding:
         """Something among the files that is hardly meant."""
-        return self.file_error(rule, path, found, wanted, do)._replace(severity=WARNING)
+        return self.file_error(rule, path, found, wanted, do, triton)._replace(severity=WARNING)
 
-    def _about(self, severity: str, rule: str, field: str, found: str, wanted: str, do: str) -> Finding:
+    def _about(self, severity: str, rule: str, field: str, found: str, wanted: str, do: str, triton: str) -> Finding:
         path = os.path.join(self.directory, self.file)
-        return Finding(self.name, path, self._line(field), field, found, wanted, do, severity, rule)
+        return Finding(self.name, path, self._line(field), field, found, wanted, do, severity, rule, triton)
 
     def _line(self, field: str) -> Optional[int]:
         """Where a field stands, or else what it would stand in; None for one that the file says nothing of."""

@@ -19,12 +19,10 @@ from datetime import datetime, timezone
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 LOCK = "/run/npufleet-probe.lock"
-# Whoever changes what the server serves makes this mark; while it is there and young, nothing is asked.
-DEPLOYMENT = "/run/npufleet-deployment"
 # What docker ends with when the engine itself refuses
 ENGINE_FAILED = 125
 # Why there is nobody to ask with
-UNAVAILABLE = ("checks", "client", "engine", "image", "time")
+UNAVAILABLE = ("checks", "client", "engine", "image", "nothing", "time")
 PAUSED = ("deployment", "maintenance")
 SHOWN = 20
 # What is kept of a result: pictures and golden texts are not
@@ -35,6 +33,7 @@ HELP = {
     "npufleet_check_duration_seconds": "Time that the slowest request of a check took.",
     "npufleet_checks": "Checks that were asked, each over one protocol.",
     "npufleet_checks_failed": "Checks that did not pass.",
+    "npufleet_models_unasked": "Models that no check asks anything.",
     "npufleet_probe_duration_seconds": "Time that the last probe took, its container included.",
     "npufleet_probe_interval_seconds": "Time between two probes.",
     "npufleet_probe_last_attempt_timestamp_seconds": "When the probe last ran, whether it could ask or not.",
@@ -58,7 +57,10 @@ class Config(NamedTuple):
     state: str
     textfile: str
     maintenance: str
-    deployment_limit: float
+    # Of whoever changes the host: while it is there and has not run out, nothing is asked
+    lease: str
+    # Of restricted APIs that the checks ask: name of the header, and the file that holds the key
+    key: Optional[Dict[str, str]]
 
 
 class Unavailable(Exception):
@@ -85,27 +87,39 @@ def paused(config: Config, now: float) -> Optional[str]:
     """Why nothing is to be asked now, None where something is."""
     if os.path.lexists(config.maintenance):
         return "maintenance"
-    with contextlib.suppress(OSError):
-        if now - os.stat(DEPLOYMENT).st_mtime < config.deployment_limit:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(config.lease, encoding="utf-8") as source:
+        lease = json.load(source)
+        if 0 < lease["renewed"] + lease["patience"] - now <= lease["patience"]:
             return "deployment"
     return None
 
 
-def document(path: str) -> bytes:
-    """What the client is given. Raises Unavailable for a file that is not as it was written."""
+def document(path: str) -> Tuple[str, bytes]:
+    """(digest of what the checks follow from, what the client is given). Raises Unavailable for a file that is not as written."""
     try:
         with open(path, "rb") as source:
-            head, body = source.readline(), source.read()
-        if json.loads(head)["document"] != hashlib.sha256(body).hexdigest():
+            head, body = json.loads(source.readline()), source.read()
+        if head["document"] != hashlib.sha256(body).hexdigest():
             raise ValueError("its content is not what was written there")
+        return str(head["checks"]), body
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Unavailable("checks", f"{path}: {error}: run playbooks/site.yml") from None
-    return body
 
 
-def ask(config: Config) -> List[Dict[str, Any]]:
-    """The results of every check. Raises Unavailable where there are none."""
-    given = document(config.document)
+def with_key(config: Config, given: bytes) -> bytes:
+    """The same with the key that the server has now, unless the checks bring one of their own."""
+    if not config.key:
+        return given
+    whole = json.loads(given)
+    with contextlib.suppress(OSError, ValueError), open(config.key["path"], encoding="ascii") as source:
+        server = whole["document"]["server"]
+        server["headers"] = {config.key["name"]: source.read().strip(), **(server.get("headers") or {})}
+    return json.dumps(whole).encode()
+
+
+def ask(config: Config, given: bytes) -> Tuple[List[Dict[str, Any]], List[str]]:
+    """(the results of every check, models that none asks). Raises Unavailable where there is nothing to ask, or to ask with."""
+    given = with_key(config, given)
     done = _run(config, given)
     if done.returncode == ENGINE_FAILED and b"is already in use" in done.stderr:
         # Nobody but this program has one of that name, and it holds the lock: a probe that was killed left it behind.
@@ -118,9 +132,13 @@ def ask(config: Config) -> List[Dict[str, Any]]:
         answer = json.loads(done.stdout.decode("utf-8", "replace").strip().rpartition("\n")[2])
         if "error" in answer:
             raise Unavailable("client", f"the image lacks it: {answer['error']}")
-        return [{key: one[key] for key in KEPT if key in one} for one in answer["checks"]]
+        found = [{key: one[key] for key in KEPT if key in one} for one in answer["checks"]]
+        unasked = [str(one) for one in answer.get("unasked", [])]
     except (ValueError, KeyError, TypeError):
         raise Unavailable("client", f"it ended with {done.returncode} and without a result: {words}") from None
+    if unasked and not found:
+        raise Unavailable("nothing", f"no check asks {', '.join(unasked)} anything: write check files, or take the probe away")
+    return found, unasked
 
 
 def _run(config: Config, given: bytes) -> subprocess.CompletedProcess[bytes]:
@@ -147,12 +165,15 @@ def probe(config: Config, before: Mapping[str, Any]) -> Dict[str, Any]:
         "seconds": 0,
         "paused": paused(config, began),
         "unavailable": None,
+        "document": None,
+        "unasked": [],
         "checks": [],
     }
     if state["paused"]:
         return state
     try:
-        state["checks"] = ask(config)
+        state["document"], given = document(config.document)
+        state["checks"], state["unasked"] = ask(config, given)
         state["last_run"] = began
     except Unavailable as unavailable:
         state["unavailable"] = {"reason": unavailable.reason, "why": unavailable.why}
@@ -161,7 +182,7 @@ def probe(config: Config, before: Mapping[str, Any]) -> Dict[str, Any]:
     wrong = state["unavailable"] or not all(one["ok"] for one in state["checks"])
     state["paused"] = paused(config, time.time()) if wrong else None
     if state["paused"]:
-        state.update(unavailable=None, checks=[], last_run=before.get("last_run", 0))
+        state.update(unavailable=None, unasked=[], checks=[], last_run=before.get("last_run", 0))
     return state
 
 
@@ -185,6 +206,7 @@ def page(state: Mapping[str, Any]) -> str:
     }
     if state["last_run"] == state["at"]:
         found["npufleet_checks"] = [({}, len(checks))]
+        found["npufleet_models_unasked"] = [({}, len(state["unasked"]))]
         found["npufleet_checks_failed"] = [({}, sum(not good for good, _seconds in checks.values()))]
         found["npufleet_probe_duration_seconds"] = [({}, state["seconds"])]
     lines = []
@@ -231,6 +253,7 @@ def words(state: Mapping[str, Any]) -> str:
     failed = [f"  {one['name']}: {one['why']}" for one in state["checks"] if not one["ok"]]
     count = len(state["checks"])
     lines = [f"{count - len(failed)} of {count} checks passed in {state['seconds']:g} s", *failed[:SHOWN]]
+    lines += ["  no check asks anything of " + ", ".join(state["unasked"])] if state["unasked"] else []
     return "\n".join(lines + ([f"  and {len(failed) - SHOWN} more"] if len(failed) > SHOWN else []))
 
 

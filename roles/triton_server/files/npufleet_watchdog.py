@@ -24,9 +24,16 @@ from datetime import datetime
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 ENGINE = "/var/run/docker.sock"
-# Whoever changes what the server serves holds the lock to make the mark; while it is there and young, nothing is done.
+# Whoever takes the lease of the host holds the lock to write it; while it is there, nothing is done.
 LOCK = "/run/npufleet-watchdog.lock"
-DEPLOYMENT = "/run/npufleet-deployment"
+LEASE = "lease.json"
+# While it is there a container is being exchanged, and nothing may serve
+REPLACEMENT = "replacement.json"
+# Ends a change whose run is gone; its exit code while that may still be at it
+CHANGE = "/usr/local/lib/npufleet/npufleet_change.pyz"
+BUSY = 75
+# Seconds between two such calls, and without a sign of a run before there is any: each starts a Python of its own
+CALL, QUIET = 10.0, 60.0
 # The kernel keeps 15 characters of triton_python_backend_stub.
 STUB = "triton_python_b"
 # Up to here Triton starts a dead stub anew by itself, and one that is killed in the midst of a request takes the server with it.
@@ -34,6 +41,8 @@ LAST_TO_RESTART_STUBS = (2, 46)
 # Requests that never reached the model say nothing about it.
 NEVER_RUN = ("REJECTED", "CANCELED")
 WORK = ("nv_inference_request_success", "nv_inference_count", "nv_inference_exec_count")
+# What the path of a request cannot hold as it is
+UNASKABLE = re.compile(r"[\x00-\x20\x7f/?#\ud800-\udfff]")
 HOUR = 3600.0
 # The longest pause, and one that is long enough to call for hands
 LONGEST, LONG = 24 * HOUR, 600.0
@@ -41,6 +50,8 @@ LONGEST, LONG = 24 * HOUR, 600.0
 RELAPSE = 900.0
 # Seconds: for one answer; for the processes of an unloaded model to end
 ANSWER, SETTLE = 5.0, 10.0
+# The server's port inside the container; seconds that a client there takes to start
+GRPC_PORT, START = 8001, 60.0
 KEPT = 50
 
 Labels = Dict[str, str]
@@ -69,7 +80,10 @@ class Config(NamedTuple):
     load_limit: float
     stop_limit: float
     free_limit: float
-    deployment_limit: float
+    # Of the server's restricted APIs: the name of its header, and the file of the host and of the container that holds it
+    key: Optional[Dict[str, str]]
+    # What python3 in the container asks for loads with; None where the server is asked over HTTP
+    client: Optional[str]
 
 
 class Reading(NamedTuple):
@@ -86,6 +100,28 @@ class Reading(NamedTuple):
     # {model: names of instances without a process}
     dead: Dict[str, List[str]]
     ensembles: Tuple[str, ...] = ()
+    # Models that no request can name
+    nameless: Tuple[str, ...] = ()
+
+
+class Stub(NamedTuple):
+    """A process of the python backend: the file that it runs, and the name of its instance, which other models may have too."""
+
+    code: str
+    instance: str
+
+
+class Served(NamedTuple):
+    """A version that is READY and whose instances are processes."""
+
+    model: str
+    version: str
+    file: str
+    instances: Tuple[str, ...]
+
+    def runs(self, stub: Stub) -> bool:
+        """Whether this process is of this version, by where its code lies."""
+        return stub.code.endswith(f"/{self.model}/{self.version}/{self.file}")
 
 
 class Finding(NamedTuple):
@@ -104,11 +140,12 @@ class Failure(Exception):
 def parse(text: str) -> Page:
     """A page of metrics as {name: [(labels, value)]}; lines that are none are passed over."""
     page: Page = {}
-    for line in text.splitlines():
+    # Not splitlines(): the name of a model may have what Python takes for the end of a line.
+    for line in text.split("\n"):
         match = re.match(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)", line)
         if match:
             pairs = re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', match[2] or "")
-            labels = {name: re.sub(r"\\(.)", r"\1", value) for name, value in pairs}
+            labels = {name: re.sub(r"\\(.)", lambda one: "\n" if one[1] == "n" else one[1], value) for name, value in pairs}
             with contextlib.suppress(ValueError):
                 page.setdefault(match[1], []).append((labels, float(match[3])))
     return page
@@ -303,6 +340,12 @@ class Ledger:
             say(f"{why}: see `df {self.path}`", 4)
 
 
+class _Connection(http.client.HTTPConnection):
+    def _encode_request(self, request: str) -> bytes:
+        """Triton decodes nothing of a path: a name is its own bytes there, and quoted it would be another name."""
+        return request.encode()
+
+
 class _UnixConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -315,6 +358,8 @@ class Host:
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        # When the run that holds the lease is looked for again
+        self._call_at = 0.0
 
     # Reading
 
@@ -328,8 +373,9 @@ class Host:
         life, age = facts["Id"] + state["StartedAt"], _age(state["StartedAt"])
         metrics = self._metrics()
         index = self.index() if metrics is not None else None
-        dead, ensembles = self._dead(int(state["Pid"]), index or {})
-        return Reading(now, life, age, metrics, index, dead, ensembles)
+        ready, ensembles = self._ready(index or {})
+        nameless = tuple(sorted(model for model in index or {} if not _can_be_asked(model)))
+        return Reading(now, life, age, metrics, index, self._dead(int(state["Pid"]), ready), ensembles, nameless)
 
     def container(self) -> Optional[Dict[str, Any]]:
         """`docker inspect`, None where there is no such container."""
@@ -338,18 +384,28 @@ class Host:
             raise Failure(f"the engine answers {status}: {facts}")
         return facts if status == 200 else None
 
-    def _engine(self, method: str, resource: str, timeout: float = 20.0) -> Tuple[int, Any]:
-        return self._exchange(_UnixConnection("localhost", timeout=timeout), method, resource)
+    def _engine(self, method: str, resource: str, timeout: float = 20.0, body: str = "") -> Tuple[int, Any]:
+        headers = {"Content-Type": "application/json"} if body else {}
+        return self._exchange(_UnixConnection("localhost", timeout=timeout), method, resource, body, headers)
 
     def _server(self, method: str, resource: str, timeout: float = ANSWER, body: str = "") -> Tuple[int, Any]:
-        connection = http.client.HTTPConnection(self._config.address, self._config.http_port, timeout=timeout)
-        return self._exchange(connection, method, resource, body)
+        connection = _Connection(self._config.address, self._config.http_port, timeout=timeout)
+        return self._exchange(connection, method, resource, body, self._key())
+
+    def _key(self) -> Dict[str, str]:
+        """The header that opens restricted APIs; another key needs no other watchdog."""
+        if self._config.key:
+            with contextlib.suppress(OSError, ValueError), open(self._config.key["path"], encoding="ascii") as source:
+                return {self._config.key["name"]: source.read().strip()}
+        return {}
 
     @staticmethod
-    def _exchange(connection: http.client.HTTPConnection, method: str, resource: str, body: str = "") -> Tuple[int, Any]:
+    def _exchange(
+        connection: http.client.HTTPConnection, method: str, resource: str, body: str = "", headers: Optional[Dict[str, str]] = None
+    ) -> Tuple[int, Any]:
         """(status, JSON or text) of one exchange; status 0 and the reason where there was none."""
         try:
-            connection.request(method, resource, body=body or None)
+            connection.request(method, resource, body=body or None, headers=headers or {})
             answer = connection.getresponse()
             raw = answer.read().decode("utf-8", "replace")
         except (OSError, http.client.HTTPException) as error:
@@ -358,7 +414,7 @@ class Host:
             connection.close()
         try:
             return answer.status, json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             return answer.status, raw
 
     def _metrics(self) -> Optional[Page]:
@@ -375,55 +431,101 @@ class Host:
             return None
         index: Dict[str, Dict[str, str]] = {}
         for one in found:
-            index.setdefault(one["name"], {})[str(one.get("version", "-"))] = one.get("state", "")
+            if isinstance(one, dict) and isinstance(one.get("name"), str):
+                index.setdefault(one["name"], {})[str(one.get("version", "-"))] = str(one.get("state", ""))
         return index
 
-    def _dead(self, init: int, index: Dict[str, Dict[str, str]]) -> Tuple[Dict[str, List[str]], Tuple[str, ...]]:
-        """({model: its instances that have no process}, ensembles) of the models that are READY."""
-        wanted: Dict[str, List[str]] = {}
-        ensembles = []
+    def _ready(self, index: Dict[str, Dict[str, str]]) -> Tuple[List[Served], Tuple[str, ...]]:
+        """(versions that are READY and have processes, ensembles)."""
+        served, ensembles = [], []
         for model, versions in index.items():
-            for version in [version for version, state in versions.items() if state == "READY"]:
+            for version, state in versions.items():
+                if state != "READY" or not version.isdigit() or not _can_be_asked(model):
+                    continue
                 status, config = self._server("GET", f"/v2/models/{model}/versions/{version}/config")
                 if status != 200 or not isinstance(config, dict):
                     continue
                 if config.get("platform") == "ensemble":
                     ensembles.append(model)
                 elif _in_processes(config):
-                    wanted.setdefault(model, []).extend(
-                        "{}_{}".format(group.get("name"), number)
-                        for group in config.get("instance_group") or []
-                        for number in range(int(group.get("count") or 0))
-                        # A group on GPUs has other names
-                        if group.get("kind") in ("KIND_CPU", "KIND_MODEL")
-                    )
-        alive = collections.Counter(self.stubs(init).values()) if wanted else {}
-        asked = collections.Counter(name for names in wanted.values() for name in names)
-        lacking = {name for name in asked if asked[name] > alive[name]}
-        dead = {model: sorted(lacking & set(names)) for model, names in wanted.items()}
-        return {model: names for model, names in dead.items() if names}, tuple(ensembles)
+                    file = str(config.get("default_model_filename") or "model.py")
+                    served.append(Served(model, version, file, tuple(_instances(config))))
+        return served, tuple(ensembles)
+
+    def _dead(self, init: int, ready: List[Served]) -> Dict[str, List[str]]:
+        """{model: its instances that have no process}."""
+        stubs = self.stubs(init) if ready else {}
+        own, others = self._shares(stubs, ready)
+        away = [one for one in ready if one not in own]
+        alive = collections.Counter(stubs[pid].instance for pid in others)
+        asked = collections.Counter(name for one in away for name in one.instances)
+        dead: Dict[str, Set[str]] = {}
+        for one in ready:
+            if one in own:
+                lacking = set(collections.Counter(one.instances) - collections.Counter(stubs[pid].instance for pid in own[one]))
+            else:
+                lacking = {name for name in one.instances if asked[name] > alive[name]}
+            dead.setdefault(one.model, set()).update(lacking)
+        return {model: sorted(names) for model, names in dead.items() if names}
+
+    def _shares(self, stubs: Dict[int, Stub], ready: List[Served]) -> Tuple[Dict[Served, Set[int]], Set[int]]:
+        """({version: its processes}, processes that may be of any other version).
+
+        Code out of an object store lies in a directory of Triton's own, whose name tells nothing of the model.
+        """
+        home = self._config.root + "/served/"
+        found = {one: {pid for pid, stub in stubs.items() if one.runs(stub)} for one in ready}
+        own = {one: pids for one, pids in found.items() if pids or os.path.lexists(home + one.model)}
+        told = {pid for pids in own.values() for pid in pids}
+        return own, {pid for pid, stub in stubs.items() if pid not in told and not stub.code.startswith(home)}
+
+    def _processes(self, init: int, model: str) -> Set[int]:
+        """Processes that are surely this model's: none where another one's may be among them."""
+        ready = self._ready(self.index() or {})[0]
+        stubs = self.stubs(init)
+        own, others = self._shares(stubs, ready)
+        mine = [one for one in ready if one.model == model]
+        pids = {pid for one in mine for pid in own.get(one, ())}
+        names = {name for one in mine if one not in own for name in one.instances}
+        if any(names & set(one.instances) for one in ready if one.model != model and one not in own):
+            return pids
+        return pids | {pid for pid in others if stubs[pid].instance in names}
 
     @staticmethod
-    def stubs(init: int) -> Dict[int, str]:
-        """{process: instance} of the living stubs of the container whose first process is `init`."""
+    def stubs(init: int) -> Dict[int, Stub]:
+        """The living stubs of the container whose first process is `init`, by process."""
         found = {}
         for pid in filter(str.isdigit, os.listdir("/proc")):
-            words = _words(f"/proc/{pid}/cmdline") if _words(f"/proc/{pid}/comm") == [STUB] else []
-            # A dead one that nobody waited for has no words; the last word but one is the instance
-            if len(words) > 2 and _same_namespace(pid, str(init)):
-                found[int(pid)] = words[-2]
+            words = _words(f"/proc/{pid}/cmdline", "\0") if _words(f"/proc/{pid}/comm") == [STUB] else []
+            # A dead one that nobody waited for has no words. The first is the program's own, the last but one is the instance.
+            if len(words) > 3 and _same_namespace(pid, str(init)):
+                found[int(pid)] = Stub(words[1], words[-2])
         return found
 
     def paused(self) -> Optional[str]:
         """Why nothing is to be done, None where something may be."""
         if os.path.exists(self._config.root + "/maintenance.json"):
             return "maintenance"
+        return "deployment" if os.path.exists(f"{self._config.root}/{LEASE}") else None
+
+    def resume(self) -> Optional[str]:
+        """Put back what a run left that is gone; why nothing is to be done, None where that is over."""
+        if time.monotonic() < self._call_at or self._at_work():
+            return "deployment"
+        done = subprocess.run([sys.executable, "-I", CHANGE, "resume", self._config.root], capture_output=True, check=False)
+        for line in (done.stdout + done.stderr).decode("utf-8", "replace").splitlines():
+            print(line, flush=True)
+        self._call_at = time.monotonic() + CALL if done.returncode == BUSY else 0.0
+        return "deployment" if done.returncode == BUSY else self.paused()
+
+    def _at_work(self) -> bool:
+        """Whether the lease was renewed just now, as each call of its run does, and nothing is being exchanged."""
+        if os.path.exists(f"{self._config.root}/{REPLACEMENT}"):
+            return False
         try:
-            age = time.time() - os.stat(DEPLOYMENT).st_mtime
-        except OSError:
-            return None
-        # A run that broke off does not leave the server unwatched for ever
-        return "deployment" if 0 <= age < self._config.deployment_limit else None
+            return 0 <= time.time() - os.stat(f"{self._config.root}/{LEASE}").st_mtime < QUIET
+        except FileNotFoundError:
+            return False
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -446,11 +548,8 @@ class Host:
         if not facts:
             raise Failure("the container is gone")
         init = int(facts["State"]["Pid"])
-        status, config = self._server("GET", f"/v2/models/{model}/config")
-        groups = (config.get("instance_group") or []) if status == 200 else []
-        prefixes = tuple("{}_".format(group.get("name")) for group in groups)
-        before = {pid for pid, instance in self.stubs(init).items() if prefixes and re.sub(r"\d+$", "", instance) in prefixes}
-        self._control(model, "unload", ANSWER, '{"parameters": {"unload_dependents": false}}')
+        before = self._processes(init, model)
+        self._control(model, "unload", ANSWER)
         left = self._left(init, before, SETTLE)
         killed = ""
         # Where Triton starts stubs anew, killing one in the midst of a request ends the whole server.
@@ -467,7 +566,7 @@ class Host:
 
     def load(self, model: str) -> None:
         """Load a model, and see that it is."""
-        self._control(model, "load", self._config.load_limit, "{}")
+        self._control(model, "load", self._config.load_limit)
         states = (self.index() or {}).get(model) or {}
         if "READY" not in states.values():
             raise Failure(f"it is {', '.join(states.values()) or 'not there'} after the load")
@@ -481,11 +580,34 @@ class Host:
             left &= set(self.stubs(init))
         return left
 
-    def _control(self, model: str, verb: str, timeout: float, body: str) -> None:
-        status, answer = self._server("POST", f"/v2/repository/models/{model}/{verb}", timeout, body)
-        if status != 200:
-            reason = answer.get("error") if isinstance(answer, dict) else answer
-            raise Failure(f"Triton would not {verb} it (status {status}: {_line(reason)})")
+    def _control(self, model: str, verb: str, timeout: float) -> None:
+        """Have the server load or unload a model: over gRPC, as a load over HTTP keeps a thread from the clients of others."""
+        if self._config.client is None:
+            if not _can_be_asked(model):
+                raise Failure(f"no request over HTTP can name it, so Triton cannot be told to {verb} it")
+            status, answer = self._server("POST", f"/v2/repository/models/{model}/{verb}", timeout, "{}")
+            code, reason = ("OK" if status == 200 else str(status)), answer.get("error") if isinstance(answer, dict) else answer
+        else:
+            code, reason = self._inside(self._config.client, {"verb": verb, "model": model, "timeout": timeout})
+        if code != "OK":
+            raise Failure(f"Triton would not {verb} it (status {code}: {_line(reason)})")
+
+    def _inside(self, client: str, asked: Dict[str, Any]) -> Tuple[str, str]:
+        """(gRPC's code, Triton's words): python3 asks in the container, where it reads the key, too."""
+        given = json.dumps({**asked, "key": self._config.key, "port": GRPC_PORT})
+        command = {"AttachStdout": True, "AttachStderr": True, "Cmd": ["python3", "-c", client, given]}
+        status, made = self._engine("POST", f"/containers/{self._config.container}/exec", body=json.dumps(command))
+        if status != 201 or not isinstance(made, dict):
+            raise Failure(f"the engine would not run a client in the container: {_line(made)}")
+        start = json.dumps({"Detach": False, "Tty": False})
+        status, said = self._engine("POST", f"/exec/{made['Id']}/start", asked["timeout"] + START, start)
+        # Each piece of the engine's stream has a head of eight bytes; the answer is one of them.
+        found = re.search(r'\{"code": .*\}', str(said)) if status == 200 else None
+        try:
+            answer = json.loads(found[0] if found else "")
+            return str(answer["code"]), str(answer["words"])
+        except (ValueError, KeyError):
+            raise Failure(f"the client in the container gave no answer: {_line(said)}") from None
 
     def stop(self, identity: str) -> None:
         """Stop the container, as patiently as it says itself."""
@@ -530,12 +652,15 @@ class Watchdog:
     def __init__(self, config: Config, host: Host, ledger: Ledger, judge: Judge) -> None:
         self._config, self._host, self._ledger, self._judge = config, host, ledger, judge
         self._said: Optional[str] = None
+        self._nameless: Tuple[str, ...] = ()
         # When the container was restarted, until the server answers again
         self._acted: Optional[float] = None
 
     def round(self) -> None:
         """One look, and at most one action."""
         paused = self._host.paused()
+        if paused == "deployment":
+            paused = self._host.resume()
         self._ledger.note(paused=paused)
         if paused:
             self._judge.forget()
@@ -549,6 +674,7 @@ class Watchdog:
             self._once(f"found {failure}, wanted to look at the container: see `systemctl status docker`", 4)
             self._judge.forget()
             return
+        self._tell_nameless(reading)
         findings = self._judge.judge(reading)
         if not findings:
             self._well(reading)
@@ -563,6 +689,15 @@ class Watchdog:
         with self._host.alone():
             if not self._host.paused():
                 self._act(findings[0], reading)
+
+    def _tell_nameless(self, reading: Reading) -> None:
+        """Say once which models cannot be looked at as the others are."""
+        if reading.models is None or reading.nameless == self._nameless:
+            return
+        self._nameless = reading.nameless
+        for model in reading.nameless:
+            found = "found a name with a space, a control character, / ? or #, which no request over HTTP can carry"
+            say(f"model {model}: {found}, wanted one that can be asked for: its processes are not watched until it is renamed", 4)
 
     def _well(self, reading: Reading) -> None:
         if reading.metrics is None:
@@ -686,6 +821,22 @@ def _in_processes(config: Dict[str, Any]) -> bool:
     return config.get("backend") == "python" or str(config.get("runtime")).endswith(".py")
 
 
+def _instances(config: Dict[str, Any]) -> List[str]:
+    """Names of a model's instances; those of a group on GPUs are others."""
+    groups = config.get("instance_group")
+    return [
+        "{}_{}".format(group.get("name"), number)
+        for group in (groups if isinstance(groups, list) else [])
+        if isinstance(group, dict) and group.get("kind") in ("KIND_CPU", "KIND_MODEL") and isinstance(group.get("count"), int)
+        for number in range(group["count"])
+    ]
+
+
+def _can_be_asked(model: str) -> bool:
+    """Whether a path can hold this name, of which Triton takes every byte as it is."""
+    return bool(model) and not UNASKABLE.search(model)
+
+
 def _sentence(finding: Finding) -> str:
     of = f"model {finding.model}: " if finding.model else ""
     return f"{of}found {finding.found}, wanted {finding.wanted}"
@@ -695,11 +846,11 @@ def _line(words: Any) -> str:
     return " ".join(str(words).split())[:200]
 
 
-def _words(path: str) -> List[str]:
-    """What a file of /proc holds, in words; nothing of a process that is gone."""
+def _words(path: str, end: str = "\n") -> List[str]:
+    """What a file of /proc holds, by what each piece ends with; nothing of a process that is gone."""
     try:
         with open(path, "rb") as source:
-            return source.read().replace(b"\0", b" ").decode("utf-8", "replace").split()
+            return source.read().decode("utf-8", "replace").split(end)[:-1]
     except OSError:
         return []
 
@@ -719,7 +870,10 @@ def _age(started: str) -> float:
 
 def say(words: str, level: int = 6) -> None:
     """One line to the journal, with syslog's level: 3 error, 4 warning, 6 information."""
-    print(f"<{level}>{words}", flush=True)
+    # What a server calls its models is not to begin a line of its own.
+    line = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in words)
+    sys.stdout.buffer.write(f"<{level}>{line}\n".encode())
+    sys.stdout.buffer.flush()
 
 
 def notify(state: str) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import conftest
 import pytest
 import yaml
-from conftest import INVENTORY, NPU_HOSTS, ROOT, ask, connect, events, inspect, now, playbook
+from conftest import INVENTORY, NPU_HOSTS, ROOT, ask, connect, containers, events, inspect, now, playbook
+from test_3_reboot import wait_for
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
 # A copy of the inventory, as deep, for adopt.yml to write into: other scenarios read the lab's own meanwhile
@@ -45,7 +46,7 @@ with open("/run/client.log", "w") as log:
     while not os.path.exists("/run/client.stop"):
         began = time.monotonic()
         try:
-            answer = json.loads(urllib.request.urlopen(url, body.encode(), timeout=2).read())["outputs"][0]["data"]
+            answer = json.loads(urllib.request.urlopen(url, body.encode(), timeout=30).read())["outputs"][0]["data"]
             print(time.monotonic(), hashlib.sha256(json.dumps(answer).encode()).hexdigest(), file=log, flush=True)
         except (OSError, ValueError):
             pass
@@ -73,7 +74,7 @@ class Client:
 
     def wait(self, more: int) -> None:
         """Until it has been answered this many times more."""
-        wanted, deadline = len(self.lines()) + more, time.monotonic() + 120
+        wanted, deadline = len(self.lines()) + more, time.monotonic() + 600
         while len(self.lines()) < wanted:
             assert time.monotonic() < deadline, "the server does not answer"
             time.sleep(0.1)
@@ -91,16 +92,21 @@ READY = "python3 -c \"import urllib.request as u; u.urlopen('http://127.0.0.1:80
 
 
 def wait_until_ready(host) -> None:
-    deadline = time.monotonic() + 120
-    while host.run(READY).rc:
-        assert time.monotonic() < deadline, "the hand-made server does not serve"
-        time.sleep(0.2)
+    wait_for(lambda: host.run(READY).rc == 0)
 
 
 def serve(host, name: str) -> None:
     """The guide's last step: the server is started inside the container that runs a shell."""
-    host.check_output(f"docker exec --detach {name} {SERVER}")
-    wait_until_ready(host)
+
+    def served() -> bool:
+        if host.run(READY).rc == 0:
+            return True
+        # On a slow machine a stub may miss Triton's time limit for its start, which ends the server: hands start it again
+        if host.run("pgrep --exact tritonserver").rc:
+            host.check_output(f"docker exec --detach {name} {SERVER}")
+        return False
+
+    wait_for(served)
 
 
 def clear(host) -> None:
@@ -187,7 +193,7 @@ def test_models_in_the_containers_own_layer_are_read_too(host, place):
     name = by_hand(host)
     host.check_output(f"docker exec {name} cp --recursive {REPOSITORY} /models")
     host.check_output("pkill --signal INT --exact tritonserver")
-    host.check_output("timeout 60 sh -c 'while pgrep --exact tritonserver; do sleep 0.05; done'")
+    host.check_output("timeout 600 sh -c 'while pgrep --exact tritonserver; do sleep 0.05; done'")
     host.check_output(f"docker exec --detach --workdir / {name} tritonserver --model-repository models")
     wait_until_ready(host)
     run = adopt(*written(place))
@@ -203,7 +209,7 @@ def test_the_guides_container_is_adopted_within_one_restart(host, place):
     with Client(host) as restart:
         # As hands do it: Ctrl-C, and the same command again. The engine's restart would not tell the server, but kill it.
         host.check_output("pkill --signal INT --exact tritonserver")
-        host.check_output("timeout 60 sh -c 'while pgrep --exact tritonserver; do sleep 0.05; done'")
+        host.check_output("timeout 600 sh -c 'while pgrep --exact tritonserver; do sleep 0.05; done'")
         serve(host, name)
     since = now(host)
     with Client(host) as adoption:
@@ -212,13 +218,14 @@ def test_the_guides_container_is_adopted_within_one_restart(host, place):
     print(f"restart by hand {restart.pause:.1f} s, adoption {adoption.pause:.1f} s")
     # Nobody waits for more than the old server's end and the new one's start: what takes time lies before.
     trail = [(what, one) for what, one in events(host, since) if one.startswith("triton")]
-    ended, started = trail.index(("die", "triton-previous")), trail.index(("start", "triton"))
+    # It has the managed one's name by then
+    ended, started = trail.index(("die", "triton")), trail.index(("start", "triton"))
     assert ("create", "triton-next") in trail[:ended]
     assert {what for what, _one in trail[ended + 1 : started]} <= {"rename", "kill", "stop", "exec_die"}, trail
     assert adoption.answers == restart.answers
     assert len(adoption.answers) == 1
-    assert host.check_output("docker ps --all --format '{{.Names}}'") == "triton"
-    assert inspect(host)["Config"]["Cmd"][0] == "tritonserver"
+    assert containers(host) == ["triton"]
+    assert "tritonserver" in inspect(host)["Config"]["Cmd"]
     assert yaml.safe_load(HOST_VARS.read_text())["triton_models"][0]["name"] == "resnet50"
     second = playbook("site.yml")
     assert second.code == 0, second.output
@@ -232,7 +239,7 @@ def test_a_server_that_is_its_containers_command_is_adopted_with_the_same_answer
         run = adopt(*written(place), "-e", "adopt_replace=true")
     assert run.code == 0, run.output
     assert len(adoption.answers) == 1
-    assert host.check_output("docker ps --all --format '{{.Names}}'") == "serving"
+    assert containers(host) == ["serving"]
 
 
 def test_a_container_that_does_not_serve_gives_way_to_the_hand_made_one(host, place):
@@ -244,7 +251,7 @@ def test_a_container_that_does_not_serve_gives_way_to_the_hand_made_one(host, pl
     assert run.code == 2, run.output
     assert "the one before it serves again" in run.output
     assert "was not adopted" in run.output
-    assert host.check_output("docker ps --all --format '{{.Names}}'") == name
+    assert containers(host) == [name]
     assert inspect(host, name)["Id"] == before
     assert len(client.answers) == 1
 
@@ -261,7 +268,7 @@ def test_other_answers_bring_the_hand_made_container_back(host, place):
     assert run.code == 2, run.output
     assert "resnet50/http/as before adoption" in run.output
     assert "values are off" in run.output
-    assert host.check_output("docker ps --all --format '{{.Names}}'") == name
+    assert containers(host) == [name]
     # What was served for a moment was the new one; what is served again is the old.
     assert len(client.answers) == 2
     second = adopt()
@@ -287,16 +294,14 @@ def test_models_that_the_inventory_does_not_have_are_not_dropped(host, place):
     assert run.code == 2, run.output
     assert "would be gone" in run.output
     assert "resnet50" in run.output
-    assert host.check_output("docker ps --all --format '{{.Names}}'") == name
+    assert containers(host) == [name]
 
 
 def test_of_two_containers_one_has_to_be_named(host, place):
     by_hand(host, "--name one")
     host.check_output("docker run --detach -ti --name two " + host.check_output("docker images -q npufleet/triton") + " bash")
     host.check_output("docker exec --detach two tritonserver --model-repository /tmp")
-    deadline = time.monotonic() + 120
-    while host.run("docker top two | grep tritonserver").rc:
-        assert time.monotonic() < deadline
+    wait_for(lambda: host.run("docker top two | grep tritonserver").rc == 0)
     run = adopt()
     assert run.code == 2, run.output
     assert "more than one container: one, two" in run.output

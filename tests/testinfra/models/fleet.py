@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from clients import Asked, Clients, doubling
-from conftest import LAB, ROOT, Run, connect, lose_power, playbook, playbook_process
+from conftest import LAB, ROOT, Run, connect, inspect, lose_power, playbook, playbook_process
 from test_3_reboot import wait_for
 from tritonclient import grpc as triton
 
@@ -108,6 +108,11 @@ class Fleet:
                 assert file.read_text().count(old) == 1, (name, path, old)
                 file.write_text(file.read_text().replace(old, new))
         return str(repository)
+
+    def lives(self) -> dict[str, str]:
+        """{mode: which run of which container answers}."""
+        found = {mode: inspect(host) for mode, host in self.hosts.items()}
+        return {mode: one["Id"] + one["State"]["StartedAt"] for mode, one in found.items()}
 
     def everywhere(self, command: str) -> None:
         """A command on every host, at once."""

@@ -125,7 +125,7 @@ def test_a_rollback_by_hand_holds_until_it_is_forgotten(place: Fleet, before: di
 def test_two_controllers_at_once_change_one_after_the_other(place: Fleet) -> None:
     first = place.begin(f"test -e {TRANSACTION}", "models.yml", models_repository=place.edited(alpha=[]))
     second = place.run("models.yml", models_repository=place.edited(edition=3, alpha=[]))
-    assert first.wait(60) == 0
+    assert first.wait(600) == 0
     assert second.code == 0, second.output
     place.wait_until_answered(edition=3, model="alpha")
     for host in place.hosts.values():

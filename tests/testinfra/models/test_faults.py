@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import LEASE
 from fleet import HOSTS, STORE, TRANSACTION, Fleet, address
 from stories import cells, judge, tells
 from test_3_reboot import wait_for
@@ -18,8 +19,6 @@ from test_4_watchdog import signal
 
 # The fixture `place`
 pytest_plugins = ["fleet"]
-# Seconds that a server is away at least when it was restarted, and at most where a mode or Triton leaves no other way
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 90
 # What a run says of a change that it took back
 PUT_BACK = r"the server does not serve what was asked for \(the releases before serve again\)"
 PYTHON = 'backend: "python"\n'
@@ -84,7 +83,7 @@ def models_that_answer_wrong(place: Fleet) -> Told:
             *((model, "put back", "proven") for model in ("alpha", "beta", "gamma")),
         ]
         assert not host.file(TRANSACTION).exists
-        assert not host.file("/run/npufleet-deployment").exists, "the watchdog is still held off"
+        assert not host.file(LEASE).exists, "the watchdog is still held off"
     return told
 
 
@@ -136,7 +135,7 @@ def _ask_for_ever(host: str) -> None:
 
 @pytest.mark.parametrize(("fault", "mode"), cells("lab"))
 def test_cell(fault: str, mode: str, place: Fleet) -> None:
-    judge(fault, mode, place, SHORTEST_PAUSE, LONGEST_PAUSE)
+    judge(fault, mode, place)
 
 
 def test_after_all_of_it_nothing_differs(place: Fleet) -> None:

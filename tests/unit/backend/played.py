@@ -18,7 +18,7 @@ Serve = Callable[..., Any]
 REFUSAL = "'get_response_sender' function must be called only when the model is using the decoupled transaction policy."
 
 
-def until(true: Callable[[], Any], seconds: float = 20.0) -> None:
+def until(true: Callable[[], Any], seconds: float = 120.0) -> None:
     """Wait for a condition; a test that waits in vain fails here."""
     end = time.monotonic() + seconds
     while not true():

@@ -28,7 +28,7 @@ class Gate(NPU):
         if self.closed:
             mine = float(a[0, 0])
             with self.turn:
-                assert self.turn.wait_for(lambda: self.open and mine == self._first(), timeout=20)
+                assert self.turn.wait_for(lambda: self.open and mine == self._first(), timeout=300)
                 self.open -= 1
                 self.ended.append(mine)
                 self.turn.notify_all()
@@ -106,7 +106,7 @@ class TestFlow:
         blocked.join(0.2)
         assert blocked.is_alive() and len(npu.runs) == 2
         npu.let(1)
-        blocked.join(20)
+        blocked.join(300)
         assert not blocked.is_alive()
         npu.let(3)
         until(lambda: all(one.sender.responses for one in asked))
@@ -200,5 +200,5 @@ def test_what_is_counted(gate: tuple[Gate, Any], families: Families) -> None:
     found = {name: families.value(f"rbln_{name}_total", **labels) for name in ("batches", "requests", "rows", "padding_rows")}
     assert found == {"batches": 1, "requests": 2, "rows": 3, "padding_rows": 1}
     assert families.value("rbln_errors_total", kind="too_large", **labels) == families.value("rbln_errors_total") == 1
-    assert 0 < families.value("rbln_device_seconds_total", **labels) < 20
+    assert families.value("rbln_device_seconds_total", **labels) > 0
     assert families.value("rbln_model_info", **labels) == 1

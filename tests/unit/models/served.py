@@ -19,7 +19,7 @@ REPOSITORY = ROOT / "model_repository"
 
 
 class TritonError:
-    INVALID_ARG, CANCELLED, INTERNAL = "invalid_arg", "cancelled", "internal"
+    INVALID_ARG, CANCELLED, INTERNAL, UNAVAILABLE = "invalid_arg", "cancelled", "internal", "unavailable"
 
     def __init__(self, message: str, code: str = "internal") -> None:
         self.message, self.code = message, code

@@ -170,12 +170,62 @@ def test_what_is_no_image_is_refused_in_one_line(preprocess: ModuleType, sent: b
     assert "\n" not in str(failure.value)
 
 
-@pytest.mark.parametrize("size", [(8000, 7000), (50_000_001, 1), (60000, 1), (1, 60000)])
+@pytest.mark.parametrize("size", [(8000, 7000), (25_000_001, 1), (5001, 5000), (60000, 1), (1, 60000)])
 def test_bombs_are_refused_by_their_header(preprocess: ModuleType, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]) -> None:
     monkeypatch.setattr(Image.Image, "resize", None)
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", None)
-    with pytest.raises(preprocess.ImageError, match=f"has {size[0]} x {size[1]} pixels, wanted at most 50000000, also with"):
+    with pytest.raises(preprocess.ImageError, match=f"has {size[0]} x {size[1]} pixels, wanted at most 25000000, also with"):
         preprocess.pixels(header_only(*size))
+
+
+def scans(count: int) -> bytes:
+    """A progressive JPEG whose last scan comes again and again: a few bytes each, and each goes over the whole picture."""
+    image = encoded(Image.new("L", (64, 64), 200), "JPEG", progressive=True)
+    last, end = image.rindex(b"\xff\xda"), image.rindex(b"\xff\xd9")
+    return image[:end] + image[last:end] * (count - image.count(b"\xff\xda")) + image[end:]
+
+
+def test_more_scans_than_any_encoder_makes_are_refused_before_anything_is_decoded(
+    preprocess: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert of_colour(preprocess.pixels(scans(64))) == [200, 200, 200]
+    assert of_colour(preprocess.pixels(encoded(Image.new("RGB", (64, 64), (9, 9, 9)), "JPEG", progressive=True))) == [9, 9, 9]
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", None)
+    with pytest.raises(preprocess.ImageError, match="has 65 scans, wanted at most 64"):
+        preprocess.pixels(scans(65))
+
+
+def test_more_bytes_than_the_limit_are_not_even_looked_at(preprocess: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = encoded(noise(300, 300))
+    assert preprocess.pixels(image, preprocess.Settings(max_bytes=len(image))).shape == (3, 224, 224)
+    monkeypatch.setattr(Image, "open", None)
+    with pytest.raises(preprocess.ImageError, match=f"has {len(image)} bytes, wanted at most {len(image) - 1}"):
+        preprocess.pixels(image, preprocess.Settings(max_bytes=len(image) - 1))
+    with pytest.raises(preprocess.ImageError, match="has 10000001 bytes, wanted at most 10000000"):
+        preprocess.pixels(bytes(10_000_001))
+
+
+LARGEST = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+import preprocess
+encoded = sys.stdin.buffer.read()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+preprocess.pixels(encoded)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "mode"), [(5000, 5000, "1"), (5000, 5000, "P"), (5000, 5000, "RGBA"), (5000, 5000, "LA"), (381, 1, "RGB")]
+)
+def test_largest_image_takes_the_memory_of_its_pixels_twice_at_most(width: int, height: int, mode: str) -> None:
+    """Four bytes a pixel is what Pillow keeps one in: what comes after decoding works on the small picture."""
+    image = Image.new(mode, (width, height))
+    sent = encoded(image, transparency=0) if mode == "P" else encoded(image)
+    command = [sys.executable, "-c", LARGEST, str(REPOSITORY / "image_decode/1")]
+    done = subprocess.run(command, input=sent, capture_output=True, check=True)
+    assert int(done.stdout) < 260, f"{len(sent)} bytes take {int(done.stdout)} MiB"
 
 
 def test_the_limit_of_pixels_is_the_operators(preprocess: ModuleType) -> None:
@@ -217,8 +267,8 @@ def test_a_corrupt_image_is_its_senders_error_alone(module: ModuleType) -> None:
 
 
 def test_parameters_decide(module: ModuleType) -> None:
-    model = load(module, resize="232", mean="0,0,0", std="1,1,1", max_pixels="1000")
-    assert model.settings == (232, (224, 224), (0, 0, 0), (1, 1, 1), 1000)
+    model = load(module, resize="232", mean="0,0,0", std="1,1,1", max_pixels="1000", max_bytes="99")
+    assert model.settings == (232, (224, 224), (0, 0, 0), (1, 1, 1), 1000, 99)
     assert load(module).settings == module.Settings()
 
 
@@ -232,6 +282,7 @@ def test_parameters_decide(module: ModuleType) -> None:
         ({"std": "1,1,0"}, "std is '1,1,0', wanted numbers above 0"),
         ({"std": "1,1,nan"}, "std is '1,1,nan', wanted 3 numbers"),
         ({"max_pixels": "0"}, "max_pixels is 0, wanted at least 1"),
+        ({"max_bytes": "0.5"}, "max_bytes is 0.5, wanted at least 1"),
         ({"mean": "a", "max_pixels": "b"}, "max_pixels is 'b', wanted a number; mean is 'a', wanted 3 numbers"),
     ],
 )

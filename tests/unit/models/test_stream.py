@@ -60,9 +60,9 @@ def model(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> Iterator[Any]:
     )
     made = []
 
-    def load(streams: str = "2") -> Any:
+    def load(streams: str = "2", waiting: str = "8") -> Any:
         one = module.TritonPythonModel()
-        config = json.dumps({"parameters": {"streams": {"string_value": streams}}})
+        config = json.dumps({"parameters": {"streams": {"string_value": streams}, "waiting": {"string_value": waiting}}})
         one.initialize({"model_name": "stream", "model_config": config})
         made.append(one)
         return one
@@ -82,13 +82,40 @@ def request(sender: Sender, text: str, count: int, wait: int | None = None) -> A
 def answers(model: Any, text: str, count: int, wait: int | None = None, sender: Sender | None = None) -> list[Any]:
     sender = sender or Sender()
     assert model.execute([request(sender, text, count, wait)]) is None
-    assert sender.ended.wait(10), "the stream has no end"
+    assert sender.ended.wait(300), "the stream has no end"
     return sender.sent
 
 
 def test_words_come_in_order_over_and_over(model: Any) -> None:
     words = ["하나".encode(), "둘".encode()]
     assert answers(model(), "하나 둘", 5) == [(words[index % 2], index) for index in range(5)]
+
+
+def test_streams_that_find_no_place_to_wait_are_refused_and_places_become_free(model: Any) -> None:
+    """The first stream is held open by a sender that waits; each after those that may wait is refused at once."""
+    go_on = threading.Event()
+
+    class Held(Sender):
+        def is_cancelled(self) -> bool:
+            go_on.wait(10)
+            return False
+
+    one = model(streams="1", waiting="2")
+    running, waiting, refused = Held(), [Sender(), Sender()], Sender()
+    one.execute([request(sender, "a", 1) for sender in (running, *waiting, refused)])
+    assert refused.ended.is_set() and refused.sent == [("unavailable", "stream: no more streams can wait, ask again later")]
+    assert not any(sender.ended.is_set() for sender in (running, *waiting))
+    go_on.set()
+    assert all(sender.ended.wait(10) and sender.sent == [(b"a", 0)] for sender in (running, *waiting))
+    one.streams.shutdown(wait=True)
+    assert [one.room.acquire(blocking=False) for _place in range(4)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(("count", "wait"), [(1_000_001, None), (2**31 - 1, 0), (3601, 1000), (2, 2_000_000)])
+def test_stream_without_an_end_in_sight_is_refused(model: Any, count: int, wait: int | None) -> None:
+    ((code, message),) = answers(model(), "a", count, wait)
+    assert code == served.TritonError.INVALID_ARG
+    assert message == f"stream: COUNT is {count} and WAIT_MS {wait or 0}, wanted at most 1000000 answers and 3600 s"
 
 
 def test_none_at_all_still_ends(model: Any) -> None:
@@ -98,7 +125,7 @@ def test_none_at_all_still_ends(model: Any) -> None:
 def test_a_wrong_request_is_refused_alone_with_every_reason(model: Any) -> None:
     bad, good = Sender(), Sender()
     model().execute([request(bad, " ", -1, -2), request(good, "a", 1)])
-    assert good.ended.wait(10) and bad.ended.is_set()
+    assert good.ended.wait(300) and bad.ended.is_set()
     assert good.sent == [(b"a", 0)]
     reasons = "TEXT has no word, wanted one at least; COUNT is -1, wanted 0 or more; WAIT_MS is -2, wanted 0 or more"
     assert bad.sent == [(served.TritonError.INVALID_ARG, f"stream: {reasons}")]
@@ -110,8 +137,8 @@ def test_a_cancelled_stream_ends_and_says_how_far_it_came(model: Any) -> None:
 
 
 def test_a_cancellation_does_not_wait_for_the_next_answer(model: Any) -> None:
-    sent = answers(model(), "a", 2, 3_600_000, Sender(cancelled_after=0))
-    assert sent == [(served.TritonError.CANCELLED, "stream: cancelled after 0 of 2")]
+    sent = answers(model(), "a", 1, 3_600_000, Sender(cancelled_after=0))
+    assert sent == [(served.TritonError.CANCELLED, "stream: cancelled after 0 of 1")]
 
 
 def test_as_many_streams_at_once_as_there_is_room_for(model: Any) -> None:
@@ -121,9 +148,9 @@ def test_as_many_streams_at_once_as_there_is_room_for(model: Any) -> None:
     loaded.execute([request(first, "a", 1, 3_600_000), request(second, "b", 1, 3_600_000), request(third, "c", 1)])
     assert not third.ended.wait(0.2)
     first.cancelled_after = 0
-    assert third.ended.wait(10) and third.sent == [(b"c", 0)]
+    assert third.ended.wait(300) and third.sent == [(b"c", 0)]
     second.cancelled_after = 0
-    assert second.ended.wait(10)
+    assert second.ended.wait(300)
 
 
 def test_a_stream_that_breaks_still_ends_and_its_sender_learns_no_path(model: Any, log: list[str]) -> None:

@@ -67,6 +67,24 @@ def test_a_template_without_a_place_is_refused(model: Any) -> None:
     assert response.error.message == "text: TEMPLATE lacks {text}, which each text takes the place of"
 
 
+def test_request_that_would_become_too_long_is_refused_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = served.module_of("text", monkeypatch, triton_string_to_numpy={"TYPE_INT32": np.int32}.__getitem__)
+    config = served.config_of("text")
+    assert config.parameters["max_characters"].string_value == "1000000"
+    config.parameters["max_characters"].string_value = "20"
+    small = served.start(module, config, served.REPOSITORY / "text")
+    assert answer(small, ["가".encode() * 5, b"abcd"], b"{text}-{text}") == (["가가가가가-가가가가가", "abcd-abcd"], [11, 9])
+    (response,) = small.execute([request([b"abcdef", b"abcd"], b"{text}-{text}", 1)])
+    assert response.error.message == "text: RESULT would have 22 characters before it is cut, wanted at most 20"
+    # 170 GB, of ten megabytes
+    (response,) = small.execute([request([b"x" * 100_000] * 100, b"{text}" * 17_000)])
+    assert response.error.code == served.TritonError.INVALID_ARG
+    assert "RESULT would have 170000000000 characters" in response.error.message
+    config.parameters["max_characters"].string_value = "0"
+    with pytest.raises(served.TritonModelException, match="model text: max_characters is '0', wanted a number of at least 1"):
+        served.start(module, config, served.REPOSITORY / "text")
+
+
 def test_golden_data_are_this_models(model: Any) -> None:
     """What the check file expects of every request that has to be answered is what the model answers."""
     document = inference_check.documents(["text"], [inference_check.CHECKS], [inference_check.GOLDEN], 0)

@@ -25,6 +25,8 @@ from .shared import ENDED, START, Views, attach
 LOAD_TIMEOUT_S = 300.0
 # Between attempts to start again, doubled each time.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+# For a process to be gone after it was killed.
+END_TIMEOUT_S = 5.0
 CODE = "import sys; sys.path[:] = sys.argv[3].split('\\n'); from npufleet_rbln.worker import main; main(sys.argv[1:])"
 
 
@@ -80,12 +82,12 @@ class Backing:
         self.process: Optional[subprocess.Popen[bytes]] = None
         self._given: Optional[Dict[int, Any]] = None
         self._mine = [one for one, _other in pairs]
-        others = [theirs, *(other for _one, other in pairs)]
-        try:
-            told = self._process(job, others) if isolated else self._threads(job, others)
-        except BaseException:
-            self.end()
-            raise
+        self._job, self._isolated = job, isolated
+        self._others = [theirs, *(other for _one, other in pairs)]
+
+    def start(self) -> None:
+        """Load. Where that fails, `end` has to follow, as where it succeeds: there may be a process."""
+        told = self._process(self._job, self._others) if self._isolated else self._threads(self._job, self._others)
         self.npu: str = told["npu"]
         self.source: str = told["source"]
         self.plan = Plan.from_dict(told["plan"])
@@ -157,7 +159,7 @@ class Backing:
             pass
         self.process.kill()
         try:
-            self.process.wait(5)
+            self.process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return False
         return True
@@ -249,6 +251,7 @@ class Device:
             self._broken.clear()
             try:
                 backing = Backing(self._job, self._isolated)
+                backing.start()
                 self.npu = backing.npu
                 if first.is_set():
                     backing.probe(self.timeout_s)
@@ -256,11 +259,13 @@ class Device:
                 why = error if isinstance(error, Fault) else self._unstarted(error)
                 self._why = why
                 if not first.is_set():
+                    if backing is not None:
+                        backing.end()
                     first.set()
                     return
-                if backing is not None:
-                    backing.end()
                 self._tell(True, str(why))
+                if backing is not None:
+                    self._bury(backing)
                 self._closing.wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
                 continue
@@ -273,10 +278,17 @@ class Device:
                 self._faulty = False
             self._watch(backing)
             self.backing = None
-            gone = backing.end(5.0 if self._closing.is_set() else 0.0)
-            while not gone and not self._closing.wait(LONGEST_PAUSE_S):
-                # It sleeps in the driver and holds the NPU: another one would only join it.
-                gone = backing.end()
+            self._bury(backing, 5.0 if self._closing.is_set() else 0.0)
+
+    def _bury(self, backing: Backing, seconds: float = 0.0) -> None:
+        """End it, and wait until it is gone: what sleeps in the driver holds the NPU, and another one would only join it."""
+        gone = backing.end(seconds)
+        if not gone and backing.process is not None:
+            why = f"NPU {self.npu}: its device process {backing.process.pid} does not end, not even killed"
+            self._why = Fault(f"{why}: see the vendor's tool, and restart the host", "timeout")
+            self._tell(True, str(self._why))
+        while not gone and not self._closing.wait(LONGEST_PAUSE_S):
+            gone = backing.end()
 
     def _unstarted(self, error: BaseException) -> Fault:
         if isinstance(error, TimeoutError):

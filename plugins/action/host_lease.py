@@ -1,0 +1,29 @@
+"""Controller side of host_lease: who wants the host, for how long, and what the host needs to end a change by itself."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Dict
+
+from ansible_collections.npufleet.triton.plugins.module_utils import runs
+from ansible_collections.npufleet.triton.plugins.module_utils.change import program
+from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
+
+
+class ActionModule(FleetAction):
+    """Asks once; waits only for a run that is not known to be over."""
+
+    def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
+        variables = self.variables(task_vars)
+        arguments = {"root": variables["npufleet_root"], **self._task.args, **runs.holder(host)}
+        if arguments.get("state", "held") != "held":
+            return self.ask("host_lease", arguments, task_vars)
+        arguments.setdefault("program", base64.b64encode(program.archive()).decode())
+        arguments.update(patience=int(variables["npufleet_lease_timeout"]), container=self.container(variables))
+        wait = int(arguments.get("wait", variables["npufleet_lease_wait"]))
+        result = self.ask("host_lease", {**arguments, "wait": 0}, task_vars)
+        if result.get("held_by") and wait:
+            # Who is at it may be a run of this machine that has ended, which nobody has to wait for
+            ended = {"ended": result["held_by"]} if runs.has_ended(result["held_by"]) else {}
+            result = self.ask("host_lease", {**arguments, "wait": wait, **ended}, task_vars)
+        return result

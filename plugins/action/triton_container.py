@@ -1,0 +1,17 @@
+"""Controller side of triton_container: who changes the host, and how long its container, its cards and its server may take."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+from ansible_collections.npufleet.triton.plugins.module_utils import runs
+from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
+
+
+class ActionModule(FleetAction):
+    """Fills in what the inventory says of the container."""
+
+    def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
+        variables = self.variables(task_vars)
+        arguments = {"root": variables["npufleet_root"], "container": self.container(variables), **self._task.args}
+        return self.ask("triton_container", {**arguments, **runs.holder(host)}, task_vars)

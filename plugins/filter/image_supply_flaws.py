@@ -1,0 +1,53 @@
+"""Filter image_supply_flaws: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: image_supply_flaws
+short_description: What a build would use that is not what the lock file keeps
+description:
+  - Compares base image and wheels of a build with those of the first one, which the lock file keeps.
+  - Where other requirements are asked for, only files of the same name are compared.
+version_added: 0.2.0
+author: The npufleet developers (@npufleet)
+options:
+  _input:
+    description: C(base), C(requirements) and C(wheels) of this build.
+    type: dict
+    required: true
+  locked:
+    description: The same of the first build, empty where there was none.
+    type: dict
+    required: true
+  lock_file:
+    description: Path of the lock file, for the message.
+    type: str
+    required: true
+  release:
+    description: The release, for the message.
+    type: str
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Refuse other wheels
+  ansible.builtin.assert:
+    that: supply | npufleet.triton.image_supply_flaws({}, '.npufleet.lock.json', '25.08') | length == 0
+"""
+
+RETURN = r"""
+_value:
+  description: Every reason; empty where nothing differs.
+  type: list
+"""
+
+from typing import Any, Callable, Dict
+
+from ansible_collections.npufleet.triton.plugins.module_utils import image_supply
+
+
+class FilterModule:
+    """Filters of the collection."""
+
+    def filters(self) -> Dict[str, Callable[..., Any]]:
+        return {"image_supply_flaws": image_supply.flaws}

@@ -1,0 +1,47 @@
+"""Filter image_wheel_constraints: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: image_wheel_constraints
+short_description: The versions of the packages that the lock file keeps
+description:
+  - Gives the locked version of each package as constraints of pip, so that a later build downloads the same wheels.
+version_added: 0.2.0
+author: The npufleet developers (@npufleet)
+options:
+  _input:
+    description: Requirements of this build.
+    type: list
+    elements: str
+    required: true
+  locked:
+    description: The supply that the lock file keeps, empty where there is none.
+    type: dict
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Write the constraints
+  ansible.builtin.copy:
+    content: "{{ ['numpy<2'] | npufleet.triton.image_wheel_constraints({}) }}"
+    dest: /tmp/constraints.txt
+    mode: "0600"
+"""
+
+RETURN = r"""
+_value:
+  description: Lines of a file of constraints; empty where other requirements are asked for than the locked ones.
+  type: str
+"""
+
+from typing import Any, Callable, Dict
+
+from ansible_collections.npufleet.triton.plugins.module_utils import image_supply
+
+
+class FilterModule:
+    """Filters of the collection."""
+
+    def filters(self) -> Dict[str, Callable[..., Any]]:
+        return {"image_wheel_constraints": image_supply.constraints}

@@ -1,0 +1,32 @@
+"""python3 npufleet_change.pyz resume ROOT: what a host does about a change whose run is gone, see resume.py.
+
+Exit code 0: nothing is under way, or it was ended; 75: its run may still be at it; 1: it could not be put back.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ansible_collections.npufleet.triton.plugins.module_utils.change.resume import resume
+
+BUSY = 75
+
+
+def main() -> int:
+    """Entry point; what it says goes to the journal, with syslog's level."""
+    if len(sys.argv) != 3 or sys.argv[1] != "resume":
+        print(__doc__, file=sys.stderr)
+        return 2
+    outcome = resume(sys.argv[2])
+    if outcome.busy:
+        return BUSY
+    if outcome.failed:
+        print(f"<3>{outcome.failed}", flush=True)
+        return 1
+    if outcome.did:
+        print(f"<4>{outcome.did}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

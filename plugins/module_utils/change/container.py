@@ -1,0 +1,377 @@
+"""The container of the server: replaced, put back, started and restarted, so that whoever comes after a kill can go on.
+
+Beside the container `<name>` there are at most two others. `<name>-next` is made and has not served. `<name>-previous` is the one
+that was proven last: it stays, stopped, until another one is proven. `replacement.json` says that a replacement is under way and
+how far it is; it is written before the first step and removed with the last.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+import urllib.parse
+from contextlib import suppress
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import last_words
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, http_json, text
+
+REPLACEMENT = "replacement.json"
+# How far a replacement is: one call makes every step in between. A container that was stopped for something else, such as another
+# driver, has to serve again, in its place or after it was replaced
+SWAPPING, SWAPPED, STOPPED = "swapping", "swapped", "stopped"
+SHAPE = {
+    # Who began it: the run's id, and a person
+    "run": str,
+    "by": str,
+    "since": str,
+    "phase": re.compile(f"{SWAPPING}|{SWAPPED}|{STOPPED}"),
+    # Whether the old container ran, its id, and the server that hands had started inside it
+    "ran": bool,
+    "old": shapes.TEXT_OR_NULL,
+    "inside": dict,
+}
+# A container that was left aside without a word
+UNKNOWN: Dict[str, Any] = {
+    "run": "?",
+    "by": "unknown",
+    "since": "unknown",
+    "phase": SWAPPED,
+    "ran": True,
+    "old": None,
+    "inside": {},
+}
+# A process that ended and was started again so often by the engine will not stay: one failed start may be bad luck
+KEEPS_ENDING = 3
+LOOK = 0.2
+# Seconds beyond the container's own patience in which the engine has to answer a stop
+ENGINE_EXTRA = 60.0
+
+
+class ContainerError(Exception):
+    """What the engine or the server refused, in words for an operator."""
+
+
+class Docker(Engine):
+    """The engine, asked to change containers."""
+
+    def inspect(self, name: str) -> Optional[Dict[str, Any]]:
+        """`docker inspect`, None for a container that is not there. Raises ContainerError when no engine answers."""
+        try:
+            found: Optional[Dict[str, Any]] = self.get(f"/containers/{urllib.parse.quote(name)}/json")
+        except (OSError, ValueError) as error:
+            raise ContainerError(f"the engine does not answer ({error}): see `systemctl status docker`") from error
+        return found
+
+    def order(self, method: str, resource: str, timeout: float, allowed: Tuple[int, ...] = (204, 304)) -> None:
+        """One change. Raises ContainerError with the engine's own words."""
+        connection = self.connection()
+        connection.timeout = timeout
+        try:
+            connection.request(method, resource)
+            answer = connection.getresponse()
+            body = answer.read().decode("utf-8", "replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise ContainerError(f"the engine did not answer {method} {resource}: {error or type(error).__name__}") from error
+        finally:
+            connection.close()
+        if answer.status not in allowed:
+            with suppress(ValueError, KeyError, TypeError):
+                body = json.loads(body)["message"]
+            raise ContainerError(f"the engine refused {method} {resource.partition('?')[0]}: {' '.join(body.split())[:500]}")
+
+    def stop(self, identity: str, patience: float) -> None:
+        """Stop it as patiently as it says itself; one that restarts in a loop stays ended."""
+        self.order("POST", f"/containers/{identity}/stop", patience + ENGINE_EXTRA)
+
+    def start(self, identity: str) -> None:
+        """Start it."""
+        self.order("POST", f"/containers/{identity}/start", ENGINE_EXTRA)
+
+    def rename(self, identity: str, name: str) -> None:
+        """Give it another name."""
+        self.order("POST", f"/containers/{identity}/rename?name={urllib.parse.quote(name)}", ENGINE_EXTRA)
+
+    def remove(self, identity: str) -> None:
+        """Take it away, running or not."""
+        self.order("DELETE", f"/containers/{identity}?force=true", ENGINE_EXTRA, (204, 404))
+
+    def kill(self, identity: str) -> None:
+        """End its first process; one that has ended is as good."""
+        self.order("POST", f"/containers/{identity}/kill", ENGINE_EXTRA, (204, 409))
+
+
+def read(root: str) -> Optional[Dict[str, Any]]:
+    """The replacement under way, None where there is none. One that cannot be read is one of which nothing more is known."""
+    found = shapes.read(os.path.join(root, REPLACEMENT), SHAPE)
+    if not found.there:
+        return None
+    return dict(UNKNOWN) if found.flaw else dict(found.content)
+
+
+def _write(root: str, entry: Mapping[str, Any]) -> None:
+    lease.write(os.path.join(root, REPLACEMENT), entry)
+
+
+def _close(root: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(os.path.join(root, REPLACEMENT))
+
+
+def broken_off(root: str, run: Optional[str] = None) -> bool:
+    """Whether a replacement, that of a run or any, ended between two steps that one call makes. Nothing serves then."""
+    entry = read(root)
+    return entry is not None and entry["phase"] == SWAPPING and run in (None, entry["run"])
+
+
+def open_replacement(engine: Docker, root: str, name: str) -> Optional[Dict[str, Any]]:
+    """What was not proven yet: the replacement that is written down, or a container that was left aside without one."""
+    entry = read(root)
+    if entry is None and engine.inspect(name + "-previous"):
+        entry = dict(UNKNOWN)
+    return entry
+
+
+def replace(
+    engine: Docker, root: str, run: lease.Holder, name: str, settings: Mapping[str, Any], inside: Optional[Mapping[str, Any]] = None
+) -> List[str]:
+    """Let `<name>-next` take the place of `<name>`, which stays as `<name>-previous` until `keep` or `put_back`.
+
+    `inside` is a server that hands started inside the old container: {"pid", "options" of docker exec, "command"}. A container that
+    nobody proved gives way for good: the one before it is still there. Raises ContainerError.
+    """
+    current, previous, upcoming = (engine.inspect(name + suffix) for suffix in ("", "-previous", "-next"))
+    if upcoming is None:
+        raise ContainerError(f"found no container {name}-next, wanted it made before it takes the place of {name}")
+    before = read(root)
+    ran = before["ran"] if before else bool(current and current["State"]["Running"]) or not current
+    old = (previous or current or {}).get("Id")
+    kept = before["inside"] if before and previous else dict(inside or {})
+    entry = {"run": run.run, "by": run.by, "since": lease.now(), "phase": SWAPPING, "ran": ran, "old": old, "inside": kept}
+    _write(root, entry)
+    done = []
+    if current:
+        # Before it gets another name: an engine does not rename what it is just about to start again
+        _end(engine, current, settings, {} if previous else inside or {})
+        if previous:
+            engine.remove(current["Id"])
+            done.append(f"removed {current['Id'][:12]}, which was never proven")
+        else:
+            engine.rename(current["Id"], name + "-previous")
+            done.append(f"stopped {current['Id'][:12]} and put it aside")
+        if not free(settings):
+            raise ContainerError(
+                f"found cards still held {settings['free_timeout']} s after the old container ended, wanted them free: see "
+                f"{settings['vendor_tool']} for who holds them, and load the module anew or reboot the host"
+            )
+    engine.rename(upcoming["Id"], name)
+    engine.start(upcoming["Id"])
+    _write(root, {**entry, "phase": SWAPPED})
+    return [*done, f"started {upcoming['Id'][:12]}"]
+
+
+def stop(engine: Docker, root: str, run: lease.Holder, name: str, settings: Mapping[str, Any]) -> bool:
+    """Stop the container for something else than its own change; `keep` once it is proven to serve again, or `put_back`."""
+    found = engine.inspect(name)
+    if not found or not found["State"]["Running"]:
+        return False
+    if read(root) is None and not engine.inspect(name + "-previous"):
+        _write(root, {**UNKNOWN, "run": run.run, "by": run.by, "since": lease.now(), "phase": STOPPED, "old": found["Id"]})
+    engine.stop(found["Id"], settings["stop_timeout"])
+    return True
+
+
+def _end(engine: Docker, container: Mapping[str, Any], settings: Mapping[str, Any], inside: Mapping[str, Any]) -> None:
+    """Stop a container. A server that hands started inside is told to end itself: stopping would not tell it, but kill it late."""
+    if inside:
+        pid = int(inside["pid"])
+        if not _is_server(pid):
+            raise ContainerError(f"found process {pid} to be no tritonserver, wanted the server that was looked at: look again")
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + settings["stop_timeout"]
+        while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        engine.kill(container["Id"])
+    engine.stop(container["Id"], settings["stop_timeout"])
+
+
+def free(settings: Mapping[str, Any]) -> bool:
+    """Wait until the vendor's tool lists no context any more: a start beside one can wedge the card. Without a tool it is free."""
+    deadline = time.monotonic() + settings["free_timeout"]
+    while True:
+        try:
+            done = subprocess.run([settings["vendor_tool"], "-j"], capture_output=True, timeout=20, check=False)
+        except (OSError, subprocess.SubprocessError):
+            return True
+        if b"ctx_id" not in done.stdout:
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(LOOK)
+
+
+def keep(engine: Docker, root: str, name: str) -> bool:
+    """The container is proven: take away the one before it. Returns whether there was anything to do."""
+    previous = engine.inspect(name + "-previous")
+    if previous:
+        engine.remove(previous["Id"])
+    opened = read(root) is not None
+    _close(root)
+    return bool(previous) or opened
+
+
+def put_back(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -> Optional[str]:
+    """Serve again with the container that was proven last: what was done, None where there is none to go back to.
+
+    Safe to do again at any point where it broke off. Raises ContainerError where the old one does not answer.
+    """
+    entry = open_replacement(engine, root, name)
+    current, previous = engine.inspect(name), engine.inspect(name + "-previous")
+    if entry is None or not (previous or (current and entry["old"] == current["Id"])):
+        # The first one ever: there is nothing else to serve with, and it is nobody's any more who broke off
+        if entry is not None and entry["phase"] == SWAPPING:
+            _write(root, {**entry, "phase": SWAPPED})
+        return None
+    if not previous and current and current["State"]["Running"] and _untouched(entry["inside"]):
+        # It broke off before the first step; or it runs again, and whoever stopped it has to prove that
+        if entry["phase"] == SWAPPING:
+            _drop(engine, name + "-next")
+            _close(root)
+        return None
+    if previous:
+        # Also of one that was left aside without a word: once it has its name back, only this tells that it has to serve
+        _write(root, {**entry, "old": previous["Id"], "phase": SWAPPING})
+        if current:
+            with suppress(ContainerError):
+                # Let it end by itself, where it does: it goes in any case
+                engine.stop(current["Id"], settings["stop_timeout"])
+            engine.remove(current["Id"])
+        engine.rename(previous["Id"], name)
+    _drop(engine, name + "-next")
+    old = _there(engine, name)
+    if entry["ran"]:
+        _serve_again(engine, old, entry["inside"], name, settings)
+    _close(root)
+    return f"the container {old['Id'][:12]} {'serves' if entry['ran'] else 'is there'} again"
+
+
+def _serve_again(engine: Docker, old: Mapping[str, Any], inside: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> None:
+    """Start the old container, and the server inside that hands had started, and wait until it serves."""
+    # Of a server inside that ended, the container may still be there
+    engine.stop(old["Id"], settings["stop_timeout"])
+    # Also when they are not free: the server that was there is worth the attempt
+    free(settings)
+    engine.start(old["Id"])
+    if inside:
+        _start_inside(name, inside)
+    wait_ready(engine, name, settings["ready_timeout"])
+
+
+def _untouched(inside: Mapping[str, Any]) -> bool:
+    """Whether the server inside, if there is one, has not ended."""
+    return not inside or _is_server(inside["pid"])
+
+
+def _drop(engine: Docker, name: str) -> None:
+    found = engine.inspect(name)
+    if found:
+        engine.remove(found["Id"])
+
+
+def _is_server(pid: Any) -> bool:
+    return "tritonserver" in (text(f"/proc/{pid}/comm") or "")
+
+
+def _start_inside(name: str, inside: Mapping[str, Any]) -> None:
+    """Start a server inside the container again, as hands had started it."""
+    command = ["docker", "exec", "--detach", *map(str, inside["options"]), name, *map(str, inside["command"])]
+    done = subprocess.run(command, capture_output=True, timeout=ENGINE_EXTRA, check=False)
+    if done.returncode:
+        raise ContainerError("the server inside could not be started again: " + done.stderr.decode("utf-8", "replace").strip())
+
+
+def restart(engine: Docker, name: str, settings: Mapping[str, Any]) -> None:
+    """Stop it, wait for the cards, start it. Also when they do not get free, which is raised after that."""
+    found = _there(engine, name)
+    engine.stop(found["Id"], settings["stop_timeout"])
+    released = free(settings)
+    engine.start(found["Id"])
+    if not released:
+        raise ContainerError(f"found cards still held {settings['free_timeout']} s after {name} was stopped, wanted them free")
+
+
+def start(engine: Docker, name: str, settings: Mapping[str, Any]) -> bool:
+    """Start it, if it does not run."""
+    found = _there(engine, name)
+    if found["State"]["Status"] == "running":
+        return False
+    # One that the engine starts again and again would be started between two looks
+    engine.stop(found["Id"], settings["stop_timeout"])
+    engine.start(found["Id"])
+    return True
+
+
+def _there(engine: Docker, name: str) -> Dict[str, Any]:
+    found = engine.inspect(name)
+    if found is None:
+        raise ContainerError(f"found no container {name}, wanted it to be there: somebody removed it meanwhile")
+    return found
+
+
+def endpoint(container: Mapping[str, Any]) -> Optional[Tuple[str, int]]:
+    """Where this host reaches the HTTP service of a container's server; None where it publishes none.
+
+    Out of the container itself and not of the inventory, which may want another port by now.
+    """
+    host = container.get("HostConfig") or {}
+    command = [str(one) for one in (container.get("Config") or {}).get("Cmd") or []]
+    port = next((one.split("=", 1)[1] for one in command if one.startswith("--http-port=")), "8000")
+    if host.get("NetworkMode") == "host":
+        return "127.0.0.1", int(port)
+    bound = (host.get("PortBindings") or {}).get(f"{port}/tcp") or []
+    for one in bound:
+        with suppress(ValueError, KeyError):
+            address = one.get("HostIp") or "0.0.0.0"
+            return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address), int(one["HostPort"])
+    return None
+
+
+def _is_ready(address: str, port: int) -> bool:
+    return http_json(address, port, "GET", "/v2/health/ready")[0] == 200
+
+
+def wait_ready(engine: Docker, name: str, timeout: float) -> None:
+    """Until the server is ready, or the container's process has ended, which is told at once. Raises ContainerError."""
+    deadline = time.monotonic() + timeout
+    while True:
+        found = _there(engine, name)
+        ended = ending(found)
+        if ended:
+            raise ContainerError(f"{ended}: {last_words(engine, name) or 'its log is empty'}")
+        at = endpoint(found)
+        if at is None or _is_ready(*at):
+            return
+        if time.monotonic() >= deadline:
+            raise ContainerError(
+                f"found {name} not ready on {at[0]}:{at[1]} within {timeout:.0f} s, wanted it to serve: see `docker logs {name}`"
+            )
+        time.sleep(LOOK)
+
+
+def ending(container: Mapping[str, Any]) -> Optional[str]:
+    """How the process of a container ended for good, or keeps ending; None while it may come up."""
+    state = container["State"]
+    count = container.get("RestartCount") or 0
+    if state["Status"] in ("exited", "dead"):
+        return f"its process ended with exit code {state['ExitCode']}"
+    if count >= KEEPS_ENDING:
+        return f"its process keeps ending ({count} times), the last time with exit code {state['ExitCode']}"
+    return None

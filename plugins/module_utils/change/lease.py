@@ -1,0 +1,272 @@
+"""Who changes a host: one lease, from the first change of a run to its last, kept on the host itself.
+
+`lease.json` says who and since when. It is live while a call of its run is at work, which a lock shows that the kernel lets go of
+with the process, and for `patience` seconds after the last call. Nobody else releases it: another run waits, or takes over what
+is no longer live. It does not outlive the boot in which it was taken, as the calls of its run do not.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from contextlib import contextmanager, suppress
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils import locks, shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.probe import text
+
+LEASE, LOCK, CALLS = "lease.json", "lease.lock", "lease.calls"
+# The watchdog holds it while it reloads or restarts, and looks for a lease before it begins
+WATCHDOG = "/run/npufleet-watchdog.lock"
+# Seconds that it may need for that
+WATCHDOG_WAIT = 900.0
+SHAPE = {
+    "run": str,
+    "by": str,
+    "since": str,
+    "boot": str,
+    "renewed": shapes.NUMBER,
+    "patience": shapes.NUMBER,
+    "maintenance": bool,
+    "container": dict,
+}
+# One that is not to be read: its run is not known, and it is not live
+UNREADABLE: Dict[str, Any] = {
+    "run": "?",
+    "by": "unknown",
+    "since": "unknown",
+    "boot": "",
+    "renewed": 0,
+    "patience": 0,
+    "maintenance": False,
+    "container": {},
+}
+
+
+class LeaseError(Exception):
+    """Why this run may not change the host."""
+
+
+class Held(LeaseError):
+    """Another run is at it: `run` is its id, None for the watchdog."""
+
+    def __init__(self, words: str, run: Optional[str]) -> None:
+        super().__init__(words)
+        self.run = run
+
+
+class Holder(NamedTuple):
+    """Who wants the host: the run's own id, a person at a controller, whether to work on a host in maintenance."""
+
+    run: str
+    by: str
+    maintenance: bool = False
+
+
+def boot() -> str:
+    """This boot: of the kernel, and of the first process, whose start tells it in a container that is a host."""
+    kernel = (text("/proc/sys/kernel/random/boot_id") or "").strip()
+    after_name = (text("/proc/1/stat") or "").rpartition(")")[2].split()
+    return f"{kernel}/{after_name[19] if len(after_name) > 19 else ''}"
+
+
+def now(at: Optional[float] = None) -> str:
+    """A time as the files of the host have it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+def read(root: str) -> Optional[Dict[str, Any]]:
+    """The lease, None where there is none. One that cannot be read counts: somebody was in the midst of a change."""
+    found = shapes.read(os.path.join(root, LEASE), SHAPE)
+    if not found.there:
+        return None
+    return dict(UNREADABLE) if found.flaw else dict(found.content)
+
+
+def write(path: str, value: Mapping[str, Any]) -> None:
+    """Write a JSON file in one piece, and on to the disk before it counts."""
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    with open(path + ".new", "w", encoding="utf-8") as sink:
+        json.dump(value, sink, indent=1, sort_keys=True)
+        sink.flush()
+        os.fsync(sink.fileno())
+    os.chmod(path + ".new", 0o644)
+    os.replace(path + ".new", path)
+
+
+def remaining(lease: Mapping[str, Any], at: float) -> float:
+    """Seconds for which the lease counts without another call of its run; 0 for one of another boot, or of the future."""
+    left = lease["renewed"] + lease["patience"] - at
+    return left if lease["boot"] == boot() and 0 < left <= lease["patience"] else 0.0
+
+
+def live(root: str, lease: Mapping[str, Any], ended: str = "") -> bool:
+    """Whether the run of the lease may still be at it. Of `ended`, which is known to be gone, only a call can be."""
+    return at_work(root) or (lease["run"] != ended and remaining(lease, time.time()) > 0)
+
+
+def at_work(root: str) -> bool:
+    """Whether a call of the run that holds the lease has not ended."""
+    try:
+        with open(os.path.join(root, CALLS), "rb") as calls:
+            fcntl.flock(calls, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+@contextmanager
+def _flocked(path: str, deadline: float, busy: str) -> Iterator[None]:
+    """Hold the lock of a file. Raises Held with `busy` at the deadline."""
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    # Root's alone: whoever can open it can lock it
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as lock:
+        if not locks.take(lock, deadline):
+            raise Held(busy, None)
+        yield
+
+
+@contextmanager
+def _locked(root: str) -> Iterator[None]:
+    """Nobody else reads or writes the lease meanwhile. It is held for moments alone."""
+    path = os.path.join(root, LOCK)
+    with _flocked(path, time.monotonic() + 60, f"found {path} locked for 60 s, wanted to read the lease: see `fuser {path}`"):
+        yield
+
+
+def watchdog_idle() -> Any:
+    """Hold the watchdog's lock: what it was doing has ended, and it begins nothing."""
+    return _flocked(
+        WATCHDOG,
+        time.monotonic() + WATCHDOG_WAIT,
+        f"found the watchdog at work for {WATCHDOG_WAIT:.0f} s, wanted it to end: see journalctl --unit npufleet-watchdog",
+    )
+
+
+def in_maintenance(mark: str) -> Optional[str]:
+    """Why a host is in maintenance, None for one that is not. A mark that cannot be read counts."""
+    found = text(mark)
+    if found is None:
+        return None
+    with suppress(ValueError, KeyError, TypeError):
+        mark_of = json.loads(found)
+        return f"{mark_of['reason']} ({mark_of['by']} since {mark_of['since']})"
+    return f"the mark {mark} is there"
+
+
+def refuse_maintenance(root: str, maintenance: bool) -> None:
+    """Raises LeaseError on a host that somebody has taken out, unless this run is the one that works on it."""
+    why = in_maintenance(os.path.join(root, "maintenance.json"))
+    if why and not maintenance:
+        raise LeaseError(f"found the host in maintenance: {why}; wanted it in service: nothing was changed, put it back first")
+
+
+def acquire(
+    root: str, holder: Holder, patience: float, container: Mapping[str, Any], wait: float = 0.0, ended: str = ""
+) -> Tuple[bool, Optional[Dict[str, Any]]]:
+    """Take the lease, or renew one's own: (whether it was taken, the lease of an ended run that it is taken over from).
+
+    `ended` is a run that is known to be dead. Raises Held while another one is at it, LeaseError on a host in maintenance.
+    """
+    deadline = time.monotonic() + wait
+    while True:
+        with watchdog_idle(), _locked(root):
+            before = read(root)
+            mine = before is not None and before["run"] == holder.run
+            if before is None or mine or not live(root, before, ended):
+                if mine and before is not None:
+                    # Whoever holds it for maintenance does so in every step
+                    holder = holder._replace(maintenance=holder.maintenance or before["maintenance"])
+                refuse_maintenance(root, holder.maintenance)
+                _write(root, holder, patience, container, before["since"] if mine and before else now())
+                return not mine, None if mine else before
+        if time.monotonic() >= deadline:
+            raise Held(_busy(before), before["run"])
+        time.sleep(min(1.0, max(deadline - time.monotonic(), locks.LOOK)))
+
+
+def _busy(lease: Mapping[str, Any]) -> str:
+    left = remaining(lease, time.time())
+    until = f"ends in {left:.0f} s without it" if left else "ends with the call that is at work"
+    return (
+        f"another run is changing this host: {lease['by']} since {lease['since']}. Wait for it to end and run again; "
+        f"if it is dead, its lease {until}"
+    )
+
+
+def _write(root: str, holder: Holder, patience: float, container: Mapping[str, Any], since: str) -> None:
+    write(
+        os.path.join(root, LEASE),
+        {
+            "run": holder.run,
+            "by": holder.by,
+            "since": since,
+            "boot": boot(),
+            "renewed": time.time(),
+            "patience": patience,
+            "maintenance": holder.maintenance,
+            "container": dict(container),
+        },
+    )
+
+
+@contextmanager
+def working(root: str, holder: Optional[Holder] = None) -> Iterator[Optional[Dict[str, Any]]]:
+    """Keep the lease live during a call, and count its patience anew from its end.
+
+    With a holder the lease has to be that run's own, or LeaseError says whose it is; without one, whoever calls is part of the
+    run that holds it, if any does.
+    """
+    if holder is None and not os.path.exists(os.path.join(root, LEASE)):
+        yield None
+        return
+    with _locked(root):
+        lease = read(root)
+        if holder and (lease is None or lease["run"] != holder.run):
+            found = f"that of {lease['by']} since {lease['since']}" if lease else "none"
+            raise LeaseError(
+                f"found {found}, wanted this run's own lease of the host: it has ended meanwhile, and what was under way was put "
+                "back or taken over; run again"
+            )
+        calls = _shared(root) if lease else None
+    try:
+        yield lease
+    finally:
+        if calls is not None and lease is not None:
+            try:
+                _renew(root, lease["run"])
+            finally:
+                os.close(calls)
+
+
+def _renew(root: str, run: str) -> None:
+    with _locked(root):
+        after = read(root)
+        if after is not None and after["run"] == run:
+            write(os.path.join(root, LEASE), {**after, "renewed": time.time()})
+
+
+def _shared(root: str) -> int:
+    handle = os.open(os.path.join(root, CALLS), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    return handle
+
+
+def release(root: str, holder: Holder) -> bool:
+    """End one's own lease. Another run's stays; returns whether it was one's own."""
+    with _locked(root):
+        lease = read(root)
+        if lease is None or lease["run"] != holder.run:
+            return False
+        os.unlink(os.path.join(root, LEASE))
+        return True
+
+
+def of_another(root: str, run: str, ended: str = "") -> Optional[Dict[str, Any]]:
+    """The lease of another run that may still be at it; None where there is none, or it is this run's."""
+    lease = read(root)
+    return lease if lease is not None and lease["run"] != run and live(root, lease, ended) else None

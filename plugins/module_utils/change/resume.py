@@ -1,0 +1,121 @@
+"""What the host itself does about a change whose run is gone: what served before serves again.
+
+Called by the watchdog while there is a lease, by a unit at boot, and by the next run that takes over. What was not proven is put
+back, because nobody is there to prove it; a lease under which nothing was begun is ended.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils import damage, store
+from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.models import PROVE
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, sentence
+
+WHY = "its run is gone, the host put it back by itself"
+# Seconds: for another process that reads or writes the store to end; between two looks at the server
+STORE_WAIT, LOOK = 60.0, 0.5
+
+
+class Outcome(NamedTuple):
+    """What became of it: `busy` says who is at it, `failed` why it is not over, `did` what was done, if anything."""
+
+    did: str = ""
+    busy: str = ""
+    failed: str = ""
+
+
+def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
+    """End a change whose run is gone. Does nothing where there is none, or where its run may still be at it."""
+    found = lease.read(root)
+    if found is None:
+        return Outcome()
+    # In the midst of a replacement nobody has to be waited for: its call is over, and nothing serves
+    dead = container.broken_off(root, found["run"]) and not lease.at_work(root)
+    if lease.live(root, found) and not dead:
+        return Outcome(busy=f"{found['by']} since {found['since']}")
+    me = lease.Holder(f"host/{lease.boot()}/{os.getpid()}", "the host itself")
+    try:
+        lease.acquire(root, me, patience=0.0, container=found["container"], ended=found["run"])
+    except lease.LeaseError as error:
+        return Outcome(busy=str(error))
+    try:
+        with lease.working(root, me):
+            words = _end(root, engine or container.Docker(), found["container"], f"{found['by']} since {found['since']}")
+        return Outcome(did=words)
+    except (container.ContainerError, store.StoreError, OSError) as error:
+        return Outcome(
+            failed=f"the change of {found['by']} since {found['since']} could not be put back, run playbooks/site.yml: {error}"
+        )
+    finally:
+        # Also where it failed: what is open is told as a difference, and is not tried again and again
+        lease.release(root, me)
+
+
+def unfinished(root: str, run: str, previous: bool, ended: str = "") -> List[Item]:
+    """What a run that is gone left behind: a container that nobody proved, and its lease. `previous`: one stands aside;
+    `ended`: a run that is known to be gone."""
+    items = []
+    entry = container.read(root) or (dict(container.UNKNOWN) if previous else None)
+    if entry is not None:
+        found = "a replacement by {by} since {since}, which nobody has proven".format(**entry)
+        items.append(item(server.CONCERN, "replacement", found, "proven or put back", PROVE))
+    held = lease.read(root)
+    if held is not None and held["run"] != run and not lease.live(root, held, ended):
+        found = "that of {by} since {since}, whose run is gone".format(**held)
+        items.append(item(server.CONCERN, "lease", found, "released", PROVE))
+    return items
+
+
+def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose: str) -> str:
+    run = store.Run("host", "the host itself", os.uname().nodename)
+    moves: Dict[str, Any] = {}
+    opened = store.read_transaction(root) is not None
+    if opened:
+        with store.locked(root, time.monotonic() + STORE_WAIT):
+            damage.mend(root)
+            moves = store.put_back(root, run, f"{whose}: {WHY}")
+    name = settings.get("name")
+    done: List[str] = [f"{model} serves {move['to'] or 'no more'}" for model, move in sorted(moves.items())]
+    if name:
+        # It starts with the links as they are now
+        swapped = container.put_back(engine, root, name, settings)
+        if swapped:
+            done.append(swapped)
+        if moves and engine.inspect(name):
+            serve_linked(engine, root, name, settings, fresh=swapped is not None)
+    if opened:
+        with store.locked(root, time.monotonic() + STORE_WAIT):
+            store.close_transaction(root, run, "proven", f"{whose}: {WHY}")
+    return (
+        f"put back what {whose} had begun: {'; '.join(done)}"
+        if done
+        else f"ended the lease of {whose}, under which nothing was begun"
+    )
+
+
+def serve_linked(engine: container.Docker, root: str, name: str, settings: Mapping[str, Any], fresh: bool) -> None:
+    """Have the server serve what is linked, and read it back. One that polls finds it by itself, any other is started again."""
+    command = [str(one) for one in (engine.inspect(name) or {})["Config"].get("Cmd") or []]
+    mode = next((one.split("=", 1)[1] for one in command if one.startswith("--model-control-mode=")), "none")
+    deadline = time.monotonic() + settings["ready_timeout"]
+    if not fresh and mode != "poll":
+        container.restart(engine, name, settings)
+    container.wait_ready(engine, name, settings["ready_timeout"])
+    wanted = {"mode": mode, "models": store.linked(root, {})}
+    while True:
+        at = container.endpoint(engine.inspect(name) or {})
+        if at is None:
+            return
+        served = server.read_served({"address": at[0], "http_port": at[1], "key": settings.get("key")})
+        left = None if served is None else server.diff_models(wanted, served)
+        if left == []:
+            return
+        if time.monotonic() >= deadline:
+            words = "; ".join(sentence(one) for one in left or []) or "it does not answer"
+            raise container.ContainerError(f"the server does not serve what served before: {words}")
+        time.sleep(LOOK)

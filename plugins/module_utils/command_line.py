@@ -1,0 +1,226 @@
+"""How npufleet-infer, npufleet-check and npufleet-lint end: one table of exit codes, and one line for whatever is wrong.
+
+Standard library alone: it says what is missing where nothing else is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import ssl
+import sys
+from typing import Any, Callable, Dict, Mapping, NoReturn, Optional, Sequence, Tuple
+
+# The exit codes, and what each means to whoever runs the command. 130 and 141 are what a shell makes of SIGINT and SIGPIPE.
+RIGHT, WRONG, MISTAKEN, NOT_ASKED, INTERRUPTED, PIPE = 0, 1, 2, 3, 130, 141
+CODES = {
+    RIGHT: "right: every answer, check or model is as wanted",
+    WRONG: "wrong: an answer, a check or a model is not",
+    MISTAKEN: "wrong use: something given is not right, and nothing was asked",
+    NOT_ASKED: "could not ask: the server or the model was not reachable, not ready or too late",
+    INTERRUPTED: "interrupted",
+    PIPE: "whoever read the output went away",
+}
+TABLE = "Exit codes\n" + "\n".join(f"  {code:<4} {words}" for code, words in CODES.items())
+SCHEMES = {"http": False, "https": True, "grpc": False, "grpcs": True}
+
+
+class End(Exception):
+    """The end of a command before its time: an exit code and why, in one line."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+class Parser(argparse.ArgumentParser):
+    """A command line whose mistakes are one line, as all others are; its help ends with the exit codes."""
+
+    def __init__(self, name: str, words: Optional[str]) -> None:
+        about, _, more = (words or "").partition("\n\n")
+        whole = "\n\n".join(filter(None, [more.strip("\n"), TABLE]))
+        # Half an option's name may be another's tomorrow.
+        super().__init__(name, None, about, whole, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise End(MISTAKEN, f"{message[9:] if message.startswith('argument ') else message}; --help tells more")
+
+
+def run(name: str, work: Callable[[], int]) -> int:
+    """The exit code of a command, whose failure is one line on standard error."""
+    # Standard output may be closed, and its encoding may lack a letter that a file or a server's answer has.
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            code = work()
+        except SystemExit as asked:
+            # argparse ends so after --help
+            code = int(asked.code or 0)
+        sys.stdout.flush()
+        return code
+    except End as end:
+        return _said(name, end.code, str(end))
+    except KeyboardInterrupt:
+        return _said(name, INTERRUPTED, "interrupted")
+    except BrokenPipeError:
+        _drop_output()
+        return PIPE
+    except OSError as error:
+        # Only what is printed has no closer owner: a full disk behind standard output.
+        _drop_output()
+        return _said(name, MISTAKEN, f"standard output: {error.strerror or error}")
+
+
+def _said(name: str, code: int, why: str) -> int:
+    print(f"{name}: {' '.join(why.split())}", file=sys.stderr)
+    return code
+
+
+def _drop_output() -> None:
+    """What is still in the buffer has nowhere to go: Python would try once more at its end, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+# Values of options
+
+
+def whole(text: str) -> int:
+    """A whole number above 0."""
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a whole number above 0")
+    return int(text)
+
+
+def index(text: str) -> int:
+    """A whole number of at least 0."""
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a whole number of at least 0")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A time above 0, in seconds; a day at most, as clients cannot wait for ever."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0
+    if not 0 < found <= 86400:
+        raise argparse.ArgumentTypeError(f"found {text!r}, wanted seconds above 0, a day (86400) at most")
+    return found
+
+
+def name(text: str) -> str:
+    """A name that a request can hold."""
+    if not text.strip() or any(one in text for one in "/?#") or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a name as the server has it")
+    return text
+
+
+def address(url: str, schemes: Sequence[str], ports: Mapping[str, int], option: str) -> Tuple[str, str]:
+    """(scheme, host:port and maybe a path) of a URL; without a scheme it is the first of `schemes`. Raises End."""
+
+    def wrong(found: str, wanted: str) -> End:
+        return End(MISTAKEN, f"{option}: found {found}, wanted {wanted}")
+
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        scheme, rest = schemes[0], url
+    if scheme not in schemes:
+        raise wrong(f"{scheme}://", f"one of {', '.join(schemes)}")
+    host, slash, path = rest.rstrip("/").partition("/")
+    if "@" in host:
+        raise wrong("a login in it", "host:port")
+    if any(one in rest for one in "?#\\") or not rest.isprintable() or " " in rest:
+        raise wrong(repr(url), "host:port")
+    # An IPv6 address stands in brackets, or its last part would be the port.
+    if host.count(":") > 1 and not host.startswith("["):
+        raise wrong(host, f"an IPv6 address in brackets, [{host}]")
+    bare, colon, port = host.rpartition(":") if ":" in host.rpartition("]")[2] else (host, "", "")
+    if not bare.strip("[]"):
+        raise wrong("no host", "host:port")
+    if colon and not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+        raise wrong(f"port {port!r}", "a number from 1 to 65535")
+    if not colon:
+        port = str(443 if separator and SCHEMES[scheme] else ports[scheme])
+    return scheme, f"{bare}:{port}{slash}{path}"
+
+
+def tls_files(given: Any) -> Dict[str, Optional[str]]:
+    """{"ca", "cert", "key"} of a command line, each a file that TLS can use or None. Raises End with everything that is wrong."""
+    files: Dict[str, Optional[str]] = {one: getattr(given, one) for one in ("ca", "cert", "key")}
+    wrong = [f"--{one}: found no file {path!r}" for one, path in files.items() if path is not None and not os.path.isfile(path)]
+    if bool(files["cert"]) != bool(files["key"]):
+        wrong.append("--cert and --key: found one, wanted both")
+    if not wrong:
+        wrong += _unusable(files)
+    if wrong:
+        raise End(MISTAKEN, "; ".join(wrong))
+    return files
+
+
+def _unusable(files: Mapping[str, Optional[str]]) -> Sequence[str]:
+    """Why OpenSSL does not take these files."""
+    context = ssl.create_default_context()
+    wrong = []
+    if files["ca"]:
+        try:
+            context.load_verify_locations(files["ca"])
+        except (OSError, ValueError):
+            wrong.append(f"--ca: found no certificate in {files['ca']}, wanted PEM")
+    if files["cert"]:
+        try:
+            # Without an answer ready OpenSSL asks the terminal for a passphrase.
+            context.load_cert_chain(files["cert"], files["key"], password=lambda: "")
+        except (OSError, ValueError) as error:
+            why = getattr(error, "reason", None) or error
+            wrong.append(
+                f"--cert and --key: found {files['cert']} and {files['key']} ({why}), "
+                "wanted a certificate and its own key without a passphrase, as PEM"
+            )
+    return wrong
+
+
+# Files of results
+
+
+def writable(path: str, option: str) -> None:
+    """See to it now that a result can be written later. Raises End."""
+    if path == "-" or (os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)):
+        return
+    try:
+        if not path or os.path.isdir(path):
+            raise IsADirectoryError(0, "no file can be there")
+        existed = os.path.exists(draft_of(path))
+        with open(draft_of(path), "a", encoding="utf-8"):
+            pass
+        if not existed:
+            os.unlink(draft_of(path))
+    except (OSError, ValueError) as error:
+        raise End(MISTAKEN, f"{option}: {path!r} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+
+
+def draft_of(path: str) -> str:
+    """Where a result is written before it takes its place; a link stays one."""
+    return os.path.realpath(path) + ".draft"
+
+
+def write(path: str, content: str, option: str) -> None:
+    """Write a result as a whole, or to standard output. Raises End."""
+    if path == "-":
+        sys.stdout.write(content)
+        return
+    try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            # A device or a pipe is written to, and not replaced.
+            with open(path, "w", encoding="utf-8") as target:
+                target.write(content)
+            return
+        with open(draft_of(path), "w", encoding="utf-8") as target:
+            target.write(content)
+        os.replace(draft_of(path), os.path.realpath(path))
+    except OSError as error:
+        raise End(MISTAKEN, f"{option}: {path!r} cannot be written: {error.strerror or error}") from None

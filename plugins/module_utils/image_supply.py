@@ -1,0 +1,111 @@
+"""What an image is made of: where pip may get each wheel from, and whether base and wheels are those of the reviewed build.
+
+A supply is {"base": {"reference", "id"}, "requirements": [as pip takes them], "wheels": {file: SHA-256}}. The lock file keeps
+the one of the first build, which is reviewed with it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, List, Mapping, Sequence
+
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+
+SHAPE = {"base": {"reference": str, "id": str}, "requirements": [str], "wheels": {re.compile(".+"): str}}
+# Options of pip by which a package may come from elsewhere; pip takes their beginnings for them too
+ELSEWHERE = ("--index-url", "--pypi-url", "--extra-index-url", "--find-links", "--requirement")
+
+
+def flaws(found: Mapping[str, Any], locked: Mapping[str, Any], lock_file: str, release: str) -> List[str]:
+    """Every difference between what a build would use and what the lock file keeps; none where it keeps nothing yet."""
+    if not locked:
+        return []
+    misfit = shapes.misfit(locked, SHAPE)
+    if misfit:
+        return [
+            f"{lock_file}: `supply` of release {release}: {misfit}; bring the file back as it was reviewed, or take `supply` out"
+        ]
+    reasons = []
+    base = locked["base"]
+    if base["reference"] == found["base"]["reference"] and base["id"] != found["base"]["id"]:
+        reasons.append("base image {}: found {}, wanted {}".format(base["reference"], found["base"]["id"], base["id"]))
+    here, there = found["wheels"], locked["wheels"]
+    for name in sorted(set(here) & set(there)):
+        if here[name] != there[name]:
+            reasons.append(f"{name}: found SHA-256 {here[name]}, wanted {there[name]}")
+    if same_requirements(found["requirements"], locked):
+        reasons += [f"{name}: found SHA-256 {here[name]}, wanted no such file" for name in sorted(set(here) - set(there))]
+        reasons += [f"{name}: found none, wanted SHA-256 {there[name]}" for name in sorted(set(there) - set(here))]
+    if reasons:
+        reasons.append(
+            f"compare with their source; where the change is right take `supply` of release {release} out of {lock_file}, "
+            "and the next build records it anew"
+        )
+    return reasons
+
+
+def same_requirements(requirements: Sequence[str], locked: Mapping[str, Any]) -> bool:
+    """Whether the lock is of these requirements, and so names every wheel that there may be."""
+    return shapes.misfit(locked, SHAPE) is None and sorted(requirements) == sorted(locked["requirements"])
+
+
+def constraints(requirements: Sequence[str], locked: Mapping[str, Any]) -> str:
+    """The locked version of every package as pip's constraints; empty where other requirements are asked for."""
+    if not same_requirements(requirements, locked):
+        return ""
+    wheels = [name.split("-") for name in sorted(locked["wheels"]) if name.endswith(".whl")]
+    return "".join(f"{parts[0]}=={parts[1]}\n" for parts in wheels)
+
+
+def package(requirement: str) -> str:
+    """Canonical name of the package that a requirement is of."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[^A-Za-z0-9._-]", requirement.strip(), maxsplit=1)[0]).lower()
+
+
+def wheel_call(
+    requirements: Sequence[str],
+    vendor: Sequence[str],
+    index: str,
+    others: Sequence[str] = (),
+    options: Sequence[str] = (),
+    wheels: Sequence[str] = (),
+) -> List[str]:
+    """Arguments of one call of pip in the container, which mounts /wheels and /vendor.
+
+    Without other indexes everything comes from the vendor's. With them the vendor's packages come in a call of their own from
+    its index alone, and the call for the rest gets them as files (`wheels`): no other index can put its own in their place.
+    """
+    elsewhere = [one for one in options if _leads_elsewhere(one)]
+    if elsewhere:
+        raise ValueError(
+            f"triton_image_pip_options: found {', '.join(elsewhere)}, wanted no option that names another source of packages: "
+            "use triton_image_extra_index_urls"
+        )
+    call = ["download", "--quiet", "--no-cache-dir", "--disable-pip-version-check", "--only-binary=:all:", "--dest=/wheels"]
+    if not others:
+        return [*call, f"--index-url={index}", "--constraint=/vendor/constraints.txt", *options, *requirements]
+    names = {package(one) for one in vendor}
+    theirs = [one for one in requirements if package(one) in names]
+    if not theirs:
+        raise ValueError(
+            f"triton_image_vendor_packages: found {', '.join(vendor) or 'none'}, of which triton_image_requirements asks for none, "
+            "wanted the packages that the vendor's index has: correct it"
+        )
+    if not wheels:
+        return [*call, "--no-deps", f"--index-url={index}", *options, *theirs]
+    return [
+        *call,
+        f"--index-url={others[0]}",
+        *(f"--extra-index-url={one}" for one in others[1:]),
+        "--constraint=/vendor/constraints.txt",
+        *options,
+        *wheels,
+        *(one for one in requirements if one not in theirs),
+    ]
+
+
+def _leads_elsewhere(option: str) -> bool:
+    name = option.partition("=")[0]
+    if name.startswith("--"):
+        return len(name) > 2 and any(one.startswith(name) for one in ELSEWHERE)
+    return name.startswith(("-i", "-f", "-r"))

@@ -1,0 +1,22 @@
+"""Locks on files, which the kernel lets go of when a process ends, however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from typing import IO, Any
+
+# Seconds between two looks at what another process holds
+LOOK = 0.2
+
+
+def take(lock: IO[Any], deadline: float) -> bool:
+    """Lock an open file against every other process; whether it was had by the deadline, a time of `time.monotonic`."""
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+        time.sleep(LOOK)

@@ -1,0 +1,151 @@
+"""Shapes: what a JSON file has to be, as a table of field -> type, and in words where one is not.
+
+A shape is a type, a compiled pattern for text that fits all of it, {"field": shape} for an object (one with `?` behind its
+name may be missing, ones that are not named may be there), {pattern: shape} for an object with names that fit, [shape] for
+a list, or a tuple of shapes of which one has to fit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+Shape = Any
+NULL = type(None)
+NUMBER = (int, float)
+TEXT_OR_NULL = (str, NULL)
+
+NAMES = {
+    dict: "an object",
+    list: "a list",
+    str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    NULL: "null",
+}
+# Characters of a name or a value that a message shows
+SHOWN = 60
+
+
+class Found(NamedTuple):
+    """The content of a file; `flaw` says why it cannot be used, `there` whether there is a file at all."""
+
+    content: Any
+    flaw: Optional[str]
+    there: bool
+
+
+def read(path: str, shape: Shape) -> Found:
+    """A JSON file of this shape."""
+    try:
+        with open(path, encoding="utf-8") as source:
+            content = json.load(source, parse_constant=_no_number)
+    except FileNotFoundError:
+        linked = os.path.islink(path)
+        return Found(None, "it is a link that leads nowhere" if linked else None, linked)
+    except OSError as error:
+        return Found(None, f"it cannot be read ({error.strerror})", True)
+    except (ValueError, RecursionError) as error:
+        return Found(None, f"it is no JSON ({error})", True)
+    flaw = misfit(content, shape)
+    return Found(None if flaw else content, flaw, True)
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def misfit(value: Any, shape: Shape) -> Optional[str]:
+    """Where a value does not fit its shape, what was found there and what is wanted; None where it fits."""
+    return next(_misfits(value, shape, ""), None)
+
+
+def _misfits(value: Any, shape: Shape, where: str) -> Iterator[str]:
+    if isinstance(shape, dict):
+        yield from _of_object(value, shape, where)
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            yield _words(value, (list,), where)
+        else:
+            for number, one in enumerate(value):
+                yield from _misfits(one, shape[0], f"{where}[{number}]")
+    elif isinstance(shape, re.Pattern):
+        if not isinstance(value, str):
+            yield _words(value, (str,), where)
+        elif not shape.fullmatch(value):
+            yield f"{where or 'it'} is {_shown(value)}, wanted {shape.pattern}"
+    elif isinstance(shape, tuple):
+        of_kind = [one for one in shape if _kind(one) is type(value)]
+        # What is of the right kind is told in full, else what kinds there may be
+        if of_kind:
+            yield from _misfits(value, of_kind[0], where)
+        else:
+            yield _words(value, [_kind(one) for one in shape], where)
+    # JSON knows true from 1, Python does not
+    elif type(value) is not shape:
+        yield _words(value, (shape,), where)
+
+
+def _kind(shape: Shape) -> type:
+    """The type of what fits a shape."""
+    if isinstance(shape, re.Pattern):
+        return str
+    return shape if isinstance(shape, type) else type(shape)
+
+
+def _of_object(value: Any, shape: Mapping[Any, Shape], where: str) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield _words(value, (dict,), where)
+        return
+    for name, inner in shape.items():
+        if isinstance(name, re.Pattern):
+            for key, one in value.items():
+                if name.fullmatch(key):
+                    yield from _misfits(one, inner, f"{where}.{key}".lstrip("."))
+                else:
+                    yield f"{where or 'it'} has a {_shown(key)}, wanted names as {name.pattern}"
+            continue
+        key = name.rstrip("?")
+        if key in value:
+            yield from _misfits(value[key], inner, f"{where}.{key}".lstrip("."))
+        elif key == name:
+            yield f"{where or 'it'} has no {key}"
+
+
+def _words(value: Any, types: Sequence[type], where: str) -> str:
+    wanted = " or ".join(dict.fromkeys(NAMES[one] for one in types))
+    return f"{where or 'it'} is {NAMES.get(type(value), type(value).__name__)}, wanted {wanted}"
+
+
+def _shown(text: str) -> str:
+    line = json.dumps(text)
+    return line if len(line) <= SHOWN else line[: SHOWN - 4] + '..."'
+
+
+def lines(path: str, shape: Shape) -> Tuple[List[Any], Optional[str], bool]:
+    """A file of one JSON value a line: (those that fit, what is wrong with the others, whether there is a file)."""
+    try:
+        with open(path, "rb") as source:
+            raw = source.read().split(b"\n")
+    except FileNotFoundError:
+        linked = os.path.islink(path)
+        return [], "it is a link that leads nowhere" if linked else None, linked
+    except OSError as error:
+        return [], f"it cannot be read ({error.strerror})", True
+    fitting, wrong = [], []
+    for number, line in enumerate(raw, 1):
+        if not line.strip():
+            continue
+        try:
+            one = json.loads(line, parse_constant=_no_number)
+            flaw = misfit(one, shape)
+        except (ValueError, RecursionError) as error:
+            one, flaw = None, f"it is no JSON ({error})"
+        if flaw:
+            wrong.append(f"line {number}: {flaw}")
+        else:
+            fitting.append(one)
+    return fitting, "; ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "") if wrong else None, True

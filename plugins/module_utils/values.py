@@ -1,0 +1,171 @@
+"""Values of variables as argument_specs.yml has them: each takes the type that it says, nested ones too, or is refused.
+
+Controller only. Ansible's own check of a role looks and converts nothing, and lets pass what would be misread: it splits a text at
+its commas where a list belongs, writes a list out where a text belongs, and counts `true` as a number.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
+
+# Of each type: what a person calls it, and what to do about a value of another one
+WANTED = {
+    "str": ("text", "write it as one, in quotes"),
+    "path": ("a path", "write it as one, in quotes"),
+    "int": ("a whole number", "correct it"),
+    "bool": ("true or false", "correct it"),
+    "list": ("a list", "write it as [one, two], on a command line inside of JSON"),
+    "dict": ("a map", "write it as {key: value}, on a command line inside of JSON"),
+}
+TEXT = {"type": "str"}
+TEXTS = {"type": "list", "elements": "str"}
+
+
+def _map(required: str, **more: Mapping[str, Any]) -> Dict[str, Any]:
+    """The spec of a map that has to have these texts, and may have more."""
+    return {"type": "dict", "options": {**{name: {**TEXT, "required": True} for name in required.split()}, **more}}
+
+
+ROW = _map(
+    "kernels",
+    sdk={**_map("package version shape"), "required": True},
+    driver={**_map("package version", form={**TEXT, "choices": ["deb", "rpm", "run"], "required": True}), "required": True},
+    triton={**_map("version image python tritonclient numpy"), "required": True},
+    cards={**TEXTS, "required": True},
+    systems={**TEXTS, "required": True},
+    vulnerabilities=_map("", bulletins=TEXTS, cleared_by=TEXT),
+)
+# What argument_specs.yml cannot say: of a map with names of a site's own, what each value is. `told_as` is the variable to correct.
+MAPS: Dict[Tuple[str, ...], Dict[str, Any]] = {
+    ("triton_models", "artefacts"): {
+        "values": _map("", url=TEXT, file=TEXT, sha256=TEXT, path=TEXT, size={"type": "int"}, record={"type": "raw"})
+    },
+    ("npufleet_extra_releases",): {"values": ROW},
+    ("npufleet_release_rows",): {"values": ROW, "told_as": "npufleet_extra_releases"},
+    ("docker_engine_unit_limits",): {"values": {"type": "dict", "values": TEXT}},
+    ("triton_server_environment",): {"values": TEXT},
+    ("triton_server_log_options",): {"values": TEXT},
+    ("inference_check_headers",): {"values": TEXT},
+}
+
+
+def complete(specs: Dict[str, Mapping[str, Any]]) -> Dict[str, Mapping[str, Any]]:
+    """Specs by variable, with what MAPS says of them."""
+    for names, more in MAPS.items():
+        options: Any = specs
+        for name in names[:-1]:
+            options = options[name]["options"]
+        options[names[-1]] = {**options[names[-1]], **more}
+    return specs
+
+
+def fitted(name: str, value: Any, spec: Mapping[str, Any]) -> Any:
+    """The value of a variable in its type. Raises Refusal with everything that is wrong with it."""
+    reasons: List[str] = []
+    made = _fit(spec.get("told_as", name), value, spec, reasons)
+    if reasons:
+        raise Refusal(reasons)
+    return made
+
+
+def _fit(where: str, value: Any, spec: Mapping[str, Any], reasons: List[str]) -> Any:
+    kind = spec.get("type", "str")
+    if kind == "raw":
+        return value
+    # Those of a list are its elements' own
+    choices = spec.get("choices") if kind != "list" else None
+    if isinstance(value, bool) and choices:
+        # YAML takes a bare `no` for false
+        value = next((one for one in choices if one in (("yes", "on") if value else ("no", "off"))), value)
+    made = CASTS[kind](value)
+    wanted, todo = WANTED[kind]
+    if made is None or (choices and made not in choices):
+        if choices:
+            wanted, todo = " or ".join(map(str, choices)), "correct it"
+        elif isinstance(value, float) and kind in ("str", "path"):
+            todo = "quote it, or YAML makes 26.10 the number 26.1"
+        reasons.append(f"{where}: found {_found(value, kind, spec)}, wanted {wanted}: {todo}")
+    elif kind == "list":
+        element = _element(spec)
+        return [_fit(f"{where}[{_label(one, number)}]", one, element, reasons) for number, one in enumerate(made)]
+    elif kind == "dict" and "options" in spec:
+        return _fit_options(where, made, spec["options"], reasons)
+    elif kind == "dict" and "values" in spec:
+        return {str(key): _fit(f"{where}[{key}]", one, spec["values"], reasons) for key, one in made.items()}
+    return made
+
+
+def _fit_options(
+    where: str, value: Mapping[Any, Any], options: Mapping[str, Mapping[str, Any]], reasons: List[str]
+) -> Dict[str, Any]:
+    """A map with keys that are known. One without a value counts as left out."""
+    for key in (one for one in value if one not in options):
+        near = difflib.get_close_matches(str(key), options, n=1)
+        hint = f"did you mean {near[0]}?" if near else "take it out"
+        reasons.append(f"{where}.{key}: found a key that nothing reads, wanted {', '.join(options)}: {hint}")
+    lacking = [name for name, one in options.items() if one.get("required") and value.get(name) is None]
+    reasons += [f"{where}.{name}: found nothing, wanted {WANTED[options[name]['type']][0]}: add it" for name in lacking]
+    return {
+        name: _fit(f"{where}.{name}", value[name], one, reasons) for name, one in options.items() if value.get(name) is not None
+    }
+
+
+def _element(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The spec of what is in a list."""
+    return {key: spec[key] for key in ("options", "no_log", "choices") if key in spec} | {"type": spec.get("elements", "raw")}
+
+
+def _label(element: Any, number: int) -> Any:
+    """How an element of a list is told from the others."""
+    name = element.get("name") if isinstance(element, Mapping) else None
+    return name if isinstance(name, str) and name else number
+
+
+def _found(value: Any, kind: str, spec: Mapping[str, Any]) -> str:
+    """What was found, as far as it is anybody's business: where a list or a map belongs, a text may hold anything."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, (list, tuple, Mapping)):
+        return "a map" if isinstance(value, Mapping) else "a list"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if kind in ("list", "dict") or spec.get("no_log"):
+        return "text" if isinstance(value, str) else "a number"
+    return short(value, 60) or '""'
+
+
+def _text(value: Any) -> Optional[str]:
+    if isinstance(value, str):
+        return value
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _number(value: Any) -> Optional[int]:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return int(value)
+    return int(value) if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]+\s*", value) else None
+
+
+def _switch(value: Any) -> Optional[bool]:
+    try:
+        return bool(boolean(value))
+    except TypeError:
+        return None
+
+
+# Each returns None for a value that is not of its type
+CASTS: Mapping[str, Callable[[Any], Any]] = {
+    "str": _text,
+    "path": _text,
+    "int": _number,
+    "bool": _switch,
+    "list": lambda value: value if isinstance(value, (list, tuple)) else None,
+    "dict": lambda value: value if isinstance(value, Mapping) else None,
+}

@@ -1,0 +1,95 @@
+"""Files of a directory on the controller that will be read and sent on. Links that stay inside of a place are followed; what leads
+out of it, leads nowhere or is no file is told by name, and never opened.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import List, NamedTuple, Tuple
+
+# What people and programs leave beside the files of a model
+LEFT_OUT = ("__pycache__", ".git")
+KINDS = (
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+COPY = "copy what it leads to there"
+
+
+class Problem(NamedTuple):
+    """A name that stands for no file to send: its path, what was found, wanted, and what to do."""
+
+    path: str
+    found: str
+    wanted: str
+    do: str
+
+
+class Walked(NamedTuple):
+    """Paths of files below the directory, in order, and what is none."""
+
+    files: List[str]
+    problems: List[Problem]
+
+
+def walk(directory: str, home: str) -> Walked:
+    """Everything below a directory; `home` is what links may not leave."""
+    found = Walked([], [])
+    _below(directory, "", os.path.realpath(home), (), found)
+    return Walked(sorted(found.files), sorted(found.problems))
+
+
+def _below(directory: str, inner: str, home: str, above: Tuple[str, ...], found: Walked) -> None:
+    """What is in `inner` of the directory; `above` are the real directories on the way to it."""
+    path = os.path.join(directory, inner) if inner else directory
+    real = os.path.realpath(path)
+
+    def problem(words: str, wanted: str, do: str) -> None:
+        found.problems.append(Problem(_shown(path), words, wanted, do))
+
+    if os.path.islink(path) or not inner:
+        if os.path.commonpath([real, home]) != home:
+            problem(f"a link to {_shown(real)}", f"one that stays inside {_shown(home)}", COPY)
+            return
+        hidden = set(os.path.relpath(real, home).split(os.sep)) & set(LEFT_OUT) if inner else set()
+        if hidden:
+            problem(f"a link into {min(hidden)}", "one to what is sent along", COPY)
+            return
+    try:
+        mode = os.stat(path).st_mode
+        names = sorted(os.listdir(path)) if stat.S_ISDIR(mode) else []
+    except OSError as error:
+        if os.path.islink(path):
+            problem(f"a link that leads nowhere ({_shown(os.readlink(path))}: {error.strerror})", "a file", "correct or remove it")
+        else:
+            problem(f"what cannot be read ({error.strerror})", "a file to send", "let the user who runs this read it")
+        return
+    if real in above:
+        problem("a link to a directory that it is in itself", "one that ends", "remove it")
+    elif stat.S_ISDIR(mode):
+        for name in names:
+            if name in LEFT_OUT or name.endswith(".pyc"):
+                continue
+            # A line of a list of digests is for one name
+            if name.isprintable():
+                _below(directory, os.path.join(inner, name), home, (*above, real), found)
+            else:
+                found.problems.append(Problem(os.path.join(_shown(path), _shown(name)), "a name that cannot be printed", *RENAME))
+    elif not stat.S_ISREG(mode):
+        kind = next((words for is_one, words in KINDS if is_one(mode)), "something")
+        problem(f"{kind}", "a file to send", "remove it")
+    elif not os.access(path, os.R_OK):
+        problem("what cannot be read (Permission denied)", "a file to send", "let the user who runs this read it")
+    else:
+        found.files.append(inner)
+
+
+RENAME = ("letters, digits and other characters that can", "rename it")
+
+
+def _shown(path: str) -> str:
+    """A path as one line, whatever it is made of."""
+    return path if path.isprintable() else ascii(path)[1:-1]

@@ -1,0 +1,174 @@
+#!/usr/bin/python
+"""Module host_lease: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: host_lease
+short_description: Hold a host while a run changes it, so that no other run and not the watchdog does
+description:
+  - Takes the one lease of a host, or renews it where this run has it already. It is a file on the host; another run waits for it
+    or is refused, and says by whom. Only the run that took it releases it.
+  - It is live while a module call of its run is at work, and for O(patience) seconds after the last one. What a run leaves behind
+    that is gone is put back by the host itself, by its watchdog or at its next boot, or is taken over by the next run. A
+    replacement of the container that broke off between two of its steps is put back as soon as the lease is taken over.
+  - Brings the program with which the host does that, and the unit that runs it at boot.
+  - A host in maintenance is refused.
+version_added: 0.1.0
+author: The npufleet developers (@npufleet)
+options:
+  state:
+    description: Whether this run is to hold the host.
+    type: str
+    choices: [held, released]
+    default: held
+  maintenance:
+    description: Hold a host in maintenance, as its own maintenance does.
+    type: bool
+    default: false
+  wait:
+    description:
+      - Seconds to wait for another run.
+      - The controller fills in C(npufleet_lease_wait).
+    type: int
+    default: 0
+  root:
+    description: Directory of the project on the host.
+    type: path
+    default: /var/lib/npufleet
+  patience:
+    description: Seconds that may pass between two calls of the run. Filled in on the controller.
+    type: int
+    default: 3600
+  container:
+    description: Name of the container, and the times that it needs. Filled in on the controller.
+    type: dict
+    default: {}
+  program:
+    description: The program with which a host ends a change by itself, in Base64. Default is the collection's; empty brings none.
+    type: str
+    default: ""
+  ended:
+    description: A run that the controller knows to be over. Filled in on the controller, as are O(run), O(by) and O(host).
+    type: str
+    default: ""
+  run:
+    description: Id of this run.
+    type: str
+    default: ""
+  by:
+    description: Who runs it, and where.
+    type: str
+    default: unknown
+  host:
+    description: Inventory name of the host, for messages.
+    type: str
+    default: ""
+attributes:
+  check_mode:
+    support: full
+    description: Takes and releases nothing.
+"""
+
+EXAMPLES = r"""
+- name: Hold the host
+  npufleet.triton.host_lease:
+  register: lease
+
+- name: Release the host
+  npufleet.triton.host_lease:
+    state: released
+  when: lease.taken
+"""
+
+RETURN = r"""
+taken:
+  description: Whether this call took the lease, which is then for its caller to release; not for one that only renewed it.
+  returned: O(state=held)
+  type: bool
+taken_over:
+  description: The run that the lease was taken over from, C(by) and C(since); null for none.
+  returned: O(state=held)
+  type: dict
+settled:
+  description: What was put back because that run broke off in the midst of a replacement; null for nothing.
+  returned: O(state=held)
+  type: str
+released:
+  description: Whether it was this run's own and has ended.
+  returned: O(state=released)
+  type: bool
+held_by:
+  description: Id of the run that is at it.
+  returned: when another run is changing the host
+  type: str
+"""
+
+import base64
+from typing import Any, Dict, Mapping
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, program
+
+
+def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
+    """State held."""
+    root, settings = params["root"], params["container"]
+    me = lease.Holder(params["run"], params["by"], params["maintenance"])
+    taken, before = lease.acquire(root, me, params["patience"], settings, params["wait"], params["ended"])
+    changed = bool(params["program"]) and program.install(root, base64.b64decode(params["program"]))
+    settled = None
+    if before is not None:
+        warn(
+            "{}: the run of {} since {} has ended in the midst of its change: taken over".format(
+                params["host"], before["by"], before["since"]
+            )
+        )
+    if taken and container.broken_off(root):
+        try:
+            with lease.working(root, me):
+                settled = container.put_back(container.Docker(), root, settings["name"], settings)
+        except container.ContainerError as error:
+            # It goes on from here: its own container may do better
+            settled = f"could not be put back: {error}"
+        warn("{}: a replacement of the container broke off: {}".format(params["host"], settled or "there was none before"))
+    over = {"by": before["by"], "since": before["since"]} if before else None
+    return {"changed": changed or settled is not None, "taken": taken, "taken_over": over, "settled": settled}
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["held", "released"], "default": "held"},
+            "maintenance": {"type": "bool", "default": False},
+            "wait": {"type": "int", "default": 0},
+            "root": {"type": "path", "default": "/var/lib/npufleet"},
+            "patience": {"type": "int", "default": 3600},
+            "container": {"type": "dict", "default": {}},
+            "program": {"type": "str", "default": ""},
+            "ended": {"type": "str", "default": ""},
+            "run": {"type": "str", "default": ""},
+            "by": {"type": "str", "default": "unknown"},
+            "host": {"type": "str", "default": ""},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    if not params["run"]:
+        module.fail_json(msg="a lease is taken for a run, which the controller knows: call it as npufleet.triton.host_lease")
+    if module.check_mode:
+        module.exit_json(changed=False, taken=False, taken_over=None, settled=None)
+    try:
+        if params["state"] == "released":
+            released = lease.release(params["root"], lease.Holder(params["run"], params["by"]))
+            module.exit_json(changed=False, released=released)
+        module.exit_json(**hold(params, module.warn))
+    except lease.Held as error:
+        module.fail_json(msg="{}: {}".format(params["host"], error), held_by=error.run)
+    except (lease.LeaseError, OSError) as error:
+        module.fail_json(msg="{}: {}".format(params["host"], error))
+
+
+if __name__ == "__main__":
+    main()

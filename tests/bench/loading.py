@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""How long the clients of one model wait while another one loads: `make bench-loading`.
+
+Real servers on this machine, one of each release, in mode explicit. Clients over HTTP that keep their connections, twice as many as
+Triton has threads for them, and one over gRPC ask a small model without a pause in three spans of equal length: while nothing
+loads (`idle`), while a load is open that was asked for as npufleet does (`grpc`), and over HTTP (`http`). Prints a table, writes
+build/bench/loading.json: milliseconds by span and client, and each span's longest wait as a multiple of the idle one.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / one) for one in ("collections", "tests", "tests/faults")]
+
+from doors import CONNECTIONS, INFER, PATIENCE, WHEELS, Place  # noqa: E402
+from tritonclient import grpc as triton  # noqa: E402
+
+# Seconds of each span, and between two requests of a client
+SPAN, PAUSE = 6.0, 0.05
+
+
+class Client(threading.Thread):
+    """Asks `alpha` over one connection until it is told to stop, and notes when each request began and ended."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.waits: List[tuple[float, float]] = []
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self.stopped.wait(PAUSE):
+            began = time.monotonic()
+            self.ask()
+            self.waits.append((began, time.monotonic()))
+
+    def ask(self) -> None:
+        """One request; ends the bench where it has no answer."""
+        raise NotImplementedError
+
+    def of(self, began: float, ended: float) -> List[float]:
+        """Milliseconds that each request of a span took, also one that was answered only after it."""
+        return [(answered - asked) * 1000 for asked, answered in self.waits if began <= asked <= ended]
+
+
+class OverHttp(Client):
+    """One connection that is kept."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+
+    def ask(self) -> None:
+        self.connection.request("POST", "/v2/models/alpha/infer", INFER)
+        answer = self.connection.getresponse()
+        body = answer.read()
+        if answer.status != 200:
+            raise SystemExit(f"bench: alpha answered {answer.status}: {body[:200]!r}")
+
+
+class OverGrpc(Client):
+    """One channel."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self.client = triton.InferenceServerClient(f"127.0.0.1:{port}")
+        tensor = json.loads(INFER)["inputs"][0]
+        self.inputs = [triton.InferInput(tensor["name"], tensor["shape"], tensor["datatype"])]
+        self.inputs[0].set_data_from_numpy(np.array([tensor["data"]], np.float32))
+
+    def ask(self) -> None:
+        self.client.infer("alpha", self.inputs, client_timeout=PATIENCE)
+
+
+def over_grpc(place: Place) -> None:
+    """As npufleet asks for a load: the image's client, with the key."""
+    asker = place.host.asker()
+    asker.timeout = PATIENCE
+    asker.ask("slow", "load")
+
+
+def over_http(place: Place) -> None:
+    """One of Triton's threads for HTTP has to do with it until it is over."""
+    status, body = place.ask("POST", "/v2/repository/models/slow/load", "{}", place.key())
+    if status != 200:
+        raise SystemExit(f"bench: the load was answered {status}: {body}")
+
+
+def held(place: Place, load: Callable[[Place], None]) -> None:
+    """Load `slow` for as long as a span is, and take it away again."""
+    place.go.unlink(missing_ok=True)
+    loading = threading.Thread(target=load, args=(place,))
+    loading.start()
+    place.wait(lambda: place.state("slow") == "LOADING")
+    time.sleep(SPAN)
+    place.go.touch()
+    loading.join()
+    place.wait(lambda: place.state("slow") == "READY")
+    place.ask("POST", "/v2/repository/models/slow/unload", "{}", place.key())
+    place.wait(lambda: place.state("slow") == "UNAVAILABLE")
+
+
+SPANS: Dict[str, Callable[[Place], None]] = {
+    "idle": lambda _place: time.sleep(SPAN),
+    "grpc": lambda place: held(place, over_grpc),
+    "http": lambda place: held(place, over_http),
+}
+
+
+def figures(waits: List[float]) -> Dict[str, float]:
+    """Of one kind of client in one span."""
+    return {"requests": len(waits), "median_ms": round(statistics.median(waits), 2), "longest_ms": round(max(waits), 1)}
+
+
+def measure(release: str) -> List[Dict[str, Any]]:
+    """The rows of one release."""
+    with tempfile.TemporaryDirectory() as directory:
+        place = Place(Path(directory), release)
+        try:
+            clients: List[Client] = [OverHttp(place.host.port) for _number in range(CONNECTIONS)]
+            clients.append(OverGrpc(place.host.grpc_port))
+            for one in clients:
+                one.start()
+            times = {}
+            for span, work in SPANS.items():
+                began = time.monotonic()
+                work(place)
+                times[span] = (began, time.monotonic())
+            for one in clients:
+                one.stopped.set()
+            for one in clients:
+                one.join()
+        finally:
+            place.go.touch()
+            place.host.stop(drain=False)
+    rows = []
+    for kind in (OverHttp, OverGrpc):
+        idle = 0.0
+        for span, (began, ended) in times.items():
+            found = figures([wait for one in clients if isinstance(one, kind) for wait in one.of(began, ended)])
+            idle = idle or found["longest_ms"]
+            ratio = round(found["longest_ms"] / idle, 1)
+            rows.append({"release": release, "clients": kind.__name__[4:].lower(), "load": span, **found, "ratio": ratio})
+    return rows
+
+
+def table(rows: List[Dict[str, Any]]) -> str:
+    """What is shown."""
+    head = f"{'release':<8} {'clients':<8} {'load':<6} {'requests':>8} {'median ms':>10} {'longest ms':>11} {'to idle':>8}"
+    line = "{release:<8} {clients:<8} {load:<6} {requests:>8} {median_ms:>10} {longest_ms:>11} {ratio:>8}"
+    return "\n".join([head, *(line.format(**row) for row in rows)])
+
+
+def main() -> None:
+    rows = [row for release in sorted(WHEELS) for row in measure(release)]
+    path = ROOT / "build/bench/loading.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(rows, indent=1) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Real servers as a host starts them: what they answer without their key, who can see it, and whom a load keeps waiting."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from ansible_collections.npufleet.triton.plugins.modules import triton_model
+from doors import CONNECTIONS, INFER, PATIENCE, WHEELS, Place
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+OPEN = 'open("{proof}", "w").close()\n'
+
+
+@pytest.fixture(scope="module", params=sorted(WHEELS))
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    found = None
+    try:
+        found = Place(tmp_path_factory.mktemp("doors"), request.param)
+        yield found
+    finally:
+        if found:
+            found.go.touch()
+            found.host.stop(drain=False)
+
+
+def payload(proof: Path) -> str:
+    """A model of a stranger's own, in one request."""
+    code = base64.b64encode(OPEN.format(proof=proof).encode()).decode()
+    config = json.dumps({"backend": "python", "max_batch_size": 0})
+    return json.dumps({"parameters": {"config": config, "file:1/model.py": code}})
+
+
+@pytest.mark.parametrize(
+    ("method", "resource"),
+    [
+        ("POST", "/v2/repository/index"),
+        ("POST", "/v2/repository/models/alpha/load"),
+        ("POST", "/v2/repository/models/alpha/unload"),
+        ("GET", "/v2/systemsharedmemory/status"),
+        ("POST", "/v2/systemsharedmemory/unregister"),
+        ("GET", "/v2/trace/setting"),
+        ("GET", "/v2/logging"),
+    ],
+)
+def test_closed_over_http(place: Place, method: str, resource: str) -> None:
+    assert place.ask(method, resource)[0] == 403
+    assert place.ask(method, resource, headers={"npufleet-key": "x" * 43})[0] == 403
+    assert place.ask("GET", "/v2/models/alpha/ready")[0] == 200
+
+
+def test_a_strangers_code_does_not_run(place: Place, tmp_path: Path) -> None:
+    proof = tmp_path / "proof"
+    assert place.ask("POST", "/v2/repository/models/stranger/load", payload(proof))[0] == 403
+    assert not proof.exists()
+    # It is the key alone that stands before it. How the load ends, which 24.01 never answers, is no matter here.
+    arguments = ("POST", "/v2/repository/models/stranger/load", payload(proof), place.key())
+    threading.Thread(target=place.ask, args=arguments, daemon=True).start()
+    place.wait(proof.exists)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("RepositoryIndex", service_pb2.RepositoryIndexRequest()),
+        ("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name="alpha")),
+        ("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name="alpha")),
+        ("SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest()),
+        ("TraceSetting", service_pb2.TraceSettingRequest()),
+        ("LogSettings", service_pb2.LogSettingsRequest()),
+    ],
+)
+def test_closed_over_grpc(place: Place, call: str, message: Any) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{place.host.grpc_port}") as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as refusal:
+            getattr(stub, call)(message, timeout=PATIENCE)
+        assert (refusal.value.code(), "restricted" in refusal.value.details()) == (grpc.StatusCode.UNAVAILABLE, True)
+        assert stub.ModelReady(service_pb2.ModelReadyRequest(name="alpha"), timeout=PATIENCE).ready
+
+
+def test_what_clients_ask_stays_open(place: Place) -> None:
+    status, answer = place.ask("POST", "/v2/models/alpha/infer", INFER)
+    assert (status, json.loads(answer)["outputs"][0]["data"]) == (200, [6.0])
+    for resource in ("/v2", "/v2/health/live", "/v2/models/alpha/config", "/v2/models/alpha/stats"):
+        assert place.ask("GET", resource)[0] == 200
+
+
+def holders(secret: str) -> set[int]:
+    """Processes with this in their command line or environment."""
+    found = set()
+    for one in Path("/proc").glob("[0-9]*"):
+        for name in ("cmdline", "environ"):
+            # Which may end meanwhile
+            with contextlib.suppress(OSError):
+                if secret.encode() in (one / name).read_bytes():
+                    found.add(int(one.name))
+    return found
+
+
+def test_a_load_keeps_no_other_models_client_waiting_and_shows_nobody_the_key(place: Place) -> None:
+    connections = [place.connection() for _number in range(CONNECTIONS)]
+    assert place.host.server is not None
+
+    def ask(connection: http.client.HTTPConnection) -> int:
+        connection.request("POST", "/v2/models/alpha/infer", INFER)
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+
+    for one in connections:
+        assert ask(one) == 200
+    sockets = [one.sock for one in connections]
+    refused: list[str] = []
+
+    def load() -> None:
+        asker = place.host.asker()
+        asker.timeout = PATIENCE
+        try:
+            asker.ask("slow", "load")
+        except triton_model.Refused as error:
+            refused.append(str(error))
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    answers: list[int] = []
+    asking = threading.Thread(target=lambda: answers.extend(ask(one) for one in connections))
+    try:
+        place.wait(lambda: place.state("slow") == "LOADING" or refused)
+        assert refused == []
+        # Triton takes its key in its own command line alone.
+        (secret,) = place.key().values()
+        assert holders(secret) == {place.host.server.pid}
+        assert secret not in place.host.log.read_text()
+        asking.start()
+        place.wait(lambda: len(answers) == CONNECTIONS)
+        assert (set(answers), loading.is_alive(), place.state("slow")) == ({200}, True, "LOADING")
+        assert [one.sock for one in connections] == sockets, "a connection was made anew"
+    finally:
+        place.go.touch()
+        loading.join()
+    assert (refused, place.state("slow")) == ([], "READY")

@@ -1,0 +1,165 @@
+"""Asks real Tritons for their verdict on every case: `make lint-corpus`. Writes verdicts.json and prints how the linter compares.
+With --new only those are asked whose content has no recorded verdict.
+
+A verdict is what became of loading the model that a case is about: loads, refuses (the server says no), hangs (no answer in
+PATIENCE seconds) or ends (the server did). One server answers case after case; after a hang or an end it is started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / "unit"), str(TESTS / "lint_corpus")]
+
+from cases import CASES, subject  # noqa: E402
+from compare import RELEASES, VERDICTS, digest, laid, recorded, table  # noqa: E402
+from pytriton_wheel import tritonserver  # noqa: E402
+from tritonclient import grpc as triton  # noqa: E402
+from tritonclient.utils import InferenceServerException  # noqa: E402
+
+BUILD = TESTS.parent / "build/faults"
+# nvidia-pytriton that carries each release
+WHEELS = {"24.01": "0.5.1", "24.10": "0.7.0"}
+# Seconds for one load, for a server to start, and for what was loaded to be gone
+PATIENCE, STARTS, GOES = 20, 60, 20
+
+
+class Server:
+    """A Triton in explicit mode over a repository that changes from case to case."""
+
+    def __init__(self, release: str, place: Path) -> None:
+        self.program = tritonserver(BUILD, WHEELS[release])
+        self.place = place
+        self.repository = place / "models"
+        self.repository.mkdir(parents=True)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        with socket.socket() as http, socket.socket() as grpc:
+            for free in (http, grpc):
+                free.bind(("127.0.0.1", 0))
+            self.url, self.grpc = (f"127.0.0.1:{free.getsockname()[1]}" for free in (http, grpc))
+        command = [str(self.program / "bin/tritonserver"), f"--model-repository={self.repository}", "--exit-on-error=false"]
+        command += ["--model-control-mode=explicit", f"--backend-directory={self.program / 'backends'}"]
+        command += [f"--http-port={self.url.rpartition(':')[2]}", "--http-address=127.0.0.1"]
+        command += [f"--grpc-port={self.grpc.rpartition(':')[2]}", "--grpc-address=127.0.0.1"]
+        # Without it resources of the rate limiter are passed over
+        command += ["--rate-limit=execution_count"]
+        command += ["--metrics-address=127.0.0.1", "--metrics-port=0", "--allow-gpu-metrics=false"]
+        libraries = f"{self.program.parent.parent / 'nvidia_pytriton.libs'}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {**os.environ, "LD_LIBRARY_PATH": libraries, "PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        with (self.place / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        deadline = time.monotonic() + STARTS
+        while self.said("GET", "/v2/health/live", 2) != 200:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"Triton did not start: {(self.place / 'log').read_text(errors='replace')[-2000:]}")
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """End it with all of its processes, which it started in a session of its own."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+    def said(self, method: str, path: str, seconds: float) -> int:
+        """The status of an answer; 0 for none in time, -1 for a connection that broke."""
+        request = urllib.request.Request(f"http://{self.url}{path}", b"{}" if method == "POST" else None)
+        try:
+            with urllib.request.urlopen(request, timeout=seconds) as one:
+                self.answer = one.read()
+                return int(one.status)
+        except urllib.error.HTTPError as error:
+            self.answer = error.read()
+            return error.code
+        except TimeoutError:
+            return 0
+        except (OSError, HTTPException) as error:
+            return 0 if isinstance(getattr(error, "reason", None), TimeoutError) else -1
+
+    def verdict(self, name: str) -> str:
+        """What becomes of loading the model that this case is about."""
+        if self.process is None:
+            self.start()
+        files = CASES[name][1]
+        laid(self.repository, files)
+        verdict = self.load(subject(files))
+        if verdict in ("hangs", "ends") or not self._emptied():
+            self.stop()
+        for one in self.repository.iterdir():
+            shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
+        return verdict
+
+    def load(self, model: str) -> str:
+        """What became of it. Over gRPC, as no request over HTTP has every name."""
+        with triton.InferenceServerClient(self.grpc) as client:
+            try:
+                client.load_model(model, client_timeout=PATIENCE)
+            except InferenceServerException as error:
+                if "DEADLINE_EXCEEDED" in str(error.status()):
+                    return "hangs"
+                return "refuses" if self.said("GET", "/v2/health/live", 5) == 200 else "ends"
+        return "loads"
+
+    def _emptied(self) -> bool:
+        """Unload everything; whether it went."""
+        deadline = time.monotonic() + GOES
+        while time.monotonic() < deadline:
+            if self.said("POST", "/v2/repository/index", 5) != 200:
+                return False
+            there = [one["name"] for one in json.loads(self.answer) if one.get("state") in ("READY", "LOADING", "UNLOADING")]
+            if not there:
+                return True
+            with triton.InferenceServerClient(self.grpc) as client:
+                for one in there:
+                    with contextlib.suppress(InferenceServerException):
+                        client.unload_model(one, client_timeout=10)
+            time.sleep(0.02)
+        return False
+
+
+def asked(release: str, names: list[str]) -> dict[str, str]:
+    """The verdict of this release on each of these cases."""
+    place = Path(tempfile.mkdtemp(prefix="lint-corpus-"))
+    server = Server(release, place)
+    try:
+        return {name: server.verdict(name) for name in names}
+    finally:
+        server.stop()
+        shutil.rmtree(place)
+
+
+def main() -> None:
+    """Ask both servers at once."""
+    before = recorded() if "--new" in sys.argv[1:] else {}
+    kept = {name: before[name][1:] for name in CASES if name in before and before[name][0] == digest(name)}
+    names = [name for name in CASES if name not in kept]
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(lambda release: asked(release, names), RELEASES))
+    kept.update({name: [one[name] for one in found] for name in names})
+    lines = [json.dumps(name) + ": " + json.dumps([digest(name), *kept[name]]) for name in CASES]
+    VERDICTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    print(table())
+
+
+if __name__ == "__main__":
+    main()

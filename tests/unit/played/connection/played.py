@@ -1,0 +1,151 @@
+"""A host that is played: no module runs, what it would have found is answered out of a scenario, and each call is written down.
+
+Playbooks, roles and action plugins above it are the real ones.
+"""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: played
+short_description: A host of a test
+description: Answers for the modules that would run on the host.
+author: The npufleet developers (@npufleet)
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.action import ActionBase
+from ansible.plugins.connection import ConnectionBase
+
+STAGE = Path(os.environ["NPUFLEET_STAGE"])
+SCENARIO: dict[str, Any] = json.loads((STAGE / "scenario.json").read_text())
+# What tells one call of a module from another
+TOLD = ("state", "concerns", "free", "preflight", "models", "name", "cmd", "_raw_params", "argv", "path", "dest")
+MARK = {"reason": "swap card 2", "by": "kim", "since": "2026-01-01T00:00:00Z"}
+
+
+def call_of(module: str, arguments: dict[str, Any]) -> str:
+    """A call in one line: the module, and what it is called for."""
+    if module == "host_state":
+        words = ["free"] if arguments.get("free") else ["preflight"] if "preflight" in arguments else sorted(arguments["desired"])
+        return " ".join([module, *words, *(["prove"] if arguments.get("prove") else [])])
+    words = [json.dumps(arguments[key]).strip('"') for key in TOLD if arguments.get(key) not in (None, False)]
+    return " ".join([module, *words])
+
+
+def happened(pattern: str) -> bool:
+    """Whether a call of any host was like this."""
+    calls = STAGE / "calls"
+    return calls.exists() and re.search(pattern, calls.read_text(), re.MULTILINE) is not None
+
+
+def later(host: str, one: str, other: str) -> bool:
+    """Whether the last call of a host that was like one of the two was like the first."""
+    calls = re.findall(rf"^{host} (.*)$", (STAGE / "calls").read_text(), re.MULTILINE)
+    return [bool(re.match(one, call)) for call in calls if re.match(f"({one})|({other})", call)][-1:] == [True]
+
+
+def stopped(host: str) -> bool:
+    """Whether the server's container does not run: an engine that starts again does not start it here."""
+    return later(host, "triton_container stopped|systemd_service restarted docker", "triton_container (started|restarted|replaced)")
+
+
+def open_switch(host: str) -> bool:
+    """Whether a switch of models was made and not proven."""
+    return later(host, r"model_store (\[|rolled_back)(?!.*looking)", "model_store proven")
+
+
+def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    """The answer of host_state."""
+    if arguments.get("free"):
+        return {}
+    asked, first = arguments.get("desired") or {}, "preflight" in arguments
+    plan = [
+        one
+        for one in part.get("plan", [])
+        if one["concern"] in asked and (first or "until" in one) and not happened(rf"^{host} {one.get('until', '$never')}")
+    ]
+    if "server" in asked and stopped(host):
+        plan.append({"concern": "server", "name": "container", "current": "exited", "desired": "running", "action": "start"})
+    mark = MARK if "out" in part and happened(part["out"]) else None
+    if arguments.get("prove") and plan:
+        return {"failed": True, "msg": f"{host} is not as wanted: {plan}", "plan": plan}
+    container = {"command": [], "id": "1"}
+    actual = {
+        "driver": {"module": "1.0.0", "tool": {"contexts": 0 if stopped(host) else 1}, "kernel": "6.1", "kernel_packages": []},
+        "engine": {"daemon": {}, "running": {}, "drop_ins": (asked.get("engine") or {}).get("drop_ins")},
+        "image": {"engine": True, "id": None},
+        "models": {"missing": [], "transaction": {"stale": []} if open_switch(host) else None, "served": {}},
+        "server": {"container": container, "state": "exited" if stopped(host) else "running", "engine": True, "previous": False},
+    }
+    report = [one["name"] for one in plan]
+    return {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": {}, "refusals": part.get("refusals", [])}
+
+
+def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> dict[str, Any]:
+    """What the module would have returned."""
+    part = SCENARIO.get(host, {})
+    call = f"{host} {call_of(module, arguments)}{' looking' if looks else ''}"
+    if "lost" in part and (happened(rf"^{host} LOST") or re.search(part["lost"], call)):
+        call = f"{host} LOST"
+    with (STAGE / "calls").open("a") as calls:
+        calls.write(call + "\n")
+    if call.endswith(" LOST"):
+        raise AnsibleConnectionFailure(f"{host} does not answer any more")
+    if "fails" in part and re.search(part["fails"], call):
+        return {"failed": True, "msg": f"{host} is played to fail"}
+    if module == "host_state":
+        return {"changed": False, **state_of(host, arguments, part)}
+    if module == "triton_container" and arguments["state"] == "put_back":
+        # Only what was replaced can be put back
+        return {"changed": False, "did": "put back" if happened(rf"^{host} triton_container replaced") else None}
+    return {"changed": True, **ANSWERS.get(module, {})}
+
+
+ANSWERS: dict[str, dict[str, Any]] = {
+    "host_lease": {"changed": False, "taken": True, "taken_over": None, "settled": None, "released": True},
+    "triton_container": {"did": "what was asked"},
+    "inference_check": {"proven": True, "msg": "all passed", "checks": []},
+    "model_store": {"moves": {"add": {"from": "0002-b", "to": "0001-a"}}, "open": True},
+}
+
+
+class Connection(ConnectionBase):
+    """Reaches nothing."""
+
+    transport = "played"
+
+    def _connect(self) -> Connection:
+        return self
+
+    def exec_command(self, cmd: str, in_data: bytes | None = None, sudoable: bool = True) -> tuple[int, bytes, bytes]:
+        raise AssertionError(f"a command for a host that is played: {cmd}")
+
+    def put_file(self, in_path: str, out_path: str) -> None:
+        raise AssertionError(f"a file for a host that is played: {out_path}")
+
+    def fetch_file(self, in_path: str, out_path: str) -> None:
+        raise AssertionError(f"a file of a host that is played: {in_path}")
+
+    def close(self) -> None:
+        pass
+
+
+real = ActionBase._execute_module
+
+
+def execute(self: ActionBase, module_name: str | None = None, module_args: Any = None, **more: Any) -> dict[str, Any]:
+    """In the place of ActionBase._execute_module: what comes from a played host is its answer."""
+    if self._connection.transport != "played":
+        return real(self, module_name=module_name, module_args=module_args, **more)
+    name, arguments = module_name or self._task.action, dict(self._task.args if module_args is None else module_args)
+    host = (more.get("task_vars") or {})["inventory_hostname"]
+    return answer(host, name.rpartition(".")[2], arguments, self._task.check_mode)
+
+
+ActionBase._execute_module = execute

@@ -1,0 +1,83 @@
+"""Runs the real playbooks on hosts that are played (connection/played.py)."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from helpers import ROOT, ansible_playbook
+
+# In batches of one, of two, and of what is left
+HOSTS = ["npu-1", "npu-2", "npu-3", "npu-4"]
+# What a plan and a turn read of a host, and that a turn holds it
+READING = ("host_state preflight", "host_state", "host_lease", "host_lease released")
+VARIABLES = {
+    "ansible_connection": "played",
+    "ansible_become": False,
+    "ansible_python_interpreter": sys.executable,
+    "rbln_release": "25.08",
+    "npufleet_npus": 1,
+    "npufleet_card": "RBLN-CA22",
+    "npufleet_rollout_serial": [1, 2, "100%"],
+    "triton_models": [{"name": "add"}],
+    "inference_check_image": "sha256:1",
+    # Nobody builds: the image is there, or is not asked for
+    "npufleet_build_host": "elsewhere",
+}
+
+
+def differs(concern: str, action: str = "change", **more: Any) -> dict[str, Any]:
+    """One item of a plan."""
+    return {"concern": concern, "name": concern, "current": "old", "desired": "new", "action": action, **more}
+
+
+@dataclass
+class Run:
+    """What a run of ansible-playbook came to."""
+
+    code: int
+    output: str
+    calls: list[str]
+
+    @property
+    def words(self) -> str:
+        """The output in one line, as messages are broken into several."""
+        return " ".join(self.output.split())
+
+    def of(self, host: str) -> list[str]:
+        """What was called on a host, apart from what a plan or a turn reads."""
+        mine = [call.partition(" ")[2] for call in self.calls if call.startswith(host + " ")]
+        return [call for call in mine if call not in READING and not call.endswith(" looking")]
+
+    def touched(self) -> list[str]:
+        """The hosts at which more was done than to read their plan or their mark."""
+        return [host for host in HOSTS if self.of(host)]
+
+    def recap(self, host: str) -> dict[str, int]:
+        """A host's line of the recap."""
+        (line,) = re.findall(rf"^{host} +: (.*)$", self.output, re.MULTILINE)
+        return {name: int(number) for name, number in re.findall(r"(\w+)=(\d+)", line)}
+
+
+def run(place: Path, playbook: str, scenario: dict[str, Any], *options: str, **variables: Any) -> Run:
+    """One run of a playbook of this checkout on the hosts of a scenario."""
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "calls").write_text("")
+    (place / "scenario.json").write_text(json.dumps(scenario))
+    given = {
+        **VARIABLES,
+        "npufleet_lock_file": str(place / "lock.json"),
+        "inference_check_results_dir": str(place / "check"),
+        **variables,
+    }
+    inventory = {"npu_hosts": {"hosts": {host: {} for host in scenario}, "vars": given}, "monitoring_hosts": {"hosts": {}}}
+    (place / "hosts.json").write_text(json.dumps(inventory))
+    plugins = {"ANSIBLE_CONNECTION_PLUGINS": str(Path(__file__).parent / "connection"), "NPUFLEET_STAGE": str(place)}
+    collections = {"ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections")}
+    arguments = ["-i", place / "hosts.json", ROOT / "playbooks" / playbook, *options]
+    done = ansible_playbook(place, *arguments, **plugins, **collections)
+    return Run(done.returncode, done.stdout + done.stderr, (place / "calls").read_text().splitlines())

@@ -1,0 +1,276 @@
+"""Gates hold whatever tags are given: the real playbooks on played hosts, in batches of one, of two and of the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import yaml
+from helpers import ROOT
+from stage import HOSTS, Run, differs, run
+
+CHANGING = ("site.yml", "models.yml", "rollback.yml")
+ROLLBACK = ("-e", "rollback_to=previous")
+MODEL = [differs("models")]
+WHOLE = [differs("driver"), differs("engine"), differs("image"), differs("models"), differs("server")]
+# What a host is asked at the beginning of each role
+OF_ANY_ROLE = "host_state (driver|engine|image|models)|inference_check"
+
+
+def tags_of(playbook: str) -> set[str]:
+    """The tags of a playbook."""
+    text = (ROOT / "playbooks" / playbook).read_text()
+    return {tag.strip() for found in re.findall(r"\btags: \[([^]]*)\]", text) for tag in found.split(",")} - {"always"}
+
+
+# Of hosts in a rollout; of the one whose turn it is with monitoring_hosts, none is here.
+TAGS = sorted(tags_of("site.yml") - {"monitoring"})
+
+
+def fleet(size: int, plan: list[dict[str, Any]], **more: dict[str, Any]) -> dict[str, Any]:
+    """So many hosts with this plan; npu_3={...} says what else is to be played on npu-3."""
+    return {host: {"plan": plan, **more.get(host.replace("-", "_"), {})} for host in HOSTS[:size]}
+
+
+def only(host: str, *plan: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """One host that has a plan."""
+    return {host: {"plan": list(plan), **more}}
+
+
+LOADED = "command modprobe rebellions"
+DRIVER = [differs("driver", "load", name="module", until=LOADED)]
+ENGINE = [differs("engine", "limit", until="systemd_service restarted docker")]
+MODELS = [differs("models", "release", name="add", until="model_store .*add")]
+BUILD = [differs("image", "build")]
+
+# {name: (playbook, what is played, options, variables)}
+SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = {
+    "build host out": ("site.yml", only("npu-1", *BUILD, out=""), (), {"npufleet_build_host": "npu-1"}),
+    "adopt out": ("adopt.yml", only("npu-4", out=""), ("--limit", "npu-4", "-e", "adopt_replace=true"), {}),
+    "lost alone": ("models.yml", fleet(2, MODEL, npu_1={"lost": "host_state models"}), (), {}),
+    "lost before": ("models.yml", fleet(4, MODEL, npu_3={"lost": "host_state preflight"}), (), {}),
+    "lost and failed": (
+        "site.yml",
+        fleet(4, WHOLE, npu_2={"lost": "host_state models server"}, npu_3={"fails": "host_state models server"}),
+        ("--tags", "models"),
+        {},
+    ),
+    "driver": ("site.yml", only("npu-1", *DRIVER), ("--tags", "driver"), {}),
+    "driver, check": ("site.yml", only("npu-1", *DRIVER), ("--tags", "driver,check"), {}),
+    "driver stays": ("site.yml", only("npu-1", *DRIVER, fails="command modprobe -r"), ("--tags", "driver"), {}),
+    "driver without a proof": ("site.yml", only("npu-1", *DRIVER, fails="inference_check"), ("--tags", "driver"), {}),
+    "whole with a driver": ("site.yml", only("npu-1", *DRIVER), (), {}),
+    "driver, then no image": ("site.yml", only("npu-1", *DRIVER, differs("image"), fails="host_state image"), (), {}),
+    "engine": ("site.yml", only("npu-1", *ENGINE), ("--tags", "engine"), {}),
+    "engine that fails": ("site.yml", only("npu-1", *ENGINE, fails="host_state engine prove"), ("--tags", "engine"), {}),
+    "engine of the build host": (
+        "site.yml",
+        only("npu-1", *ENGINE, *BUILD, fails="docker_image_pull"),
+        ("--tags", "image"),
+        {"npufleet_build_host": "npu-1"},
+    ),
+    "models without their server": ("site.yml", only("npu-1", *MODELS), ("--skip-tags", "server"), {}),
+    "protected": ("site.yml", fleet(1, WHOLE), ("--tags", "models"), {"npufleet_protected": "prod"}),
+}
+for _tag in ("", *TAGS):
+    SCENES[f"site.yml {_tag}".strip()] = (
+        "site.yml",
+        fleet(4, WHOLE, npu_3={"fails": OF_ANY_ROLE}),
+        ("--tags", _tag) if _tag else (),
+        {},
+    )
+for _name in CHANGING:
+    _plan, _options = MODEL if _name == "models.yml" else WHOLE, ROLLBACK if _name == "rollback.yml" else ()
+    SCENES.setdefault(_name, (_name, fleet(4, _plan, npu_3={"fails": "host_state models server"}), _options, {}))
+    SCENES[f"{_name} lost"] = (_name, fleet(4, _plan, npu_3={"lost": "host_state models server"}), _options, {})
+    SCENES[f"{_name} out"] = (_name, fleet(3, _plan, npu_3={"out": "^npu-1 host_state models server"}), _options, {})
+    SCENES[f"{_name} unknown"] = (_name, fleet(1, _plan), (*_options, "--tags", "unknown"), {})
+
+
+@pytest.fixture(scope="module")
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Run]]]:
+    """Every scene that a test of this session asks for, two at a time."""
+    specs = [one.callspec.params for one in request.session.items if hasattr(one, "callspec")]
+    asked = {params["scene"] for params in specs if "scene" in params}
+    with ThreadPoolExecutor(2) as pool:
+        started = {}
+        for number, name in enumerate(sorted(asked)):
+            playbook, played, options, variables = SCENES[name]
+            started[name] = pool.submit(run, tmp_path_factory.mktemp(f"stage-{number}"), playbook, played, *options, **variables)
+        yield started
+        for one in started.values():
+            one.cancel()
+
+
+@pytest.fixture
+def ran(scene: str, running: dict[str, Future[Run]]) -> Run:
+    """The run of a test's scene."""
+    return running[scene].result()
+
+
+def scenes(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("scene", names)
+
+
+def test_a_verdict_does_not_depend_on_tags() -> None:
+    for name in ("check.yml", "status.yml", "preflight.yml"):
+        plays = yaml.safe_load((ROOT / "playbooks" / name).read_text())
+        assert [play.get("tags") for play in plays] == [["always"]] * len(plays), name
+
+
+def test_the_playbooks_that_change_hosts_in_batches_are_these() -> None:
+    batched = {
+        path.name
+        for path in (ROOT / "playbooks").glob("*.yml")
+        if any("serial" in play for play in yaml.safe_load(path.read_text()))
+    }
+    assert batched == {*CHANGING, "adopt.yml"}
+    assert len(TAGS) > 5
+    assert {name: tags for name in CHANGING if (tags := tags_of(name))} == {"site.yml": {*TAGS, "monitoring"}}
+
+
+# 1. A host that fails
+
+
+@scenes(*CHANGING, *(f"site.yml {tag}" for tag in TAGS))
+def test_a_host_that_fails_stops_what_comes_after_its_batch(ran: Run) -> None:
+    assert ran.code == 2, ran.output
+    assert ran.touched() == ["npu-1", "npu-2", "npu-3"], ran.output
+    assert "npu-3 failed the gate, no further batch starts" in ran.words
+    assert "npu-3 is played to fail" in ran.words
+    # The other one of its batch is not broken off
+    assert ran.of("npu-2") == ran.of("npu-1")
+    assert [ran.recap(host)["failed"] for host in HOSTS] == [0, 0, 1, 0]
+
+
+@scenes("protected")
+def test_a_protected_environment_asks_whatever_tags_are_given(ran: Run) -> None:
+    assert ran.code == 2, ran.output
+    assert "prod is protected" in ran.words
+    assert ran.touched() == []
+
+
+@scenes("models.yml unknown", "rollback.yml unknown")
+def test_a_tag_that_there_is_not_changes_nothing(ran: Run) -> None:
+    assert ran.code == 0, ran.output
+    assert [host for host in HOSTS if [call for call in ran.of(host) if not call.startswith("host_state")]] == [], ran.calls
+
+
+# 2. Whoever stops something starts it again
+
+
+def order(calls: list[str], *wanted: str) -> list[str]:
+    """Those of the calls that begin like one that is wanted, without repetition."""
+    found = [next((one for one in wanted if call.startswith(one)), "") for call in calls]
+    return [one for one in dict.fromkeys(found) if one]
+
+
+STOP, START, PROVE, ASK = (
+    "triton_container stopped",
+    "triton_container started",
+    "host_state models server prove",
+    "inference_check",
+)
+
+
+@scenes("driver", "driver, check", "whole with a driver")
+def test_a_server_that_is_stopped_for_the_driver_is_started_and_proven(ran: Run) -> None:
+    assert ran.code == 0, ran.output
+    steps = (STOP, "command modprobe -r rebellions", LOADED, START, PROVE, ASK)
+    assert order(ran.of("npu-1"), *steps) == list(steps)
+    assert [call for call in ran.of("npu-1") if call.startswith(ASK)] == [ASK]
+
+
+@scenes("driver stays", "driver, then no image")
+def test_a_change_that_fails_leaves_no_server_stopped(ran: Run) -> None:
+    assert ran.code == 2, ran.output
+    assert order(ran.of("npu-1"), STOP, START, PROVE, ASK) == [STOP, START, PROVE, ASK]
+    assert "npu-1 is played to fail (the server serves again)" in ran.words
+
+
+@scenes("driver without a proof")
+def test_a_server_that_does_not_come_back_fails_the_gate(ran: Run) -> None:
+    assert ran.code == 2, ran.output
+    assert "npu-1 failed the gate" in ran.words
+    assert "npu-1 is played to fail" in ran.words
+    assert "serves again)" not in ran.words
+
+
+@scenes("engine", "engine that fails", "engine of the build host")
+def test_a_server_that_an_engine_took_with_it_is_started_and_proven(ran: Run) -> None:
+    assert order(ran.of("npu-1"), "systemd_service restarted docker", START, PROVE, ASK) == [
+        "systemd_service restarted docker",
+        START,
+        PROVE,
+        ASK,
+    ]
+    assert ran.code == (2 if "is played to fail" in ran.words else 0), ran.output
+
+
+@scenes("models without their server")
+def test_models_that_are_switched_are_proven(ran: Run) -> None:
+    assert ran.code == 0, ran.output
+    steps = ("model_store [", PROVE, ASK, "model_store proven")
+    assert order(ran.of("npu-1"), *steps) == list(steps)
+
+
+# 3. A host that is lost
+
+
+@scenes("models.yml lost", "rollback.yml lost")
+def test_a_host_that_is_lost_during_its_change_stops_what_comes_after_its_batch(ran: Run) -> None:
+    assert ran.code != 0, ran.output
+    assert ran.touched() == ["npu-1", "npu-2", "npu-3"], ran.output
+    assert "npu-3 became unreachable during the change, no further batch starts" in ran.words
+    assert "npu-3 does not answer any more" in ran.words
+    assert ran.of("npu-2") == ran.of("npu-1")
+
+
+@scenes("lost alone")
+def test_a_batch_that_is_lost_as_a_whole_stops_the_rollout(ran: Run) -> None:
+    assert ran.code != 0, ran.output
+    assert ran.touched() == ["npu-1"]
+    assert "npu-1 does not answer any more" in ran.words
+
+
+@scenes("lost and failed")
+def test_a_batch_with_a_lost_and_a_failed_host_tells_both(ran: Run) -> None:
+    assert ran.code != 0, ran.output
+    assert ran.touched() == ["npu-1", "npu-2", "npu-3"]
+    assert "npu-3 failed the gate" in ran.words
+    assert "npu-2 became unreachable" in ran.words
+
+
+@scenes("lost before")
+def test_a_host_that_was_lost_before_the_plan_is_left_out(ran: Run) -> None:
+    assert ran.code == 4, ran.output
+    assert [host for host in HOSTS if "inference_check" in " ".join(ran.of(host))] == []
+    assert "npu-3 does not answer any more" in ran.words
+    assert [host for host in HOSTS if "host_state models" in ran.of(host)] == ["npu-1", "npu-2", "npu-4"]
+
+
+# 4. A host that is taken out
+
+
+@scenes(*(f"{name} out" for name in CHANGING))
+def test_a_host_that_is_taken_out_after_the_plan_is_left_alone(ran: Run) -> None:
+    assert ran.code == 0, ran.output
+    assert ran.touched() == ["npu-1", "npu-2"]
+    assert "npu-3 is in maintenance and was left alone: swap card 2 (kim, " in ran.words
+
+
+@scenes("build host out")
+def test_nothing_is_built_on_a_host_that_is_out(ran: Run) -> None:
+    assert ran.code == 2, ran.output
+    assert ran.touched() == []
+    assert "npu-1 has to build the image and is in maintenance" in ran.words
+
+
+@scenes("adopt out")
+def test_nothing_is_adopted_on_a_host_that_is_out(ran: Run) -> None:
+    assert ran.code == 0, ran.output
+    assert ran.touched() == []
+    assert "npu-4 is in maintenance and was left alone" in ran.words

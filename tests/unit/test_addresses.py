@@ -1,0 +1,69 @@
+"""Where the server listens: whoever asks it asks there, and an IPv6 address is written as each of them wants it."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from typing import Any
+
+import numpy as np
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import check_sources, inference, probe
+from ansible_collections.npufleet.triton.plugins.module_utils.collect import _answer
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server, watchdog
+from ansible_collections.npufleet.triton.plugins.module_utils.gather import Limits
+from ansible_collections.npufleet.triton.plugins.modules import triton_model
+from helpers import ROOT, fleet, http_server
+from small_triton import small_triton
+
+IMAGE = {"id": "sha256:" + "a" * 64}
+
+
+@pytest.mark.parametrize(
+    ("listens", "asked"),
+    [
+        ("0.0.0.0", "127.0.0.1"),
+        ("", "127.0.0.1"),
+        ("::", "::1"),
+        ("192.0.2.11", "192.0.2.11"),
+        ("[2001:DB8::5]", "2001:db8::5"),
+    ],
+)
+def test_everybody_asks_one_address(listens: str, asked: str) -> None:
+    variables = fleet(triton_server_listen_address=listens, npufleet_http_port=9000)
+    wanted = server.desired(variables, IMAGE, {})
+    assert wanted["address"] == asked
+    assert json.loads(watchdog.desired(variables)["files"]["config"])["address"] == asked
+    assert check_sources.server_of(variables)["address"] == asked
+    own = fleet(triton_server_listen_address=listens, inference_check_address="proxy.example.com")
+    assert check_sources.server_of(own)["address"] == "proxy.example.com", "a proxy before the server"
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc", "raw"])
+def test_checks_reach_an_ipv6_address(protocol: str) -> None:
+    check = {"name": "row", "protocols": [protocol], "inputs": {"IN": inference.pack(np.ones((1, 4), np.float32))}}
+    check["expect"] = {"OUT": {"shape": [1, 4]}}
+    with small_triton(address="::1") as triton:
+        where = {"address": "::1", "http_port": triton.http_port, "grpc_port": triton.grpc_port}
+        document = {"host": "a", "host_index": 0, "server": where, "timeout": 5, "checks": [{"model": "double", "checks": [check]}]}
+        assert [(one["ok"], one["why"]) for one in inference.run(document)["checks"]] == [(True, "")]
+
+
+def test_checks_of_instances_read_metrics_at_an_ipv6_address() -> None:
+    page = b'rbln_requests_total{model="m",instance="m_0",npu="0"} 3\n'
+    with http_server({"GET /metrics": (200, page)}, "::1") as metrics:
+        url = "http://{}/metrics".format(inference.netloc("::1", metrics.port))
+        assert inference.answered(url, "m") == {"m_0 on NPU 0": 3.0}
+
+
+def test_the_hosts_own_clients_reach_an_ipv6_address() -> None:
+    index = [{"name": "digits", "version": "1", "state": "READY"}]
+    program: Any = runpy.run_path(str(ROOT / "roles/triton_server/files/npufleet_watchdog.py"))
+    answers = {"GET /v2": (200, {"version": "2.42.0"}), "POST /v2/repository/index": (200, index)}
+    with http_server(answers, "::1") as triton:
+        assert probe.http_json("::1", triton.port, "GET", "/v2") == (200, {"version": "2.42.0"})
+        assert list(triton_model.Server("::1", triton.port, 5.0).served()) == ["digits"]
+        assert _answer("::1", triton.port, Limits(seconds=5, size=1000, lines=1), "/v2") == {"version": "2.42.0"}
+        variables = fleet(triton_server_listen_address="::", npufleet_http_port=triton.port)
+        config = program["Config"](**json.loads(watchdog.desired(variables)["files"]["config"]))
+        assert program["Host"](config).index() == {"digits": {"1": "READY"}}

@@ -1,0 +1,212 @@
+"""The lease of a host: one run at a time, live while a call is at work, and not for ever after its run is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
+from helpers import ROOT
+
+ALICE, BOB = lease.Holder("alice/1/1", "alice@ops1"), lease.Holder("bob/2/2", "bob@ops2")
+CONTAINER = {"name": "triton"}
+
+
+@pytest.fixture(autouse=True)
+def watchdog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A watchdog's lock of this test's own."""
+    path = tmp_path / "watchdog.lock"
+    monkeypatch.setattr(lease, "WATCHDOG", str(path))
+    return path
+
+
+def take(root: Path, holder: lease.Holder, patience: float = 60.0, **more: Any) -> tuple[bool, Any]:
+    return lease.acquire(str(root), holder, patience, CONTAINER, **more)
+
+
+def by(root: Path) -> str | None:
+    found = lease.read(str(root))
+    return found["by"] if found else None
+
+
+def edit(root: Path, **changes: Any) -> None:
+    path = root / lease.LEASE
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.fixture
+def at_work(tmp_path: Path) -> Iterator[None]:
+    """A call of alice's run, in a process of its own, that has not ended."""
+    take(tmp_path, ALICE, patience=0.0)
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from ansible_collections.npufleet.triton.plugins.module_utils.change import lease\n"
+        "with lease.working(sys.argv[2]): print('at work', flush=True); sys.stdin.readline()\n"
+    )
+    command = [sys.executable, "-c", script, str(ROOT / "collections"), str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stdin
+        assert process.stdout.readline() == "at work\n"
+        yield
+        process.communicate("\n")
+
+
+# Taken and released
+
+
+def test_it_is_taken_renewed_and_released_by_its_own_run(tmp_path: Path) -> None:
+    assert take(tmp_path, ALICE) == (True, None)
+    since = lease.read(str(tmp_path))["since"]
+    edit(tmp_path, since="then")
+    assert take(tmp_path, ALICE) == (False, None)
+    assert lease.read(str(tmp_path))["since"] == "then" != since
+    assert lease.release(str(tmp_path), ALICE) is True
+    assert by(tmp_path) is None
+    assert lease.release(str(tmp_path), ALICE) is False
+
+
+def test_another_run_is_refused_by_name_and_does_not_release_it(tmp_path: Path) -> None:
+    take(tmp_path, ALICE)
+    with pytest.raises(lease.Held, match=r"alice@ops1 since .* its lease ends in \d+ s") as refused:
+        take(tmp_path, BOB)
+    assert refused.value.run == ALICE.run
+    assert lease.release(str(tmp_path), BOB) is False
+    assert by(tmp_path) == "alice@ops1"
+
+
+def test_another_run_waits_until_it_is_released(tmp_path: Path) -> None:
+    take(tmp_path, ALICE)
+    looked = threading.Event()
+
+    def give_up() -> None:
+        looked.wait(30)
+        lease.release(str(tmp_path), ALICE)
+
+    other = threading.Thread(target=give_up)
+    other.start()
+    looked.set()
+    assert take(tmp_path, BOB, wait=60.0) == (True, None)
+    other.join()
+
+
+def test_what_is_no_longer_live_is_taken_over_and_told(tmp_path: Path) -> None:
+    take(tmp_path, ALICE, patience=60.0)
+    edit(tmp_path, renewed=time.time() - 61)
+    taken, before = take(tmp_path, BOB)
+    assert (taken, before["by"]) == (True, "alice@ops1")
+    assert by(tmp_path) == "bob@ops2"
+
+
+def test_a_run_that_is_known_to_be_dead_is_not_waited_for(tmp_path: Path) -> None:
+    take(tmp_path, ALICE, patience=3600.0)
+    assert take(tmp_path, BOB, ended=ALICE.run)[0] is True
+
+
+def test_a_lease_of_another_boot_is_not_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    take(tmp_path, ALICE, patience=3600.0)
+    monkeypatch.setattr(lease, "boot", lambda: "another")
+    assert take(tmp_path, BOB)[1]["by"] == "alice@ops1"
+
+
+def test_a_clock_that_was_set_back_makes_no_lease_that_never_ends(tmp_path: Path) -> None:
+    take(tmp_path, ALICE, patience=60.0)
+    edit(tmp_path, renewed=time.time() + 86400)
+    assert take(tmp_path, BOB)[0] is True
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "7", '{"run": 1}', '{"run": "alice/1/1"}'])
+def test_one_that_cannot_be_read_is_taken_over_and_told(tmp_path: Path, content: str) -> None:
+    (tmp_path / lease.LEASE).write_text(content)
+    taken, before = take(tmp_path, BOB)
+    assert (taken, before["by"]) == (True, "unknown")
+
+
+# Calls
+
+
+def test_a_call_at_work_keeps_it_live_however_long_it_takes(tmp_path: Path, at_work: None) -> None:
+    with pytest.raises(lease.Held, match="ends with the call that is at work"):
+        take(tmp_path, BOB)
+    # Its controller is gone, the call is not
+    with pytest.raises(lease.Held):
+        take(tmp_path, BOB, ended=ALICE.run)
+
+
+def test_a_call_that_is_killed_is_no_longer_at_work(tmp_path: Path) -> None:
+    take(tmp_path, ALICE, patience=0.0)
+    pid = os.fork()
+    if pid == 0:
+        with lease.working(str(tmp_path), ALICE):
+            os._exit(9)
+    os.waitpid(pid, 0)
+    assert lease.at_work(str(tmp_path)) is False
+    assert take(tmp_path, BOB)[0] is True
+
+
+def test_its_patience_counts_from_the_end_of_a_call(tmp_path: Path) -> None:
+    take(tmp_path, ALICE, patience=60.0)
+    with lease.working(str(tmp_path)):
+        edit(tmp_path, renewed=time.time() - 3600)
+    assert lease.live(str(tmp_path), lease.read(str(tmp_path)))
+
+
+def test_a_run_that_lost_its_lease_changes_nothing_more(tmp_path: Path) -> None:
+    take(tmp_path, BOB)
+    with pytest.raises(lease.LeaseError, match="found that of bob@ops2"), lease.working(str(tmp_path), ALICE):
+        raise AssertionError("it went on")
+    lease.release(str(tmp_path), BOB)
+    with pytest.raises(lease.LeaseError, match="found none"), lease.working(str(tmp_path), ALICE):
+        raise AssertionError("it went on")
+
+
+def test_a_call_without_a_lease_is_nobodys(tmp_path: Path) -> None:
+    with lease.working(str(tmp_path)) as found:
+        assert found is None
+    assert not (tmp_path / lease.LEASE).exists()
+
+
+def test_a_lease_that_was_released_during_a_call_does_not_come_back(tmp_path: Path) -> None:
+    take(tmp_path, ALICE)
+    with lease.working(str(tmp_path), ALICE):
+        lease.release(str(tmp_path), ALICE)
+    assert by(tmp_path) is None
+
+
+# Maintenance and the watchdog
+
+
+def test_a_host_in_maintenance_is_left_alone(tmp_path: Path) -> None:
+    mark = tmp_path / "maintenance.json"
+    mark.write_text(json.dumps({"reason": "swap card 2", "by": "carol", "since": "2026-01-02T03:04:05Z"}))
+    with pytest.raises(lease.LeaseError, match=r"found the host in maintenance: swap card 2 \(carol since 2026-01-02T03:04:05Z\)"):
+        take(tmp_path, ALICE)
+    mark.write_text("{")
+    with pytest.raises(lease.LeaseError, match="found the host in maintenance: the mark"):
+        take(tmp_path, ALICE)
+    assert take(tmp_path, ALICE._replace(maintenance=True))[0] is True
+
+
+def test_it_is_not_taken_while_the_watchdog_is_at_work(tmp_path: Path, watchdog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    monkeypatch.setattr(lease, "WATCHDOG_WAIT", 0.0)
+    with watchdog.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(lease.Held, match="found the watchdog at work"):
+            take(tmp_path, ALICE)
+    assert take(tmp_path, ALICE)[0] is True
+
+
+def test_the_watchdogs_lock_is_the_watchdogs() -> None:
+    program = (ROOT / "roles/triton_server/files/npufleet_watchdog.py").read_text()
+    assert 'LOCK = "/run/npufleet-watchdog.lock"' in program
+    source = (ROOT / "plugins/module_utils/change/lease.py").read_text()
+    assert 'WATCHDOG = "/run/npufleet-watchdog.lock"' in source

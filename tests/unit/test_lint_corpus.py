@@ -1,0 +1,41 @@
+"""The linter beside real Tritons: every repository of tests/lint_corpus against their recorded verdicts."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from helpers import ROOT
+
+sys.path.append(str(ROOT / "tests/lint_corpus"))
+
+import compare
+from cases import CASES
+from compare import Judged
+
+
+@pytest.fixture(scope="module")
+def judged() -> list[Judged]:
+    return compare.judged()
+
+
+def test_every_case_has_a_verdict_of_what_it_is_today() -> None:
+    assert len(CASES) >= 300
+    verdicts = compare.recorded()
+    assert {name: one[0] for name, one in verdicts.items()} == {name: compare.digest(name) for name in CASES}
+    assert {one for _digest, *both in verdicts.values() for one in both} <= {"loads", "refuses", "hangs", "ends"}
+
+
+def test_cases_of_a_rule_are_found_by_it(judged: list[Judged]) -> None:
+    assert [(one.name, one.release, set(one.rules)) for one in judged if not {CASES[one.name][0]} - {""} <= one.rules] == []
+
+
+def test_what_triton_loads_is_not_refused_but_for_a_named_policy(judged: list[Judged]) -> None:
+    alarms = [one for one in judged if one.verdict == "loads" and one.rules - set(compare.POLICY)]
+    assert [(one.name, one.release, set(one.rules)) for one in alarms] == []
+
+
+def test_linter_and_triton_agree(judged: list[Judged]) -> None:
+    for release in compare.RELEASES:
+        here = [one for one in judged if one.release == release]
+        assert sum(one.agrees for one in here) / len(here) >= 0.97, compare.table()
