@@ -103,7 +103,10 @@ packages:
 LANES := molecule-default faults unit molecule-models molecule-serving lint molecule-production report-test
 test: ## everything; the output of each lane is in build/log
 	@$(MAKE) --no-print-directory --jobs=2 venv packages
-	@$(MAKE) --no-print-directory --jobs=3 --keep-going $(LANES:%=lane-%)
+	@rm -f build/log/lanes
+# What each lane took and why it failed is the end of the output, of which a CI may keep no more
+	@code=0; $(MAKE) --no-print-directory --jobs=3 --keep-going $(LANES:%=lane-%) || code=$$?; \
+	  echo "test: all lanes:"; cat build/log/lanes; exit $$code
 lane-%:
 	@tests/lane.sh $* $(MAKE) --no-print-directory $*
 

@@ -7,11 +7,13 @@ shift
 mkdir -p build/log
 "$@" >"$log" 2>&1 </dev/null || code=$?
 if [ "$code" = 0 ]; then
-  echo "test: $name: $((SECONDS - began)) s"
+  echo "test: $name: $((SECONDS - began)) s" | tee -a build/log/lanes
 else
   echo "test: $name FAILED after $((SECONDS - began)) s, $log ends with:"
   tail -n 60 "$log"
   echo "test: of $log:"
-  grep -aE '(FAILED|ERROR) tests/|fatal: |[Ee]rror: ' "$log" | cut -c-400 | tail -n 20
+  reasons=$(grep -aE '(FAILED|ERROR) tests/|fatal: |[Ee]rror: ' "$log" | cut -c-400 | tail -n 20)
+  echo "$reasons"
+  printf 'test: %s FAILED after %s s:\n%s\n' "$name" "$((SECONDS - began))" "$(tail -n 4 <<<"$reasons")" >>build/log/lanes
 fi
 exit $code

@@ -11,10 +11,13 @@ import os
 import shutil
 import signal
 import stat
+import time
 from typing import Any, Callable
 
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError
 
+# Seconds for a sender to close what it has sent: a process that it has started holds the descriptor too, until it runs a program.
+CLOSING = 5.0
 # What file systems say that know no leases
 NO_LEASES = (errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -86,15 +89,19 @@ def _lease(handle: int) -> bool:
     """Whether a lease is held, which the kernel gives only where nobody can write by a descriptor from before, or a mapping."""
     # Instead of SIGIO, which would end this process
     fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
-    try:
-        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    except OSError as error:
-        if error.errno in NO_LEASES:
-            return False
-        if error.errno != errno.EAGAIN:
-            raise
-        raise Unfit("somebody still has it open for writing") from None
-    return True
+    deadline = time.monotonic() + CLOSING
+    while True:
+        try:
+            fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            return True
+        except OSError as error:
+            if error.errno in NO_LEASES:
+                return False
+            if error.errno != errno.EAGAIN:
+                raise
+        if time.monotonic() >= deadline:
+            raise Unfit("somebody still has it open for writing")
+        time.sleep(0.05)
 
 
 def _copy(handle: int, path: str, mode: int) -> None:

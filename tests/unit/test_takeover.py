@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -24,7 +25,8 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 @pytest.fixture(autouse=True)
 def owners(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Only root may give files away: to whom they were given."""
+    """Only root may give files away: to whom they were given. And nobody is waited for who does not close."""
+    monkeypatch.setattr(takeover, "CLOSING", 0.2)
     given: list[tuple[int, int]] = []
     monkeypatch.setattr(takeover.os, "fchown", lambda _handle, user, group: given.append((user, group)))
     return given
@@ -70,6 +72,23 @@ def test_a_directory_of_transfers_that_is_a_link_is_not_entered(incoming: Path, 
     with pytest.raises(takeover.NotThere):
         take(incoming)
     assert (user.elsewhere / "image.tar").read_bytes() == CONTENT
+
+
+def test_a_sender_that_is_about_to_close_it_is_waited_for(
+    incoming: Path, user: HostileUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    with contextlib.ExitStack() as sender:
+        sender.enter_context(user.writing("image.tar", CONTENT, "descriptor"))
+
+        def closes(seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 2:
+                sender.close()
+
+        monkeypatch.setattr(takeover.time, "sleep", closes)
+        assert take(incoming) == DIGEST
+    assert len(waits) == 2
 
 
 @pytest.mark.parametrize("way", ["descriptor", "mapping"])
