@@ -9,6 +9,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils import runs
 from ansible_collections.npufleet.triton.plugins.module_utils.change import program
 from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
 
+# Made as this is imported, which is once in a run: each task has a process of its own
+program.archive()
+
 
 class ActionModule(FleetAction):
     """Asks once; waits only for a run that is not known to be over."""

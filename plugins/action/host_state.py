@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Any, Dict, List
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleUndefinedVariable
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils import hidden, host_text, inventory, reach, runs, supplies
-from ansible_collections.npufleet.triton.plugins.module_utils.controller import HOME, FleetAction
+from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
-from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated, concerns_of, desired, survey
+from ansible_collections.npufleet.triton.plugins.module_utils.variables import (
+    Templated,
+    concerns_of,
+    desired,
+    inventory_specs,
+    survey,
+)
 
 # How become says that sudo took no password, or not this one
 NO_PASSWORD = re.compile(
@@ -100,10 +105,9 @@ class ActionModule(FleetAction):
 
     def _preflight(self, variables: Templated, concerns: List[str], task_vars: Dict[str, Any], host: str) -> Dict[str, Any]:
         """The plan, and every reason why it cannot be applied; a reason is a result here and no failure."""
-        known = inventory.specs(os.path.join(HOME, "roles"))
         reasons: List[str] = []
         try:
-            reasons += inventory.findings(variables, known, task_vars)
+            reasons += inventory.findings(variables, inventory_specs(), task_vars)
             wanted, manifests, more = survey(variables, concerns)
             reasons += [one for one in more if one not in reasons]
             arguments: Dict[str, Any] = {"desired": wanted, "host": host, "mark": self._mark(variables), "run": runs.run_id()}

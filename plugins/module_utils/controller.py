@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
+import glob
+import importlib
 import os
 import traceback
 from abc import abstractmethod
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleUndefinedVariable
+from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
+from ansible.plugins.loader import filter_loader, test_loader
 from ansible_collections.npufleet.triton.plugins.module_utils import host_text, keys
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated, inventory_specs
 
-# Read as this is imported, once in a run: each task has a process of its own, which would do it again
-inventory_specs()
 HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 # Keys of a result by which Ansible does something else than to tell it
 NOT_A_RESULT = ("invocation", "ansible_stats")
 # Keys whose texts people read
 TOLD = ("msg", "report", "refusals", "warnings", "errors")
 FOUND_BY_ANSIBLE = "discovered_interpreter_"
+
+
+@cache
+def role_defaults() -> Dict[str, Any]:
+    """The defaults of every role of the collection, as templates."""
+    found: Dict[str, Any] = {}
+    for path in sorted(glob.glob(os.path.join(HOME, "roles", "*", "defaults", "main.yml"))):
+        found.update(DataLoader().load_from_file(path, cache="none", trusted_as_template=True) or {})
+    return found
+
+
+def _once() -> None:
+    """What every task would do again, as each has a process of its own: done as this is imported, which is once in a run."""
+    inventory_specs()
+    role_defaults()
+    # Ansible's own tests and filters, for conditions
+    test_loader.get("defined")
+    filter_loader.get("default")
+    # Where it is missing, whoever needs it says so
+    for library in ("google.protobuf.text_format", "numpy"):
+        with suppress(ImportError):
+            importlib.import_module(library)
+
+
+_once()
 
 
 class FleetAction(ActionBase):
@@ -49,15 +77,10 @@ class FleetAction(ActionBase):
 
     def variables(self, task_vars: Mapping[str, Any]) -> Templated:
         """The host's variables; what the inventory leaves open comes from the roles' defaults."""
-        merged: Dict[str, Any] = {}
-        roles = os.path.join(HOME, "roles")
-        for role in sorted(os.listdir(roles)):
-            path = os.path.join(roles, role, "defaults", "main.yml")
-            if os.path.exists(path):
-                merged.update(self._loader.load_from_file(path, cache="all", trusted_as_template=True) or {})
+        merged = dict(role_defaults())
         given = [name for name, value in task_vars.items() if name not in merged or merged[name] != value]
         merged.update(task_vars)
-        merged["role_path"] = os.path.join(roles, "common")
+        merged["role_path"] = os.path.join(HOME, "roles", "common")
         templar = self._templar.copy_with_new_env(available_variables=merged)
         return Templated(merged, templar.template, given)
 

@@ -37,8 +37,7 @@ ROW = {
 }
 
 
-# ansible-playbook, with what each of its workers would else import anew
-ANSIBLE_PLAYBOOK = "import numpy, google.protobuf.text_format; from ansible.cli.playbook import main; main()"
+ANSIBLE_PLAYBOOK = Path(sys.executable).with_name("ansible-playbook")
 
 
 def fixture(name: str) -> Any:
@@ -69,7 +68,7 @@ def fleet(**inventory: Any) -> Templated:
 
 
 def ansible_playbook(place: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """One run of ansible-playbook with this checkout's settings. Ansible itself writes below `place` only."""
+    """One run of ansible-playbook with this checkout's settings; it writes below `place`."""
     settings = {
         **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_") and "proxy" not in name.lower()},
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
@@ -79,10 +78,9 @@ def ansible_playbook(place: Path, *arguments: object, **environment: str) -> sub
         "ANSIBLE_REMOTE_TEMP": str(place / "ansible/tmp"),
         "ANSIBLE_NOCOLOR": "1",
         "OPENBLAS_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
         **environment,
     }
-    command = [sys.executable, "-c", ANSIBLE_PLAYBOOK, *map(str, arguments)]
+    command = [ANSIBLE_PLAYBOOK, *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=300, check=False)
 
 
