@@ -126,7 +126,9 @@ class Server:
         while time.monotonic() < deadline:
             if self.said("POST", "/v2/repository/index", 5) != 200:
                 return False
-            there = [one["name"] for one in json.loads(self.answer) if one.get("state") in ("READY", "LOADING", "UNLOADING")]
+            # The server tells names as they are, which need not be UTF-8
+            index = json.loads(self.answer.decode("utf-8", "replace"))
+            there = [one["name"] for one in index if one.get("state") in ("READY", "LOADING", "UNLOADING")]
             if not there:
                 return True
             with triton.InferenceServerClient(self.grpc) as client:

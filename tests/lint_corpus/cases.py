@@ -313,6 +313,8 @@ def files() -> Iterator[tuple[str, Files]]:
     for name in ("Config.pbtxt", "config.pbtxt.txt", "config.pbtx"):
         yield "stray", {f"m/{name}": config(head='backend: "onnxruntime"'), "m/1/other": ""}
     yield "labels", model(config(b=tensor("B", more='label_filename: "gone"')))
+    # Beside it a directory whose name is no UTF-8
+    yield "", {**model(config()), "\udcff/": ""}
 
 
 def chain(

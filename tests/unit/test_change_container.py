@@ -47,6 +47,32 @@ def test_the_new_one_serves_and_the_old_one_stays_until_it_is_proven(engine: Pla
     assert container.keep(engine, str(tmp_path), "triton") is False
 
 
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        ("""echo '{"contexts": [{"ctx_id": "1"}]}'""", "found cards still held 0 s after"),
+        ("exit 3", "does not tell who has the cards open \\(it ended with 3\\) 0 s after"),
+        ("exec tail -f /dev/null", "does not tell who has the cards open \\(.* timed out"),
+    ],
+)
+def test_a_new_one_is_not_started_where_the_cards_may_be_held(
+    engine: PlayedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, why: str
+) -> None:
+    monkeypatch.setattr(container, "ASKING", 0.2)
+    tool = tmp_path / "rbln-stat"
+    tool.write_text(f"#!/bin/sh\n{says}\n")
+    tool.chmod(0o755)
+    old = engine.add("triton")
+    engine.add("triton-next", "created")
+    settings = {**SETTINGS, "vendor_tool": str(tool), "free_timeout": 0}
+    with pytest.raises(container.ContainerError, match=why):
+        container.replace(engine, str(tmp_path / "store"), ME, "triton", settings)
+    assert "running" not in engine.names().values()
+    # What served before goes on, free or not
+    assert container.put_back(engine, str(tmp_path / "store"), "triton", settings)
+    assert engine.serving() == old
+
+
 def test_a_first_container_has_nothing_to_go_back_to(engine: PlayedEngine, tmp_path: Path) -> None:
     new = engine.add("triton-next", "created", works=False)
     replace(engine, tmp_path)

@@ -51,6 +51,8 @@ UNKNOWN: Dict[str, Any] = {
 # A process that ended and was started again so often by the engine will not stay: one failed start may be bad luck
 KEEPS_ENDING = 3
 LOOK = 0.2
+# Seconds for one answer of the vendor's tool
+ASKING = 20.0
 # Seconds beyond the container's own patience in which the engine has to answer a stop
 ENGINE_EXTRA = 60.0
 
@@ -166,9 +168,10 @@ def replace(
         else:
             engine.rename(current["Id"], name + "-previous")
             done.append(f"stopped {current['Id'][:12]} and put it aside")
-        if not free(settings):
+        why = held(settings)
+        if why:
             raise ContainerError(
-                f"found cards still held {settings['free_timeout']} s after the old container ended, wanted them free: see "
+                f"found {why} {settings['free_timeout']} s after the old container ended, wanted the cards free: see "
                 f"{settings['vendor_tool']} for who holds them, and load the module anew or reboot the host"
             )
     engine.rename(upcoming["Id"], name)
@@ -203,19 +206,29 @@ def _end(engine: Docker, container: Mapping[str, Any], settings: Mapping[str, An
     engine.stop(container["Id"], settings["stop_timeout"])
 
 
-def free(settings: Mapping[str, Any]) -> bool:
-    """Wait until the vendor's tool lists no context any more: a start beside one can wedge the card. Without a tool it is free."""
+def held(settings: Mapping[str, Any]) -> str:
+    """Wait until the vendor's tool lists no context any more: a start beside one can wedge the card. Returns why they are not free.
+
+    Without a tool they are; one that fails or hangs says nothing of them.
+    """
     deadline = time.monotonic() + settings["free_timeout"]
     while True:
-        try:
-            done = subprocess.run([settings["vendor_tool"], "-j"], capture_output=True, timeout=20, check=False)
-        except (OSError, subprocess.SubprocessError):
-            return True
-        if b"ctx_id" not in done.stdout:
-            return True
-        if time.monotonic() >= deadline:
-            return False
+        why = _held(settings["vendor_tool"])
+        if not why or time.monotonic() >= deadline:
+            return why
         time.sleep(LOOK)
+
+
+def _held(tool: str) -> str:
+    try:
+        done = subprocess.run([tool, "-j"], capture_output=True, timeout=ASKING, check=False)
+    except FileNotFoundError:
+        return ""
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"that {tool} does not tell who has the cards open ({error})"
+    if done.returncode:
+        return f"that {tool} does not tell who has the cards open (it ended with {done.returncode})"
+    return "cards still held" if b"ctx_id" in done.stdout else ""
 
 
 def keep(engine: Docker, root: str, name: str) -> bool:
@@ -268,7 +281,7 @@ def _serve_again(engine: Docker, old: Mapping[str, Any], inside: Mapping[str, An
     # Of a server inside that ended, the container may still be there
     engine.stop(old["Id"], settings["stop_timeout"])
     # Also when they are not free: the server that was there is worth the attempt
-    free(settings)
+    held(settings)
     engine.start(old["Id"])
     if inside:
         _start_inside(name, inside)
@@ -302,10 +315,10 @@ def restart(engine: Docker, name: str, settings: Mapping[str, Any]) -> None:
     """Stop it, wait for the cards, start it. Also when they do not get free, which is raised after that."""
     found = _there(engine, name)
     engine.stop(found["Id"], settings["stop_timeout"])
-    released = free(settings)
+    why = held(settings)
     engine.start(found["Id"])
-    if not released:
-        raise ContainerError(f"found cards still held {settings['free_timeout']} s after {name} was stopped, wanted them free")
+    if why:
+        raise ContainerError(f"found {why} {settings['free_timeout']} s after {name} was stopped, wanted the cards free")
 
 
 def start(engine: Docker, name: str, settings: Mapping[str, Any]) -> bool:
