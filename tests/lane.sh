@@ -12,8 +12,8 @@ else
   echo "test: $name FAILED after $((SECONDS - began)) s, $log ends with:"
   tail -n 60 "$log"
   echo "test: of $log:"
-  reasons=$(grep -aE '(FAILED|ERROR) tests/|fatal: |[Ee]rror: ' "$log" | cut -c-400 | tail -n 20)
+  reasons=$(sed 's/\x1b\[[0-9;]*m//g' "$log" | grep -aE -A14 '(FAILED|ERROR) tests/|fatal: |[Ee]rror: ' | cut -c-400 | tail -n 40)
   echo "$reasons"
-  printf 'test: %s FAILED after %s s:\n%s\n' "$name" "$((SECONDS - began))" "$(tail -n 4 <<<"$reasons")" >>build/log/lanes
+  printf 'test: %s FAILED after %s s:\n%s\n' "$name" "$((SECONDS - began))" "$(tail -n 20 <<<"$reasons")" >>build/log/lanes
 fi
 exit $code
