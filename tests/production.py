@@ -9,6 +9,7 @@ reads all output at the highest verbosity that people use (-vvv): no secret may 
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import subprocess
 import sys
@@ -22,22 +23,24 @@ from page import ROOT, Reader, checkout, environment
 
 PAGE = ROOT / "docs/production.md"
 SITE = ROOT / "build/production"
+# Made anew for each run: other tests of this machine plant secrets too, and their command lines are sampled with the page's
+RUN = secrets.token_hex(4)
 # What a site may have beside its logins, by the place where the inventory has it
 ENVIRONMENT = {
-    "HF_TOKEN": "hf-t0ken-planted",
-    "LICENSE_KEY": "l1cense-planted",
-    "OPENAI_KEY": "0penai-planted",
-    "SIGNING_KEY": "s1gning-planted",
-    "AZURE_STORAGE_KEY": "azure-st0rage-planted",
-    "ALERTS": "https://hooks.slack.com/services/T0/B0/sl4ck-planted",
-    "STORE": "http://me:sl4sh/h4sh#planted@store.example.com",
+    "HF_TOKEN": f"hf-t0ken-{RUN}",
+    "LICENSE_KEY": f"l1cense-{RUN}",
+    "OPENAI_KEY": f"0penai-{RUN}",
+    "SIGNING_KEY": f"s1gning-{RUN}",
+    "AZURE_STORAGE_KEY": f"azure-st0rage-{RUN}",
+    "ALERTS": f"https://hooks.slack.com/services/T0/B0/sl4ck-{RUN}",
+    "STORE": f"http://me:sl4sh/h4sh#{RUN}@store.example.com",
 }
-HEADERS = {"X-Fleet": "he4der-planted"}
-SIGNATURE = "s4s-planted"
-PLANTED = [*ENVIRONMENT.values(), *HEADERS.values(), SIGNATURE, "sl4ck-planted", "sl4sh/h4sh#planted"]
+HEADERS = {"X-Fleet": f"he4der-{RUN}"}
+SIGNATURE = f"s4s-{RUN}"
+PLANTED = [*ENVIRONMENT.values(), *HEADERS.values(), SIGNATURE, f"sl4ck-{RUN}", f"sl4sh/h4sh#{RUN}"]
 
 
-def values(lab: dict, secrets: dict[str, str]) -> dict[str, str]:
+def values(lab: dict, logins: dict[str, str]) -> dict[str, str]:
     """What of the page's examples is otherwise on the lab: {as the page has it: as it is here}."""
     facts = lab["all"]["vars"]
     address = {name: one["ansible_host"] for name, one in lab["_meta"]["hostvars"].items()}
@@ -60,9 +63,9 @@ def values(lab: dict, secrets: dict[str, str]) -> dict[str, str]:
         "/srv/fleet/packages/rebellions_2.0.1_amd64.deb": str(package),
         "1" * 64: driver["sha256"],
         "fleet@example.com": facts["lab_artefact_user"],
-        "become-secret": secrets["become"],
-        "artefact-secret": secrets["artefact"],
-        "index-secret": secrets["artefact"],
+        "become-secret": logins["become"],
+        "artefact-secret": logins["artefact"],
+        "index-secret": logins["artefact"],
     }
 
 
@@ -96,9 +99,9 @@ def lab_only(lab: dict) -> str:
 class Sampler(threading.Thread):
     """Reads every command line of the machine, those inside the lab's hosts too, until it is stopped."""
 
-    def __init__(self, secrets: list[str]) -> None:
+    def __init__(self, hidden: list[str]) -> None:
         super().__init__(daemon=True)
-        self.secrets = [one.encode() for one in secrets]
+        self.hidden = [one.encode() for one in hidden]
         self.ended = threading.Event()
         self.seen: set[str] = set()
         self.samples = 0
@@ -110,7 +113,7 @@ class Sampler(threading.Thread):
                     line = path.read_bytes()
                 except OSError:  # ended since it was listed
                     continue
-                if any(secret in line for secret in self.secrets):
+                if any(secret in line for secret in self.hidden):
                     self.seen.add(line.replace(b"\0", b" ").decode(errors="replace")[:200])
             self.samples += 1
             self.ended.wait(0.2)
@@ -136,17 +139,17 @@ def main() -> None:
     if "all" not in lab:
         raise SystemExit("production.py: found no running lab, wanted one with bare hosts: make lab")
     facts = lab["all"]["vars"]
-    secrets = {"become": facts["ansible_become_password"], "artefact": facts["lab_artefact_password"]}
+    logins = {"become": facts["ansible_become_password"], "artefact": facts["lab_artefact_password"]}
     shutil.rmtree(SITE, ignore_errors=True)
     checkout(SITE / "checkout")
     (SITE / "lab.yml").write_text(lab_only(lab))
     said = SITE / "output.txt"
     reader = Reader(SITE / "checkout", {**environment(facts, SITE / "home"), "ANSIBLE_VERBOSITY": "3"}, said)
-    hidden = [*secrets.values(), *PLANTED]
+    hidden = [*logins.values(), *PLANTED]
     sampler = Sampler(hidden)
     sampler.start()
     try:
-        reader.follow(PAGE, values(lab, secrets), {"inventories/prod/group_vars/all/zz_lab.yml": SITE / "lab.yml"})
+        reader.follow(PAGE, values(lab, logins), {"inventories/prod/group_vars/all/zz_lab.yml": SITE / "lab.yml"})
     finally:
         sampler.ended.set()
         sampler.join()
