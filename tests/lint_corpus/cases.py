@@ -315,6 +315,8 @@ def files() -> Iterator[tuple[str, Files]]:
     yield "labels", model(config(b=tensor("B", more='label_filename: "gone"')))
     # Beside it a directory whose name is no UTF-8
     yield "", {**model(config()), "\udcff/": ""}
+    # A repository inside the repository
+    yield "stray", {f"repository/{path}": one for path, one in model(config()).items()}
 
 
 def chain(
@@ -375,6 +377,9 @@ def ensembles() -> Iterator[tuple[str, Files]]:
     yield "ensemble", made(config(head='platform: "ensemble"'))
     yield "ensemble", made(chain(*good).replace("model_version: -1", ""))
     yield "ensemble", made(chain(*good).replace("model_version: -1", "model_version: 2"))
+    # An output that is an input, passed through
+    yield "", made(chain(("s", "A", "B"), b=f"{tensor('A')}, {tensor('B')}"))
+    yield "ensemble", made(chain(("s", "A", "x"), b=tensor("A")))
 
 
 def names() -> Iterator[tuple[str, Files]]:
