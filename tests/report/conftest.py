@@ -37,6 +37,13 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("large") / "fleet", troubles(200))
 
 
+@pytest.fixture(scope="session", params=[7, 30])
+def many(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """Of many models: seven on eight hosts, thirty on two hundred."""
+    fleet = tmp_path_factory.mktemp("many") / "fleet"
+    return make(fleet, troubles(8 if request.param == 7 else 200), models=request.param)
+
+
 @pytest.fixture(scope="session")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A well host, a drifted one, a refused one, and one whose every text is markup."""

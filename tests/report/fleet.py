@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils import picture  # 
 
 DIGITS = numpy.load(ROOT / "files/golden/digits/images.npy")
 MODELS = ("digits", "digits_guide", "resnet50")
+# What larger fleets serve beside them
+MORE = [
+    f"{name}_{size}" for name in ("bert-base-korean", "e5", "ocr", "ranker", "unet", "whisper", "yolov8-640") for size in "smlx"
+]
 # Every state that a host can have, as often as an operator fears; the rest is in sync.
 TROUBLE = ("drift", "wrong answer", "unreachable", "failed", "sick card", "model down", "unasked", "old")
 HOSTILE = "</script><img src=x onerror=document.title='taken'>"
@@ -51,7 +56,7 @@ def drawn(number: int, model: str) -> str:
     return uri
 
 
-def checks(chance: random.Random, wrong: bool) -> list[dict[str, Any]]:
+def checks(chance: random.Random, wrong: bool, more: Sequence[str] = ()) -> list[dict[str, Any]]:
     found = []
     for model in MODELS:
         for protocol, slow in (("http", 0.9), ("grpc", 0.6)):
@@ -62,6 +67,8 @@ def checks(chance: random.Random, wrong: bool) -> list[dict[str, Any]]:
                 name = f"{model}/{protocol}/digit {digit}"
                 found.append({**shared, "name": name, "ms": round(slow + chance.random() * 0.4, 2), **answer})
             found.append({**shared, "name": f"{model}/{protocol}/largest batch", "ms": 2.1, "expected": [1, 7], "got": [1, 7]})
+    for model in more:
+        found.append({"model": model, "protocol": "grpc", "ok": True, "why": "", "name": f"{model}/grpc/finite", "ms": 12.5})
     if wrong:
         found[7].update(ok=False, got=1, label=1, why="OUTPUT__0: label is 1, wanted 7")
     return found
@@ -119,7 +126,7 @@ DRIFT = [
 ]
 
 
-def host(name: str, trouble: str, now: datetime, place: Path) -> dict[str, Any]:
+def host(name: str, trouble: str, now: datetime, place: Path, more: Sequence[str] = ()) -> dict[str, Any]:
     """The status of one host; its check results are written to `place`."""
     chance = random.Random(name)
     when = now - timedelta(days=3) if trouble == "old" else now - timedelta(minutes=4)
@@ -133,8 +140,8 @@ def host(name: str, trouble: str, now: datetime, place: Path) -> dict[str, Any]:
             report=[f"{name} is refused, nothing was changed:\n  - npufleet_npus is 0, wanted a number of 1 or more"],
         )
     else:
-        status["actual"] = actual(MODELS, trouble == "sick card", trouble == "model down")
-        status["models"] = {model: {"source": digest("source" + model), "release": digest(model)} for model in MODELS}
+        status["actual"] = actual((*MODELS, *more), trouble == "sick card", trouble == "model down")
+        status["models"] = {model: {"source": digest("source" + model), "release": digest(model)} for model in (*MODELS, *more)}
     plan = {
         "drift": DRIFT,
         "sick card": [{"concern": "driver", "name": "cards", "current": "rbln1 fault", "desired": "normal", "action": "inspect"}],
@@ -148,7 +155,7 @@ def host(name: str, trouble: str, now: datetime, place: Path) -> dict[str, Any]:
         "host": name,
         "when": stamp(when + timedelta(minutes=1)),
         "msg": "",
-        "checks": checks(chance, trouble == "wrong answer"),
+        "checks": checks(chance, trouble == "wrong answer", more),
     }
     if trouble == "unreachable":
         result.update(msg=status["report"][0], checks=[])
@@ -183,12 +190,13 @@ def hostile(name: str, now: datetime, place: Path) -> dict[str, Any]:
     return status
 
 
-def make(place: Path, troubles: list[str], extra: str = "") -> Path:
-    """A fleet with one host for each trouble (empty for none) in `place`, and its page."""
+def make(place: Path, troubles: list[str], extra: str = "", models: int = len(MODELS)) -> Path:
+    """A fleet with one host for each trouble (empty for none) and so many models in `place`, and its page."""
     now = datetime.now(timezone.utc)
     (place / "check").mkdir(parents=True)
     names = [f"npu{number}" for number in range(1, len(troubles) + 1)]
-    hosts = [host(name, trouble, now, place) for name, trouble in zip(names, troubles)]
+    more = MORE[: models - len(MODELS)]
+    hosts = [host(name, trouble, now, place, more) for name, trouble in zip(names, troubles)]
     if extra:
         hosts.append(hostile(extra, now, place))
         names.append(extra)
