@@ -33,7 +33,8 @@ return low;
 # Texts of the overview that stand on more than one line, whichever way it runs
 WRAPPED = """
 const found = [];
-for (const part of document.querySelectorAll('.host, .badge, .answer, .version, .summary .seen, .model small, .cards small, thead th')) {
+const whole = '.host, .badge, .answer, .version, .summary .seen, .model small, .cards small, thead th';
+for (const part of document.querySelectorAll(whole)) {
   const texts = document.createTreeWalker(part, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
     if (!texts.currentNode.data.trim() || !part.offsetHeight) continue;
