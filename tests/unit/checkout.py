@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "collections"))
-
-# Lookups of roles' defaults are found as in a run
 from ansible.plugins.loader import init_plugin_loader
 
-init_plugin_loader()
+COLLECTIONS = str(Path(__file__).resolve().parents[2] / "collections")
+sys.path.insert(0, COLLECTIONS)
+# Lookups of roles' defaults are found as in a run; this checkout comes before whatever ANSIBLE_CONFIG names
+init_plugin_loader([COLLECTIONS])
