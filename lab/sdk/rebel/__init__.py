@@ -415,7 +415,7 @@ class AsyncTask:
 
 
 class AsyncRuntime:
-    """A runtime with a queue: runs are answered in their order, `parallel` of them at the NPU at a time."""
+    """A runtime with a queue: runs are taken from it in their order, `parallel` of them at the NPU at a time."""
 
     def __init__(
         self,
