@@ -63,6 +63,8 @@ class Server:
         command += [f"--grpc-port={self.grpc.rpartition(':')[2]}", "--grpc-address=127.0.0.1"]
         # Without it resources of the rate limiter are passed over
         command += ["--rate-limit=execution_count"]
+        # Of its own: older stubs take one that another server is just about to make
+        command += [f"--backend-config=python,shm-region-prefix-name={self.place.name}"]
         command += ["--metrics-address=127.0.0.1", "--metrics-port=0", "--allow-gpu-metrics=false"]
         libraries = f"{self.program.parent.parent / 'nvidia_pytriton.libs'}:{os.environ.get('LD_LIBRARY_PATH', '')}"
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -82,6 +84,8 @@ class Server:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
+            for region in Path("/dev/shm").glob(f"{self.place.name}*"):
+                region.unlink()
 
     def said(self, method: str, path: str, seconds: float) -> int:
         """The status of an answer; 0 for none in time, -1 for a connection that broke."""
