@@ -48,17 +48,17 @@ def test_the_new_one_serves_and_the_old_one_stays_until_it_is_proven(engine: Pla
 
 
 @pytest.mark.parametrize(
-    ("says", "why"),
+    ("says", "asking", "why"),
     [
-        ("""echo '{"contexts": [{"ctx_id": "1"}]}'""", "found cards still held 0 s after"),
-        ("exit 3", "does not tell who has the cards open \\(it ended with 3\\) 0 s after"),
-        ("exec tail -f /dev/null", "does not tell who has the cards open \\(.* timed out"),
+        ("""echo '{"contexts": [{"ctx_id": "1"}]}'""", 20, "found cards still held 0 s after"),
+        ("exit 3", 20, "does not tell who has the cards open \\(it ended with 3\\) 0 s after"),
+        ("exec tail -f /dev/null", 0.2, "does not tell who has the cards open \\(.* timed out"),
     ],
 )
 def test_a_new_one_is_not_started_where_the_cards_may_be_held(
-    engine: PlayedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, why: str
+    engine: PlayedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, asking: float, why: str
 ) -> None:
-    monkeypatch.setattr(container, "ASKING", 0.2)
+    monkeypatch.setattr(container, "ASKING", asking)
     tool = tmp_path / "rbln-stat"
     tool.write_text(f"#!/bin/sh\n{says}\n")
     tool.chmod(0o755)
