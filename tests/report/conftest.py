@@ -37,11 +37,11 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("large") / "fleet", troubles(200))
 
 
-@pytest.fixture(scope="session", params=[7, 30])
+@pytest.fixture(scope="session", params=[(7, 8), (30, 200)], ids=["7", "30"])
 def many(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """Of many models: seven on eight hosts, thirty on two hundred."""
-    fleet = tmp_path_factory.mktemp("many") / "fleet"
-    return make(fleet, troubles(8 if request.param == 7 else 200), models=request.param)
+    models, hosts = request.param
+    return make(tmp_path_factory.mktemp("many") / "fleet", troubles(hosts), models=models)
 
 
 @pytest.fixture(scope="session")
