@@ -66,7 +66,7 @@ unit: venv ## unit tests
 	@$(PY) -m pytest
 
 lint-models: venv ## lint the Triton repository REPO=dir, for RELEASE=24.01 (ARGS=--json ...)
-	@PYTHONPATH=collections $(PY) -m ansible_collections.npufleet.triton.plugins.module_utils.lint \
+	@PYTHONPATH=collections $(PY) -m ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint \
 	  $(or $(REPO),$(error REPO=dir names the repository to lint)) $(if $(RELEASE),--release $(RELEASE)) $(ARGS)
 
 lint-corpus: venv ## ask real Tritons again what they load of tests/lint_corpus, and compare the linter with them

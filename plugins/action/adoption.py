@@ -11,9 +11,14 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.template import trust_as_template
-from ansible_collections.npufleet.triton.plugins.module_utils import adoption, blobs, first_check, host_text, manifest, tritonserver
-from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
-from ansible_collections.npufleet.triton.plugins.module_utils.variables import concerns_of, desired, validate
+from ansible_collections.npufleet.triton.plugins.module_utils import adoption
+from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import options
+from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
+from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
+from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt import first_check
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import concerns_of, desired, validate
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 
 MARK = "adoption.json"
 PIECE = 32 << 20
@@ -228,7 +233,7 @@ class ActionModule(FleetAction):
         if process["main"]:
             return {}
         exported = adoption.own_environment(found)[1]
-        if any(tritonserver.is_secret(name, value) for name, value in exported.items()):
+        if any(options.is_secret(name, value) for name, value in exported.items()):
             return {}
         options = ["--workdir", process["directory"], "--user", process["user"]]
         for name, value in sorted(exported.items()):
@@ -266,7 +271,7 @@ def check(found: Mapping[str, Any]) -> None:
 
 def trusted(value: Any) -> Any:
     """Variables whose templates, and nothing that was found on a host, are evaluated."""
-    if isinstance(value, tritonserver.Template):
+    if isinstance(value, options.Template):
         return trust_as_template(str(value))
     if isinstance(value, dict):
         return {key: trusted(one) for key, one in value.items()}
@@ -282,7 +287,7 @@ def obstacles(found: Mapping[str, Any]) -> List[str]:
         )
     process = found["process"]
     exported = adoption.own_environment(found)[1]
-    hidden = sorted(name for name, value in exported.items() if tritonserver.is_secret(name, value))
+    hidden = sorted(name for name, value in exported.items() if options.is_secret(name, value))
     if not process["main"] and hidden:
         reasons.append(f"its server was given {', '.join(hidden)} by a shell, which could not be given again: start it with --env")
     return reasons

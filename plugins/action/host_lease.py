@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 from typing import Any, Dict
 
-from ansible_collections.npufleet.triton.plugins.module_utils import runs
 from ansible_collections.npufleet.triton.plugins.module_utils.change import program
-from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
+from ansible_collections.npufleet.triton.plugins.plugin_utils import runs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 
 # Made as this is imported, which is once in a run: each task has a process of its own
-program.archive()
+program.program()
 
 
 class ActionModule(FleetAction):
@@ -21,7 +21,7 @@ class ActionModule(FleetAction):
         arguments = {"root": variables["npufleet_root"], **self._task.args, **runs.holder(host)}
         if arguments.get("state", "held") != "held":
             return self.ask("host_lease", arguments, task_vars)
-        arguments.setdefault("program", base64.b64encode(program.archive()).decode())
+        arguments.setdefault("program", base64.b64encode(program.program()).decode())
         arguments.update(patience=int(variables["npufleet_lease_timeout"]), container=self.container(variables))
         wait = int(arguments.get("wait", variables["npufleet_lease_wait"]))
         result = self.ask("host_lease", {**arguments, "wait": 0}, task_vars)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any, Dict, List
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleUndefinedVariable
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible_collections.npufleet.triton.plugins.module_utils import hidden, host_text, inventory, reach, runs, supplies
-from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
+from ansible_collections.npufleet.triton.plugins.module_utils import http_probe, secret
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
-from ansible_collections.npufleet.triton.plugins.module_utils.variables import (
+from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, runs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, preflight_inputs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import (
     Templated,
     concerns_of,
     desired,
@@ -25,7 +28,8 @@ NO_PASSWORD = re.compile(
 
 
 # What an answer is made of, where it has it
-SHAPE = {"plan": list, "report": list, "refusals": list, "actual": dict, "held": dict}
+SHAPE = {"plan": list, "report": list, "refusals": list, "actual": dict, "held": dict, "clock": float}
+KINDS = {list: "a list", dict: "a mapping", float: "a number"}
 # What a change of models alone does to a server
 OF_MODELS = ("load", "unload", "restart", "wait", "prove")
 
@@ -86,13 +90,13 @@ class ActionModule(FleetAction):
         """Add what the apply steps need beside the plan, and no host has to see."""
         for key, kind in SHAPE.items():
             if not isinstance(result.get(key, kind()), kind):
-                raise host_text.NoData(f"found {key} {short(result[key], 80)}, wanted {'a list' if kind is list else 'a mapping'}")
+                raise host_text.NoData(f"found {key} {short(result[key], 80)}, wanted {KINDS[kind]}")
         for name, hold in result.get("held", {}).items():
             mine = wanted.get("server", {}).get("models", {}).get(name, {})
             mine.update({key: hold[key] for key in mine if key in hold})
         # Of an address the part that may be shown: model_store knows the whole of it
         result["origins"] = {
-            digest: {**origin, "url": reach.bare(origin["url"])} if origin.get("url") else origin
+            digest: {**origin, "url": http_probe.bare(origin["url"])} if origin.get("url") else origin
             for one in manifests.values()
             for digest, origin in one["origins"].items()
         }
@@ -107,21 +111,23 @@ class ActionModule(FleetAction):
         """The plan, and every reason why it cannot be applied; a reason is a result here and no failure."""
         reasons: List[str] = []
         try:
-            reasons += inventory.findings(variables, inventory_specs(), task_vars)
+            reasons += findings.findings(variables, inventory_specs(), task_vars)
             wanted, manifests, more = survey(variables, concerns)
             reasons += [one for one in more if one not in reasons]
             arguments: Dict[str, Any] = {"desired": wanted, "host": host, "mark": self._mark(variables), "run": runs.run_id()}
             if {"driver", "models"} & set(concerns):
-                arguments["suppliers"], arguments["passwords"] = supplies.suppliers(variables)
-                arguments["preflight"] = supplies.conditions(variables, manifests)
-                arguments["passwords"]["addresses"] = hidden.of_addresses([arguments["suppliers"], arguments["preflight"]])
+                arguments["suppliers"], arguments["passwords"] = preflight_inputs.suppliers(variables)
+                arguments["preflight"] = preflight_inputs.conditions(variables, manifests)
+                arguments["passwords"]["addresses"] = secret.of_addresses([arguments["suppliers"], arguments["preflight"]])
         except (Refusal, AnsibleUndefinedVariable, KeyError, TypeError, ValueError, OSError) as error:
             reasons += [one for one in self.reasons(error) if one not in reasons]
             return self._refused(reasons)
         if not wanted:
             return self._refused(reasons)
         try:
+            began = time.time()
             result = self._look(arguments, task_vars)
+            ended = time.time()
         except AnsibleConnectionFailure:
             raise
         except AnsibleError as error:
@@ -133,8 +139,10 @@ class ActionModule(FleetAction):
                 if "models" in concerns and "image" not in concerns and not result.get("maintenance"):
                     reasons += beyond_models(result["plan"])
                 if {"driver", "models"} & set(concerns) and not result.get("maintenance"):
-                    reasons += supplies.refusals(variables, manifests, result["plan"], result["actual"])
-                    result["warnings"] = [*result.get("warnings", []), *supplies.warnings(variables)]
+                    reasons += preflight_inputs.refusals(variables, manifests, result["plan"], result["actual"])
+                    if result["plan"] and "driver" in result["actual"]:
+                        reasons += preflight_inputs.clock(result["clock"], began, ended, int(variables["preflight_clock_skew"]))
+                    result["warnings"] = [*result.get("warnings", []), *preflight_inputs.warnings(variables)]
                 result["refusals"] = reasons + result.get("refusals", [])
                 return self._complete(result, wanted, manifests, arguments["mark"])
         except host_text.Misunderstood as reason:

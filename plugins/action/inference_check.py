@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from datetime import datetime, timezone
 from typing import Any, Dict, Mapping, Optional
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleUndefinedVariable
-from ansible_collections.npufleet.triton.plugins.module_utils import host_text, inference, keys, picture
-from ansible_collections.npufleet.triton.plugins.module_utils.check_files import documents
-from ansible_collections.npufleet.triton.plugins.module_utils.check_sources import CHECKS, GOLDEN, with_pem
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import address
-from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
-from ansible_collections.npufleet.triton.plugins.module_utils.manifest import placed_here
+from ansible_collections.npufleet.triton.plugins.module_utils import archive
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import address
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.modules.inference_check import new_module
+from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
+from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.check_files import documents
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import CHECKS, GOLDEN, with_pem
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import placed_here
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import picture
 
 
 class ActionModule(FleetAction):
@@ -86,8 +91,7 @@ class ActionModule(FleetAction):
         unasked = [] if arguments.pop("require_checks") else [one["model"] for one in document.pop("unproven")]
         document["unasked"] = unasked
         arguments["document"] = {"host": host, **document}
-        with open(inference.__file__, encoding="utf-8") as source:
-            arguments["library"] = source.read()
+        arguments["program"] = base64.b64encode(archive.of(check_client.ENTRY)).decode()
         result = self.ask("inference_check", arguments, task_vars)
         if arguments["keep"]:
             return result

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import ChainMap
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import manifest
-from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
-from ansible_collections.npufleet.triton.plugins.module_utils.lint import repository
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import ERROR, Finding, Row
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.module_utils.variables import validate
+from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import validate
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import repository
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ERROR, Finding, Row
 
 # The module's options
 SPEC = {

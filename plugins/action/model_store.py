@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 from typing import Any, Dict
 
-from ansible_collections.npufleet.triton.plugins.module_utils import host_text, manifest, runs
-from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.module_utils.sending import Sender
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError
-from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated
+from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, runs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.transfer.sender import Sender
 
 
 class ActionModule(FleetAction):

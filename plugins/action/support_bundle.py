@@ -10,14 +10,15 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 from ansible import __version__ as ansible_version
 from ansible.errors import AnsibleActionFail, AnsibleError
-from ansible_collections.npufleet.triton.plugins.module_utils import host_text, unpack
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import address
-from ansible_collections.npufleet.triton.plugins.module_utils.controller import HOME, FleetAction
-from ansible_collections.npufleet.triton.plugins.module_utils.hidden import SHORTEST, looks_secret
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import address
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.redact import base64_cores, forms, secret_values
-from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated, concerns_of, desired
+from ansible_collections.npufleet.triton.plugins.module_utils.secret import SHORTEST, looks_secret
 from ansible_collections.npufleet.triton.plugins.modules.support_bundle import pack
+from ansible_collections.npufleet.triton.plugins.plugin_utils import archives, host_text
+from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, concerns_of, desired
+from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
 
 # The module's options, and the variables that they follow
 FOLLOWS = {
@@ -77,7 +78,7 @@ class ActionModule(FleetAction):
             path = os.path.join(dest, f"{host}-{stamp}.tar.gz")
             with host_text.understood(host):
                 item = int(arguments.get("size", LARGEST_ITEM))
-                bounds = unpack.Bounds(PACKED * item, UNPACKED * item, FILES)
+                bounds = archives.Bounds(PACKED * item, UNPACKED * item, FILES)
                 result["items"] = self._fetch(arguments["archive"], path, result, secrets, host, bounds)
         finally:
             # Also where Ansible is told to keep its files
@@ -122,8 +123,8 @@ class ActionModule(FleetAction):
     def _about(self, variables: Templated) -> Dict[str, Any]:
         """What a reader has to know of the controller's side."""
         galaxy = (
-            self._loader.load_from_file(os.path.join(HOME, "galaxy.yml"))
-            if os.path.exists(os.path.join(HOME, "galaxy.yml"))
+            self._loader.load_from_file(os.path.join(COLLECTION, "galaxy.yml"))
+            if os.path.exists(os.path.join(COLLECTION, "galaxy.yml"))
             else {}
         )
         about = {"npufleet": str(galaxy.get("version", "")), "ansible-core": ansible_version}
@@ -135,7 +136,7 @@ class ActionModule(FleetAction):
         return about
 
     def _fetch(
-        self, source: str, path: str, result: Dict[str, Any], secrets: List[str], host: str, bounds: unpack.Bounds
+        self, source: str, path: str, result: Dict[str, Any], secrets: List[str], host: str, bounds: archives.Bounds
     ) -> List[str]:
         """Fetch as the connecting user. What arrived counts when it is whole, within bounds, and no known secret can be read in it.
 
@@ -153,7 +154,7 @@ class ActionModule(FleetAction):
             if found != result["sha256"]:
                 raise AnsibleActionFail(f"{host}: the bundle arrived with digest {found}, wanted {result['sha256']}: run it again")
             root = os.path.basename(path)[: -len(".tar.gz")]
-            members = unpack.files(raw, root, bounds)
+            members = archives.files(raw, root, bounds)
             leaks = leaking(members, secrets)
             if leaks:
                 raise AnsibleActionFail(f"{host}: a known secret could be read in {', '.join(leaks)}: the bundle is deleted")
@@ -172,7 +173,7 @@ class ActionModule(FleetAction):
     def _bring(self, source: str, draft: str, host: str, most: int) -> None:
         """One file of the host, as far as it is no larger than this."""
         try:
-            with unpack.no_larger_file(most):
+            with archives.no_larger_file(most):
                 self._connection.fetch_file(source, draft)
         except (AnsibleError, OSError):
             if os.path.getsize(draft) < most:

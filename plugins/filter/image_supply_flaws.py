@@ -43,7 +43,7 @@ _value:
 
 from typing import Any, Callable, Dict
 
-from ansible_collections.npufleet.triton.plugins.module_utils import image_supply
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import image_supply
 
 
 class FilterModule:

@@ -31,7 +31,7 @@ _value:
 
 from typing import Any, Callable, Dict, List, Mapping
 
-from ansible_collections.npufleet.triton.plugins.module_utils import host_text
+from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
 
 
 def refusal_table(reasons: Mapping[str, List[str]]) -> str:

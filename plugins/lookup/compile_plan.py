@@ -52,18 +52,18 @@ _raw:
 from typing import Any, Dict, List, Optional
 
 from ansible.plugins.lookup import LookupBase
-from ansible_collections.npufleet.triton.plugins.module_utils import compiling
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compile_plan
 
 
 class LookupModule(LookupBase):
-    """Leaves the rest to module_utils/compiling.py."""
+    """Leaves the rest to plugin_utils/models/compile_plan.py."""
 
     def run(self, terms: List[Any], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[Dict[str, Any]]:
         """One dictionary."""
         self.set_options(var_options=variables, direct=kwargs)
         card, sdk, directory = (self.get_option(name) for name in ("card", "sdk", "directory"))
         try:
-            return [{"models": compiling.plan(terms, card, sdk, directory), "reasons": []}]
+            return [{"models": compile_plan.plan(terms, card, sdk, directory), "reasons": []}]
         except Refusal as refusal:
             return [{"models": [], "reasons": refusal.reasons}]

@@ -52,15 +52,15 @@ from datetime import datetime, timezone
 from typing import Any, Dict, List, Optional
 
 from ansible.plugins.lookup import LookupBase
-from ansible_collections.npufleet.triton.plugins.module_utils import report
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import view
 
 
 class LookupModule(LookupBase):
-    """Reads the results, then leaves the rest to module_utils/report.py."""
+    """Reads the results, then leaves the rest to plugin_utils/report/view.py."""
 
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[Dict[str, Any]]:
         """One dictionary."""
         self.set_options(var_options=variables, direct=kwargs)
-        results = report.read(terms, self.get_option("status_file"), self.get_option("results_dir"))
-        whole = report.view(terms, self.get_option("checked_hosts"), *results, datetime.now(timezone.utc))
-        return [report.escaped(whole)]
+        results = view.read(terms, self.get_option("status_file"), self.get_option("results_dir"))
+        whole = view.view(terms, self.get_option("checked_hosts"), *results, datetime.now(timezone.utc))
+        return [view.escaped(whole)]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import netloc
-from ansible_collections.npufleet.triton.plugins.module_utils.tritonserver import (
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import (
     SERVICES,
     Template,
     carry,
@@ -87,7 +87,7 @@ def translate(found: Mapping[str, Any], host: str, vendor_tool: str, root: str) 
     `found`: {"inspect", "image": inspect of its image, "default_runtime", "process": {"argv", "directory", "environment", "main"}}.
     """
     inspect, process = found["inspect"], found["process"]
-    facts = server.container_facts(inspect, found["image"])
+    facts = container.container_facts(inspect, found["image"])
     given, strange = options(process["argv"][1:])
     variables: Dict[str, Any] = {}
     left_out: List[str] = []
@@ -137,10 +137,10 @@ def _resources(
         variables["triton_server_log_options"] = facts["log"]["options"]
     if inspect["Config"].get("StopTimeout"):
         variables["triton_server_stop_timeout"] = inspect["Config"]["StopTimeout"]
-    for key in sorted(set(server.DEFAULTS) - {"cpuset", "memory", "entrypoint"}):
+    for key in sorted(set(container.DEFAULTS) - {"cpuset", "memory", "entrypoint"}):
         # A server on the host's network becomes one with published ports: said where ports are.
-        if facts[key] != server.DEFAULTS[key] and not (key == "network" and facts[key] == "host"):
-            left_out.append(f"{key} {_said(facts[key])}: the managed container has {_said(server.DEFAULTS[key])}")
+        if facts[key] != container.DEFAULTS[key] and not (key == "network" and facts[key] == "host"):
+            left_out.append(f"{key} {_said(facts[key])}: the managed container has {_said(container.DEFAULTS[key])}")
     for key, plain in PLAIN.items():
         if host.get(key) and host[key] not in (*plain, default_runtime if key == "Runtime" else None):
             left_out.append(f"{key} {_said(host[key])}: there is no variable for it")
@@ -187,8 +187,8 @@ def _volumes(
 
 def own_environment(found: Mapping[str, Any]) -> Tuple[Dict[str, str], Dict[str, str]]:
     """(environment that the container was given, what a shell inside it added for the server)."""
-    base = server.environment(found["image"].get("Config") or {})
-    whole = server.environment(found["inspect"]["Config"])
+    base = container.environment(found["image"].get("Config") or {})
+    whole = container.environment(found["inspect"]["Config"])
     given = {name: value for name, value in whole.items() if base.get(name) != value}
     process = found["process"]
     exported = {

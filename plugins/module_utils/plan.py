@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List
 
-from ansible_collections.npufleet.triton.plugins.module_utils.hidden import without_login
+from ansible_collections.npufleet.triton.plugins.module_utils.secret import without_login
 
 Item = Dict[str, Any]
 

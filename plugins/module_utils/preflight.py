@@ -11,12 +11,12 @@ import re
 import shutil
 import socket
 import sys
-import time
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import PCI_VENDOR
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, short
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, file_system, packages, text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import file_system, packages, text
 
 GIB = 2**30
 # The supplier of models, among passwords
@@ -64,7 +64,6 @@ def refusals(
     doing = {(one["concern"], one["action"]) for one in plan}
     if plan and "driver" in actual:
         reasons += system(wanted, text("/etc/os-release") or "", os.uname().release)
-        reasons += clock(wanted, time.time())
         reasons += list(cards(wanted, actual["driver"], plan, _bus_types()))
         reasons += list(memory(wanted, actual["driver"]))
         if wanted["headers"] and ("driver", "install") in doing:
@@ -85,9 +84,9 @@ def refusals(
 def unreached(suppliers: List[Mapping[str, Any]], passwords: Mapping[str, str]) -> List[str]:
     """What keeps this host from its suppliers."""
     # Here, because most runs have nobody to ask, and TLS takes its time to be imported.
-    from ansible_collections.npufleet.triton.plugins.module_utils import reach
+    from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
 
-    return [why for why in (reach.supplier(one, passwords) for one in suppliers) if why]
+    return [why for why in (http_probe.supplier(one, passwords) for one in suppliers) if why]
 
 
 def pulled(pulls: Mapping[str, Any], here: Mapping[str, Any], secrets: Mapping[str, str]) -> List[str]:
@@ -96,21 +95,22 @@ def pulled(pulls: Mapping[str, Any], here: Mapping[str, Any], secrets: Mapping[s
     if not missing:
         return []
     # Here, for the reason of `unreached`
-    from ansible_collections.npufleet.triton.plugins.module_utils import blobs, sources
+    from ansible_collections.npufleet.triton.plugins.module_utils.fetch import download
+    from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 
     reasons = []
     sizes: Dict[str, Optional[int]] = {}
     try:
-        inside = sources.bundled(pulls["bundle"])
-    except sources.SourceError as error:
+        inside = download.bundled(pulls["bundle"])
+    except download.SourceError as error:
         return [str(error)]
     for digest in missing:
         one = pulls["files"][digest]
         try:
             # Its role brings rclone where none is.
-            unasked = digest in inside or (sources.store_of(one.get("url", "")) and not shutil.which("rclone"))
-            sizes[digest] = inside.get(digest, one.get("size")) if unasked else sources.size(one, digest, pulls["way"], secrets)
-        except sources.SourceError as error:
+            unasked = digest in inside or (download.store_of(one.get("url", "")) and not shutil.which("rclone"))
+            sizes[digest] = inside.get(digest, one.get("size")) if unasked else download.size(one, digest, pulls["way"], secrets)
+        except download.SourceError as error:
             reasons.append("model {}: compiled file {}: {}: correct {}".format(one["model"], one["source"], error, one["todo"]))
     return reasons + list(filter(None, [blobs.short_of_room(pulls["root"], here["free"], here["arrived"], sizes)]))
 
@@ -143,18 +143,6 @@ def kernel_fits(kernel: str, rule: str) -> bool:
     found = [int(one) for one in re.findall(r"\d+", kernel.split("-")[0])]
     found = (found + [0] * len(numbers))[: len(numbers)]
     return found == numbers if sign == "==" else found >= numbers
-
-
-def clock(wanted: Mapping[str, Any], now: float) -> List[str]:
-    """The host's clock against the controller's, read when it asked."""
-    off = now - wanted["now"]
-    if abs(off) <= wanted["clock_skew"]:
-        return []
-    way = "ahead of" if off > 0 else "behind"
-    return [
-        f"found the clock {abs(off):.0f} s {way} the controller's, wanted at most {wanted['clock_skew']} s: run chrony or "
-        "systemd-timesyncd on both; certificates and scrapes fail with a wrong clock"
-    ]
 
 
 def _bus_types() -> List[str]:

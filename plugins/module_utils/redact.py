@@ -12,7 +12,7 @@ import re
 import urllib.parse
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Match, Pattern, Set, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.hidden import LOGIN, SHORTEST, WORDS, looks_secret
+from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, SHORTEST, WORDS, looks_secret
 
 MARK = "<redacted>"
 # A variable of such a name says where a secret is, not what it is

@@ -96,8 +96,9 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils.adoption import endpoint
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, http_json
-from ansible_collections.npufleet.triton.plugins.module_utils.tritonserver import SERVER, idles, key_headers, repositories
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import SERVER, idles, key_headers, repositories
 
 # Smaller files travel with the answer, larger ones in pieces
 SMALL = 1 << 20

@@ -166,6 +166,10 @@ refusals:
   returned: with O(preflight)
   type: list
   elements: str
+clock:
+  description: What the host's clock said, in seconds since 1970.
+  returned: with O(preflight)
+  type: float
 origins:
   description:
     - Where the controller finds each large file of the models, by its SHA-256, without logins and signatures of addresses.
@@ -179,13 +183,15 @@ from contextlib import nullcontext
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils import contexts, shapes, store
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, resume
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models, probe_timer, server, watchdog
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.all import CONCERNS
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import contexts
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, as_diff, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import refusals
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import log
 
 POLL_SECONDS = 0.5
 # Characters of what was found that a failed proof tells: Triton's reasons for every model
@@ -241,7 +247,7 @@ def words_of_triton(desired: Mapping[str, Any], plan: List[Item]) -> Dict[str, s
     wanted = desired.get("server") or {}
     names = [one["name"] for one in plan if (one["concern"], one["action"]) == ("server", "wait")]
     opened = store.read_transaction(wanted["root"]) if names and wanted.get("mode") == "poll" else None
-    return server.refused(Engine(), wanted, names, opened["renewed"]) if opened else {}
+    return log.refused(Engine(), wanted, names, opened["renewed"]) if opened else {}
 
 
 def maintenance(path: str) -> Optional[Dict[str, Any]]:
@@ -348,6 +354,7 @@ def main() -> None:
     if conditions:
         # Who takes a host out knows why: it is not judged, and keeps no other host from its change.
         suppliers, passwords = module.params["suppliers"], module.params["passwords"]
+        answer["clock"] = time.time()
         answer["refusals"] = refusals(conditions, actual, plan, suppliers, passwords) if mark is None else []
     module.exit_json(changed=changed, diff=as_diff(plan) if plan else {}, **answer)
 

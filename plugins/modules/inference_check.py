@@ -138,8 +138,8 @@ options:
         mode. A result of an earlier run is removed first, so that none outlives a host that cannot be reached.
       - Default is not to write any.
     type: path
-  library:
-    description: Source of the check library. Filled in on the controller.
+  program:
+    description: The program that asks, an archive of Python as base64. Filled in on the controller.
     type: str
   document:
     description: The checks with their data. Filled in on the controller.
@@ -271,8 +271,9 @@ from functools import partial
 from typing import Any, Dict, List, Mapping, Sequence
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils import client, keys
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 
 SHOWN = 20
 # What the engine itself answers with when it cannot run a container
@@ -324,7 +325,7 @@ new_module = partial(
         "checks_dir": {"type": "list", "elements": "path", "default": []},
         "golden_dir": {"type": "list", "elements": "path", "default": []},
         "results_dir": {"type": "path"},
-        "library": {"type": "str"},
+        "program": {"type": "str"},
         "document": {"type": "dict"},
     },
     supports_check_mode=True,
@@ -337,8 +338,8 @@ def ask(module: AnsibleModule, host: str, document: Mapping[str, Any]) -> List[D
     docker = module.get_bin_path("docker")
     if not docker:
         module.fail_json(msg=f"{host}: found no docker, wanted the engine to run the client in: apply the role docker_engine")
-    command = client.command(docker, image)
-    given = json.dumps({"source": module.params["library"], "document": document})
+    command = check_client.command(docker, image)
+    given = check_client.given(document, module.params["program"]).decode()
     # Not run_command: an engine that refuses at once does not read what it is given, and its words count.
     done = subprocess.run(command, input=given, capture_output=True, text=True, errors="replace", check=False)
     code, out, err = done.returncode, done.stdout, done.stderr
@@ -362,7 +363,7 @@ def ask(module: AnsibleModule, host: str, document: Mapping[str, Any]) -> List[D
 def keep(module: AnsibleModule, document: Mapping[str, Any]) -> bool:
     """Whether the file of the probe had to be written: a line with its digests, then what the client takes on standard input."""
     path, digest = module.params["keep"]["path"], module.params["keep"]["digest"]
-    body = json.dumps({"source": module.params["library"], "document": document}, sort_keys=True).encode()
+    body = check_client.given(document, module.params["program"])
     head = {"checks": digest, "document": hashlib.sha256(body).hexdigest()}
     whole = json.dumps(head, sort_keys=True).encode() + b"\n" + body
     try:
@@ -399,9 +400,9 @@ def main() -> None:
     """Entry point."""
     module = new_module()
     wanted = module.params
-    if not wanted["library"] or not wanted["document"]:
+    if not wanted["program"] or not wanted["document"]:
         module.fail_json(
-            msg="library and document are empty, wanted the call as npufleet.triton.inference_check, which fills them in"
+            msg="program and document are empty, wanted the call as npufleet.triton.inference_check, which fills them in"
         )
     server = {name: value for name, value in wanted["server"].items() if value is not None}
     document = {"server": server, "timeout": wanted["timeout"], "latency": wanted["latency"], **wanted["document"]}

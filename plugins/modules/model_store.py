@@ -200,8 +200,10 @@ import time
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils import blobs, damage, history, store, transfers
+from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
+from ansible_collections.npufleet.triton.plugins.module_utils.fetch import receive
+from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, damage, history
 
 # Seconds for another process to let go of the store, such as a transfer
 STORE_WAIT = 60.0
@@ -215,7 +217,7 @@ def transfer(module: AnsibleModule) -> None:
     if module.check_mode:
         module.exit_json(changed=True)
     try:
-        answer = transfers.serve(root, module.params["incoming"], order, module.params["secrets"])
+        answer = receive.serve(root, module.params["incoming"], order, module.params["secrets"])
     except (store.StoreError, OSError) as error:
         module.fail_json(msg=f"model store {root}: {error}")
     module.exit_json(changed=True, **answer)

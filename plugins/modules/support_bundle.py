@@ -153,12 +153,12 @@ import time
 from typing import Any, Dict, List, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils import keys
-from ansible_collections.npufleet.triton.plugins.module_utils.collect import collect, items
-from ansible_collections.npufleet.triton.plugins.module_utils.gather import Limits
-from ansible_collections.npufleet.triton.plugins.module_utils.hidden import SHORTEST
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.redact import Redactor
+from ansible_collections.npufleet.triton.plugins.module_utils.secret import SHORTEST
+from ansible_collections.npufleet.triton.plugins.module_utils.support.collect import collect, items
+from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Limits
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 
 
 def redaction(names: List[str], redactor: Redactor) -> str:

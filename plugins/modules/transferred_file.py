@@ -65,9 +65,8 @@ import os
 import pwd
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils import takeover
-from ansible_collections.npufleet.triton.plugins.module_utils.blobs import file_digest
-from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError
+from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, takeover
+from ansible_collections.npufleet.triton.plugins.module_utils.store.blobs import file_digest
 
 
 def take(incoming: str, name: str, path: str, sha256: str) -> str:

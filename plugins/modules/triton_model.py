@@ -109,11 +109,12 @@ import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils import control, keys, store
+from ansible_collections.npufleet.triton.plugins.module_utils import store, vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import driver
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import plain, read_served
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import NAMELESS, can_be_asked, http_json
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, keys
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS, can_be_asked, http_json
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import plain
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
 
 POLL_SECONDS = 0.2
 # Seconds for an answer out of what the server has in memory
@@ -300,7 +301,7 @@ class Change:
         there = {name for name in self.stale if any(one["state"] == "READY" for one in served.get(name, {}).values())}
         first = {name for name in there if models[name].get("switch") == "unload_first"}
         if any(any(models[name].get("memory") or []) for name in there - first):
-            devices = driver.ask_tool().get("devices") or []
+            devices = vendor_tool.ask_tool().get("devices") or []
             first |= there & short_of_memory(models, [one["memory_total"] for one in devices])
         self.steps = {name: list(one.get("steps") or []) for name, one in models.items()}
         for name in self.gone:

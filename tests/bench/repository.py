@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Mapping, Sequence
 
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils import manifest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from server import BUILD, RELEASES, ROOT, ensure_network
 from standins import ROWS, sha256_of
 

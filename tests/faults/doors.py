@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.npufleet.triton.plugins.module_utils import keys
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import read_served
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
 from host import Host
 from pytriton_wheel import tritonserver
 

@@ -21,11 +21,13 @@ from typing import Any
 
 import numpy as np
 from ansible_collections.npufleet.triton.plugins.action.model_store import _with_contents
-from ansible_collections.npufleet.triton.plugins.module_utils import keys, manifest, store
+from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import read_served
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import sentence
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
 from ansible_collections.npufleet.triton.plugins.modules import model_store, triton_model
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 

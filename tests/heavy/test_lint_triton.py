@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import test_lint
 import test_lint_ensemble as ensembles
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import ERROR, Row
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.repository import lint
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ERROR, Row
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.repository import lint
 from conftest import ROOT
 from linting import GOOD, write
 from pytriton_wheel import tritonserver

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import ERROR, Row
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.repository import lint
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ERROR, Row
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.repository import lint
 from cases import CASES, Files, Link, subject
 
 VERDICTS = Path(__file__).with_name("verdicts.json")

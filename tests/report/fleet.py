@@ -20,7 +20,7 @@ import numpy
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "collections"))
 
-from ansible_collections.npufleet.triton.plugins.module_utils import picture  # noqa: E402
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import picture  # noqa: E402
 
 DIGITS = numpy.load(ROOT / "files/golden/digits/images.npy")
 MODELS = ("digits", "digits_guide", "resnet50")

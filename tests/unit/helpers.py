@@ -20,7 +20,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
-from ansible_collections.npufleet.triton.plugins.module_utils.variables import Templated
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = Path(__file__).resolve().parent / "fixtures"

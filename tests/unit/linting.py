@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import Finding, Row
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.repository import lint
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Finding, Row
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.repository import lint
 
 # A tensor, and a config in which nothing is wrong
 A, B = '{ name: "A" data_type: TYPE_FP32 dims: [ 3 ] }', '{ name: "B" data_type: TYPE_FP32 dims: [ 3 ] }'

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from ansible.parsing.vault import VaultLib, VaultSecret
 from ansible_collections.npufleet.triton.plugins.action import support_bundle
-from ansible_collections.npufleet.triton.plugins.module_utils import unpack
 from ansible_collections.npufleet.triton.plugins.modules.support_bundle import pack
+from ansible_collections.npufleet.triton.plugins.plugin_utils import archives
 from helpers import ansible_playbook
 
 PLAY = """
@@ -127,7 +127,7 @@ class Connection:
         Path(path).write_bytes(self.raw)
 
 
-BOUNDS = unpack.Bounds(packed=4096, unpacked=1 << 16, files=3)
+BOUNDS = archives.Bounds(packed=4096, unpacked=1 << 16, files=3)
 
 
 def fetched(tmp_path: Path, raw: bytes, sha256: str | None = None) -> list[str]:
@@ -157,7 +157,7 @@ def test_a_bundle_is_kept_as_it_was_read(tmp_path: Path) -> None:
     raw = pack("r", {"a": "x\x1b[2J", "b/c": "é"})
     assert fetched(tmp_path, raw) == ["a", "b/c"]
     kept = (tmp_path / "out/r.tar.gz").read_bytes()
-    assert unpack.files(kept, "r", BOUNDS) == {"a": b"x\\x1b[2J", "b/c": "é".encode()}
+    assert archives.files(kept, "r", BOUNDS) == {"a": b"x\\x1b[2J", "b/c": "é".encode()}
 
 
 def test_a_bundle_is_not_read_beyond_its_bound(tmp_path: Path) -> None:

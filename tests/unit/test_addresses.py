@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import check_sources, inference, probe
-from ansible_collections.npufleet.triton.plugins.module_utils.collect import _answer
+from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server, watchdog
-from ansible_collections.npufleet.triton.plugins.module_utils.gather import Limits
+from ansible_collections.npufleet.triton.plugins.module_utils.support.collect import _answer
+from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Limits
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import http_api
 from ansible_collections.npufleet.triton.plugins.modules import triton_model
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
 from helpers import ROOT, fleet, http_server
 from small_triton import small_triton
 
@@ -34,9 +36,9 @@ def test_everybody_asks_one_address(listens: str, asked: str) -> None:
     wanted = server.desired(variables, IMAGE, {})
     assert wanted["address"] == asked
     assert json.loads(watchdog.desired(variables)["files"]["config"])["address"] == asked
-    assert check_sources.server_of(variables)["address"] == asked
+    assert inputs.server_of(variables)["address"] == asked
     own = fleet(triton_server_listen_address=listens, inference_check_address="proxy.example.com")
-    assert check_sources.server_of(own)["address"] == "proxy.example.com", "a proxy before the server"
+    assert inputs.server_of(own)["address"] == "proxy.example.com", "a proxy before the server"
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc", "raw"])
@@ -61,7 +63,7 @@ def test_the_hosts_own_clients_reach_an_ipv6_address() -> None:
     program: Any = runpy.run_path(str(ROOT / "roles/triton_server/files/npufleet_watchdog.py"))
     answers = {"GET /v2": (200, {"version": "2.42.0"}), "POST /v2/repository/index": (200, index)}
     with http_server(answers, "::1") as triton:
-        assert probe.http_json("::1", triton.port, "GET", "/v2") == (200, {"version": "2.42.0"})
+        assert http_api.http_json("::1", triton.port, "GET", "/v2") == (200, {"version": "2.42.0"})
         assert list(triton_model.Server("::1", triton.port, 5.0).served()) == ["digits"]
         assert _answer("::1", triton.port, Limits(seconds=5, size=1000, lines=1), "/v2") == {"version": "2.42.0"}
         variables = fleet(triton_server_listen_address="::", npufleet_http_port=triton.port)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import adoption, tritonserver
+from ansible_collections.npufleet.triton.plugins.module_utils import adoption
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import options
 from helpers import fixture
 
 CONTAINERS = fixture("hand_made_containers.json")
@@ -101,8 +102,8 @@ def test_a_server_behind_a_shell_and_its_secrets() -> None:
 
 def test_what_looks_like_a_template_on_a_host_is_none() -> None:
     environment = translate("shell", GUIDE).variables["triton_server_environment"]
-    assert isinstance(environment["HF_TOKEN"], tritonserver.Template)
-    assert not isinstance(environment["PROMPT"], tritonserver.Template)
+    assert isinstance(environment["HF_TOKEN"], options.Template)
+    assert not isinstance(environment["PROMPT"], options.Template)
 
 
 def test_a_container_of_compose() -> None:
@@ -190,7 +191,7 @@ def test_no_secret_is_written_in_clear(name: str) -> None:
     ],
 )
 def test_options(arguments: list[str], pairs: list[tuple[str, str]], strange: list[str]) -> None:
-    assert tritonserver.options(arguments) == (pairs, strange)
+    assert options.options(arguments) == (pairs, strange)
 
 
 def test_repositories_are_where_the_server_stands() -> None:
@@ -201,7 +202,7 @@ def test_repositories_are_where_the_server_stands() -> None:
         "/models/",
         "--model-repository=s3://bucket/models",
     ]
-    assert tritonserver.repositories(argv, "/opt/backend") == ["/opt/backend/examples/rbln", "/models", "s3://bucket/models"]
+    assert options.repositories(argv, "/opt/backend") == ["/opt/backend/examples/rbln", "/models", "s3://bucket/models"]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,7 @@ def test_repositories_are_where_the_server_stands() -> None:
     ],
 )
 def test_commands_that_only_keep_a_container(command: list[str] | None, idle: bool) -> None:
-    assert tritonserver.idles({"Cmd": command}) is idle
+    assert options.idles({"Cmd": command}) is idle
 
 
 @pytest.mark.parametrize(
@@ -247,13 +248,13 @@ def test_commands_that_only_keep_a_container(command: list[str] | None, idle: bo
     ],
 )
 def test_what_is_a_secret(name: str, value: str, secret: bool) -> None:
-    assert tritonserver.is_secret(name, value) is secret
+    assert options.is_secret(name, value) is secret
 
 
 def test_option_with_a_secret_goes_to_the_vault() -> None:
     variables: dict[str, Any] = {}
     vault: dict[str, str] = {}
-    tritonserver.carry([("cache-config", "redis,password=abcdef"), ("log-format", "default")], "npu1", variables, [], vault)
+    options.carry([("cache-config", "redis,password=abcdef"), ("log-format", "default")], "npu1", variables, [], vault)
     assert variables["triton_server_extra_args"] == ["--cache-config={{ vault_npu1_cache_config }}", "--log-format=default"]
     assert vault == {"vault_npu1_cache_config": "redis,password=abcdef"}
 
@@ -312,7 +313,7 @@ def test_a_name_that_is_none_is_no_variable_of_an_environment() -> None:
 
 def test_two_secrets_have_two_variables() -> None:
     vault: dict[str, str] = {}
-    names = [str(tritonserver.to_vault("h", *one, vault)) for one in (("A_KEY", "x"), ("A.KEY", "y"), ("A_KEY", "x"))]
+    names = [str(options.to_vault("h", *one, vault)) for one in (("A_KEY", "x"), ("A.KEY", "y"), ("A_KEY", "x"))]
     assert len(set(names)) == 2 and sorted(vault.values()) == ["x", "y"]
     assert all(name.isascii() and name.isidentifier() for name in vault)
 
@@ -332,4 +333,4 @@ def test_several_keys_become_the_one_that_opened_the_models_and_the_others_are_t
     assert "triton_server_extra_args" not in variables
     assert "another key in Other: the managed server has one, in the header Admin-Key" in left_out
     assert "secret" not in " ".join(left_out)
-    assert tritonserver.key_headers(argv) == {"Other": "first-secret", "Admin-Key": "second=secret"}
+    assert options.key_headers(argv) == {"Other": "first-secret", "Admin-Key": "second=secret"}

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils import first_check, inference
-from ansible_collections.npufleet.triton.plugins.module_utils.check_files import CheckFile
+from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt import first_check
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.check_files import CheckFile
 
 RESNET = {
     "max_batch_size": 1,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.action import adoption as action
-from ansible_collections.npufleet.triton.plugins.module_utils import host_text
-from ansible_collections.npufleet.triton.plugins.module_utils.tritonserver import Template, key_headers
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import Template, key_headers
 from ansible_collections.npufleet.triton.plugins.modules import adoption as subject
+from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
 from helpers import FakeEngine, fixture, http_server, run_module
 
 CONTAINERS = fixture("hand_made_containers.json")

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import blobs, store, takeover
+from ansible_collections.npufleet.triton.plugins.module_utils import store
+from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, takeover
 
 ONE, TWO = b"one" * 9000, b"two" * 9000
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, program, resume
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server
 from played_engine import PlayedEngine
 from test_model_store import owners  # noqa: F401 (a fixture)
 from test_store_transaction import A, B, proven, released, served  # noqa: F401 (a fixture)
@@ -142,7 +141,7 @@ def test_models_that_nobody_proved_give_way_too(
             for name, one in store.linked(str(proven), {}).items()
         }
 
-    monkeypatch.setattr(server, "read_served", read_served)
+    monkeypatch.setattr(resume, "read_served", read_served)
     did = resume.resume(str(proven), engine).did
     assert "digits serves 0" in did and "words serves no more" in did
     assert served(proven, "digits/config.pbtxt") == b"digits a"
@@ -173,7 +172,7 @@ def test_what_a_run_left_that_is_gone_is_a_difference(engine: PlayedEngine, tmp_
 
 
 def test_the_program_runs_on_a_host_without_ansible(tmp_path: Path) -> None:
-    (tmp_path / "change.pyz").write_bytes(program.archive())
+    (tmp_path / "change.pyz").write_bytes(program.program())
     command = [sys.executable, "-I", str(tmp_path / "change.pyz"), "resume"]
     empty = subprocess.run([*command, str(tmp_path / "store")], capture_output=True, text=True, check=False)
     assert (empty.returncode, empty.stdout, empty.stderr) == (0, "", "")

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import compiling
-from ansible_collections.npufleet.triton.plugins.module_utils.blobs import file_digest
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.store.blobs import file_digest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compile_plan
 from helpers import ROOT
 
 SDK = {"version": "0.9.4", "shape": "0.9"}
@@ -29,7 +29,7 @@ def model(tmp_path: Path) -> dict[str, Any]:
 
 
 def plan(model: dict[str, Any], directory: Path, card: str = "RBLN-CA22", sdk: dict[str, str] = SDK) -> dict[str, Any]:
-    (found,) = compiling.plan([model], card, sdk, str(directory))
+    (found,) = compile_plan.plan([model], card, sdk, str(directory))
     return found
 
 
@@ -145,7 +145,7 @@ def test_a_place_of_its_own(model: dict[str, Any], tmp_path: Path) -> None:
 
 def test_paths_are_of_the_shells_directory(model: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (found,) = compiling.plan([{**model, "source": {"onnx": "net.onnx"}}], "RBLN-CA22", SDK, "compiled")
+    (found,) = compile_plan.plan([{**model, "source": {"onnx": "net.onnx"}}], "RBLN-CA22", SDK, "compiled")
     assert found["push"] == str(tmp_path / "net.onnx")
     assert found["file"] == str(tmp_path / "compiled/net/CA22-0.9/model.rbln")
 
@@ -185,7 +185,7 @@ def test_all_that_is_wrong_is_said_at_once(model: dict[str, Any], tmp_path: Path
         "net",
     ]
     with pytest.raises(Refusal) as refusal:
-        compiling.plan(wrong, "RBLN-CA22", SDK, str(tmp_path))
+        compile_plan.plan(wrong, "RBLN-CA22", SDK, str(tmp_path))
     text = "\n".join(refusal.value.reasons)
     for reason in (
         "model ../net: found the key batch, wanted only name, source",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import driver
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from helpers import ROW, fleet
@@ -88,7 +89,7 @@ def found(name: str, current: Any, desired: Any, action: str) -> dict[str, Any]:
 @pytest.mark.parametrize("npu", ["0", 0], ids=["1.x says it in a string", "2.x in a number"])
 def test_tool_is_read_in_both_shapes(npu: Any) -> None:
     contexts = [{"ctx_id": "1", "npu": npu, "process": "triton", "pid": "77", "memalloc": "1048576", "status": "run"}]
-    answer = driver.parse_tool(json.dumps({"KMD_version": "1.2.92", "devices": [printed(npu)], "contexts": contexts}))
+    answer = vendor_tool.parse_tool(json.dumps({"KMD_version": "1.2.92", "devices": [printed(npu)], "contexts": contexts}))
     holders = [{"npu": 0, "pid": 77, "process": "triton"}]
     assert answer == {"version": "1.2.92", "devices": [parsed(0)], "contexts": 1, "holders": holders}
 
@@ -97,7 +98,7 @@ def test_tool_without_firmware_or_contexts_is_read() -> None:
     device = printed(1, bus_id=BUS[1])
     del device["fw_ver"]
     for rest in ({}, {"contexts": None}, {"contexts": []}):
-        answer = driver.parse_tool(json.dumps({"KMD_version": "2.0.1", "devices": [device], **rest}))
+        answer = vendor_tool.parse_tool(json.dumps({"KMD_version": "2.0.1", "devices": [device], **rest}))
         assert answer == {"version": "2.0.1", "devices": [parsed(1, firmware=None)], "contexts": 0, "holders": []}
 
 
@@ -119,7 +120,7 @@ def test_tool_without_firmware_or_contexts_is_read() -> None:
     ],
 )
 def test_tool_of_an_unknown_shape_is_an_error_with_its_words(output: str) -> None:
-    answer = driver.parse_tool(output)
+    answer = vendor_tool.parse_tool(output)
     assert list(answer) == ["error"]
     assert answer["error"].startswith("the vendor's tool answered in a shape that is not known (")
     assert answer["error"].endswith(": " + output[:120])
@@ -135,16 +136,16 @@ def test_first_tool_that_is_there_is_asked_for_json(tmp_path: Path, monkeypatch:
     answer = json.dumps({"KMD_version": "1.2.92", "devices": [printed(0)], "contexts": []})
     wanted = script(tmp_path / "rbln-smi", f"[ \"$*\" = -j ] || exit 9\necho '{answer}'\n")
     later = script(tmp_path / "rbln-stat", "exit 8\n")
-    monkeypatch.setattr(driver, "TOOLS", (str(tmp_path / "not-here"), wanted, later))
-    assert driver.ask_tool() == {"path": wanted, "version": "1.2.92", "devices": [parsed(0)], "contexts": 0, "holders": []}
+    monkeypatch.setattr(vendor_tool, "TOOLS", (str(tmp_path / "not-here"), wanted, later))
+    assert vendor_tool.ask_tool() == {"path": wanted, "version": "1.2.92", "devices": [parsed(0)], "contexts": 0, "holders": []}
 
 
 def test_tool_that_fails_or_is_missing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = script(tmp_path / "rbln-stat", "echo 'no driver' >&2\nexit 3\n")
-    monkeypatch.setattr(driver, "TOOLS", (failing,))
-    assert driver.ask_tool() == {"error": f"{failing} ended with 3: no driver"}
-    monkeypatch.setattr(driver, "TOOLS", ("/nowhere/b/rbln-smi", "/nowhere/a/rbln-stat", "/nowhere/a/rbln-smi"))
-    assert driver.ask_tool() == {"error": "the vendor's tool is in none of /nowhere/a, /nowhere/b"}
+    monkeypatch.setattr(vendor_tool, "TOOLS", (failing,))
+    assert vendor_tool.ask_tool() == {"error": f"{failing} ended with 3: no driver"}
+    monkeypatch.setattr(vendor_tool, "TOOLS", ("/nowhere/b/rbln-smi", "/nowhere/a/rbln-stat", "/nowhere/a/rbln-smi"))
+    assert vendor_tool.ask_tool() == {"error": "the vendor's tool is in none of /nowhere/a, /nowhere/b"}
 
 
 # What is wanted

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import variables
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables
 from helpers import FakeEngine, fleet
 
 OPTIONS = {"log-driver": "json-file", "log-opts": {"max-size": "50m", "max-file": "5"}}

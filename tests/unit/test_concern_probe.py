@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import configparser
 import hashlib
 import importlib.util
@@ -17,10 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils import check_sources, client, inference, variables
+from ansible_collections.npufleet.triton.plugins.module_utils import archive, inference
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer as subject
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.modules import inference_check
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables
 from helpers import ROOT, fleet, run_module
 from small_triton import certificates
 
@@ -31,7 +35,7 @@ assert spec.loader is not None
 program = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(program)
 
-LIBRARY = Path(str(inference.__file__)).read_text()
+PROGRAM = base64.b64encode(archive.of(check_client.ENTRY)).decode()
 
 
 def wanted(**inventory: Any) -> dict[str, Any]:
@@ -49,7 +53,7 @@ def actual(desired: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def test_configuration_is_what_the_program_takes_and_the_image_the_locked_one() -> None:
     files = wanted(inference_check_probe_interval=90, npufleet_root="/srv/npu")["files"]
     config = program.Config(**json.loads(files["config"]))
-    assert config.command == client.command("docker", "sha256:abc", ["--name", "npufleet-probe"])
+    assert config.command == check_client.command("docker", "sha256:abc", ["--name", "npufleet-probe"])
     assert config.remove[-1] == config.command[config.command.index("--name") + 1]
     assert (config.interval, config.lease, config.host) == (90, "/srv/npu/lease.json", "npu1")
     assert (config.state, config.maintenance) == ("/srv/npu/probe.json", "/srv/npu/maintenance.json")
@@ -107,7 +111,7 @@ def test_what_is_kept_is_asked_as_the_proof_asks_it() -> None:
     options = inference_check.new_module.keywords["argument_spec"]["server"]["options"]
     assert {key for key in ask if ask[key] != keep.get(key)} == {"latency", "results_dir"}
     assert set(keep) - set(ask) == {"keep"}
-    assert ask["server"].keys() == check_sources.server_of(fleet()).keys() == options.keys()
+    assert ask["server"].keys() == inputs.server_of(fleet()).keys() == options.keys()
 
 
 # The digest over what the checks follow from
@@ -124,7 +128,7 @@ def site(tmp_path: Path) -> Path:
 
 def digest(site: Path, **inventory: Any) -> str:
     dirs = {"inference_check_checks_dir": [str(site / "checks")], "inference_check_golden_dir": [str(site / "golden")]}
-    return check_sources.digest(fleet(**{"triton_models": [{"name": "m"}], **dirs, **inventory}))
+    return inputs.digest(fleet(**{"triton_models": [{"name": "m"}], **dirs, **inventory}))
 
 
 def test_digest_follows_from_everything_that_is_asked(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +153,7 @@ def test_digest_follows_from_everything_that_is_asked(site: Path, monkeypatch: p
     changed.append(digest(site))
     (site / "checks/m.yml").write_text("model: m\nchecks: []\n")
     changed.append(digest(site))
-    monkeypatch.setattr(check_sources, "CODE", ("inference.py",))
+    monkeypatch.setattr(inputs, "CODE", ("check_files.py",))
     changed.append(digest(site))
     assert len({before, *changed}) == 1 + len(changed)
 
@@ -179,7 +183,7 @@ def test_no_probe_needs_no_checks(site: Path) -> None:
 
 def keep(path: Path, check: bool = False, **document: Any) -> dict[str, Any]:
     whole = {"host": "npu1", "host_index": 0, "checks": [], "unproven": [], **document}
-    arguments = {"image": "i", "library": LIBRARY, "document": whole, "keep": {"path": str(path), "digest": "d1"}}
+    arguments = {"image": "i", "program": PROGRAM, "document": whole, "keep": {"path": str(path), "digest": "d1"}}
     return run_module(inference_check, arguments, check=check)
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import hidden
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server
+from ansible_collections.npufleet.triton.plugins.module_utils import secret
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container, server
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, as_diff, sentence
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import log
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
 from helpers import NAMELESS, UTF8, FakeEngine, fixture, fleet, http_server
 
 INSPECT, IMAGE = fixture("inspect_triton.json"), fixture("inspect_image.json")
@@ -28,6 +30,10 @@ MANIFESTS = {"digits": {"versions": ["1"], "release": RELEASE, **FACTS}}
 def _key(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host has its key."""
     monkeypatch.setattr(server.keys, "flaw", lambda *_asked: {"words": None, "other": False})
+
+
+# What asks the server of this host
+HTTP_JSON = "ansible_collections.npufleet.triton.plugins.module_utils.triton.served.http_json"
 
 
 def wanted(mode: str = "explicit", manifests: dict[str, Any] | None = None, **inventory: Any) -> dict[str, Any]:
@@ -53,7 +59,7 @@ def actual(inspect: dict[str, Any] = INSPECT, served: Any = None, **changes: Any
     served = {"digits": {"1": ready()}} if served is None else served
     return {
         "engine": True,
-        "container": server.container_facts(inspect, IMAGE),
+        "container": container.container_facts(inspect, IMAGE),
         "state": "running",
         "served": served,
         **changes,
@@ -80,7 +86,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 def test_container_of_the_defaults_is_equal() -> None:
-    assert server.container_facts(INSPECT, IMAGE) == wanted()["container"]
+    assert container.container_facts(INSPECT, IMAGE) == wanted()["container"]
     assert server.diff(wanted(), actual()) == []
 
 
@@ -248,21 +254,21 @@ def test_what_an_engine_leaves_out_is_what_was_not_asked_for() -> None:
         sparse["HostConfig"][key] = None
     sparse["HostConfig"]["LogConfig"]["Config"] = None
     sparse["Config"]["Env"] = None
-    facts = server.container_facts(sparse, {"Config": {**IMAGE["Config"], "Env": None}})
+    facts = container.container_facts(sparse, {"Config": {**IMAGE["Config"], "Env": None}})
     assert facts == asked["container"]
     sparse["HostConfig"]["PortBindings"] = sparse["Config"]["Cmd"] = None
-    facts = server.container_facts(sparse, {"Config": None})
+    facts = container.container_facts(sparse, {"Config": None})
     assert (facts["ports"], facts["command"]) == ({}, [])
 
 
 def test_user_of_the_image_is_no_difference() -> None:
     image = {"Config": {**IMAGE["Config"], "User": "triton-server"}}
-    facts = server.container_facts(changed("Config.User", "triton-server"), image)
+    facts = container.container_facts(changed("Config.User", "triton-server"), image)
     assert facts == wanted()["container"]
 
 
 def test_image_that_is_gone_does_not_break_the_reading() -> None:
-    facts = server.container_facts(INSPECT, {})
+    facts = container.container_facts(INSPECT, {})
     assert facts["environment"] == dict(one.split("=", 1) for one in ENVIRONMENT)
     assert facts["entrypoint"] == ["/opt/nvidia/nvidia_entrypoint.sh"]
 
@@ -270,7 +276,7 @@ def test_image_that_is_gone_does_not_break_the_reading() -> None:
 def test_variable_that_the_image_has_too_is_no_difference() -> None:
     environment = {"RBLN_DEVICES": "0,1", "TCMALLOC_RELEASE_RATE": "200"}
     asked = wanted(triton_server_environment=environment)
-    inherited = server.environment(IMAGE["Config"])
+    inherited = container.environment(IMAGE["Config"])
     assert server.diff(asked, actual(inherited=inherited)) == []
     other = wanted(triton_server_environment={**environment, "TCMALLOC_RELEASE_RATE": "1"})
     assert server.diff(other, actual(inherited=inherited)) == [
@@ -318,7 +324,7 @@ def test_server_that_does_not_answer_yet() -> None:
 
 
 def command(mode: str, models: list[str], **inventory: Any) -> list[str]:
-    return server.command(fleet(triton_server_model_control_mode=mode, **inventory), models)
+    return container.command(fleet(triton_server_model_control_mode=mode, **inventory), models)
 
 
 REST = [
@@ -393,9 +399,9 @@ def test_why_a_polling_server_refused_is_in_its_log(monkeypatch: pytest.MonkeyPa
         asked.append(since)
         return LOGGED.splitlines()
 
-    monkeypatch.setattr(server, "log_lines", lines)
+    monkeypatch.setattr(log, "log_lines", lines)
     nobody: Any = None
-    assert server.refused(nobody, wanted("poll"), ["digits", "words", "faces"], 5.0) == {
+    assert log.refused(nobody, wanted("poll"), ["digits", "words", "faces"], 5.0) == {
         "digits": "failed to load 'digits' version 1: Internal: RBLNRuntimeError: no NPU 3",
         "words": "Poll failed for model directory 'words': failed to read text proto",
     }
@@ -457,21 +463,21 @@ def test_a_service_that_is_off_publishes_no_port() -> None:
     ],
 )
 def test_size(words: Any, expected: int) -> None:
-    assert server.size(words) == expected
-    assert server.size_of({"triton_server_memory": words}, "triton_server_memory") == expected
+    assert container.size(words) == expected
+    assert container.size_of({"triton_server_memory": words}, "triton_server_memory") == expected
 
 
 @pytest.mark.parametrize("words", ["plenty", "1.5g", "-1g", "1t", "1gib", "g"])
 def test_size_that_is_none_is_refused(words: str) -> None:
     with pytest.raises(Refusal) as refusal:
-        server.size_of({"triton_server_memory": words}, "triton_server_memory")
+        container.size_of({"triton_server_memory": words}, "triton_server_memory")
     assert refusal.value.reasons == [f"triton_server_memory: {words} is no size, wanted whole bytes or such as 512m or 1g"]
 
 
 @pytest.mark.parametrize("words", ["memlock", "memlock:", "memlock:unlimited", "memlock:1:2:3", ""])
 def test_ulimit_that_is_none_is_refused(words: str) -> None:
     with pytest.raises(Refusal) as refusal:
-        server.ulimits({"triton_server_ulimits": ["stack:1:2", words]}, "triton_server_ulimits")
+        container.ulimits({"triton_server_ulimits": ["stack:1:2", words]}, "triton_server_ulimits")
     assert refusal.value.reasons == [f"triton_server_ulimits has {words}, wanted limit:soft:hard such as memlock:-1:-1"]
 
 
@@ -577,7 +583,7 @@ def test_release_of_a_name_is_asked_for_by_its_very_bytes(name: str) -> None:
     index = [{"name": name, "version": "1", "state": "READY"}]
     answers = {"POST /v2/repository/index": (200, index), f"GET /v2/models/{name}/versions/1/config": (200, config(RELEASE))}
     with http_server(answers) as triton:
-        assert server.read_served({"address": "127.0.0.1", "http_port": triton.port}) == {name: {"1": ready()}}
+        assert read_served({"address": "127.0.0.1", "http_port": triton.port}) == {name: {"1": ready()}}
 
 
 @pytest.mark.parametrize("name", NAMELESS)
@@ -585,7 +591,7 @@ def test_name_that_no_request_can_hold_ends_no_look(name: str) -> None:
     index = [{"name": one, "version": "1", "state": "READY"} for one in (name, "ok")]
     answers = {"POST /v2/repository/index": (200, index), "GET /v2/models/ok/versions/1/config": (200, config(RELEASE))}
     with http_server(answers) as triton:
-        served = server.read_served({"address": "127.0.0.1", "http_port": triton.port})
+        served = read_served({"address": "127.0.0.1", "http_port": triton.port})
     assert served == {"ok": {"1": ready()}, name: {"1": {**ready(None), "reason": server.NAMELESS}}}
     assert [one for one in triton.asked if "/models/" in one] == ["GET /v2/models/ok/versions/1/config"]
 
@@ -610,7 +616,7 @@ def test_index_that_is_none_of_tritons_ends_no_look(entry: bytes) -> None:
         "GET /v2/models/ok/versions/1/config": (200, config(RELEASE)),
     }
     with http_server(answers) as triton:
-        served = server.read_served({"address": "127.0.0.1", "http_port": triton.port}) or {}
+        served = read_served({"address": "127.0.0.1", "http_port": triton.port}) or {}
     assert served.pop("ok") == {"1": ready()}
     # What is not to be written down would end the module at its very end.
     assert [one.encode().decode() for one in served] == list(served)
@@ -622,7 +628,7 @@ def test_config_that_is_none_of_tritons_has_no_release(parameters: Any) -> None:
     index = [{"name": "ok", "version": "1", "state": "READY"}]
     answers = {"POST /v2/repository/index": (200, index), "GET /v2/models/ok/versions/1/config": (200, {"parameters": parameters})}
     with http_server(answers) as triton:
-        assert server.read_served({"address": "127.0.0.1", "http_port": triton.port}) == {"ok": {"1": ready(None)}}
+        assert read_served({"address": "127.0.0.1", "http_port": triton.port}) == {"ok": {"1": ready(None)}}
 
 
 def test_read_served() -> None:
@@ -642,7 +648,7 @@ def test_read_served() -> None:
         "GET /v2/models/faces/versions/1/config": (200, config(None)),
     }
     with http_server(answers) as triton:
-        served = server.read_served({"address": "127.0.0.1", "http_port": triton.port})
+        served = read_served({"address": "127.0.0.1", "http_port": triton.port})
     assert served == {
         "digits": {"1": unavailable("unloaded"), "2": ready()},
         "faces": {"1": ready(None)},
@@ -660,19 +666,19 @@ def test_release_that_cannot_be_asked_for_is_none() -> None:
     asked = "GET /v2/models/digits/versions/1/config"
     for answer in ((404, {"error": "unknown"}), (500, config(RELEASE)), (200, b"<html>"), (200, {"parameters": None})):
         with http_server({"POST /v2/repository/index": (200, index), asked: answer}) as triton:
-            assert server.read_served({"address": "127.0.0.1", "http_port": triton.port}) == {"digits": {"1": ready(None)}}
+            assert read_served({"address": "127.0.0.1", "http_port": triton.port}) == {"digits": {"1": ready(None)}}
 
 
 @pytest.mark.parametrize("answer", [(503, {"error": "not ready"}), (503, []), (200, {"error": "no list"}), (200, b"<html>")])
 def test_other_answers_are_no_answer(answer: tuple[int, Any]) -> None:
     with http_server({"POST /v2/repository/index": answer}) as other:
-        assert server.read_served({"address": "127.0.0.1", "http_port": other.port}) is None
+        assert read_served({"address": "127.0.0.1", "http_port": other.port}) is None
 
 
 def test_nobody_at_the_port() -> None:
     with http_server({}) as gone:
         pass
-    assert server.read_served({"address": "127.0.0.1", "http_port": gone.port}) is None
+    assert read_served({"address": "127.0.0.1", "http_port": gone.port}) is None
 
 
 # As 2.51 writes it, in one line with the frames of Python
@@ -689,10 +695,9 @@ def read(
     monkeypatch.setattr(server, "Engine", FakeEngine(resources))
     monkeypatch.setattr(server, "read_served", lambda _wanted: served)
     monkeypatch.setattr(server, "last_words", lambda _engine, name: f"the last words of {name}")
-    monkeypatch.setattr(server, "log_lines", lambda _engine, _name, _since: LOG.splitlines())
+    monkeypatch.setattr(log, "log_lines", lambda _engine, _name, _since: LOG.splitlines())
     monkeypatch.setattr(
-        server,
-        "http_json",
+        HTTP_JSON,
         lambda *asked, **_more: (200, {"name": "triton", "version": "2.42.0"}) if asked[3] == "/v2" else (404, None),
     )
     return server.read(sealed(**inventory))
@@ -702,7 +707,7 @@ def test_read_of_a_running_container(monkeypatch: pytest.MonkeyPatch) -> None:
     served = {"digits": {"1": ready()}}
     assert read(monkeypatch, INSPECT, served) == {
         "engine": True,
-        "inherited": hidden.settings(server.environment(IMAGE["Config"]), KEY),
+        "inherited": secret.settings(container.environment(IMAGE["Config"]), KEY),
         "container": sealed()["container"],
         "state": "running",
         "restarts": 0,
@@ -740,7 +745,7 @@ def test_time_of_the_engine(stamp: str, seconds: float) -> None:
 def test_version_is_only_known_from_an_answer(monkeypatch: pytest.MonkeyPatch, answer: tuple[int, Any]) -> None:
     running = read(monkeypatch, INSPECT, None)
     assert running["version"] == "2.42.0"
-    monkeypatch.setattr(server, "http_json", lambda *_asked, **_more: answer)
+    monkeypatch.setattr(HTTP_JSON, lambda *_asked, **_more: answer)
     assert server.read(sealed())["version"] is None
 
 
@@ -783,8 +788,8 @@ def frame(stream: int, words: bytes) -> bytes:
 def test_last_words(raw: bytes, words: str) -> None:
     asked = "/containers/triton/logs?stdout=1&stderr=1&tail=1000"
     with http_server({"GET " + asked: (200, raw)}) as engine:
-        assert server.last_words(_over_tcp(engine.port), "triton") == words
-    assert server.last_words(_over_tcp(engine.port), "triton") == ""
+        assert log.last_words(_over_tcp(engine.port), "triton") == words
+    assert log.last_words(_over_tcp(engine.port), "triton") == ""
 
 
 def _over_tcp(port: int) -> Any:
@@ -810,7 +815,7 @@ def test_the_address_that_the_server_listens_on_is_asked(monkeypatch: pytest.Mon
         addresses.append((address, port, resource))
         return 200, [{"name": "digits", "version": "1", "state": "READY"}] if resource.endswith("index") else {}
 
-    monkeypatch.setattr(server, "http_json", answer)
+    monkeypatch.setattr(HTTP_JSON, answer)
     resources = {"/containers/triton/json": INSPECT, f"/images/{IMAGE['Id']}/json": IMAGE}
     monkeypatch.setattr(server, "Engine", FakeEngine(resources))
     server.read(sealed(triton_server_listen_address=listens, npufleet_http_port="9000"))
@@ -853,10 +858,10 @@ def test_ports_are_published_on_addresses_alone(listens: str) -> None:
 
 def test_errors_are_preferred_to_the_last_lines_and_said_once() -> None:
     usage = b"".join(b"  --option%d\n" % number for number in range(300))
-    log = (b"tritonserver: unrecognized option '--x'\n" + usage) * 3
+    written = (b"tritonserver: unrecognized option '--x'\n" + usage) * 3
     asked = "/containers/triton/logs?stdout=1&stderr=1&tail=1000"
-    with http_server({"GET " + asked: (200, log)}) as engine:
-        assert server.last_words(_over_tcp(engine.port), "triton") == "tritonserver: unrecognized option '--x'"
+    with http_server({"GET " + asked: (200, written)}) as engine:
+        assert log.last_words(_over_tcp(engine.port), "triton") == "tritonserver: unrecognized option '--x'"
 
 
 # Repositories that Triton reads itself

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import contexts
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import contexts
 from helpers import FakeEngine
 
 OWN, OTHER = "a" * 64, "b" * 64

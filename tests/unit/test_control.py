@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import control
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import control
 from helpers import unix_server
 from small_triton import SmallTriton, small_triton
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.controller import FleetAction
+from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 
 
 class Action(FleetAction):

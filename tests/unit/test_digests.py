@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import digests
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import digests
 
 LATER = 4e9
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils import variables
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables
 from helpers import ROOT, fleet
 
 _spec = importlib.util.spec_from_file_location("docs", ROOT / "tests/docs.py")

@@ -15,8 +15,9 @@ import yaml
 from ansible.inventory.manager import InventoryManager
 from ansible.parsing.dataloader import DataLoader
 from ansible.vars.manager import VariableManager
-from ansible_collections.npufleet.triton.plugins.module_utils import check_sources, inventory, supplies
-from ansible_collections.npufleet.triton.plugins.module_utils import variables as subject
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, preflight_inputs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables as subject
 from helpers import ROOT, ansible_playbook, fleet
 from linting import PYTHON
 
@@ -124,19 +125,19 @@ def test_each_of_its_lines_is_one_from_which_a_fleet_can_be_wanted(tmp_path: Pat
         assert (copy / block.path).read_text() != (EXAMPLE / block.path).read_text()
     for host in ("npu-01", "npu-03"):
         variables, given = of_host(copy, host, tmp_path)
-        assert inventory.findings(variables, KNOWN, given) == []
+        assert findings.findings(variables, KNOWN, given) == []
         wanted, _manifests, reasons = subject.survey(variables, NPU)
         assert reasons == []
         address = wanted["server"]["address"]
-        assert check_sources.server_of(variables)["address"] == address
-        assert supplies.conditions(variables, {})["listen"] in (address, "0.0.0.0")
+        assert inputs.server_of(variables)["address"] == address
+        assert preflight_inputs.conditions(variables, {})["listen"] in (address, "0.0.0.0")
         if block and "triton_server_listen_address" in block.names:
             assert address == variables["ansible_host"]
             assert wanted["server"]["published_ports"][0] == f"{address}:8000:8000"
         if block and "words" in (EXAMPLE / block.path).read_text().splitlines()[block.first]:
             assert ("words" in wanted["models"]["models"]) is (host == "npu-03")
     variables, given = of_host(copy, "ops-01", tmp_path)
-    assert inventory.findings(variables, KNOWN, given) == []
+    assert findings.findings(variables, KNOWN, given) == []
     wanted, _manifests, reasons = subject.survey(variables, ["monitoring"])
     assert (reasons, wanted["monitoring"]["hosts"]) == ([], ["npu-01", "npu-02", "npu-03"])
 

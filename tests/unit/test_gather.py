@@ -6,8 +6,8 @@ import struct
 from pathlib import Path
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import gather
-from ansible_collections.npufleet.triton.plugins.module_utils.gather import Limits, Missing, Partial, Unavailable
+from ansible_collections.npufleet.triton.plugins.module_utils.support import readers
+from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Limits, Missing, Partial, Unavailable
 
 LIMITS = Limits(seconds=2, size=4096, lines=50)
 SECRET = "hunter2/hunter2+ä"
@@ -15,25 +15,25 @@ SECRET = "hunter2/hunter2+ä"
 
 def test_long_text_is_cut_at_the_begin_of_a_line() -> None:
     raw = b"".join(b"line %d\n" % number for number in range(1000))
-    text = gather.bounded(raw, 100)
+    text = readers.bounded(raw, 100)
     first, *lines = text.splitlines()
     assert first == f"[the first {len(raw) - sum(len(one) + 1 for one in lines)} bytes are left out]"
     assert lines[-1] == "line 999" and all(one.startswith("line ") for one in lines) and len(text) < 160
-    assert gather.bounded(b"x" * 200 + SECRET.encode() * 20, 100).splitlines()[1:] == [], "a piece of a line is not kept"
-    assert gather.bounded(b"short\xff", 100) == "short\ufffd"
+    assert readers.bounded(b"x" * 200 + SECRET.encode() * 20, 100).splitlines()[1:] == [], "a piece of a line is not kept"
+    assert readers.bounded(b"short\xff", 100) == "short\ufffd"
 
 
 def test_command() -> None:
-    assert gather.command(LIMITS, "sh", "-c", "echo out; echo err >&2") == "out\nerr\n"
+    assert readers.command(LIMITS, "sh", "-c", "echo out; echo err >&2") == "out\nerr\n"
     with pytest.raises(Unavailable, match="no-such-command is not installed"):
-        gather.command(LIMITS, "no-such-command")
+        readers.command(LIMITS, "no-such-command")
     with pytest.raises(Partial, match="ended with 3: sorry") as partial:
-        gather.command(LIMITS, "sh", "-c", "echo sorry; exit 3")
+        readers.command(LIMITS, "sh", "-c", "echo sorry; exit 3")
     assert partial.value.content == "sorry\n"
     with pytest.raises(Partial, match=r"ended with 3: \(1000 characters\)"):
-        gather.command(LIMITS, "sh", "-c", "echo begin; head -c 1000 /dev/zero | tr '\\0' x; exit 3")
-    assert gather.command(LIMITS, "sh", "-c", "exit 1", accept=(0, 1)) == ""
-    long = gather.command(LIMITS, "sh", "-c", "yes 0123456789 | head -c 1000000; echo; echo last")
+        readers.command(LIMITS, "sh", "-c", "echo begin; head -c 1000 /dev/zero | tr '\\0' x; exit 3")
+    assert readers.command(LIMITS, "sh", "-c", "exit 1", accept=(0, 1)) == ""
+    long = readers.command(LIMITS, "sh", "-c", "yes 0123456789 | head -c 1000000; echo; echo last")
     assert long.endswith("\nlast\n") and len(long) < 2 * LIMITS.size
 
 
@@ -42,7 +42,7 @@ def test_command() -> None:
 )
 def test_command_that_does_not_end_is_killed(script: str, tmp_path: Path) -> None:
     with pytest.raises(Partial, match=r"did not end within 1\.5 s") as partial:
-        gather.command(Limits(1.5, 4096, 50), "sh", "-c", f"{script}; touch {tmp_path}/ended")
+        readers.command(Limits(1.5, 4096, 50), "sh", "-c", f"{script}; touch {tmp_path}/ended")
     assert partial.value.content == "begun\n"
     assert not (tmp_path / "ended").exists(), "it was waited for"
 
@@ -51,31 +51,31 @@ def test_files(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"a": 1}')
     (tmp_path / "b.json").write_text("{")
     (tmp_path / "c.txt").write_text("c\n" * 10000)
-    found = gather.contents(LIMITS, f"{tmp_path}/*.json", f"{tmp_path}/*.txt", f"{tmp_path}/*.none")
+    found = readers.contents(LIMITS, f"{tmp_path}/*.json", f"{tmp_path}/*.txt", f"{tmp_path}/*.none")
     assert found[f"{tmp_path}/a.json"] == {"a": 1}
     assert found[f"{tmp_path}/b.json"] == "{"
     assert len(found[f"{tmp_path}/c.txt"]) < LIMITS.size + 100
     with pytest.raises(Unavailable, match="there is no /nowhere/a, /nowhere/b"):
-        gather.contents(LIMITS, "/nowhere/a", "/nowhere/b")
+        readers.contents(LIMITS, "/nowhere/a", "/nowhere/b")
     with pytest.raises(Missing):
-        gather.content("/nowhere/a", LIMITS)
+        readers.content("/nowhere/a", LIMITS)
 
 
 def test_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "releases").mkdir()
     (tmp_path / "releases/a").write_text("abc")
     (tmp_path / "served").symlink_to("releases/a")
-    lines = gather.listing(str(tmp_path)).splitlines()
+    lines = readers.listing(str(tmp_path)).splitlines()
     assert len(lines) == 3
     assert [line.split(" ", 1)[0] for line in lines] == ["drwxr-xr-x", "lrwxrwxrwx", "-rw-r--r--"]
     assert lines[1].endswith(f"{tmp_path}/served -> releases/a")
-    monkeypatch.setattr(gather, "ENTRIES", 2)
+    monkeypatch.setattr(readers, "ENTRIES", 2)
     with pytest.raises(Partial, match="only the first 2 entries"):
-        gather.listing(str(tmp_path))
+        readers.listing(str(tmp_path))
 
 
 def test_log_of_a_container() -> None:
     frames = b"".join(struct.pack(">BxxxI", stream, len(words)) + words for stream, words in ((1, b"out\n"), (2, b"err\n")))
-    assert gather.log_lines(frames) == b"out\nerr\n"
-    assert gather.log_lines(b"of a terminal\n") == b"of a terminal\n"
-    assert gather.log_lines(b"") == b""
+    assert readers.log_lines(frames) == b"out\nerr\n"
+    assert readers.log_lines(b"of a terminal\n") == b"of a terminal\n"
+    assert readers.log_lines(b"") == b""

@@ -11,8 +11,9 @@ from ansible.errors import AnsibleConnectionFailure
 from ansible.module_utils._internal import _messages
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, is_trusted_as_template
-from ansible_collections.npufleet.triton.plugins.module_utils import controller, first_check, host_text
-from ansible_collections.npufleet.triton.plugins.module_utils.tritonserver import Template
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import Template
+from ansible_collections.npufleet.triton.plugins.plugin_utils import action, host_text
+from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt import first_check
 
 TEMPLATES = [
     "{{ 7 * 7 }}",
@@ -129,7 +130,7 @@ def test_an_answer_of_another_shape_is_one_message() -> None:
 # The one place by which every action asks
 
 
-class Asking(controller.FleetAction):
+class Asking(action.FleetAction):
     """An action whose host answers as it is told."""
 
     def __init__(self, answer: Any) -> None:

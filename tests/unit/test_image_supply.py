@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import image_supply as subject
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import image_supply as subject
 
 VENDOR = ["Rebel_Compiler"]
 REQUIREMENTS = ["rebel-compiler==0.6.2", "numpy<2"]

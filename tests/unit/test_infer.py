@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import check_files, given_inputs, inference
+from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files, request_inputs
 from helpers import ROOT
 from PIL import Image
 from small_triton import certificates
@@ -601,4 +602,4 @@ def test_the_commands_of_the_page_are_ones_that_it_takes(infer: Any, page: str) 
     for line in commands:
         words = shlex.split(line.replace("...", "npufleet-infer m"))[1:]
         given = infer.parser().parse_args(words)
-        assert given.model and all(one.partition("=")[2].split(":")[0] in given_inputs.KINDS for one in given.input), line
+        assert given.model and all(one.partition("=")[2].split(":")[0] in request_inputs.KINDS for one in given.input), line

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import sys
+import time
+import urllib.request
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils import archive, inference
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, triton_to_np_dtype
 
 ROWS = np.arange(24, dtype=np.float32).reshape(6, 4)
@@ -827,7 +832,7 @@ def test_an_own_timeout_does_not_keep_the_model_from_other_checks(server: Server
 
 def test_an_answer_that_is_late(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter([10.0, 10.25])
-    monkeypatch.setattr(inference.time, "monotonic", lambda: next(moments))
+    monkeypatch.setattr(time, "monotonic", lambda: next(moments))
     (result,) = ask({"OUT": {"dtype": "FP32"}}, protocols=("grpc",), ms=100)
     assert (result["ok"], result["why"], result["ms"]) == (False, "took 250.0 ms, wanted at most 100 ms", 250.0)
 
@@ -937,7 +942,7 @@ def instances(server: Server, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]
         def open(self, url: str, timeout: float) -> Any:
             return nullcontext(page(url, timeout))
 
-    monkeypatch.setattr(inference.urllib.request, "build_opener", lambda *_handlers: Opener())
+    monkeypatch.setattr(urllib.request, "build_opener", lambda *_handlers: Opener())
     return counts
 
 
@@ -1018,6 +1023,10 @@ def standard_output() -> Iterator[None]:
     sys.stdout = before
 
 
-def test_the_library_needs_nothing_of_the_collection() -> None:
-    source = Path(str(inference.__file__)).read_text()
-    assert "ansible" not in source
+def test_what_travels_is_this_room_alone() -> None:
+    with zipfile.ZipFile(io.BytesIO(archive.of(check_client.ENTRY))) as program:
+        names = program.namelist()
+    packages = archive.PREFIX.replace(".", "/")
+    assert f"{packages}inference/judge.py" in names
+    others = [name for name in names if not name.startswith(packages + "inference/") and not name.endswith("__init__.py")]
+    assert others == ["__main__.py"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -16,10 +17,12 @@ import numpy as np
 import pytest
 import yaml
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils import check_files, check_sources, client, inference
+from ansible_collections.npufleet.triton.plugins.module_utils import archive, inference
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.modules import inference_check
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files, inputs
 from helpers import ROOT, ansible_playbook, run_module
 from small_triton import certificates
 
@@ -477,13 +480,13 @@ def test_all_findings_of_all_files_come_at_once(site: Path) -> None:
 def test_the_files_of_the_collection_are_good(host_index: int) -> None:
     models = sorted(path.stem for path in (ROOT / "files/checks").glob("*.yml"))
     assert "digits" in models
-    found = check_files.documents(models, [check_sources.CHECKS], [check_sources.GOLDEN], host_index)
+    found = check_files.documents(models, [inputs.CHECKS], [inputs.GOLDEN], host_index)
     assert [len(one["checks"]) > 0 for one in found["checks"]] == [True] * len(models)
 
 
 # The module and its container
 
-LIBRARY = Path(str(inference.__file__)).read_text()
+PROGRAM = base64.b64encode(archive.of(check_client.ENTRY)).decode()
 DOCUMENT = {"host": "npu1", "host_index": 0, "checks": [{"model": "m", "checks": []}], "unproven": []}
 
 
@@ -505,7 +508,7 @@ def call(
         mock.patch.object(AnsibleModule, "get_bin_path", lambda _self, name, *_more: docker if name == "docker" else None),
         mock.patch.object(inference_check.subprocess, "run", run),
     ):
-        given = {"image": "sha256:abc", "library": LIBRARY, "document": DOCUMENT, **arguments}
+        given = {"image": "sha256:abc", "program": PROGRAM, "document": DOCUMENT, **arguments}
         return run_module(inference_check, given, check=check), ran
 
 
@@ -518,9 +521,9 @@ def test_the_client_runs_in_a_container_that_leaves_nothing() -> None:
     (((command), options),) = ran
     assert command[:2] == ["/usr/bin/docker", "run"]
     assert command[2:-3] == ["--rm", "--interactive", "--pull", "never", "--network", "host", "--entrypoint", "python3"]
-    assert command[-3:] == ["sha256:abc", "-c", client.START]
+    assert command[-3:] == ["sha256:abc", "-c", check_client.START]
     given = json.loads(options["input"])
-    assert given["source"] == LIBRARY
+    assert given["program"] == PROGRAM
     assert given["document"]["server"] == {"address": "127.0.0.1", "http_port": 8000, "grpc_port": 8001, "metrics_port": 8002}
     assert (given["document"]["timeout"], given["document"]["host"]) == (30, "npu1")
     assert found == {
@@ -540,7 +543,7 @@ def test_the_server_may_listen_elsewhere() -> None:
     assert document["timeout"] == 3
 
 
-def test_what_starts_in_the_container_runs_the_library(tmp_path: Path) -> None:
+def test_what_starts_in_the_container_runs_the_program(tmp_path: Path) -> None:
     """The real program in a real process, with a client that refuses."""
     package = tmp_path / "tritonclient"
     package.mkdir()
@@ -561,8 +564,8 @@ def test_what_starts_in_the_container_runs_the_library(tmp_path: Path) -> None:
         "checks": [{"model": "m", "checks": [check]}],
     }
     done = subprocess.run(
-        [sys.executable, "-c", client.START],
-        input=json.dumps({"source": LIBRARY, "document": document}),
+        [sys.executable, "-c", check_client.START],
+        input=json.dumps({"program": PROGRAM, "document": document}),
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -712,7 +715,7 @@ def test_the_result_is_found_below_what_an_image_prints() -> None:
 
 
 def test_the_module_alone_says_how_to_call_it() -> None:
-    found, ran = call(None, library="", document={})
+    found, ran = call(None, program="", document={})
     assert (found["failed"], ran) == (True, [])
     assert "npufleet.triton.inference_check" in found["msg"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ansible.template import trust_as_template
-from ansible_collections.npufleet.triton.plugins.module_utils import inventory as subject
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings as subject
 from helpers import ROOT, fleet
 
 KNOWN = subject.specs(str(ROOT / "roles"))

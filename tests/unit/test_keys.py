@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer, server, watchdog
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
 from helpers import ROOT, ansible_playbook, fleet, http_server
 
 CLOSED = "shared-memory,model-repository,trace,logging"
@@ -265,7 +266,7 @@ def test_the_index_and_configs_are_read_with_the_key(host: dict[str, Any]) -> No
         "GET /v2/models/digits/versions/1/config": (200, config),
     }
     with http_server(answers) as triton:
-        served = server.read_served({**host, "http_port": triton.port})
+        served = read_served({**host, "http_port": triton.port})
         assert [one.get("npufleet-key") for one in triton.headers] == [keys.content(host["key"]["path"])] * 2
     assert served == {"digits": {"1": {"state": "READY", "reason": "", "release": "e" * 64}}}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.lint import schema
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import Row
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.model import version_of
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import schema
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Row
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import version_of
 from linting import GOOD, PYTHON, A, B, findings, of_config, short, write
 
 OLD, NEW = Row("24.01", "2.42.0"), Row("26.07", "2.71.0")

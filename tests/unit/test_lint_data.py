@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.repository import lint
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.repository import lint
 from linting import GOOD, PYTHON, A, findings, of_config, short, write
 
 

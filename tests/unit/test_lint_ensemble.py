@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.repository import lint
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.repository import lint
 from linting import GOOD, PYTHON, findings, short, write
 
 

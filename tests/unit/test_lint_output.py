@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils import command_line
-from ansible_collections.npufleet.triton.plugins.module_utils.lint import output
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.__main__ import main
+from ansible_collections.npufleet.triton.plugins.plugin_utils import command_line
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import output
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.__main__ import main
 from helpers import ROOT
 from linting import GOOD, write
 
@@ -138,7 +138,7 @@ def test_wrong_use_is_one_line(words: list[str], said: str, tmp_path: Path, caps
     assert err.startswith("npufleet-lint: ") and said in err
 
 
-PROGRAM = [sys.executable, "-m", "ansible_collections.npufleet.triton.plugins.module_utils.lint"]
+PROGRAM = [sys.executable, "-m", "ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "collections")}
 
 
@@ -171,7 +171,7 @@ import importlib, os, sys
 place, *words = sys.argv[1:]
 sys.path.insert(0, place)
 sys.modules.update(dict.fromkeys(("ansible", "numpy", "tritonclient", "grpc")))
-entry = importlib.import_module("ansible_collections.npufleet.triton.plugins.module_utils.lint.__main__")
+entry = importlib.import_module("ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.__main__")
 assert entry.__file__.startswith(place), entry.__file__
 sys.exit(entry.main(words))
 """

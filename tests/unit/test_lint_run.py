@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.action import model_manifest as action
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.__main__ import main
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.__main__ import main
 from helpers import ROOT, ansible_playbook
 from linting import GOOD, PYTHON, write
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.finding import Row
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.repository import lint
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Row
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.repository import lint
 from helpers import ROOT
 from linting import PYTHON, findings, short
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.__main__ import main
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.text import flaws
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.__main__ import main
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.text import flaws
 from linting import GOOD, PYTHON, findings, of_config, write
 
 

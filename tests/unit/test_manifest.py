@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import manifest as subject
-from ansible_collections.npufleet.triton.plugins.module_utils.lint import schema
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest as subject
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import schema
 from helpers import ROW, fleet
 from linting import PYTHON
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import blobs, transfers
 from ansible_collections.npufleet.triton.plugins.module_utils import store as store_utils
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
+from ansible_collections.npufleet.triton.plugins.module_utils.fetch import receive
+from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 from ansible_collections.npufleet.triton.plugins.modules import model_store
 from helpers import run_module
 
@@ -31,7 +32,7 @@ def owners(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """What was given to whom; only root may really do it."""
     given: list[tuple[str, int, int]] = []
     monkeypatch.setattr(
-        store_utils.os, "fchown", lambda handle, user, group: given.append((os.readlink(f"/proc/self/fd/{handle}"), user, group))
+        os, "fchown", lambda handle, user, group: given.append((os.readlink(f"/proc/self/fd/{handle}"), user, group))
     )
     return given
 
@@ -280,7 +281,7 @@ def test_full_disk_leaves_nothing_behind(serving: Path, monkeypatch: pytest.Monk
     def full(*_arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store_utils.os, "rename", full)
+    monkeypatch.setattr(os, "rename", full)
     result = store(serving, {"digits": release({"1/model.py": b"pass", "config.pbtxt": b"two"}, mark="a")})
     assert result["failed"] is True
     assert "No space left on device" in result["msg"]
@@ -409,7 +410,7 @@ def test_a_release_that_lost_a_file_while_it_was_made_is_none(serving: Path, mon
         for one in (serving / "tmp").glob("release-*/1/model.py"):
             one.unlink()
 
-    monkeypatch.setattr(store_utils, "write_json", robbed)
+    monkeypatch.setattr(store_utils.releases, "write_json", robbed)
     result = store(serving, {"digits": release({"1/model.py": b"pass", "config.pbtxt": b"two"}, mark="a")})
     assert result["failed"] is True
     assert "model digits: release 0002-aaaaaaaaaaaa lost 1/model.py while it was made" in result["msg"]
@@ -446,9 +447,9 @@ def hidden(root: Path) -> list[str]:
 def test_a_strict_umask_hides_nothing_from_a_server_that_is_not_root(tmp_path: Path, strict: None) -> None:
     root = tmp_path / "of" / "our" / "own"
     order = {"do": "prepare", "user": "root", "by": "jane@desk", "blobs": {digest(COMPILED): {"source": "here"}}}
-    transfers.serve(str(root), str(root / "incoming"), order, {})
+    receive.serve(str(root), str(root / "incoming"), order, {})
     arrive(root, COMPILED)
-    transfers.serve(str(root), str(root / "incoming"), {**order, "do": "take"}, {})
+    receive.serve(str(root), str(root / "incoming"), {**order, "do": "take"}, {})
     store(root, {"digits": DIGITS})
     store(root, {}, state="proven")
     store(root, {"digits": release({"1/deep/er.txt": b"two"}, mark="a")}, state="released")
@@ -456,7 +457,7 @@ def test_a_strict_umask_hides_nothing_from_a_server_that_is_not_root(tmp_path: P
     assert hidden(root) == []
     assert [stat.S_IMODE((tmp_path / one).stat().st_mode) for one in ("of", "of/our")] == [0o755] * 2
     # The one that connects asks for it while the host pulls
-    transfers._write(str(root / "incoming"), blobs.TOTAL, "total 7\n")
+    receive._write(str(root / "incoming"), blobs.TOTAL, "total 7\n")
     assert stat.S_IMODE((root / "incoming" / blobs.TOTAL).stat().st_mode) == 0o644
 
 

@@ -22,7 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils import check_files, inference
+from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import questions
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files
 from helpers import ROOT
 from small_triton import SmallTriton, certificates, small_triton
 
@@ -316,11 +318,11 @@ def test_an_answer_that_drips_in_has_one_deadline(site: Site) -> None:
 def test_a_request_that_none_holds_is_refused_before_it_is_sent(
     site: Site, triton: SmallTriton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inference, "LARGEST_REQUEST", 15)
+    monkeypatch.setattr(questions, "LARGEST_REQUEST", 15)
     ended = site(triton)
     assert (ended.code, triton.asked) == (1, [])
     assert ended.out.count("found 0.0 GiB of inputs, wanted less than 2 GiB, where a request of HTTP or gRPC ends") == 3
-    monkeypatch.setattr(inference, "LARGEST_REQUEST", 16)
+    monkeypatch.setattr(questions, "LARGEST_REQUEST", 16)
     assert site(triton).code == 0
 
 
@@ -334,9 +336,9 @@ def test_a_request_that_none_holds_is_refused_before_it_is_sent(
 )
 def test_size_of_a_request(dtype: str, array: Any, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     question = inference.Question("m", {"IN": (dtype, array)})
-    monkeypatch.setattr(inference, "LARGEST_REQUEST", size)
+    monkeypatch.setattr(questions, "LARGEST_REQUEST", size)
     inference.fits(question)
-    monkeypatch.setattr(inference, "LARGEST_REQUEST", size - 1)
+    monkeypatch.setattr(questions, "LARGEST_REQUEST", size - 1)
     with pytest.raises(inference.TooLarge):
         inference.fits(question)
 

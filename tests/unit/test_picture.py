@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import inference, picture
+from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import picture
 
 ONE = inference.Request("x", "http", [0], [0])
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.filter.refusal_table import refusal_table
+from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
 from ansible_collections.npufleet.triton.plugins.module_utils import preflight as subject
-from ansible_collections.npufleet.triton.plugins.module_utils import reach
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import preflight_inputs
 from helpers import FakeEngine
 
 GIB = 2**30
@@ -19,8 +20,6 @@ WANTED: dict[str, Any] = {
     **ROW,
     "ports": {"8000": "npufleet_http_port", "8001": "npufleet_grpc_port"},
     "container": "triton",
-    "now": 1000.0,
-    "clock_skew": 30,
     "headers": True,
     "disk": {"/var/lib/docker": {"image": 60 * GIB}, "/var/lib/npufleet": {"image": 30 * GIB, "models": 5 * GIB}},
     "models": {},
@@ -62,14 +61,18 @@ def test_kernels(kernel: str, rule: str, fits: bool) -> None:
     assert subject.kernel_fits(kernel, rule) is fits
 
 
-@pytest.mark.parametrize(("now", "words"), [(1100.0, "100 s ahead of"), (900.0, "100 s behind")])
-def test_clock_that_is_wrong(now: float, words: str) -> None:
-    (reason,) = subject.clock(WANTED, now)
+@pytest.mark.parametrize(("found", "words"), [(1105.0, "100 s ahead of"), (900.0, "100 s behind")])
+def test_clock_that_is_wrong(found: float, words: str) -> None:
+    (reason,) = preflight_inputs.clock(found, 1000.0, 1005.0, 30)
     assert f"found the clock {words} the controller's, wanted at most 30 s: " in reason
 
 
 def test_clock_that_is_right() -> None:
-    assert subject.clock(WANTED, 1029.0) == subject.clock(WANTED, 971.0) == []
+    assert [preflight_inputs.clock(found, 1000.0, 1005.0, 30) for found in (970.0, 1000.0, 1003.0, 1035.0)] == [[]] * 4
+
+
+def test_an_answer_that_takes_long_is_no_wrong_clock() -> None:
+    assert [preflight_inputs.clock(found, 1000.0, 1600.0, 30) for found in (1000.0, 1300.0, 1600.0)] == [[]] * 3
 
 
 def test_card_that_the_row_does_not_support_is_seen_on_the_bus() -> None:
@@ -211,7 +214,7 @@ def test_a_host_without_a_plan_has_nothing_in_its_way() -> None:
 
 def test_only_suppliers_that_the_plan_needs_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(reach, "supplier", lambda one, _passwords: asked.append(one["what"]) or "no answer")
+    monkeypatch.setattr(http_probe, "supplier", lambda one, _passwords: asked.append(one["what"]) or "no answer")
     suppliers = [{"what": "index", "needed": ["image", "build"]}, {"what": "driver", "needed": ["driver", "install"]}]
     plan = [item("image", "npufleet/triton", "build")]
     wanted = {**WANTED, "disk": {}}

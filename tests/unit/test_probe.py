@@ -11,31 +11,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import probe
+from ansible_collections.npufleet.triton.plugins.module_utils import system
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import docker
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import http_api
 from helpers import http_server, unix_server
 
 # Commands and files
 
 
 def test_run_gives_code_and_output() -> None:
-    assert probe.run("sh", "-c", "echo ' out '; echo err >&2") == (0, "out")
-    assert probe.run("sh", "-c", "echo err >&2; exit 3") == (3, "err")
-    assert probe.run("npufleet-no-such-command") == (127, "npufleet-no-such-command is not installed")
+    assert system.run("sh", "-c", "echo ' out '; echo err >&2") == (0, "out")
+    assert system.run("sh", "-c", "echo err >&2; exit 3") == (3, "err")
+    assert system.run("npufleet-no-such-command") == (127, "npufleet-no-such-command is not installed")
 
 
 def test_run_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     def stuck(command: list[str], timeout: float, **_options: Any) -> None:
         raise subprocess.TimeoutExpired(command, timeout)
 
-    monkeypatch.setattr(probe.subprocess, "run", stuck)
-    assert probe.run("rbln-stat", "-j") == (124, "rbln-stat did not answer within 60 s")
+    monkeypatch.setattr(system.subprocess, "run", stuck)
+    assert system.run("rbln-stat", "-j") == (124, "rbln-stat did not answer within 60 s")
 
 
 def test_text(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"caf\xe9\n")
-    assert probe.text(str(tmp_path / "file")) == "caf�\n"
-    assert probe.text(str(tmp_path / "missing")) is None
-    assert probe.text(str(tmp_path)) is None
+    assert system.text(str(tmp_path / "file")) == "caf�\n"
+    assert system.text(str(tmp_path / "missing")) is None
+    assert system.text(str(tmp_path)) is None
 
 
 def test_packages_are_those_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,8 +49,8 @@ def test_packages_are_those_that_are_installed(monkeypatch: pytest.MonkeyPatch) 
         "dpkg-query: no packages found matching linux-image-6.1",
     ]
     asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(probe, "run", lambda *command: asked.append(command) or (1, "\n".join(rows)))
-    assert probe.packages(["rebellions", "libc6", "docker.io", "rsync", "linux-image-6.1"]) == {
+    monkeypatch.setattr(system, "run", lambda *command: asked.append(command) or (1, "\n".join(rows)))
+    assert system.packages(["rebellions", "libc6", "docker.io", "rsync", "linux-image-6.1"]) == {
         "rebellions": {"version": "1.2.92", "held": True},
         "libc6": {"version": "2.36-9", "held": False},
     }
@@ -57,8 +59,8 @@ def test_packages_are_those_that_are_installed(monkeypatch: pytest.MonkeyPatch) 
 
 def test_no_packages_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     # Without names, dpkg-query would list every package.
-    monkeypatch.setattr(probe, "run", lambda *_command: pytest.fail("asked"))
-    assert probe.packages([]) == {}
+    monkeypatch.setattr(system, "run", lambda *_command: pytest.fail("asked"))
+    assert system.packages([]) == {}
 
 
 # The engine
@@ -73,7 +75,7 @@ def place() -> Iterator[Path]:
 
 def test_engine_answers_over_its_socket(place: Path) -> None:
     with unix_server(place, {"GET /version": (200, {"Version": "20.10.24"})}) as server:
-        engine = probe.Engine(str(place))
+        engine = docker.Engine(str(place))
         assert engine.get("/version") == {"Version": "20.10.24"}
         assert engine.get("/containers/triton/json") is None
         assert engine.answers()
@@ -83,14 +85,14 @@ def test_engine_answers_over_its_socket(place: Path) -> None:
 def test_engine_that_refuses_is_an_error_with_its_words(place: Path) -> None:
     with unix_server(place, {"GET /info": (500, {"message": "driver failed"})}):
         with pytest.raises(OSError, match=r"the engine answered 500: .*driver failed"):
-            probe.Engine(str(place)).get("/info")
-        assert not probe.Engine(str(place)).answers()
+            docker.Engine(str(place)).get("/info")
+        assert not docker.Engine(str(place)).answers()
 
 
 def test_engine_that_is_not_there_is_an_error(place: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        probe.Engine(str(place)).get("/info")
-    assert not probe.Engine(str(place)).answers()
+        docker.Engine(str(place)).get("/info")
+    assert not docker.Engine(str(place)).answers()
 
 
 def _talk(listener: socket.socket, answer: bytes) -> None:
@@ -108,7 +110,7 @@ def test_engine_that_breaks_off_is_an_error(place: Path, answer: bytes) -> None:
         thread = threading.Thread(target=_talk, args=(listener, answer))
         thread.start()
         with pytest.raises(OSError):
-            probe.Engine(str(place)).get("/info")
+            docker.Engine(str(place)).get("/info")
         thread.join()
 
 
@@ -117,7 +119,7 @@ def test_engine_that_hangs_is_given_up(place: Path) -> None:
         listener.bind(str(place))
         listener.listen(1)
         with pytest.raises(OSError):
-            probe.Engine(str(place), timeout=0.05).get("/info")
+            docker.Engine(str(place), timeout=0.05).get("/info")
 
 
 # HTTP
@@ -133,7 +135,7 @@ def test_http_json() -> None:
     with http_server(answers) as server:
 
         def ask(method: str, resource: str) -> tuple[int, Any]:
-            return probe.http_json("127.0.0.1", server.port, method, resource)
+            return http_api.http_json("127.0.0.1", server.port, method, resource)
 
         assert ask("GET", "/json") == (200, [{"name": "digits"}])
         assert ask("POST", "/empty") == (200, None)

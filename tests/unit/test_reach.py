@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import reach
+from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
 from small_triton import certificates
 
 RIGHT = "Basic " + base64.b64encode(b"fleet:right").decode()
@@ -74,7 +74,7 @@ def nobody() -> str:
 
 def ask(address: str, user: str = "", password: str = "", **more: Any) -> str | None:
     one = {"kind": "web", "what": "package index", "address": address, "user": user, "todo": "correct it", **more}
-    return reach.supplier(one, {"package index": password})
+    return http_probe.supplier(one, {"package index": password})
 
 
 def test_right_login_is_accepted() -> None:
@@ -113,7 +113,7 @@ def test_server_that_fails() -> None:
 
 
 def test_login_in_an_address_is_not_shown() -> None:
-    assert reach.bare("https://fleet:hunter2@index.example.com/simple/") == "https://index.example.com/simple/"
+    assert http_probe.bare("https://fleet:hunter2@index.example.com/simple/") == "https://index.example.com/simple/"
 
 
 def test_login_does_not_follow_a_redirection() -> None:
@@ -145,7 +145,7 @@ def test_proxy_is_used_and_gone_past() -> None:
     ],
 )
 def test_references_of_images(reference: str, parts: tuple[str, str, str]) -> None:
-    assert reach.split(reference) == parts
+    assert http_probe.split(reference) == parts
 
 
 # Registries
@@ -189,7 +189,7 @@ def pull(
 ) -> str | None:
     """What is wrong with an image of the registry at this address."""
     authority = Path(tls["ca"]).read_text()
-    return reach.image(address.split("//")[1] + "/" + image, login, {}, authority)
+    return http_probe.image(address.split("//")[1] + "/" + image, login, {}, authority)
 
 
 def logins(seen: list[tuple[str, str]]) -> list[str]:
@@ -278,8 +278,8 @@ def test_token_does_not_follow_a_redirection(tls: dict[str, str]) -> None:
 
 def through(monkeypatch: pytest.MonkeyPatch, tls: dict[str, str], hub: str, mirror: str) -> str | None:
     """An image of Docker Hub, which stands at `hub`, asked for at its mirror first."""
-    monkeypatch.setattr(reach, "DOCKER_HUB", hub.split("//")[1])
-    return reach.image("shut/triton:24.01", ("fleet", "right"), {}, Path(tls["ca"]).read_text(), mirror)
+    monkeypatch.setattr(http_probe, "DOCKER_HUB", hub.split("//")[1])
+    return http_probe.image("shut/triton:24.01", ("fleet", "right"), {}, Path(tls["ca"]).read_text(), mirror)
 
 
 @pytest.mark.parametrize("secure", [True, False])
@@ -308,9 +308,9 @@ def test_neither_mirror_nor_registry(monkeypatch: pytest.MonkeyPatch, tls: dict[
 
 
 def test_tokens_of_docker_hub_are_another_server_s() -> None:
-    assert reach.takes_login("https://registry-1.docker.io", "https://auth.docker.io/token")
-    assert not reach.takes_login("https://registry-1.docker.io.example.com", "https://auth.docker.io/token")
-    assert not reach.takes_login("https://nvcr.io", "https://auth.docker.io/token")
-    assert not reach.takes_login("https://nvcr.io", "https://nvcr.io.example.com/token")
-    assert not reach.takes_login("https://nvcr.io", "https://nvcr.io@example.com/token")
-    assert reach.takes_login("https://nvcr.io", "https://nvcr.io/proxy_auth")
+    assert http_probe.takes_login("https://registry-1.docker.io", "https://auth.docker.io/token")
+    assert not http_probe.takes_login("https://registry-1.docker.io.example.com", "https://auth.docker.io/token")
+    assert not http_probe.takes_login("https://nvcr.io", "https://auth.docker.io/token")
+    assert not http_probe.takes_login("https://nvcr.io", "https://nvcr.io.example.com/token")
+    assert not http_probe.takes_login("https://nvcr.io", "https://nvcr.io@example.com/token")
+    assert http_probe.takes_login("https://nvcr.io", "https://nvcr.io/proxy_auth")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import compiled as subject
-from ansible_collections.npufleet.triton.plugins.module_utils import manifest
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled as subject
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from helpers import ROOT, ROW, fleet
 
 SHA = "a" * 64

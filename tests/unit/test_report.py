@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import report
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import view
 
 NOW = datetime(2026, 3, 2, 12, tzinfo=timezone.utc)
 RELEASE = "a" * 64
@@ -34,7 +34,7 @@ def row(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, A
     """The row of npu1 in a fleet of two, of which the other is well."""
     statuses = {"npu2": status(), **({"npu1": one} if one else {})}
     results = {"npu2": result(check()), **({"npu1": other} if other else {})}
-    whole = report.view(["npu1", "npu2"], ["npu1", "npu2"], statuses, results, NOW)
+    whole = view.view(["npu1", "npu2"], ["npu1", "npu2"], statuses, results, NOW)
     return next(found for found in whole["hosts"] if found["host"] == "npu1")
 
 
@@ -59,16 +59,16 @@ def test_states(one: Any, other: Any, words: list[str], level: str) -> None:
 
 
 def test_a_half_that_no_host_has_counts_for_none() -> None:
-    whole = report.view(["npu1"], ["npu1"], {"npu1": status()}, {}, NOW)
+    whole = view.view(["npu1"], ["npu1"], {"npu1": status()}, {}, NOW)
     assert (whole["missing"], whole["counts"]["good"]) == (["check"], 1)
-    whole = report.view(["npu1"], ["npu1"], {}, {"npu1": result(check())}, NOW)
+    whole = view.view(["npu1"], ["npu1"], {}, {"npu1": result(check())}, NOW)
     assert (whole["missing"], whole["counts"]["good"]) == (["status"], 1)
-    whole = report.view(["npu1"], ["npu1"], {}, {}, NOW)
+    whole = view.view(["npu1"], ["npu1"], {}, {}, NOW)
     assert (whole["missing"], whole["counts"]["unknown"]) == (["status", "check"], 1)
 
 
 def test_a_host_that_answers_no_checks_misses_none() -> None:
-    whole = report.view(["npu1", "ops1"], ["npu1"], {"npu1": status(), "ops1": status()}, {"npu1": result(check())}, NOW)
+    whole = view.view(["npu1", "ops1"], ["npu1"], {"npu1": status(), "ops1": status()}, {"npu1": result(check())}, NOW)
     assert whole["counts"] == {"all": 2, "wrong": 0, "unknown": 0, "good": 2, "right": 1, "asked": 1, "stale": 0}
 
 
@@ -77,7 +77,7 @@ def test_what_is_wrong_comes_first_then_names_by_their_numbers() -> None:
     statuses = {name: status() for name in names}
     statuses["npu3"] = status(state="unreachable", report=["why"])
     statuses["npu10"] = status(state="drift", plan=[{"concern": "server", "name": "x", "action": "start"}])
-    whole = report.view(names, names, statuses, {}, NOW)
+    whole = view.view(names, names, statuses, {}, NOW)
     assert [one["host"] for one in whole["hosts"]] == ["npu3", "npu10", "npu1", "npu2"]
 
 
@@ -126,7 +126,7 @@ def test_a_reading_of_any_shape_is_no_failure(odd: Any) -> None:
 
 
 def test_every_text_is_escaped() -> None:
-    assert report.escaped({"<a>": ["<b>", ("\"'&", 1, None, True)]}) == {
+    assert view.escaped({"<a>": ["<b>", ("\"'&", 1, None, True)]}) == {
         "&lt;a&gt;": ["&lt;b&gt;", ["&quot;&#x27;&amp;", 1, None, True]]
     }
 
@@ -137,14 +137,14 @@ def test_only_hosts_of_the_fleet_are_read(tmp_path: Path) -> None:
         (tmp_path / f"check/{name}.json").write_text(json.dumps(result(check(), host=name)))
     (tmp_path / "check/npu2.json").write_text("{")
     (tmp_path / "status.json").write_text(json.dumps({"hosts": [status(), status(host="gone"), "odd", {}]}))
-    statuses, results = report.read(["npu1", "npu2"], f"{tmp_path}/status.json", f"{tmp_path}/check")
+    statuses, results = view.read(["npu1", "npu2"], f"{tmp_path}/status.json", f"{tmp_path}/check")
     assert (list(statuses), list(results)) == (["npu1"], ["npu1"])
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"hosts": 7}', "{"])
 def test_a_status_of_another_form_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "status.json").write_text(text)
-    assert report.read(["npu1"], f"{tmp_path}/status.json", f"{tmp_path}/check") == ({}, {})
+    assert view.read(["npu1"], f"{tmp_path}/status.json", f"{tmp_path}/check") == ({}, {})
 
 
 def test_numbers_that_are_none_and_names_of_digits_break_no_report() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import stores
-from ansible_collections.npufleet.triton.plugins.module_utils import sources as subject
+from ansible_collections.npufleet.triton.plugins.module_utils.fetch import download as subject
 
 CONTENT = bytes(range(256)) * 20_000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.filter.history_table import history_table
-from ansible_collections.npufleet.triton.plugins.module_utils import blobs, manifest, preflight, records, shapes, store
+from ansible_collections.npufleet.triton.plugins.module_utils import preflight, shapes, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import resume
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models as concern
+from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, records
 from ansible_collections.npufleet.triton.plugins.modules import model_store
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from helpers import fleet, run_module
 from test_model_store import arrive, owners, served  # noqa: F401 (a fixture)
 from test_store_transaction import ALICE, call, difference, ordinary, released

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import stores
-from ansible_collections.npufleet.triton.plugins.module_utils import supplies as subject
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import LARGE_FILES, pulled
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import preflight_inputs as subject
 from helpers import ROW, fleet, http_server
 
 FULL_ROW = {**ROW, "systems": ["ubuntu-22.04"], "kernels": ">=5.10"}

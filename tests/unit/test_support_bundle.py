@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import collect
-from ansible_collections.npufleet.triton.plugins.module_utils.collect import Item
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import engine
-from ansible_collections.npufleet.triton.plugins.module_utils.gather import Limits, Partial, Unavailable
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.support import collect
+from ansible_collections.npufleet.triton.plugins.module_utils.support.collect import Item
+from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Limits, Partial, Unavailable
 from ansible_collections.npufleet.triton.plugins.modules import support_bundle
 from helpers import fleet, http_server, run_module, unix_server
 

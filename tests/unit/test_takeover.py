@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import blobs, store, takeover
+from ansible_collections.npufleet.triton.plugins.module_utils import store
+from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, takeover
 from ansible_collections.npufleet.triton.plugins.modules import transferred_file
 from helpers import run_module
 from hostile_user import PLANTS, SECRET, HostileUser

@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 import stores
-from ansible_collections.npufleet.triton.plugins.module_utils import blobs, sending, store, transfers
+from ansible_collections.npufleet.triton.plugins.module_utils import store
+from ansible_collections.npufleet.triton.plugins.module_utils.fetch import receive
+from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.transfer import sender
 from test_action_host_state import play, variables
 from test_sources import needs_rclone
 
@@ -133,7 +136,7 @@ def test_a_cut_connection_frees_the_lock_and_the_next_run_goes_on(site: Path, mo
     broken = transfer(site, origins)
     assert broken["failed"] is True
     assert "npu1: the transfer broke off (" in broken["msg"] and "run again, it goes on where it stopped" in broken["msg"]
-    lock = f"flock --timeout {sending.LOCK_WAIT} {site}/npu1/incoming rsync --server"
+    lock = f"flock --timeout {sender.LOCK_WAIT} {site}/npu1/incoming rsync --server"
     assert [one.startswith(lock) for one in (site / "asked").read_text().splitlines() if "rsync" in one] == [True]
     with blobs.locked(str(site / "npu1/incoming"), wait=False):
         partial = (site / "npu1/incoming" / digest(CONTENT)).stat().st_size
@@ -191,8 +194,8 @@ def test_a_bundle_instead_of_what_cannot_be_reached(site: Path) -> None:
 
 def test_a_disk_that_fills_up_is_told_and_its_partial_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[tuple[str, list[str]]] = []
-    sender = sending.Sender.__new__(sending.Sender)
-    sender.host, sender.incoming, sender.arrived = "npu1", "/var/lib/npufleet/incoming", {}
+    mine = sender.Sender.__new__(sender.Sender)
+    mine.host, mine.incoming, mine.arrived = "npu1", "/var/lib/npufleet/incoming", {}
 
     def step(name: str, routes: dict[str, Any]) -> dict[str, Any]:
         steps.append((name, list(routes)))
@@ -202,9 +205,9 @@ def test_a_disk_that_fills_up_is_told_and_its_partial_files_go(tmp_path: Path, m
     for name, stub in (("_step", step), ("_rsync", lambda _staging: said), ("_look", lambda _digests: lambda: None)):
         monkeypatch.setattr(sender, name, stub)
     (tmp_path / "model.rbln").write_bytes(CONTENT)
-    sender.cache = str(tmp_path)
+    mine.cache = str(tmp_path)
     with pytest.raises(store.StoreError) as error:
-        sender._push({digest(CONTENT): {"file": str(tmp_path / "model.rbln"), "pull": False}})
+        mine._push({digest(CONTENT): {"file": str(tmp_path / "model.rbln"), "pull": False}})
     assert str(error.value) == (
         "/var/lib/npufleet/incoming is full (No space left on device) in the middle of 3000000 bytes; 1000000 bytes of partial "
         "files were removed again: make room there"
@@ -218,9 +221,9 @@ def test_a_disk_that_fills_up_is_told_and_its_partial_files_go(tmp_path: Path, m
 @pytest.mark.parametrize("asked", ["../../.ssh/id_rsa", "/etc/shadow", "0" * 64, ""])
 def test_a_host_gets_nothing_that_no_model_has(asked: str) -> None:
     """What it lacks is what it says: each name would be a path on the controller, to send or to remove."""
-    sender = sending.Sender.__new__(sending.Sender)
+    mine = sender.Sender.__new__(sender.Sender)
     with pytest.raises(store.StoreError, match="which no model of the inventory has: nothing was sent"):
-        sender.send([digest(CONTENT), asked], {digest(CONTENT): {"file": "/nowhere"}})
+        mine.send([digest(CONTENT), asked], {digest(CONTENT): {"file": "/nowhere"}})
 
 
 def test_a_host_that_fetches_itself_goes_on_where_it_stopped(site: Path) -> None:
@@ -273,11 +276,11 @@ def test_no_room_is_told_before_anything_is_written(incoming: Path, monkeypatch:
     monkeypatch.setattr(blobs.shutil, "disk_usage", lambda _path: type("Usage", (), {"free": 1000}))
     root = str(incoming.parent)
     with pytest.raises(store.StoreError, match=f"found 1000 bytes .* free for {root}, wanted 1001"):
-        transfers.serve(root, str(incoming), order("prepare", **{digest(OTHER): {"size": 1001}}), {})
+        receive.serve(root, str(incoming), order("prepare", **{digest(OTHER): {"size": 1001}}), {})
     with stores.serving({"x": OTHER}) as server:
         pulled = order("take", **{digest(OTHER): {"url": server.url + "/x", "pull": True, "source": "x"}})
         with pytest.raises(store.StoreError, match=f"found 1000 bytes .* wanted {len(OTHER)}"):
-            transfers.serve(root, str(incoming), pulled, {})
+            receive.serve(root, str(incoming), pulled, {})
         assert server.ranges_asked == []
     assert blobs.arrived(str(incoming)) == {}
 
@@ -285,10 +288,10 @@ def test_no_room_is_told_before_anything_is_written(incoming: Path, monkeypatch:
 def test_a_pull_ends_when_its_controller_is_silent(incoming: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = incoming / blobs.CONTROLLER
     mark.write_text("jane@desk")
-    alive = transfers.watched(str(incoming))
+    alive = receive.watched(str(incoming))
     alive()
-    later = time.time() + transfers.SILENCE + 5
-    monkeypatch.setattr(transfers.time, "time", lambda: later)
+    later = time.time() + receive.SILENCE + 5
+    monkeypatch.setattr(receive.time, "time", lambda: later)
     with pytest.raises(store.StoreError, match="the controller was silent for 60 s"):
         alive()
     os.utime(mark, (later, later))
@@ -297,15 +300,15 @@ def test_a_pull_ends_when_its_controller_is_silent(incoming: Path, monkeypatch: 
 
 def test_partial_files_become_the_connecting_users_and_links_do_not(incoming: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
-    monkeypatch.setattr(transfers.os, "fchown", lambda handle, *_who: given.append(os.fstat(handle).st_ino))
-    monkeypatch.setattr(transfers.os, "chown", lambda *_arguments: None)
-    me = transfers.pwd.getpwnam(getpass.getuser())
+    monkeypatch.setattr(receive.os, "fchown", lambda handle, *_who: given.append(os.fstat(handle).st_ino))
+    monkeypatch.setattr(receive.os, "chown", lambda *_arguments: None)
+    me = receive.pwd.getpwnam(getpass.getuser())
     other = me.__class__((*me[:2], me.pw_uid + 1, *me[3:]))
-    monkeypatch.setattr(transfers.pwd, "getpwnam", lambda _name: other)
+    monkeypatch.setattr(receive.pwd, "getpwnam", lambda _name: other)
     (incoming / digest(CONTENT)).write_bytes(b"part")
     (incoming.parent / "secret").write_text("not ours")
     os.link(incoming.parent / "secret", incoming / digest(OTHER))
-    transfers.serve(str(incoming.parent), str(incoming), order("prepare"), {})
+    receive.serve(str(incoming.parent), str(incoming), order("prepare"), {})
     mine = {os.stat(incoming / name).st_ino for name in (digest(CONTENT), blobs.CONTROLLER)}
     assert set(given) == mine
 
@@ -316,32 +319,32 @@ def test_partial_files_become_the_connecting_users_and_links_do_not(incoming: Pa
 def test_a_long_transfer_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     enough = threading.Event()
-    monkeypatch.setattr(sending, "TELL", 0.01)
+    monkeypatch.setattr(sender, "TELL", 0.01)
 
     class Screen:
         def display(self, line: str) -> None:
             said.append(line)
             enough.set()
 
-    monkeypatch.setattr(sending, "Display", Screen)
-    sender = sending.Sender.__new__(sending.Sender)
-    sender.host, sender.pulled = "npu1", None
+    monkeypatch.setattr(sender, "Display", Screen)
+    mine = sender.Sender.__new__(sender.Sender)
+    mine.host, mine.pulled = "npu1", None
     sizes = iter([None, *range(100 * blobs.MIB, 10**12, blobs.MIB)])
-    result = sender._watched(lambda: enough.wait(10), lambda: next(sizes), 2048 * blobs.MIB)
+    result = mine._watched(lambda: enough.wait(10), lambda: next(sizes), 2048 * blobs.MIB)
     assert result is True
     assert said[0].startswith("npu1: models: 100 of 2048 MiB, ")
     quick: list[str] = said[:]
-    monkeypatch.setattr(sending, "TELL", 10)
+    monkeypatch.setattr(sender, "TELL", 10)
     with pytest.raises(ZeroDivisionError):
-        sender._watched(lambda: 1 // 0, lambda: 0, None)
+        mine._watched(lambda: 1 // 0, lambda: 0, None)
     assert said == quick
 
 
 def test_a_line() -> None:
-    pace = sending.Pace("npu1", 2048 * blobs.MIB, 62 * blobs.MIB, 100.0)
+    pace = sender.Pace("npu1", 2048 * blobs.MIB, 62 * blobs.MIB, 100.0)
     assert pace.line(412 * blobs.MIB, 110.0) == "npu1: models: 412 of 2048 MiB, 35 MiB/s, 47 s left"
     assert pace.line(62 * blobs.MIB, 110.0) == "npu1: models: 62 of 2048 MiB, 0.0 MiB/s"
-    assert sending.Pace("npu1", None, 0, 0.0).line(25 * blobs.MIB, 10.0) == "npu1: models: 25 MiB, 2.5 MiB/s"
+    assert sender.Pace("npu1", None, 0, 0.0).line(25 * blobs.MIB, 10.0) == "npu1: models: 25 MiB, 2.5 MiB/s"
 
 
 def test_a_transfer_leaves_what_another_run_is_making(tmp_path: Path) -> None:
@@ -357,7 +360,7 @@ def test_a_transfer_leaves_what_another_run_is_making(tmp_path: Path) -> None:
         (root / "tmp" / name).write_text("")
     order = {"do": "take", "blobs": {digest(CONTENT): {"source": "here"}}}
     with store.locked(str(root), time.monotonic()):
-        assert transfers.serve(str(root), str(incoming), order, {}) == {"taken": {digest(CONTENT): len(CONTENT)}}
+        assert receive.serve(str(root), str(incoming), order, {}) == {"taken": {digest(CONTENT): len(CONTENT)}}
         assert sorted(os.listdir(root / "tmp")) == ["json-abc", "link-digits", "release-digits-abc"]
         assert (making / "config.pbtxt").exists()
     # Whoever holds the lock and is about to make releases clears what a dead run left
@@ -378,7 +381,7 @@ def test_transfers_beside_a_run_that_makes_releases(tmp_path: Path) -> None:
 
     def transfer_again_and_again() -> None:
         while not ended.is_set():
-            transfers.serve(root, incoming, {"do": "take", "blobs": {}}, {})
+            receive.serve(root, incoming, {"do": "take", "blobs": {}}, {})
 
     other = threading.Thread(target=transfer_again_and_again)
     other.start()

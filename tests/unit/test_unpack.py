@@ -9,11 +9,11 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import unpack
-from ansible_collections.npufleet.triton.plugins.module_utils.host_text import NoData
 from ansible_collections.npufleet.triton.plugins.modules.support_bundle import pack
+from ansible_collections.npufleet.triton.plugins.plugin_utils import archives
+from ansible_collections.npufleet.triton.plugins.plugin_utils.host_text import NoData
 
-BOUNDS = unpack.Bounds(packed=1 << 20, unpacked=1 << 20, files=20)
+BOUNDS = archives.Bounds(packed=1 << 20, unpacked=1 << 20, files=20)
 
 
 def archive(*members: tuple[str, dict[str, Any]], form: int = tarfile.GNU_FORMAT) -> bytes:
@@ -31,7 +31,7 @@ def archive(*members: tuple[str, dict[str, Any]], form: int = tarfile.GNU_FORMAT
 
 def test_a_bundle_is_read() -> None:
     texts = {"README.txt": "a\n", "state/models.json": "{}", "container/triton-ä.json": "é"}
-    assert unpack.files(pack("npu1-x", texts), "npu1-x", BOUNDS) == {name: text.encode() for name, text in texts.items()}
+    assert archives.files(pack("npu1-x", texts), "npu1-x", BOUNDS) == {name: text.encode() for name, text in texts.items()}
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_bundle_is_read() -> None:
 )
 def test_names_that_lead_elsewhere(name: str) -> None:
     with pytest.raises(NoData, match="found"):
-        unpack.files(archive((name, {})), "r", BOUNDS)
+        archives.files(archive((name, {})), "r", BOUNDS)
 
 
 @pytest.mark.parametrize(
@@ -48,20 +48,20 @@ def test_names_that_lead_elsewhere(name: str) -> None:
 )
 def test_types_that_are_no_files(kind: bytes) -> None:
     with pytest.raises(NoData, match="'r/a' in it, which is no ordinary file"):
-        unpack.files(archive(("r/a", {"type": kind, "size": 0, "linkname": "/etc/shadow"})), "r", BOUNDS)
+        archives.files(archive(("r/a", {"type": kind, "size": 0, "linkname": "/etc/shadow"})), "r", BOUNDS)
 
 
 def test_a_sparse_file_is_none() -> None:
     sparse = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,1", "GNU.sparse.size": str(1 << 40)}
     with pytest.raises(NoData, match="no ordinary file"):
-        unpack.files(archive(("r/a", {"pax_headers": sparse}), form=tarfile.PAX_FORMAT), "r", BOUNDS)
+        archives.files(archive(("r/a", {"pax_headers": sparse}), form=tarfile.PAX_FORMAT), "r", BOUNDS)
 
 
 def test_too_many_files_and_one_twice() -> None:
     with pytest.raises(NoData, match="more than 20 files"):
-        unpack.files(archive(*((f"r/{number}", {}) for number in range(21))), "r", BOUNDS)
+        archives.files(archive(*((f"r/{number}", {}) for number in range(21))), "r", BOUNDS)
     with pytest.raises(NoData, match="found a in it twice"):
-        unpack.files(archive(("r/a", {}), ("r/a", {})), "r", BOUNDS)
+        archives.files(archive(("r/a", {}), ("r/a", {})), "r", BOUNDS)
 
 
 def test_what_unpacks_to_more_is_not_unpacked() -> None:
@@ -77,7 +77,7 @@ def test_what_unpacks_to_more_is_not_unpacked() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(NoData, match="more than 1048576 bytes"):
-            unpack.files(squeezed.getvalue(), "r", BOUNDS)
+            archives.files(squeezed.getvalue(), "r", BOUNDS)
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:
         tracemalloc.stop()
@@ -95,4 +95,4 @@ def test_what_unpacks_to_more_is_not_unpacked() -> None:
 )
 def test_what_is_no_archive(raw: bytes, words: str) -> None:
     with pytest.raises(NoData, match=words):
-        unpack.files(raw, "r", BOUNDS)
+        archives.files(raw, "r", BOUNDS)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from ansible.template import trust_as_template
-from ansible_collections.npufleet.triton.plugins.module_utils import variables as subject
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables as subject
 from helpers import ROOT, ROW, fleet
 
 NPU = ["driver", "engine", "image", "models", "server", "watchdog", "probe"]

@@ -16,9 +16,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import control
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import watchdog
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import control
 from helpers import FIXTURES, NAMELESS, ROOT, UTF8, fleet, http_server, unix_server
 
 PROGRAM = ROOT / "roles/triton_server/files/npufleet_watchdog.py"

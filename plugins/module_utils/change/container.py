@@ -20,8 +20,10 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import last_words
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, http_json, text
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.system import text
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import last_words
 
 REPLACEMENT = "replacement.json"
 # How far a replacement is: one call makes every step in between. A container that was stopped for something else, such as another

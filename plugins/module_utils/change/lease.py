@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import locks, shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import text
 
 LEASE, LOCK, CALLS = "lease.json", "lease.lock", "lease.calls"
 # The watchdog holds it while it reloads or restarts, and looks for a lease before it begins

@@ -10,11 +10,13 @@ import os
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils import damage, store
+from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.models import PROVE
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, sentence
+from ansible_collections.npufleet.triton.plugins.module_utils.store import damage
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
 
 WHY = "its run is gone, the host put it back by itself"
 # Seconds: for another process that reads or writes the store to end; between two looks at the server
@@ -111,7 +113,7 @@ def serve_linked(engine: container.Docker, root: str, name: str, settings: Mappi
         at = container.endpoint(engine.inspect(name) or {})
         if at is None:
             return
-        served = server.read_served({"address": at[0], "http_port": at[1], "key": settings.get("key")})
+        served = read_served({"address": at[0], "http_port": at[1], "key": settings.get("key")})
         left = None if served is None else server.diff_models(wanted, served)
         if left == []:
             return

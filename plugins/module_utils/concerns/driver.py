@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import stat
 from typing import Any, Dict, List, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import packages, run, text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import packages, text
+from ansible_collections.npufleet.triton.plugins.module_utils.vendor_tool import ask_tool
 
 CONCERN = "driver"
 MODULE = "rebellions"
@@ -45,8 +45,6 @@ ExecStart=/bin/sh -c '\
 [Install]
 WantedBy=multi-user.target
 """
-# The vendor's tool by age: rbln-smi replaces rbln-stat, /usr/bin replaces /usr/local/bin.
-TOOLS = ("/usr/local/bin/rbln-stat", "/usr/bin/rbln-smi", "/usr/local/bin/rbln-smi", "/usr/bin/rbln-stat")
 FORMS = ("deb",)
 
 
@@ -109,41 +107,6 @@ def _is_device(path: str) -> bool:
         return stat.S_ISCHR(os.stat(path).st_mode)
     except OSError:
         return False
-
-
-def ask_tool() -> Dict[str, Any]:
-    """The vendor's tool as one shape over its versions: {"path", "version", "devices", "contexts", "holders"} or {"error"}."""
-    path = next((path for path in TOOLS if os.access(path, os.X_OK)), None)
-    if path is None:
-        return {"error": "the vendor's tool is in none of " + ", ".join(sorted({os.path.dirname(name) for name in TOOLS}))}
-    code, output = run(path, "-j")
-    if code:
-        return {"error": f"{path} ended with {code}: {output[:200]}"}
-    return {"path": path, **parse_tool(output)}
-
-
-def parse_tool(output: str) -> Dict[str, Any]:
-    """JSON of `rbln-stat -j`. `npu` is a string before 2.0 and a number since; most other numbers stay strings."""
-    try:
-        answer = json.loads(output)
-        devices = [
-            {
-                "npu": int(one["npu"]),
-                "device": one["device"],
-                "name": one["name"],
-                "status": one["status"],
-                "firmware": one.get("fw_ver"),
-                "bus_id": one["pci"]["bus_id"],
-                "memory_total": int(one["memory"]["total"]),
-                "memory_used": int(one["memory"]["used"]),
-            }
-            for one in answer["devices"]
-        ]
-        contexts = answer.get("contexts") or []
-        holders = [{"npu": int(one["npu"]), "pid": int(one["pid"]), "process": str(one["process"])} for one in contexts]
-        return {"version": answer["KMD_version"], "devices": devices, "contexts": len(contexts), "holders": holders}
-    except (ValueError, KeyError, TypeError) as error:
-        return {"error": f"the vendor's tool answered in a shape that is not known ({error!r}): {output[:120]}"}
 
 
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:

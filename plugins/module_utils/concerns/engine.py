@@ -8,10 +8,11 @@ import re
 import stat
 from typing import Any, Dict, List, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils import hidden
+from ansible_collections.npufleet.triton.plugins.module_utils import secret
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import UNIT as CARDS
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine, packages, text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import packages, text
 
 CONCERN = "engine"
 DAEMON_JSON = "/etc/docker/daemon.json"
@@ -51,7 +52,7 @@ def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
         "proxy_file": variables["npufleet_proxy_file"],
         "proxies": proxies or None,
         # Whether daemon.json holds what other users are not to read
-        "private": hidden.settings(daemon, "", CLEAR) != daemon,
+        "private": secret.settings(daemon, "", CLEAR) != daemon,
     }
 
 
@@ -64,14 +65,14 @@ def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
 def _shown(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
     """daemon.json and drop-ins, wanted or found, with all that may be secret as digests."""
     return {
-        "daemon": hidden.settings(part["daemon"], key, CLEAR),
-        "drop_ins": {path: text if text is None else hidden.unit(text, key) for path, text in part["drop_ins"].items()},
+        "daemon": secret.settings(part["daemon"], key, CLEAR),
+        "drop_ins": {path: text if text is None else secret.unit(text, key) for path, text in part["drop_ins"].items()},
     }
 
 
 def _of_root(text: str, mode: int, user: int, key: str) -> str:
     """A file of secrets as it may be shown."""
-    return f"{hidden.seal(text, key)}, mode {mode:04o} of user {user}"
+    return f"{secret.seal(text, key)}, mode {mode:04o} of user {user}"
 
 
 def proxy_reasons(variables: Mapping[str, Any]) -> List[str]:

@@ -7,8 +7,8 @@ import json
 import os
 from typing import Any, Dict, List, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import Engine
 
 CONCERN = "image"
 # Label with what was installed, as `name==version`, proven at the build.

@@ -6,13 +6,13 @@ import hashlib
 import os
 from typing import Any, Dict, List, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils import blobs, damage
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import file_system
 from ansible_collections.npufleet.triton.plugins.module_utils.store import (
     DIRECTORIES,
     StoreError,
     blob_path,
+    blobs,
+    damage,
     in_place,
     is_there,
     read_record,
@@ -21,6 +21,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import (
     served_label,
     served_names,
 )
+from ansible_collections.npufleet.triton.plugins.module_utils.system import file_system
 
 CONCERN = "models"
 # What is left to do after a switch that nobody has proven yet

@@ -8,7 +8,8 @@ import urllib.parse
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import http_json, netloc, packages, text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import packages, text
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json, netloc
 
 CONCERN = "monitoring"
 JOB = "npufleet-triton"

@@ -8,9 +8,10 @@ import os
 import time
 from typing import Any, Dict, List, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils import client, keys
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item, short
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import run, text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import run, text
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 
 CONCERN = "probe"
 TIMER = "npufleet-probe.timer"
@@ -77,7 +78,7 @@ def desired(variables: Mapping[str, Any], checks: Optional[str]) -> Dict[str, An
     config = {
         "host": variables["inventory_hostname"],
         "document": DOCUMENT,
-        "command": client.command("docker", variables["inference_check_image"], ["--name", CONTAINER]),
+        "command": check_client.command("docker", variables["inference_check_image"], ["--name", CONTAINER]),
         "remove": ["docker", "rm", "--force", CONTAINER],
         "limit": given["limit"],
         "interval": given["interval"],

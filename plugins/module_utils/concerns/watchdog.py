@@ -7,10 +7,11 @@ import json
 import os
 from typing import Any, Dict, List, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils import control, keys, shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import address, by_grpc
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import address, by_grpc
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, short
-from ansible_collections.npufleet.triton.plugins.module_utils.probe import run, text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import run, text
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, keys
 
 CONCERN = "watchdog"
 UNIT = "npufleet-watchdog.service"

@@ -7,7 +7,7 @@ from typing import Any
 
 import models
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.lint.repository import lint
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.repository import lint
 
 LOG = """I1121 model_lifecycle.cc:838] successfully loaded 'bench0'
 I1121 model_lifecycle.cc:838] successfully loaded 'bench1'

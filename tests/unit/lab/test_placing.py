@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ansible.parsing.dataloader import DataLoader
-from ansible_collections.npufleet.triton.plugins.module_utils import manifest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from helpers import ROOT, fleet
 
 DIGITS = ["digits", "digits_guide"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import manifest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from google.protobuf import json_format
 from helpers import ROOT
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 from ansible_collections.npufleet.triton.plugins.action import inference_check
-from ansible_collections.npufleet.triton.plugins.module_utils import manifest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from helpers import ROOT, fleet
 from served import REPOSITORY, config_of
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import served
 from ansible_collections.npufleet.triton.plugins.action import inference_check
-from ansible_collections.npufleet.triton.plugins.module_utils import inference, manifest
+from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from helpers import ROOT, fleet
 
 MODEL = ROOT / "model_repository/text"

@@ -1,0 +1,204 @@
+"""The server's container: as the variables want it, and as `docker inspect` shows it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
+
+CLOUD_SERVICES = ("allow-sagemaker", "allow-vertex-ai")
+# What the engine records for options that were not given: an option dropped from the inventory is then a difference.
+DEFAULTS: Dict[str, Any] = {
+    "cap_add": [],
+    "cap_drop": [],
+    "cpuset": "",
+    "devices": [],
+    "entrypoint": "the image's",
+    "extra_hosts": [],
+    "ipc": "default",
+    "cpus": 0,
+    "memory": 0,
+    "network": "default",
+    "pid": "",
+    "pids_limit": 0,
+    "read_only": False,
+    "security": [],
+    "tmpfs": [],
+    "user": "the image's",
+    "working_dir": "the image's",
+}
+
+
+def by_grpc(variables: Mapping[str, Any]) -> bool:
+    """Whether the server takes requests to load over gRPC, from inside its container and without TLS."""
+    secured = any(str(one).startswith("--grpc-use-ssl") for one in variables["triton_server_extra_args"])
+    return bool(variables["triton_server_allow_grpc"]) and not secured
+
+
+def cache(variables: Mapping[str, Any]) -> Optional[str]:
+    """The kind of response cache that the server has, such as `local` or `redis`; None without one."""
+    given = [str(one) for one in variables["triton_server_extra_args"]]
+    words = " ".join(given)
+    found = re.search(r"--cache-config[= ](\w+)", words)
+    size_given = re.search(r"--response-cache-byte-size[= ](\d+)", words)
+    return found[1] if found else "local" if size_given and int(size_given[1]) else None
+
+
+def listens(variables: Mapping[str, Any]) -> str:
+    """The address of the host that ports are published on, as it is written shortest; empty for every address. Raises Refusal."""
+    # Here, as only the controller needs it
+    import ipaddress
+
+    given = variables["triton_server_listen_address"].strip()
+    try:
+        return str(ipaddress.ip_address(re.sub(r"^\[(.*)\]$", r"\1", given))) if given else ""
+    except ValueError:
+        raise Refusal(
+            [
+                f"triton_server_listen_address is {given}, wanted an IP address of the host, or none for every address: "
+                "ports are published on addresses, not on names"
+            ]
+        ) from None
+
+
+def address(variables: Mapping[str, Any]) -> str:
+    """Where the host itself reaches the server."""
+    listen = listens(variables)
+    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)
+
+
+def command(variables: Mapping[str, Any], models: List[str], known: Sequence[str] = ()) -> List[str]:
+    """The command line of tritonserver; `known` are those of its options that not every release has."""
+
+    def flag(name: str) -> str:
+        return "true" if variables[name] else "false"
+
+    mode = variables["triton_server_model_control_mode"]
+    line = ["tritonserver"]
+    line += ["--model-repository=" + one for one in variables["triton_server_model_repositories"]]
+    line += ["--model-control-mode=" + mode]
+    if mode == "poll":
+        line += ["--repository-poll-secs={}".format(variables["triton_server_poll_seconds"])]
+    if mode == "explicit":
+        # What is linked there is what is wanted: with a star another model does not mean another container
+        only = variables["triton_server_model_repositories"] == [variables["npufleet_root"] + "/served"]
+        line += ["--load-model=*"] if only else ["--load-model=" + name for name in models]
+    line += [
+        "--exit-on-error=" + flag("triton_server_exit_on_error"),
+        "--exit-timeout-secs={}".format(variables["triton_server_exit_timeout"]),
+        "--allow-http=" + flag("triton_server_allow_http"),
+        "--allow-grpc=" + flag("triton_server_allow_grpc"),
+        "--allow-metrics=" + flag("triton_server_allow_metrics"),
+        "--allow-gpu-metrics=false",
+        "--http-port=8000",
+        "--grpc-port=8001",
+        "--metrics-port=8002",
+        "--log-verbose={}".format(variables["triton_server_log_verbose"]),
+    ]
+    # Services of clouds, by which requests went past restricted APIs before 26.03
+    line += [f"--{one}=false" for one in CLOUD_SERVICES if one in known]
+    if not variables["triton_server_auto_complete_config"]:
+        line += ["--disable-auto-complete-config"]
+    return line + [str(one) for one in variables["triton_server_extra_args"]]
+
+
+def ports(variables: Mapping[str, Any]) -> Dict[str, str]:
+    """Published ports, container side first: a service that is off publishes none."""
+    services = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
+    listen = listens(variables)
+    return {
+        f"{inside}/tcp": netloc(listen, variables[f"npufleet_{name}_port"])
+        for name, inside in services
+        if variables["triton_server_allow_" + name]
+    }
+
+
+def size(value: Any) -> int:
+    """Bytes of `1g`, `512m`, `64k` or a number."""
+    found = re.fullmatch(r"(\d+)([kmg]?)b?", str(value).strip().lower())
+    if not found:
+        raise Refusal([f"{value} is no size, wanted whole bytes or such as 512m or 1g"])
+    return int(found.group(1)) * {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}[found.group(2)]
+
+
+def size_of(variables: Mapping[str, Any], name: str) -> int:
+    """Bytes of a variable, 0 where it is empty."""
+    try:
+        return size(variables[name])
+    except Refusal as refusal:
+        raise Refusal([f"{name}: {refusal}"]) from None
+
+
+def ulimits(variables: Mapping[str, Any], name: str) -> Dict[str, str]:
+    """{limit: "soft:hard"} of a list of `limit:soft:hard`, or `limit:both`."""
+    limits = {}
+    for one in variables[name]:
+        found = re.fullmatch(r"(\w+):(-?\d+)(?::(-?\d+))?", str(one))
+        if not found:
+            raise Refusal([f"{name} has {one}, wanted limit:soft:hard such as memlock:-1:-1"])
+        limits[found.group(1)] = f"{found.group(2)}:{found.group(3) or found.group(2)}"
+    return limits
+
+
+def volume(bind: str) -> str:
+    """A bind mount as the engine writes it out, with its mode."""
+    parts = bind.split(":")
+    if len(parts) == 2 and parts[1].startswith("/"):
+        return bind + ":rw"
+    if len(parts) != 3:
+        raise Refusal([f"triton_server_volumes has {bind}, wanted host path:container path, or these with :ro behind them"])
+    return bind
+
+
+def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dict[str, Any]:
+    """`docker inspect` in the shape of the desired container; what comes from the image is left out."""
+    host = inspect["HostConfig"]
+    config = inspect["Config"]
+    base = image.get("Config") or {}
+
+    def own(key: str) -> Any:
+        return "the image's" if (config.get(key) or None) == (base.get(key) or None) else config.get(key)
+
+    return {
+        "image": inspect["Image"],
+        "command": list(config.get("Cmd") or []),
+        "environment": dict(set(environment(config).items()) - set(environment(base).items())),
+        "log": {"driver": host["LogConfig"]["Type"], "options": dict(host["LogConfig"].get("Config") or {})},
+        "ports": {
+            port: ", ".join(sorted(netloc(one.get("HostIp") or "", one["HostPort"]) for one in found))
+            for port, found in (host.get("PortBindings") or {}).items()
+            if found
+        },
+        "privileged": host["Privileged"],
+        "restart": host["RestartPolicy"]["Name"],
+        "shm_size": host["ShmSize"],
+        "stop_timeout": config.get("StopTimeout") or 10,
+        "ulimits": {one["Name"]: "{}:{}".format(one["Soft"], one["Hard"]) for one in host.get("Ulimits") or []},
+        "volumes": sorted(one if one.count(":") > 1 else one + ":rw" for one in host.get("Binds") or []),
+        "cap_add": sorted(host.get("CapAdd") or []),
+        "cap_drop": sorted(host.get("CapDrop") or []),
+        "cpuset": host.get("CpusetCpus") or "",
+        "devices": sorted("{PathOnHost}:{PathInContainer}:{CgroupPermissions}".format(**one) for one in host.get("Devices") or []),
+        "extra_hosts": sorted(host.get("ExtraHosts") or []),
+        "memory": host.get("Memory") or 0,
+        # Engines say `default` or `bridge` for the same thing.
+        "network": "default" if host.get("NetworkMode") in (None, "", "default", "bridge") else host["NetworkMode"],
+        "pid": host.get("PidMode") or "",
+        "read_only": bool(host.get("ReadonlyRootfs")),
+        "tmpfs": sorted(host.get("Tmpfs") or {}),
+        "entrypoint": own("Entrypoint"),
+        "ipc": "default" if host.get("IpcMode") in (None, "", "private", "shareable") else host["IpcMode"],
+        "cpus": (host.get("NanoCpus") or 0) / 1e9,
+        "pids_limit": max(host.get("PidsLimit") or 0, 0),
+        # The engine itself adds this one to a privileged container
+        "security": sorted(set(host.get("SecurityOpt") or []) - {"label=disable"}),
+        "user": own("User"),
+        "working_dir": own("WorkingDir"),
+    }
+
+
+def environment(config: Mapping[str, Any]) -> Dict[str, str]:
+    """Environment of a container's or an image's Config."""
+    return dict(one.split("=", 1) for one in config.get("Env") or [] if "=" in one)

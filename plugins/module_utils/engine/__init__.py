@@ -1,0 +1,3 @@
+"""The Docker engine of a host, and what runs in it."""
+
+from __future__ import annotations

@@ -1,0 +1,72 @@
+"""Who has the cards open: the contexts that the vendor's tool lists, and the processes and containers behind them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List, Mapping, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.system import text
+from ansible_collections.npufleet.triton.plugins.module_utils.vendor_tool import ask_tool
+
+# Both of the engine's cgroup drivers: /docker/<id>, and docker-<id>.scope below a slice
+CONTAINER = re.compile(r"docker[-/]([0-9a-f]{64})")
+# The kernel keeps this much of a process' name.
+COMM = 15
+
+
+def look(container: str) -> Dict[str, Any]:
+    """{"running": whether that container runs, "reasons": why the cards are not free}: its own contexts are none while it runs."""
+    engine = Engine()
+    own = _inspect(engine, container)
+    running = bool(own and own["State"]["Running"])
+    tool = ask_tool()
+    if "error" in tool:
+        return {"running": running, "reasons": ["cannot tell who has the cards open: " + tool["error"]]}
+    strange = []
+    for one in tool["holders"]:
+        owner = whose(one)
+        # A process that is not to be found may be the container's own, under a number of its own.
+        if not (own and running and (owner["gone"] or owner["container"] == own["Id"])):
+            strange.append({**one, **owner})
+    names = {}
+    for identity in {one["container"] for one in strange if one["container"]}:
+        found = _inspect(engine, identity)
+        names[identity] = found["Name"].lstrip("/") if found else identity[:12]
+    return {"running": running, "reasons": reasons(strange, names)}
+
+
+def _inspect(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
+    try:
+        return engine.get(f"/containers/{container}/json")
+    except OSError:
+        return None
+
+
+def whose(holder: Mapping[str, Any]) -> Dict[str, Any]:
+    """{"gone": whether no process of this number and name is left, "container": the id of the one it runs in}."""
+    pid = holder["pid"]
+    name = (text(f"/proc/{pid}/comm") or "").strip()
+    if not name or name != holder["process"][:COMM]:
+        return {"gone": True, "container": None}
+    found = CONTAINER.search(text(f"/proc/{pid}/cgroup") or "")
+    return {"gone": False, "container": found.group(1) if found else None}
+
+
+def reasons(holders: List[Dict[str, Any]], names: Mapping[str, str]) -> List[str]:
+    """One sentence for each process: its cards, what it is, what to do about it."""
+    cards: Dict[int, List[str]] = {}
+    for one in holders:
+        cards.setdefault(one["pid"], []).append("rbln{}".format(one["npu"]))
+    sentences = []
+    for pid, held in cards.items():
+        one = next(one for one in holders if one["pid"] == pid)
+        found = "{} held by {} (pid {})".format(", ".join(sorted(set(held))), one["process"], pid)
+        if one["gone"]:
+            found += ", which is gone: load the module anew (`modprobe -r rebellions && modprobe rebellions`), or reboot the host"
+        elif one["container"]:
+            found += " in container {0}: stop it (`docker stop {0}`)".format(names[one["container"]])
+        else:
+            found += f": end it (`kill {pid}`)"
+        sentences.append(found)
+    return sentences

@@ -1,0 +1,159 @@
+"""The host's half of a transfer: a place for it, room for it, pulling where the host itself fetches, and taking over what came.
+
+`order` is what the controller asks: {"do", "user": who connects, "by": who transfers, "blobs": {digest: origin}, "way",
+"bundle" of this host}. An origin
+has what sources.py takes, `size` where it is known, and `source`, its name in messages.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from typing import Any, Callable, Dict, List, Mapping, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils import store
+from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, takeover
+
+# Seconds without a sign of the controller after which a pull ends, and with it its lock
+SILENCE = 60.0
+
+
+def serve(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, Any]:
+    """One step of a transfer. Raises StoreError; its answer has `busy` where another controller transfers to this host."""
+    steps: Dict[str, Callable[..., Dict[str, Any]]] = {"prepare": _prepare, "take": _take, "drop": _drop}
+    try:
+        return steps[order["do"]](root, incoming, order, secrets)
+    except blobs.Busy:
+        return {"busy": _holder(incoming)}
+
+
+def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mapping[str, str]) -> Dict[str, Any]:
+    """Give the connecting user its place, and say what of the blobs is still to come and that there is room for it."""
+    store.make_directory(root)
+    os.makedirs(incoming, exist_ok=True)
+    try:
+        user = pwd.getpwnam(order["user"])
+    except KeyError:
+        raise store.StoreError(
+            "found no user {} on this host, wanted the one that connects: set ansible_user".format(order["user"])
+        ) from None
+    with blobs.locked(incoming, wait=False):
+        _write(incoming, blobs.CONTROLLER, order["by"])
+        _give(incoming, user)
+        needed = {digest: one for digest, one in order["blobs"].items() if blobs.flaw(root, digest)}
+        why = blobs.room(root, incoming, {digest: one.get("size") for digest, one in needed.items()})
+        if why:
+            raise store.StoreError(why)
+        return {"needed": sorted(needed), "arrived": blobs.arrived(incoming)}
+
+
+def _give(incoming: str, user: pwd.struct_passwd) -> None:
+    """The directory and the files in it to the connecting user: rsync goes on with a file of its own only."""
+    os.chown(incoming, user.pw_uid, user.pw_gid)
+    os.chmod(incoming, 0o700)
+    for name in [*blobs.arrived(incoming), blobs.CONTROLLER]:
+        handle = os.open(os.path.join(incoming, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            found = os.fstat(handle)
+            if takeover.plain(found) and found.st_uid != user.pw_uid:
+                os.fchown(handle, user.pw_uid, user.pw_gid)
+        finally:
+            os.close(handle)
+
+
+def _write(incoming: str, name: str, content: str) -> None:
+    """A small file for the connecting user to read, never through a link that lies there."""
+    path = os.path.join(incoming, name)
+    if os.path.lexists(path):
+        os.unlink(path)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    with os.fdopen(handle, "w", encoding="utf-8") as sink:
+        # Whatever the umask is
+        os.fchmod(handle, 0o644)
+        sink.write(content)
+
+
+def _holder(incoming: str) -> str:
+    """Who transfers, as it said itself."""
+    try:
+        handle = os.open(os.path.join(incoming, blobs.CONTROLLER), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return "another controller"
+    with os.fdopen(handle, encoding="utf-8", errors="replace") as source:
+        # Not a pipe that never says anything, nor a second name of a file that is not the user's
+        return (source.read(200) if takeover.plain(os.fstat(handle)) else "") or "another controller"
+
+
+def _take(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, Any]:
+    """Fetch what this host fetches itself, then verify everything and keep it."""
+    pulls = {digest: one for digest, one in order["blobs"].items() if one.get("pull") and blobs.flaw(root, digest)}
+    if pulls:
+        _pull(root, incoming, pulls, order, secrets)
+    # Not under the store's lock: nothing of another run is touched
+    store.make_directories(root)
+    blobs.ingest(root, incoming, sorted(order["blobs"]), {digest: one["source"] for digest, one in order["blobs"].items()})
+    return {"taken": {digest: os.path.getsize(store.blob_path(root, digest)) for digest in order["blobs"]}}
+
+
+def _pull(
+    root: str, incoming: str, pulls: Dict[str, Mapping[str, Any]], order: Mapping[str, Any], secrets: Mapping[str, str]
+) -> None:
+    # Here, because a host mostly has nothing to fetch, and TLS takes its time to be imported.
+    from ansible_collections.npufleet.triton.plugins.module_utils.fetch import download
+
+    way = order["way"]
+    with blobs.locked(incoming, wait=False):
+        sizes: Dict[str, Optional[int]] = {}
+        reasons: List[str] = []
+        inside = download.bundled(order["bundle"])
+        pulls.update({digest: {"bundle": order["bundle"], "source": order["bundle"]} for digest in set(pulls) & set(inside)})
+        for digest, one in sorted(pulls.items()):
+            try:
+                sizes[digest] = one.get("size") or download.size(one, digest, way, secrets)
+            except download.SourceError as error:
+                reasons.append(f"blob {digest[:12]} from {one['source']}: {error}")
+        reasons += filter(None, [blobs.room(root, incoming, sizes)])
+        if reasons:
+            raise store.StoreError("; ".join(reasons))
+        for digest, size in sizes.items():
+            # Longer than the whole is no part of it.
+            if size is not None and blobs.arrived(incoming).get(digest, 0) > size:
+                os.unlink(os.path.join(incoming, digest))
+        alive = watched(incoming)
+        if all(sizes.values()):
+            _write(incoming, blobs.TOTAL, f"total {sum(filter(None, sizes.values()))}\n")
+        try:
+            for digest, one in sorted(pulls.items()):
+                try:
+                    download.fetch(one, digest, os.path.join(incoming, digest), way, secrets, alive)
+                except (download.SourceError, OSError) as error:
+                    raise store.StoreError(f"blob {digest[:12]} from {one['source']}: {error}") from None
+        finally:
+            if os.path.lexists(os.path.join(incoming, blobs.TOTAL)):
+                os.unlink(os.path.join(incoming, blobs.TOTAL))
+
+
+def watched(incoming: str) -> Callable[[], None]:
+    """What a pull calls between blocks: ends it when the controller, which renews its mark, has been silent for too long."""
+    mark = os.path.join(incoming, blobs.CONTROLLER)
+    begun = time.time()
+
+    def alive() -> None:
+        try:
+            seen = max(begun, os.lstat(mark).st_mtime)
+        except FileNotFoundError:
+            seen = begun
+        if time.time() - seen > SILENCE:
+            raise store.StoreError(f"the controller was silent for {SILENCE:.0f} s: run again, it goes on from there")
+
+    return alive
+
+
+def _drop(_root: str, incoming: str, order: Mapping[str, Any], _secrets: Mapping[str, str]) -> Dict[str, Any]:
+    """Remove partial files, which fill a disk that is full already."""
+    with blobs.locked(incoming, wait=False):
+        partial = blobs.arrived(incoming)
+        for digest in sorted(set(order["blobs"]) & set(partial)):
+            os.unlink(os.path.join(incoming, digest))
+        return {"dropped": {digest: partial[digest] for digest in sorted(set(order["blobs"]) & set(partial))}}

@@ -1,0 +1,82 @@
+"""Proof by inference: requests to a Triton server, and the judgement of its answers.
+
+It travels as a whole to a container of the release image, where numpy and tritonclient are, and imports nothing else.
+"""
+
+from __future__ import annotations
+
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.check import netloc, prepared, service_of
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.clients import PROTOCOLS, SERVICES, Service
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.encoding import decoded, encoded
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import (
+    STATUS,
+    not_served,
+    of_connection,
+    status_of,
+    timed_out,
+)
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.instances import WIDEST, answered
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.judge import classes_of, judge
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.load import PERCENTILES, judge_latency, percentile
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.packing import pack, unpack, with_rows
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.pictures import PICTURES, drawable, picture
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import (
+    BYTES,
+    NUMBERS,
+    NUMPY,
+    Answer,
+    Output,
+    Question,
+    Request,
+    TooLarge,
+    fits,
+    joined,
+    requests,
+    shown,
+    triton_dtype,
+)
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.runner import main, run
+
+__all__ = [
+    "BYTES",
+    "NUMBERS",
+    "NUMPY",
+    "PERCENTILES",
+    "PICTURES",
+    "PROTOCOLS",
+    "SERVICES",
+    "STATUS",
+    "WIDEST",
+    "Answer",
+    "Output",
+    "Question",
+    "Request",
+    "Service",
+    "TooLarge",
+    "answered",
+    "classes_of",
+    "decoded",
+    "drawable",
+    "encoded",
+    "fits",
+    "joined",
+    "judge",
+    "judge_latency",
+    "main",
+    "netloc",
+    "not_served",
+    "of_connection",
+    "pack",
+    "percentile",
+    "picture",
+    "prepared",
+    "requests",
+    "run",
+    "service_of",
+    "shown",
+    "status_of",
+    "timed_out",
+    "triton_dtype",
+    "unpack",
+    "with_rows",
+]

@@ -1,0 +1,74 @@
+"""Arrays as the bytes that travel, and certificates as clients take them."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any, Dict, Mapping, Optional, Sequence
+
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import (
+    NUMPY,
+    Output,
+)
+
+
+def pem(path: Optional[str]) -> Optional[bytes]:
+    """Content of a file, None where none is named."""
+    if not path:
+        return None
+    with open(path, "rb") as source:
+        return source.read()
+
+
+def tls_context(tls: Mapping[str, Any]) -> ssl.SSLContext:
+    """A context for HTTPS: the server is verified by `ca`, or by what the system trusts."""
+    context = ssl.create_default_context(cafile=tls.get("ca"))
+    if tls.get("insecure"):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if tls.get("cert"):
+        context.load_cert_chain(tls["cert"], tls.get("key"))
+    return context
+
+
+def encoded(dtype: str, array: Any) -> bytes:
+    """An array as the bytes that travel: little endian, row by row; a length of four bytes before each of BYTES."""
+    from tritonclient.utils import serialize_bf16_tensor, serialize_byte_tensor
+
+    if dtype in ("BYTES", "BF16"):
+        data = (serialize_byte_tensor if dtype == "BYTES" else serialize_bf16_tensor)(array)
+        return data.item() if data.size else b""
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def decoded(dtype: str, shape: Sequence[int], data: bytes) -> Any:
+    """The array of such bytes, None where they are not what dtype and shape promise."""
+    import numpy as np
+    from tritonclient.utils import deserialize_bf16_tensor, deserialize_bytes_tensor
+
+    try:
+        if dtype == "BYTES":
+            array = deserialize_bytes_tensor(data)
+        elif dtype == "BF16":
+            array = deserialize_bf16_tensor(data)
+        else:
+            array = np.frombuffer(data, np.dtype(NUMPY[dtype]).newbyteorder("<"))
+        return array.reshape(shape)
+    except Exception:
+        return None
+
+
+def outputs_of(result: Any) -> Dict[str, Output]:
+    """The outputs of a result of tritonclient."""
+    response = result.get_response()
+    found = {}
+    for one in response.get("outputs", []) if isinstance(response, dict) else response.outputs:
+        if isinstance(one, dict):
+            name, dtype, shape = one["name"], one["datatype"], one["shape"]
+        else:
+            name, dtype, shape = one.name, one.datatype, one.shape
+        try:
+            array = result.as_numpy(name)
+        except Exception:
+            array = None
+        found[name] = Output(dtype, [int(size) for size in shape], array)
+    return found

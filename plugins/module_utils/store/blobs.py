@@ -1,0 +1,350 @@
+"""How large files come into the store of a host, and leave it: each is proven by its digest before it counts.
+
+Beside every blob lies its stamp, `blobs/stamps/<digest>`: size, time and inode of the file that was proven. A blob is hashed
+again only where it no longer has its stamp.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import stat
+import time
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Set
+
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes, store
+from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, blob_path, history, record_path, takeover
+from ansible_collections.npufleet.triton.plugins.module_utils.system import file_system
+
+DIGEST = re.compile("[0-9a-f]{64}")
+MIB = 1 << 20
+# Who transfers to this host; its time stamp is renewed by the controller while it watches
+CONTROLLER = ".controller"
+# Bytes of what a host pulls
+TOTAL = ".total"
+# Seconds after which what nobody finished is rubbish
+PARTIAL_AGE = 7 * 86400
+STAGED_AGE = 3600
+# Read by any user of the container
+BLOB_MODE = 0o444
+
+
+class Busy(StoreError):
+    """Somebody else holds the lock."""
+
+
+def file_digest(path: str) -> str:
+    """SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as source:
+        for block in iter(lambda: source.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextmanager
+def locked(directory: str, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a directory. It is of the process, and gone with it."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            raise Busy(f"{directory} is locked") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+# What lies in the store
+
+
+def _stamp(found: os.stat_result) -> str:
+    return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}\n"
+
+
+def _stamp_path(root: str, digest: str) -> str:
+    return os.path.join(root, "blobs", "stamps", digest)
+
+
+def _write_stamp(root: str, digest: str) -> None:
+    path = _stamp_path(root, digest)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    fresh = os.path.join(root, "tmp", "stamp-" + digest)
+    with open(fresh, "w", encoding="utf-8") as sink:
+        sink.write(_stamp(os.stat(blob_path(root, digest))))
+    os.replace(fresh, path)
+
+
+def _stamped(root: str, digest: str, found: os.stat_result) -> bool:
+    try:
+        with open(_stamp_path(root, digest), encoding="utf-8") as source:
+            return source.read() == _stamp(found)
+    except OSError:
+        return False
+
+
+def flaw(root: str, digest: str, verify: bool = False) -> Optional[str]:
+    """What is wrong with a blob: None, `is gone` or `was changed`. Hashed where it has not its stamp, or to `verify`."""
+    path = blob_path(root, digest)
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return "is gone"
+    if not stat.S_ISREG(found.st_mode):
+        return "was changed"
+    if not verify and _stamped(root, digest, found):
+        return None
+    return None if file_digest(path) == digest else "was changed"
+
+
+def arrived(incoming: Optional[str]) -> Dict[str, int]:
+    """{digest: bytes} of what lies in a directory of transfers, whole or not."""
+    if not incoming or not os.path.isdir(incoming):
+        return {}
+    with os.scandir(incoming) as found:
+        return {
+            one.name: one.stat(follow_symlinks=False).st_size
+            for one in found
+            if DIGEST.fullmatch(one.name) and one.is_file(follow_symlinks=False)
+        }
+
+
+def room(root: str, incoming: str, sizes: Mapping[str, Optional[int]]) -> Optional[str]:
+    """Why these blobs do not fit on the file system of the store: found and wanted, in bytes. None where they do."""
+    return short_of_room(root, file_system(root)[1], arrived(incoming), sizes)
+
+
+def short_of_room(place: str, free: int, partial: Mapping[str, int], sizes: Mapping[str, Optional[int]]) -> Optional[str]:
+    """Why files of these sizes do not fit into `free` bytes, of which some have arrived in part. An unknown size counts nothing."""
+    needed = sum(max((size or 0) - partial.get(digest, 0), 0) for digest, size in sizes.items())
+    if needed <= free:
+        return None
+    return (
+        f"found {free} bytes ({free // MIB} MiB) free for {place}, wanted {needed} ({needed // MIB + 1} MiB) for "
+        f"{len(sizes)} large files: make room there"
+    )
+
+
+# What comes in
+
+
+def ingest(root: str, incoming: Optional[str], digests: List[str], sources: Optional[Mapping[str, str]] = None) -> None:
+    """Move transferred blobs into the store. All are verified before the first one counts.
+
+    A blob that is not what its name says gives way by a rename: a server that has loaded it keeps the old file.
+    `sources` says, for messages, where each came from.
+    """
+    problems = []
+    fresh = []
+    # Two of these at once would take the same file apart.
+    with locked(os.path.join(root, "tmp")):
+        for digest in digests:
+            if flaw(root, digest) is None:
+                path = blob_path(root, digest)
+                if stat.S_IMODE(os.stat(path).st_mode) != BLOB_MODE:
+                    os.chmod(path, BLOB_MODE)
+                if not _stamped(root, digest, os.lstat(path)):
+                    _write_stamp(root, digest)
+                if digest in arrived(incoming):
+                    os.unlink(os.path.join(incoming or "", digest))
+                continue
+            why = _verify(root, incoming, digest, (sources or {}).get(digest, ""))
+            if why:
+                problems.append(why)
+            else:
+                fresh.append(digest)
+        if problems:
+            for digest in fresh:
+                os.unlink(_staged(root, digest))
+            raise StoreError("; ".join(problems) + ": transfer it again")
+        for digest in fresh:
+            os.replace(_staged(root, digest), blob_path(root, digest))
+            _write_stamp(root, digest)
+
+
+def _staged(root: str, digest: str) -> str:
+    return os.path.join(root, "tmp", digest)
+
+
+def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Optional[str]:
+    """Take one blob over from `incoming` into tmp/; returns why it is not what it should be. A bad one is not kept anywhere."""
+    staged = _staged(root, digest)
+    try:
+        proven = takeover.take(incoming or "", digest, staged, BLOB_MODE, file_digest)
+    except takeover.NotThere:
+        return f"blob {digest[:12]} was not transferred"
+    except takeover.Unfit as error:
+        return f"blob {digest[:12]} was not transferred: {error}"
+    if proven == digest:
+        return None
+    os.unlink(staged)
+    origin = f" from {source}" if source else ""
+    return f"blob {digest[:12]} arrived{origin} with SHA-256 {proven}, wanted {digest}, and was removed"
+
+
+# What leaves
+
+
+def collect(root: str, keep: int) -> Dict[str, Any]:
+    """Remove releases beyond the newest `keep` proven contents of each model, blobs that no release links to, and what transfers
+    left behind. Content counts once, however often it was made anew, and what was never proven does not count.
+
+    The served release, the newest proven content beside it, and what an open transaction or a hold names stay, whatever their age.
+    Returns {"removed": [what], "bytes": freed}.
+    """
+    gone: List[str] = []
+    freed = 0
+    named = _named(root)
+    lines = _lines(root)
+    releases = os.path.join(root, "releases")
+    lost: Set[str] = set()
+    for name in _listed(releases):
+        home = os.path.join(releases, name)
+        labels = store.labels(root, name)
+        stay = named.get(name, set()) | _proven(root, name, labels, lines, max(keep, 1))
+        for label in labels:
+            if label in stay:
+                continue
+            freed += _retire(root, os.path.join(home, label), lost)
+            if os.path.exists(record_path(root, name, label)):
+                os.unlink(record_path(root, name, label))
+            gone.append(f"release {name}/{label}")
+    linked = _linked(releases)
+    for digest in _listed(os.path.join(root, "blobs", "sha256")):
+        path = blob_path(root, digest)
+        # One that never had a link may be another run's, which is about to make its release.
+        if digest in linked or (digest not in lost and not _older(_stamp_path(root, digest), path, STAGED_AGE)):
+            continue
+        freed += os.lstat(path).st_size
+        os.unlink(path)
+        if os.path.exists(_stamp_path(root, digest)):
+            os.unlink(_stamp_path(root, digest))
+        gone.append(f"blob {digest[:12]}")
+    for path in _leavings(root):
+        freed += _size(path)
+        takeover.remove(path)
+        gone.append(os.path.relpath(path, root))
+    return {"removed": gone, "bytes": freed}
+
+
+def _listed(directory: str) -> List[str]:
+    return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+
+
+def _proven(root: str, name: str, labels: List[str], lines: List[Dict[str, Any]], keep: int) -> Set[str]:
+    """The releases that stay because of what they are. One that is no longer whole is nothing to go back to."""
+    whole = [one for one in labels if _whole(root, name, one)]
+    before = history.previous(lines, name, whole, store.served_label(root, name))
+    return {*history.kept(lines, name, whole, keep), *([before] if before else [])}
+
+
+def _whole(root: str, name: str, label: str) -> bool:
+    try:
+        files = store.read_record(root, name, label)["files"]
+    except StoreError:
+        return False
+    base = store.release_path(root, name, label)
+    return all(
+        os.path.isfile(blob_path(root, one["sha256"])) if one["blob"] else store.small_file(base, path, one["sha256"]) is not None
+        for path, one in files.items()
+    )
+
+
+def _named(root: str) -> Dict[str, Set[str]]:
+    """{model: releases that must stay}: served, or named by an open transaction or a hold."""
+    named: Dict[str, Set[str]] = {}
+
+    def stay(name: str, *labels: Any) -> None:
+        named.setdefault(name, set()).update(str(label) for label in labels if label)
+
+    for name in _listed(os.path.join(root, "served")):
+        link = os.path.join(root, "served", name)
+        if os.path.islink(link):
+            stay(name, os.path.basename(os.readlink(link)))
+    for name, one in ((_document(root, store.TRANSACTION) or {}).get("models") or {}).items():
+        stay(name, one["from"], one["to"])
+    for name, one in (_document(root, store.HOLDS) or {}).items():
+        stay(name, one["label"])
+    return named
+
+
+def _document(root: str, name: str) -> Any:
+    """A file of the store. One that cannot be used says nothing about what may go."""
+    found = store.read(root, name)
+    return _usable(root, name, found.content, found.flaw)
+
+
+def _lines(root: str) -> List[Dict[str, Any]]:
+    lines, flaw, _there = shapes.lines(os.path.join(root, store.HISTORY), history.SHAPE)
+    return list(_usable(root, store.HISTORY, lines, flaw))
+
+
+def _usable(root: str, name: str, content: Any, flaw: Optional[str]) -> Any:
+    if flaw:
+        raise StoreError(f"{os.path.join(root, name)} cannot be used ({flaw}): nothing is removed before it can")
+    return content
+
+
+def _retire(root: str, release: str, lost: Set[str]) -> int:
+    """Take a release away, out of sight in one rename; adds the blobs that it linked to `lost`. Returns its bytes."""
+    lost |= _linked(release)
+    out = os.path.join(root, "tmp", "retired-{}-{}".format(*release.split(os.sep)[-2:]))
+    os.makedirs(os.path.dirname(out), exist_ok=True)
+    if os.path.lexists(out):
+        takeover.remove(out)
+    os.rename(release, out)
+    size = _size(out)
+    shutil.rmtree(out)
+    return size
+
+
+def _linked(directory: str) -> Set[str]:
+    """Digests of the blobs that links below a directory lead to."""
+    found = set()
+    for base, _names, files in os.walk(directory):
+        for one in files:
+            path = os.path.join(base, one)
+            if os.path.islink(path):
+                found.add(os.path.basename(os.readlink(path)))
+    return found
+
+
+def _size(path: str) -> int:
+    if os.path.isdir(path) and not os.path.islink(path):
+        return sum(_size(os.path.join(path, one)) for one in os.listdir(path))
+    return 0 if os.path.islink(path) else os.lstat(path).st_size
+
+
+def _older(stamp: str, path: str, age: float) -> bool:
+    """Whether a blob came into the store longer than `age` seconds ago."""
+    return time.time() - os.lstat(stamp if os.path.lexists(stamp) else path).st_ctime > age
+
+
+def _leavings(root: str) -> List[str]:
+    """What an interrupted run left in tmp/, and partial files that nobody finished for a week, unless a transfer runs."""
+    now = time.time()
+    found = []
+    for name in _listed(os.path.join(root, "tmp")):
+        path = os.path.join(root, "tmp", name)
+        if now - os.lstat(path).st_ctime > STAGED_AGE:
+            found.append(path)
+    incoming = os.path.join(root, "incoming")
+    if os.path.isdir(incoming):
+        try:
+            with locked(incoming, wait=False):
+                for name in _listed(incoming):
+                    path = os.path.join(incoming, name)
+                    # Not its st_mtime, which is that of the file it is a copy of
+                    if name != CONTROLLER and now - os.lstat(path).st_ctime > PARTIAL_AGE:
+                        found.append(path)
+        except Busy:
+            pass
+    return found

@@ -1,0 +1,121 @@
+"""Files of a store that are not what they have to be: named by whatever reads the host, and put right by the next change.
+
+What a file said is had again from where it follows: holds and an open transaction from the history, a record from its release.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import Any, Dict, List, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes, store
+from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, history, records
+
+# Behind the name of a file, a copy of what was put right, for whoever wants to know
+ASIDE = ".damaged"
+
+
+def found(root: str) -> Dict[str, str]:
+    """{file below the root: what is wrong with it}."""
+    flaws = {name: store.read(root, name).flaw for name in store.SHAPES}
+    flaws[store.HISTORY] = _history(root)[1]
+    for name, label in _releases(root):
+        path = store.record_path(root, name, label)
+        one = shapes.read(path, records.SHAPE)
+        flaws[os.path.relpath(path, root)] = one.flaw if one.there else "it is gone"
+    return {name: flaw for name, flaw in flaws.items() if flaw}
+
+
+def undecided(root: str) -> Optional[str]:
+    """Why nobody knows which models are held: a change could bring what was rolled back. None where that is known."""
+    flaw = store.read(root, store.HOLDS).flaw
+    if not flaw or not store.served_names(root):
+        return None
+    _lines, torn, there = _history(root)
+    if there and not torn:
+        return None
+    other = f"that cannot be used either ({torn})" if there else "that is gone"
+    return (
+        f"found {os.path.join(root, store.HOLDS)} that cannot be used ({flaw}), and a {store.HISTORY} {other}, wanted one of them "
+        "to tell which models are held: write it anew, or end every hold with playbooks/rollback.yml -e rollback_forget=true"
+    )
+
+
+def lost_record(root: str, name: str, label: str) -> Optional[str]:
+    """What is wrong with a record that cannot be made anew, None where it can, or is as it has to be."""
+    one = shapes.read(store.record_path(root, name, label), records.SHAPE)
+    flaw = one.flaw if one.there else "it is gone"
+    return flaw if flaw and _made_anew(root, name, label) is None else None
+
+
+def mend(root: str, forget: bool = False) -> List[str]:
+    """Put right what can be, for whoever holds the store's lock. Returns the files.
+
+    Holds that nobody knows are left as they are, but to `forget` them all.
+    """
+    flaws = found(root)
+    if undecided(root) and not forget:
+        flaws = {name: flaw for name, flaw in flaws.items() if name not in (store.HOLDS, store.HISTORY)}
+    done = []
+    for name, label in _releases(root):
+        path = store.record_path(root, name, label)
+        record = _made_anew(root, name, label) if os.path.relpath(path, root) in flaws else None
+        if record:
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            store.write_json(root, path, record)
+            done.append(os.path.relpath(path, root))
+    if store.TRANSACTION in flaws:
+        opened = dict(store.read_transaction(root) or {})
+        opened.pop("flaw", None)
+        _replace(root, store.TRANSACTION, json.dumps(opened))
+    if store.HOLDS in flaws:
+        holds = store.told_holds(root)
+        _replace(
+            root, store.HOLDS, json.dumps({name: one for name, one in holds.items() if shapes.misfit(one, store.HOLD) is None})
+        )
+    if store.HUNG in flaws:
+        # A load that still hangs is met, and written down, again
+        _replace(root, store.HUNG, None)
+    if store.HISTORY in flaws:
+        lines = _history(root)[0]
+        _replace(root, store.HISTORY, "".join(json.dumps(one, sort_keys=True) + "\n" for one in lines))
+    return done + [name for name in (*store.SHAPES, store.HISTORY) if name in flaws]
+
+
+def _history(root: str) -> Any:
+    return shapes.lines(os.path.join(root, store.HISTORY), history.SHAPE)
+
+
+def _releases(root: str) -> List[Any]:
+    """(model, label) of every release that is here."""
+    home = os.path.join(root, "releases")
+    names = sorted(os.listdir(home)) if os.path.isdir(home) else []
+    return [(name, label) for name in names for label in store.labels(root, name)]
+
+
+def _made_anew(root: str, name: str, label: str) -> Optional[Dict[str, Any]]:
+    def kept(digest: str) -> Optional[str]:
+        return None if blobs.flaw(root, digest) else store.blob_path(root, digest)
+
+    return records.made_anew(store.release_path(root, name, label), label, kept)
+
+
+def _replace(root: str, name: str, text: Optional[str]) -> None:
+    """Another content for a file, or none; what was there is kept beside it."""
+    path = os.path.join(root, name)
+    aside = path + ASIDE
+    if os.path.isdir(aside) and not os.path.islink(aside):
+        shutil.rmtree(aside)
+    elif os.path.lexists(aside):
+        os.unlink(aside)
+    if os.path.isdir(path) and not os.path.islink(path):
+        os.rename(path, aside)
+    else:
+        shutil.copyfile(path, aside, follow_symlinks=False)
+    if text is not None:
+        store.write_text(root, path, text)
+    elif os.path.lexists(path):
+        os.unlink(path)

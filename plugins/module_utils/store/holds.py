@@ -1,0 +1,87 @@
+"""Holds: a model that was rolled back by hand keeps its release until the inventory wants another source."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any, Dict, Mapping
+
+from ansible_collections.npufleet.triton.plugins.module_utils.store import history
+from ansible_collections.npufleet.triton.plugins.module_utils.store.files import HOLDS, Run, StoreError, now, read, write_json
+from ansible_collections.npufleet.triton.plugins.module_utils.store.history import read_history
+from ansible_collections.npufleet.triton.plugins.module_utils.store.releases import FACTS, read_record, wanted_of
+
+
+def read_holds(root: str) -> Dict[str, Any]:
+    """{model: why the host keeps an older release of it}; where the file cannot be used, as the history tells it."""
+    found = read(root, HOLDS)
+    return told_holds(root) if found.flaw else dict(found.content or {})
+
+
+def told_holds(root: str) -> Dict[str, Any]:
+    """The holds as they follow from the history."""
+    found = {}
+    for name, hold in history.holds(read_history(root)).items():
+        facts: Mapping[str, Any] = {}
+        with suppress(StoreError):
+            facts = read_record(root, name, hold["label"])
+        found[name] = {**hold, "release": facts.get("release") or hold["release"], "versions": facts.get("versions") or []}
+    return found
+
+
+def write_holds(root: str, holds: Mapping[str, Any]) -> None:
+    """Write holds.json where it differs; no hold at all is no file."""
+    kept = {name: one for name, one in holds.items() if one}
+    path = os.path.join(root, HOLDS)
+    if read(root, HOLDS).flaw:
+        # Nobody knows what it said: it stays until somebody decides
+        return
+    if kept and kept != read_holds(root):
+        write_json(root, path, kept)
+    elif not kept and os.path.lexists(path):
+        os.unlink(path)
+
+
+def holds_after(root: str, run: Run, moves: Mapping[str, Mapping[str, Any]], why: str) -> Dict[str, Any]:
+    """The holds after a rollback: the source that a model is rolled back from is not wanted until the inventory has another one."""
+    holds = read_holds(root)
+    for name, move in moves.items():
+        before = holds.get(name)
+        target = read_record(root, name, move["to"])
+        served = read_record(root, name, move["from"])
+        # Rolled back twice: it is still the inventory's source that is not wanted
+        rejected = before["source"] if before and before["release"] == served["release"] else served["source"]
+        holds.pop(name, None)
+        if rejected != target["source"]:
+            holds[name] = {
+                "source": rejected,
+                "label": move["to"],
+                "release": target["release"],
+                "versions": target["versions"],
+                "by": run.by,
+                "when": now(),
+                "why": why,
+            }
+    return holds
+
+
+def hold_back(desired: Mapping[str, Any]) -> Dict[str, Any]:
+    """Put the held releases in the place of what the inventory wants, in all concerns at once. Returns the holds that count.
+
+    `desired` is what host_state was given; its models and its server change in place.
+    """
+    parts = [desired[concern] for concern in ("models", "server") if "models" in desired.get(concern, {})]
+    root = next((one["root"] for one in parts if "root" in one), None)
+    found = {}
+    for name, hold in sorted(read_holds(root).items()) if root else []:
+        mine = [one["models"] for one in parts if name in one["models"]]
+        if not mine or any(one[name].get("source") != hold["source"] for one in mine):
+            continue
+        try:
+            held = wanted_of(read_record(root or "", name, hold["label"]))
+        except StoreError:
+            continue
+        for one in mine:
+            one[name] = {**one[name], **{key: value for key, value in held.items() if key in one[name]}}
+        found[name] = {**hold, **{key: held[key] for key in FACTS}, "rejected": hold["source"]}
+    return found

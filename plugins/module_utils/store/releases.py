@@ -1,0 +1,205 @@
+"""Releases of models, and the links by which Triton reads them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from contextlib import suppress
+from typing import Any, Dict, List, Mapping, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.store import records
+from ansible_collections.npufleet.triton.plugins.module_utils.store.files import (
+    StoreError,
+    blob_path,
+    make_directory,
+    record_path,
+    release_path,
+    write_json,
+)
+from ansible_collections.npufleet.triton.plugins.module_utils.store.records import LABEL, serial
+
+# What a release's record tells beside its files
+FACTS = ("release", "source", "versions", "steps", "cached", "shape")
+
+
+def labels(root: str, name: str) -> List[str]:
+    """Labels of the model's releases that are here whole, newest first."""
+    directory = os.path.join(root, "releases", name)
+    found = [one for one in (os.listdir(directory) if os.path.isdir(directory) else []) if re.fullmatch(r"\d+-[0-9a-f]+", one)]
+    return sorted((one for one in found if os.path.isdir(os.path.join(directory, one))), key=serial, reverse=True)
+
+
+def next_serial(root: str, name: str) -> int:
+    """One more than the highest serial that this model ever had here."""
+    directory = os.path.join(root, "releases", name)
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    numbers = [int(found.group(1)) for found in (re.match(r"(\d+)-", one) for one in names) if found]
+    return max(numbers, default=0) + 1
+
+
+def read_record(root: str, name: str, label: str) -> Dict[str, Any]:
+    """What is written down of a release. Raises StoreError where it cannot be read."""
+    found = shapes.read(record_path(root, name, label), records.SHAPE)
+    if found.flaw or not found.there:
+        raise StoreError(f"model {name}: the record of release {label} cannot be used: {found.flaw or 'it is gone'}")
+    record = found.content
+    base = release_path(root, name, label)
+    if not record.get("versions"):
+        # Written before records told it: Triton's default is the latest one
+        numbers = [int(one) for one in os.listdir(base) if re.fullmatch(r"[1-9]\d*", one)] if os.path.isdir(base) else []
+        record["versions"] = [str(max(numbers))] if numbers else []
+    for path, one in record["files"].items():
+        one.setdefault("blob", os.path.islink(os.path.join(base, path)))
+    return {"steps": [], "cached": False, "shape": None, **record}
+
+
+def wanted_of(record: Mapping[str, Any]) -> Dict[str, Any]:
+    """A record as what is wanted of a model: its facts, and its files without their sizes."""
+    files = {path: {"sha256": one["sha256"], "blob": one["blob"]} for path, one in record["files"].items()}
+    return {**{key: record[key] for key in FACTS}, "files": files}
+
+
+def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
+    """Write one release in tmp/ and rename it into releases/. Returns its directory's name."""
+    label = "{:04d}-{}".format(next_serial(root, name), release["release"][:12])
+    home = os.path.join(root, "releases", name)
+    make_directory(home)
+    staging = tempfile.mkdtemp(prefix=f"release-{name}-", dir=os.path.join(root, "tmp"))
+    files = {}
+    try:
+        for path in sorted(release["files"]):
+            one = release["files"][path]
+            target = os.path.join(staging, path)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            if one["blob"]:
+                blob = blob_path(root, one["sha256"])
+                final = os.path.join(home, label, path)
+                os.symlink(os.path.relpath(blob, os.path.dirname(final)), target)
+                size = os.path.getsize(blob)
+            else:
+                content = base64.b64decode(one["content"])
+                if hashlib.sha256(content).hexdigest() != one["sha256"]:
+                    raise StoreError(f"model {name}: {path} arrived changed")
+                with open(target, "wb") as sink:
+                    sink.write(content)
+                os.chmod(target, 0o444)
+                size = len(content)
+            files[path] = {"sha256": one["sha256"], "size": size, "blob": one["blob"]}
+        for directory, _names, _files in os.walk(staging):
+            os.chmod(directory, 0o755)
+        write_json(root, record_path(root, name, label), {**{key: release.get(key) for key in FACTS}, "files": files})
+        lost = [path for path in sorted(files) if not os.path.lexists(os.path.join(staging, path))]
+        if lost:
+            raise StoreError(f"model {name}: release {label} lost {', '.join(lost)} while it was made: run again")
+        os.rename(staging, os.path.join(home, label))
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        with suppress(OSError):
+            os.unlink(record_path(root, name, label))
+        raise
+    return label
+
+
+def release_again(root: str, name: str, label: str) -> Dict[str, Any]:
+    """A release that is here, as make_release takes it. A file that was changed is taken from another release of equal content.
+
+    Raises StoreError with every file that cannot be had.
+    """
+    record = read_record(root, name, label)
+    places = [release_path(root, name, one) for one in dict.fromkeys([label, *labels(root, name)])]
+    files: Dict[str, Any] = {}
+    lost = []
+    for path, one in sorted(record["files"].items()):
+        files[path] = {"sha256": one["sha256"], "blob": one["blob"]}
+        if one["blob"]:
+            blob = blob_path(root, one["sha256"])
+            if not os.path.isfile(blob) or os.path.getsize(blob) != one["size"]:
+                lost.append(f"{path} (blob {one['sha256'][:12]})")
+            continue
+        content = next((found for found in (small_file(place, path, one["sha256"]) for place in places) if found is not None), None)
+        if content is None:
+            lost.append(path)
+        else:
+            files[path]["content"] = base64.b64encode(content).decode()
+    if lost:
+        raise StoreError(f"model {name}: release {label} is no longer whole, lost or changed: {', '.join(lost)}")
+    return {**{key: record[key] for key in FACTS}, "files": files}
+
+
+def small_file(base: str, path: str, digest: str) -> Optional[bytes]:
+    """Content of a file of a release, None where it is not what its digest says."""
+    try:
+        with open(os.path.join(base, path), "rb") as source:
+            content = source.read()
+    except OSError:
+        return None
+    return content if hashlib.sha256(content).hexdigest() == digest else None
+
+
+def served_label(root: str, name: str) -> Optional[str]:
+    """Label of the release that served/<name> links to, None where it is no link into this model's releases."""
+    link = os.path.join(root, "served", name)
+    if not os.path.islink(link):
+        return None
+    target = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
+    home = os.path.normpath(os.path.join(root, "releases", name))
+    label = os.path.basename(target)
+    return label if os.path.dirname(target) == home and LABEL.fullmatch(label) else None
+
+
+def served_names(root: str) -> List[str]:
+    """Every name below served/."""
+    directory = os.path.join(root, "served")
+    return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+
+
+def move_links(root: str, moves: Mapping[str, Optional[str]]) -> List[str]:
+    """Point served/<name> at a release, None takes the link away. Returns the names whose link moved.
+
+    All links are made in tmp/ first, so that a full disk is met before the first one is renamed over its old one.
+    """
+    for name, label in moves.items():
+        fresh = os.path.join(root, "tmp", "link-" + name)
+        if os.path.lexists(fresh):
+            os.unlink(fresh)
+        if label is not None:
+            os.symlink(os.path.join("..", "releases", name, label), fresh)
+    moved: List[str] = []
+    for name, label in moves.items():
+        link = os.path.join(root, "served", name)
+        if label is not None:
+            os.replace(os.path.join(root, "tmp", "link-" + name), link)
+        elif os.path.lexists(link):
+            os.unlink(link)
+        else:
+            continue
+        moved.append(name)
+    return moved
+
+
+def linked(root: str, wanted: Mapping[str, Any]) -> Dict[str, Any]:
+    """{model: facts} of what is linked below served/, over what is wanted, and of what the server reads from elsewhere."""
+    found = {name: dict(one) for name, one in wanted.items() if one["release"] is None}
+    for name in served_names(root):
+        label = served_label(root, name)
+        if label is not None:
+            facts = {key: value for key, value in wanted_of(read_record(root, name, label)).items() if key != "files"}
+            found[name] = {**wanted.get(name, {}), **facts}
+    return found
+
+
+def in_place(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether a served version of `old` is another one in `new` under its number: a response cache knows its old answers."""
+    shared = set(old["versions"]) & set(new["versions"])
+    return any(_version(old, number) != _version(new, number) for number in shared)
+
+
+def _version(one: Mapping[str, Any], number: str) -> Any:
+    files = {path: file["sha256"] for path, file in one["files"].items() if path.startswith(number + "/")}
+    # What is not known is not equal
+    return files, one.get("shape") or object()

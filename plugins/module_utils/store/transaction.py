@@ -1,0 +1,147 @@
+"""The transaction in which links move: it is written down before the first one does.
+
+At whatever step a run ends, the next one finds out which releases served before.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import Any, Dict, List, Mapping, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils.store import history
+from ansible_collections.npufleet.triton.plugins.module_utils.store.files import TRANSACTION, Run, StoreError, now, read, write_json
+from ansible_collections.npufleet.triton.plugins.module_utils.store.history import append_history, read_history
+from ansible_collections.npufleet.triton.plugins.module_utils.store.holds import read_holds, told_holds, write_holds
+from ansible_collections.npufleet.triton.plugins.module_utils.store.releases import (
+    make_release,
+    move_links,
+    read_record,
+    release_again,
+    served_label,
+)
+
+
+def read_transaction(root: str) -> Optional[Dict[str, Any]]:
+    """The open switch, None where there is none. One that cannot be used counts, with its `flaw`: somebody was in the midst of it,
+    and what served before that the history tells."""
+    found = read(root, TRANSACTION)
+    if not found.there:
+        return None
+    if not found.flaw:
+        return dict(found.content)
+    models = _unproven(root)
+    holds = told_holds(root)
+    empty = {"run": "?", "by": "unknown", "since": "unknown", "renewed": 0}
+    return {**empty, "models": models, "holds": {name: holds.get(name) for name in models}, "flaw": found.flaw}
+
+
+def _unproven(root: str) -> Dict[str, Dict[str, Any]]:
+    """The models that serve another release than the one that was proven last, as moves of a transaction."""
+    lines = read_history(root)
+    moves = {}
+    for name in sorted({one["model"] for one in lines}):
+        last = next(iter(history.proven(lines, name)[::-1]), None)
+        here = served_label(root, name)
+        if last and here != last["to"]:
+            moves[name] = {"from": last["to"], "to": here, "what": "deploy" if here else "withdraw"}
+    return moves
+
+
+def open_transaction(root: str, run: Run, moves: Mapping[str, Mapping[str, Any]], **more: Any) -> Dict[str, Any]:
+    """Write down, before any link moves, what will move: where a model already is in it, what it was proven with stays its `from`.
+
+    `moves` is {model: {"from", "to", "what"}}.
+    """
+    old = read_transaction(root) or {"models": {}, "holds": {}}
+    mine = old.get("run") == run.run
+    models = {name: {**move, "from": old["models"].get(name, move)["from"]} for name, move in moves.items()}
+    holds = read_holds(root)
+    value = {
+        "run": run.run,
+        "by": run.by,
+        "since": old["since"] if mine else now(),
+        "renewed": time.time(),
+        "models": {**old["models"], **models},
+        # As they were, for a put back
+        "holds": {**{name: holds.get(name) for name in moves}, **old["holds"]},
+        **({"why": old["why"]} if mine and "why" in old else {}),
+        **more,
+    }
+    write_json(root, os.path.join(root, TRANSACTION), value)
+    return value
+
+
+def history_lines(root: str, run: Run, models: Mapping[str, Mapping[str, Any]], result: str, why: str) -> List[Dict[str, Any]]:
+    """One line of history for each model of a transaction."""
+    lines = []
+    for name, move in sorted(models.items()):
+        facts: Dict[str, Any] = {"source": None, "release": None}
+        with suppress(StoreError):
+            facts = read_record(root, name, move["to"] or move["from"] or "")
+        lines.append(
+            {
+                "when": now(),
+                "who": run.by,
+                "run": run.run,
+                "host": run.host,
+                "model": name,
+                "what": move["what"],
+                "from": move.get("failed", move["from"]),
+                "to": move["to"],
+                "source": facts["source"],
+                "release": facts["release"],
+                "result": result,
+                "why": why,
+            }
+        )
+    return lines
+
+
+def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, Any]:
+    """Write into the history what became of the open transaction, then end it. Returns its models."""
+    found = read_transaction(root)
+    if found is None:
+        return {}
+    moves = {}
+    for name, move in found["models"].items():
+        # What is proven is what is linked: a run that was killed may not have come to what it had written down
+        here = served_label(root, name)
+        if here == move["to"]:
+            moves[name] = move
+        elif here != move["from"]:
+            moves[name] = {"from": move["from"], "to": here, "what": "deploy" if here else "withdraw"}
+    append_history(root, history_lines(root, run, moves, result, why or found.get("why") or ""))
+    os.unlink(os.path.join(root, TRANSACTION))
+    return dict(found["models"])
+
+
+def put_back(root: str, run: Run, why: str) -> Dict[str, Any]:
+    """Serve again what served before the open transaction: {model: {"failed": the label that did, "to": what serves, or None}}.
+
+    Old content gets fresh directories, because Triton takes an older one for unchanged. A model whose link has not moved keeps it.
+    Raises StoreError after everything that could be put back was.
+    """
+    found = read_transaction(root)
+    if found is None:
+        return {}
+    moves: Dict[str, Dict[str, Any]] = {}
+    lost = []
+    for name, move in sorted(found["models"].items()):
+        label = served_label(root, name)
+        try:
+            to = move["from"]
+            if to is not None and label != to:
+                to = make_release(root, name, release_again(root, name, to))
+        except StoreError as error:
+            lost.append(str(error))
+            continue
+        moves[name] = {"from": move["from"], "to": to, "what": history.PUT_BACK, "failed": move["to"]}
+    append_history(root, history_lines(root, run, found["models"], "failed", why))
+    open_transaction(root, run, moves, why=why)
+    write_holds(root, {**read_holds(root), **found["holds"]})
+    move_links(root, {name: move["to"] for name, move in moves.items() if served_label(root, name) != move["to"] or not move["to"]})
+    if lost:
+        raise StoreError("; ".join(lost))
+    return moves

@@ -1,0 +1,3 @@
+"""What a support bundle holds, read on the host."""
+
+from __future__ import annotations

@@ -1,0 +1,287 @@
+"""What a support bundle holds, and the order in which it is collected: on a bare host too, and whatever does not answer."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import threading
+import time
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.all import CONCERNS
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import MODULE, PCI_VENDOR
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import DAEMON_JSON
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import contexts
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import (
+    Limits,
+    Missing,
+    Partial,
+    Unavailable,
+    bounded,
+    command,
+    content,
+    contents,
+    entry,
+    exchange,
+    listing,
+    log_lines,
+)
+from ansible_collections.npufleet.triton.plugins.module_utils.system import text
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS, HttpConnection, can_be_asked, netloc
+from ansible_collections.npufleet.triton.plugins.module_utils.vendor_tool import TOOLS
+
+UNITS = ("docker", "containerd", "npufleet*")
+PACKAGES = (
+    "rebellions*",
+    "rbln*",
+    "librbln*",
+    "docker*",
+    "containerd*",
+    "runc",
+    "dkms",
+    "linux-image-*",
+    "linux-headers-*",
+    "prometheus*",
+)
+SYSFS = ("vendor", "device", "class", "numa_node", "current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
+
+# Seconds beyond its limit in which an item may still say by itself what kept it
+GRACE = 3
+
+
+class Item(NamedTuple):
+    """One file of the bundle."""
+
+    name: str
+    get: Callable[[], Any]
+
+
+def collect(items: List[Item], limits: Limits, deadline: float) -> Tuple[Dict[str, Any], List[str]]:
+    """(content by name, what could not be got) of items, one after the other: a busy host is not to be slowed down.
+
+    Each runs in a thread of its own, which is left behind when the kernel or a file server does not let go of it.
+    """
+    found: Dict[str, Any] = {}
+    errors: List[str] = []
+    for item in items:
+        if time.monotonic() >= deadline:
+            errors.append(f"{item.name}: not tried, the time for the whole bundle was over")
+            continue
+        answer: Dict[str, Any] = {}
+        thread = threading.Thread(target=_get, args=(item, answer), daemon=True)
+        thread.start()
+        thread.join(limits.seconds + GRACE)
+        if not answer:
+            errors.append(f"{item.name}: no answer within {limits.seconds} s")
+            continue
+        if answer.get("why"):
+            errors.append("{}: {}".format(item.name, answer["why"]))
+        if answer.get("content") is not None:
+            found[item.name] = answer["content"]
+    return found, errors
+
+
+def _get(item: Item, answer: Dict[str, Any]) -> None:
+    try:
+        answer.update(content=item.get(), why="")
+    except Partial as partial:
+        answer.update(content=partial.content, why=str(partial))
+    except Exception as error:  # whatever it is, it costs this item and no other
+        why = str(error) if isinstance(error, (Unavailable, OSError)) else repr(error)
+        answer.update(content=None, why=why)
+
+
+def _nodes() -> str:
+    paths = sorted(glob.glob("/dev/rbln*") + glob.glob("/dev/rsd*"))
+    if not paths:
+        raise Unavailable("there is no /dev/rbln* and no /dev/rsd*")
+    return "".join(map(entry, paths))
+
+
+def _cards() -> Dict[str, Any]:
+    """The vendor's cards on the bus and as the driver's class shows them, without any tool."""
+    found: Dict[str, Any] = {}
+    for path in sorted(glob.glob("/sys/bus/pci/devices/*")):
+        if (text(path + "/vendor") or "").strip() == PCI_VENDOR:
+            facts = {name: (text(f"{path}/{name}") or "").strip() for name in SYSFS}
+            found[path] = {**facts, "driver": _target(path + "/driver")}
+    for path in sorted(glob.glob(f"/sys/class/{MODULE}/*/*") + glob.glob(f"/sys/module/{MODULE}/*")):
+        if os.path.isfile(path) and os.access(path, os.R_OK) and os.stat(path).st_mode & 0o444:
+            found[path] = (text(path) or "").strip()
+    if not found:
+        raise Unavailable("there is no card of the vendor on the bus, and its module is not loaded")
+    return found
+
+
+def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
+    """The bundle's items for a host with these concerns; `wanted` is what the module was asked for."""
+
+    def run(name: str, *words: str) -> Item:
+        return Item(name, lambda: command(limits, *words))
+
+    def journal(unit: str) -> Item:
+        name = f"journal/{unit.rstrip('*')}.txt"
+        return run(name, "journalctl", "--no-pager", "--output=short-iso", f"--lines={limits.lines}", f"--unit={unit}")
+
+    yield from (Item(f"state/{name}.json", _state(name, one)) for name, one in wanted["desired"].items())
+    yield Item("host/maintenance.json", _optional(lambda: content(wanted["root"] + "/maintenance.json", limits)))
+    yield Item("host/watchdog.json", _optional(lambda: content(wanted["root"] + "/watchdog.json", limits)))
+    # Its checks with their golden data stay where they are.
+    yield Item("host/probe.json", _optional(lambda: content(wanted["root"] + "/probe.json", limits)))
+    yield Item("host/system.txt", lambda: content("/etc/os-release", limits))
+    yield run("host/uname.txt", "uname", "-a")
+    yield Item("host/kernel.json", lambda: contents(limits, "/proc/cmdline", "/proc/uptime", "/proc/loadavg", "/proc/modules"))
+    yield run("host/cpu.txt", "lscpu")
+    yield Item("host/memory.txt", lambda: content("/proc/meminfo", limits))
+    yield run("host/disk.txt", "df", "--human-readable", "--print-type", "--local")
+    yield run("host/inodes.txt", "df", "--inodes", "--local")
+    # It ends with 1 where a pattern matches nothing
+    shown = "--showformat=${db:Status-Abbrev} ${binary:Package} ${Version}\n"
+    query = ("dpkg-query", "--show", shown, *PACKAGES)
+    yield Item("host/packages.txt", lambda: command(limits, *query, accept=(0, 1)))
+    yield run("host/processes.txt", "ps", "-eo", "pid,ppid,user,stat,etime,pcpu,rss,comm")
+    yield run("host/clock.txt", "date", "--utc", "--iso-8601=seconds")
+    yield run("host/failed-units.txt", "systemctl", "--failed", "--no-pager")
+    yield run("host/listening.txt", "ss", "-lnt")
+    yield run("host/addresses.txt", "ip", "-brief", "address")
+    yield run("kernel/journal.txt", "journalctl", "--dmesg", "--no-pager", "--output=short-iso", f"--lines={limits.lines}")
+    yield Item("kernel/ring.txt", lambda: _last(command(limits, "dmesg", "--ctime"), limits.lines))
+    if "driver" in wanted["concerns"]:
+        tool = next((path for path in TOOLS if os.access(path, os.X_OK)), TOOLS[0])
+        yield run("driver/tool.json", tool, "-j")
+        yield run("driver/tool.txt", tool)
+        yield run("driver/module.txt", "modinfo", MODULE)
+        yield run("driver/dkms.txt", "dkms", "status")
+        yield Item("driver/nodes.txt", _nodes)
+        yield Item("driver/holders.json", lambda: contexts.look(wanted["container"]))
+        yield Item("driver/cards.json", _cards)
+        yield run("driver/pci.txt", "lspci", "-nnk")
+        yield run("driver/pci-cards.txt", "lspci", "-vv", "-d", PCI_VENDOR[2:] + ":")
+    if "engine" in wanted["concerns"]:
+        yield from _engine(wanted, limits)
+        yield from map(journal, UNITS)
+    if "server" in wanted["concerns"]:
+        yield from _server(wanted, limits)
+        yield Item("models/store.txt", lambda: listing(wanted["root"]))
+        yield Item("models/records.json", lambda: contents(limits, wanted["root"] + "/releases/*/*.json"))
+        yield Item("models/configs.json", lambda: contents(limits, wanted["root"] + "/served/*/config.pbtxt"))
+    if "monitoring" in wanted["concerns"]:
+        port = wanted["prometheus_port"]
+        yield Item("monitoring/files.json", lambda: contents(limits, "/etc/prometheus/*.yml", "/etc/prometheus/*/*"))
+        yield Item("monitoring/targets.json", lambda: _answer("127.0.0.1", port, limits, "/api/v1/targets"))
+        yield journal("prometheus")
+
+
+def _target(link: str) -> str:
+    return os.path.basename(os.readlink(link)) if os.path.islink(link) else ""
+
+
+def _last(lines: str, number: int) -> str:
+    return "".join(lines.splitlines(keepends=True)[-number:])
+
+
+def _state(name: str, desired: Mapping[str, Any]) -> Callable[[], Any]:
+    """What host_state says of one concern."""
+
+    def get() -> Dict[str, Any]:
+        actual = CONCERNS[name].read(desired)
+        plan = CONCERNS[name].diff(desired, actual)
+        return {"plan": plan, "actual": actual}
+
+    return get
+
+
+def _optional(get: Callable[[], Any]) -> Callable[[], Any]:
+    """An item that need not be there."""
+
+    def maybe() -> Any:
+        try:
+            return get()
+        except Missing:
+            return None
+
+    return maybe
+
+
+def _engine(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
+    engine = Engine(timeout=limits.seconds)
+
+    def raw(resource: str) -> bytes:
+        try:
+            return exchange(engine.connection(), "GET", resource, limits.size)
+        except OSError as error:
+            raise Unavailable(f"the engine does not answer: {error}") from error
+
+    def ask(resource: str) -> Callable[[], Any]:
+        return lambda: json.loads(raw(resource))
+
+    def log(name: str) -> Callable[[], Any]:
+        resource = f"/containers/{name}/logs?stdout=1&stderr=1&timestamps=1&tail={limits.lines}"
+        return lambda: bounded(log_lines(raw(resource)), limits.size)
+
+    yield Item("engine/version.json", ask("/version"))
+    yield Item("engine/info.json", ask("/info"))
+    yield Item("engine/containers.json", ask("/containers/json?all=1"))
+    yield Item("engine/images.json", ask("/images/json"))
+    yield Item("engine/daemon.json", lambda: content(DAEMON_JSON, limits))
+    yield Item("engine/login.json", _optional(lambda: content("/root/.docker/config.json", limits)))
+    units = [f"/etc/systemd/system/{unit}{end}" for unit in UNITS for end in (".service", ".service.d/*.conf", ".timer")]
+    yield Item("engine/units.json", lambda: contents(limits, *units))
+    name = wanted["container"]
+    yield Item(f"container/{name}.json", ask(f"/containers/{name}/json"))
+    yield Item(f"container/{name}-log.txt", log(name))
+    yield Item(f"container/{name}-processes.json", ask(f"/containers/{name}/top"))
+    # Left behind by a change that broke off
+    yield Item(f"container/{name}-previous.json", _optional(ask(f"/containers/{name}-previous/json")))
+    yield Item(f"container/{name}-previous-log.txt", _optional(log(f"{name}-previous")))
+
+
+def _answer(
+    address: str,
+    port: int,
+    limits: Limits,
+    resource: str,
+    method: str = "GET",
+    headers: Optional[Mapping[str, str]] = None,
+) -> Any:
+    """JSON of one HTTP answer, its text where it is none."""
+    connection = HttpConnection(address, port, timeout=limits.seconds)
+    try:
+        body = exchange(connection, method, resource, limits.size, headers)
+    except OSError as error:
+        raise Unavailable(f"{method} {resource} at {netloc(address, port)}: {error}") from error
+    try:
+        return json.loads(body) if body.strip() else {"status": 200}
+    except ValueError:
+        return bounded(body, limits.size)
+
+
+def _server(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
+    address, port = wanted["address"], wanted["http_port"]
+    key = keys.headers(((wanted.get("desired") or {}).get("server") or {}).get("key"))
+
+    def ask(resource: str, method: str = "GET") -> Callable[[], Any]:
+        return lambda: _answer(address, port, limits, resource, method, key)
+
+    def configs() -> Dict[str, Any]:
+        found: Dict[str, Any] = {}
+        for one in _answer(address, port, limits, "/v2/repository/index", "POST", key):
+            path = "/v2/models/{}/versions/{}/config".format(one["name"], one.get("version", 1))
+            if not can_be_asked(one["name"]):
+                found[path] = {"error": NAMELESS}
+                continue
+            try:
+                found[path] = _answer(address, port, limits, path, headers=key)
+            except Unavailable as error:
+                found[path] = {"error": str(error)}
+        return found
+
+    yield Item("server/ready.json", ask("/v2/health/ready"))
+    yield Item("server/server.json", ask("/v2"))
+    yield Item("server/index.json", ask("/v2/repository/index", "POST"))
+    yield Item("server/configs.json", configs)
+    yield Item("server/statistics.json", ask("/v2/models/stats"))
+    yield Item("server/metrics.txt", lambda: _answer(address, wanted["metrics_port"], limits, "/metrics"))

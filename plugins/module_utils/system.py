@@ -1,0 +1,50 @@
+"""Small readers of a host: commands, files, packages. Nothing here changes anything."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import Any, Dict, List, Optional, Tuple
+
+
+def run(*command: str) -> Tuple[int, str]:
+    """Exit code and output (standard output, or standard error where that is all there is); 127 when not installed."""
+    try:
+        done = subprocess.run(list(command), capture_output=True, timeout=60, check=False)
+    except FileNotFoundError:
+        return 127, f"{command[0]} is not installed"
+    except subprocess.TimeoutExpired:
+        return 124, f"{command[0]} did not answer within 60 s"
+    output = done.stdout or done.stderr
+    return done.returncode, output.decode("utf-8", "replace").strip()
+
+
+def file_system(path: str) -> Tuple[int, int]:
+    """(file system, free bytes) of a directory that may not be there yet."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return os.stat(path).st_dev, shutil.disk_usage(path).free
+
+
+def text(path: str) -> Optional[str]:
+    """Content of a small file, None where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as source:
+            return source.read()
+    except OSError:
+        return None
+
+
+def packages(names: List[str]) -> Dict[str, Dict[str, Any]]:
+    """Installed Debian packages out of `names` (patterns allowed): {name: {"version", "held"}}."""
+    if not names:
+        return {}
+    form = "${binary:Package}\t${Version}\t${db:Status-Want}\t${db:Status-Status}\n"
+    output = run("dpkg-query", "--show", "--showformat", form, *names)[1]
+    found = {}
+    for line in output.splitlines():
+        columns = line.split("\t")
+        if len(columns) == 4 and columns[3] == "installed":
+            found[columns[0].split(":")[0]] = {"version": columns[1], "held": columns[2] == "hold"}
+    return found

@@ -1,0 +1,73 @@
+"""Loads and unloads by gRPC, with the client that the image carries, inside the server's own container.
+
+A load over HTTP keeps one of Triton's few HTTP threads until it ends, and all keep-alive connections that it serves wait so long.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+
+# The port inside the container
+PORT = 8001
+# Seconds that a client takes beyond its request: python3 has to start in the container
+GRACE = 60.0
+DEADLINE, GONE = "DEADLINE_EXCEEDED", "UNAVAILABLE"
+# What python3 in the container runs; it reads the key there itself, so that no command line has it. The watchdog runs the same.
+PROGRAM = """
+import json, os, sys
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+asked = json.loads(sys.argv[1])
+metadata = []
+try:
+    with open(asked["key"]["path"]) as source:
+        metadata = [("triton-grpc-protocol-" + asked["key"]["name"], source.read().strip())]
+except (OSError, TypeError):
+    pass
+# A proxy of the container's environment is for what it fetches. Triton's reason is metadata, of which gRPC takes 8 KB by itself.
+options = [("grpc.enable_http_proxy", 0), ("grpc.max_metadata_size", 1 << 22), ("grpc.absolute_max_metadata_size", 1 << 22)]
+channel = grpc.insecure_channel("127.0.0.1:%d" % asked["port"], options=options)
+stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+if asked["verb"] == "load":
+    call, request = stub.RepositoryModelLoad, service_pb2.RepositoryModelLoadRequest(model_name=asked["model"])
+else:
+    call, request = stub.RepositoryModelUnload, service_pb2.RepositoryModelUnloadRequest(model_name=asked["model"])
+    request.parameters["unload_dependents"].bool_param = False
+try:
+    call(request, timeout=asked["timeout"], metadata=metadata)
+    said = {"code": "OK", "words": ""}
+except grpc.RpcError as error:
+    said = {"code": error.code().name, "words": error.details()[:4000]}
+# In one piece, as whoever reads it may not put pieces together
+os.write(1, json.dumps(said).encode() + b"\\n")
+"""
+
+# Runs a command inside the container, for so many seconds at most: (exit code, what it wrote)
+Runner = Callable[[List[str], float], Tuple[int, str]]
+
+
+class Unasked(Exception):
+    """Why the server could not be asked at all."""
+
+
+def inside(container: str) -> Runner:
+    """Runs commands in this container, by its engine."""
+    return lambda command, seconds: Engine(timeout=seconds).execute(container, command)
+
+
+def ask(run: Runner, verb: str, model: str, timeout: float, key: Optional[Mapping[str, str]], port: int = PORT) -> Tuple[str, str]:
+    """(gRPC's code, Triton's words) of one request to `load` or `unload`. Raises Unasked."""
+    asked: Dict[str, Any] = {"verb": verb, "model": model, "timeout": timeout, "key": dict(key) if key else None, "port": port}
+    try:
+        code, said = run(["python3", "-c", PROGRAM, json.dumps(asked)], timeout + GRACE)
+    except OSError as error:
+        raise Unasked(str(error)) from None
+    try:
+        answer = json.loads(said.strip().rpartition("\n")[2])
+        return str(answer["code"]), str(answer["words"])
+    except (ValueError, KeyError, TypeError):
+        words = " ".join(said.split())[-600:]
+        raise Unasked(f"the client in the container ended with {code} and without an answer: {words}") from None

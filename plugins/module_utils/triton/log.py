@@ -1,0 +1,62 @@
+"""The log of a server's container: why it ended, and why a model was refused."""
+
+from __future__ import annotations
+
+import re
+from itertools import takewhile
+from typing import Any, Dict, List, Mapping
+
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, frames
+
+# How far back the log of a container that ended is read: its usage message alone has some hundred lines.
+LOG_LINES = 1000
+# How each entry of Triton's log begins; what does not begin so goes on with the entry before
+LOG_LINE = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./]+:\d+\] ?")
+REASON = 2000
+ERROR_LINE = re.compile(r"E\d{4} |error:|tritonserver: |Traceback|\w*Error: ")
+# Where Python's frames begin in what Triton says, in one entry or, as from 2.51 on, escaped in one line
+FRAMES = re.compile(r"(\\n|\n){2}At:")
+
+
+def log_lines(engine: Engine, name: str, since: float = 0) -> List[str]:
+    """The last lines of a container's log, since a time of the host's clock."""
+    import http.client
+
+    connection = engine.connection()
+    try:
+        later = f"&since={since:.3f}" if since else ""
+        connection.request("GET", f"/containers/{name}/logs?stdout=1&stderr=1&tail={LOG_LINES}{later}")
+        raw = connection.getresponse().read()
+    except (OSError, http.client.HTTPException):
+        return []
+    finally:
+        connection.close()
+    return frames(raw).decode("utf-8", "replace").strip().splitlines()
+
+
+def refused(engine: Engine, wanted: Mapping[str, Any], names: List[str], since: float) -> Dict[str, str]:
+    """{model: why Triton did not take its new files}, out of its log: its index tells nothing where a config does not parse."""
+    lines = log_lines(engine, wanted["name"], since)
+    found: Dict[str, str] = {}
+    for at, line in enumerate(lines):
+        if not line.startswith("E"):
+            continue
+        for name in names:
+            if LOG_LINE.match(line) and f"'{name}'" in line:
+                rest = list(takewhile(lambda one: not LOG_LINE.match(one), lines[at + 1 :]))
+                found[name] = plain("\n".join([line, *rest]))[-REASON:]
+    return found
+
+
+def plain(entry: str) -> str:
+    """An entry of Triton's log without its stamp, its quotes and Python's frames."""
+    return FRAMES.split(LOG_LINE.sub("", entry).strip(), maxsplit=1)[0].strip('"\n ')
+
+
+def last_words(engine: Engine, name: str) -> str:
+    """Why a container ended: what failed to load, else the last errors of its log, or its last lines where none looks like one."""
+    words = log_lines(engine, name)
+    errors = [plain(line) for line in words if ERROR_LINE.match(line)]
+    # A container that restarts says the same again and again.
+    loads = {line.split("'")[1]: line for line in errors if line.startswith("failed to load '")}
+    return "\n".join(list(loads.values()) or list(dict.fromkeys(errors or words))[-6:])[-1500:]

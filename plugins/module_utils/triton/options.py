@@ -1,0 +1,168 @@
+"""The command line of tritonserver: read, and said in the project's variables."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.redact import MARK, Redactor
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+
+SERVER = "tritonserver"
+# Options of tritonserver that take no value
+BARE = ("disable-auto-complete-config", "help", "version")
+# Option -> variable, and the kind of its value
+VARIABLES = {
+    "model-control-mode": ("triton_server_model_control_mode", str),
+    "repository-poll-secs": ("triton_server_poll_seconds", int),
+    "exit-on-error": ("triton_server_exit_on_error", bool),
+    "exit-timeout-secs": ("triton_server_exit_timeout", int),
+    "allow-http": ("triton_server_allow_http", bool),
+    "allow-grpc": ("triton_server_allow_grpc", bool),
+    "allow-metrics": ("triton_server_allow_metrics", bool),
+    "log-verbose": ("triton_server_log_verbose", int),
+}
+SERVICES = {"http": 8000, "grpc": 8001, "metrics": 8002}
+# Options whose meaning is carried by something else than an option
+ELSEWHERE = (
+    "model-repository",
+    "model-store",
+    "load-model",
+    *(one + "-port" for one in SERVICES),
+    *(one + "-address" for one in SERVICES),
+)
+DROPPED = {
+    "allow-gpu-metrics": "a host with NPUs has no such metrics, the managed server never asks for them",
+    "log-file": "the managed server's log is that of its container (docker logs)",
+}
+# What the name of an option can be; anything else that was given is none, and becomes no part of a template
+OPTION = re.compile(r"[a-z0-9][a-z0-9_-]*")
+SECRET_NAME = re.compile(r"PASS|TOKEN|SECRET|CREDENTIAL|(?<![A-Z])(KEY|AUTH|PAT)(?![A-Z])|APIKEY", re.IGNORECASE)
+
+
+class Template(str):
+    """A value that Ansible is to evaluate. Anything else came out of a container, and is a text whatever stands in it."""
+
+
+def options(arguments: Sequence[str]) -> Tuple[List[Tuple[str, str]], List[str]]:
+    """([(option, value)] of tritonserver's arguments, what is none): `--a=b` and `--a b` are the same."""
+    found: List[Tuple[str, str]] = []
+    strange: List[str] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word[2:].partition("=")
+        if not word.startswith("--") or not OPTION.fullmatch(name):
+            strange.append(word)
+            continue
+        if not equals and name not in BARE:
+            value = rest.pop(0) if rest else ""
+        found.append((name, value))
+    return found, strange
+
+
+def last(given: Sequence[Tuple[str, str]], name: str, default: str = "") -> str:
+    """The value of an option that was given, the last one where it was given twice."""
+    return next((value for one, value in reversed(given) if one == name), default)
+
+
+def repositories(argv: Sequence[str], directory: str) -> List[str]:
+    """The model repositories of a command line, as absolute paths inside the container where they are paths."""
+    found = [value for name, value in options(argv[1:])[0] if name in ("model-repository", "model-store")]
+    return [one if "://" in one else posixpath.normpath(posixpath.join(directory, one)) for one in found]
+
+
+def idles(config: Mapping[str, Any]) -> bool:
+    """Whether the container's own command only keeps it there, so that hands started the server in it: `bash`, `sleep infinity`."""
+    command = list(config.get("Cmd") or [])
+    if not command:
+        return True
+    program, rest = posixpath.basename(command[0]), command[1:]
+    if program in ("sleep", "tail", "cat"):
+        return True
+    script = next((one for one in rest if not one.startswith("-")), "")
+    return program in ("bash", "sh", "dash", "zsh") and (
+        not script or ("-c" in rest and SERVER not in script and ".sh" not in script)
+    )
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether this is nothing to write into an inventory in clear."""
+    looks = SECRET_NAME.search(name) or MARK in Redactor([]).clean(f"{name}={value}")
+    return bool(looks) and not re.fullmatch(r"|\d{1,4}|true|false|/[\w./-]+", value)
+
+
+def to_vault(host: str, name: str, value: str, vault: Dict[str, str]) -> Template:
+    """The template of a variable of the vault for this value; two values have two variables."""
+    first = variable = "vault_" + re.sub(r"\W+", "_", f"{host}_{name}", flags=re.ASCII).lower()
+    while vault.get(variable, value) != value:
+        variable = f"{first}_{len(vault)}"
+    vault[variable] = value
+    return Template("{{ " + variable + " }}")
+
+
+def restricted(given: Sequence[Tuple[str, str]]) -> List[Tuple[List[str], str, str]]:
+    """(APIs, name of the header, key) of every group of restricted APIs, HTTP's and gRPC's."""
+    found = []
+    for name, value in given:
+        apis, colon, key = value.partition(":")
+        known = [one for one in apis.split(",") if one in keys.APIS]
+        # Triton itself takes no other API, and a header has no other name
+        if name in keys.OPTIONS and colon and known and re.fullmatch(r"[A-Za-z0-9_-]+", key.partition("=")[0]):
+            found.append((known, key.partition("=")[0], key.partition("=")[2]))
+    return found
+
+
+def key_headers(argv: Sequence[str]) -> Dict[str, str]:
+    """The headers by which a server with this command line answers whatever it is asked over HTTP."""
+    return {name: key for _apis, name, key in restricted([one for one in options(argv[1:])[0] if "http" in one[0]])}
+
+
+def _close(
+    given: Sequence[Tuple[str, str]], host: str, variables: Dict[str, Any], left_out: List[str], vault: Dict[str, str]
+) -> None:
+    """Restricted APIs and their key. The managed server has one key, the one that opened most, and one list for both protocols."""
+    groups = restricted(given)
+    if not groups:
+        left_out.append(
+            "no key: the managed server asks for one (triton_server_restricted_apis), clients that load models, share memory "
+            "or set traces and logs have to send it"
+        )
+        return
+    groups.sort(key=lambda one: ("model-repository" not in one[0], -len(one[0])))
+    _apis, name, key = groups[0]
+    variables["triton_server_restricted_apis"] = sorted({api for apis, _name, _key in groups for api in apis})
+    variables["triton_server_api_key_name"] = name.lower()
+    variables["triton_server_api_key"] = to_vault(host, "triton_server_api_key", key, vault)
+    others = sorted({other for _apis, other, value in groups if (other, value) != (name, key)})
+    if others:
+        left_out.append(f"another key in {', '.join(others)}: the managed server has one, in the header {name}")
+
+
+def carry(
+    given: Sequence[Tuple[str, str]], host: str, variables: Dict[str, Any], left_out: List[str], vault: Dict[str, str]
+) -> None:
+    """tritonserver's options; those without a variable of their own go on as they are."""
+    # Triton's own default, which is not the role's
+    variables["triton_server_model_control_mode"] = "none"
+    extra: List[str] = []
+    for name, value in given:
+        if name in VARIABLES:
+            variable, kind = VARIABLES[name]
+            truth = value.lower() in ("true", "1")
+            variables[variable] = (
+                truth if kind is bool else int(value) if value.isdecimal() else int(truth) if kind is int else value
+            )
+        elif name == "disable-auto-complete-config" or (name == "strict-model-config" and value.lower() in ("true", "1")):
+            variables["triton_server_auto_complete_config"] = False
+        elif name in DROPPED:
+            if value.lower() != "false":
+                left_out.append(f"--{name}={value}: {DROPPED[name]}")
+        elif is_secret(name, value) and "restricted" not in name:
+            extra.append(Template(f"--{name}=" + to_vault(host, name, value, vault)))
+        elif "restricted" not in name and name not in ELSEWHERE and name != "strict-model-config":
+            extra.append(f"--{name}" if name in BARE else f"--{name}={value}")
+    if extra:
+        variables["triton_server_extra_args"] = extra
+    _close(given, host, variables, left_out, vault)

@@ -1,0 +1,49 @@
+"""What a server serves: its own index, and the release inside the config that it has in memory."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, Optional, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS, can_be_asked, http_json
+
+RELEASE = "npufleet_release"
+
+
+def asked(wanted: Mapping[str, Any], method: str, resource: str) -> Tuple[int, Any]:
+    """Status and body of one request to the server of this host, with its key."""
+    return http_json(wanted["address"], wanted["http_port"], method, resource, headers=keys.headers(wanted.get("key")))
+
+
+def read_served(wanted: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
+    """{model: {version: {"state", "reason", "release"}}} of the server, None while it does not answer."""
+    status, index = asked(wanted, "POST", "/v2/repository/index")
+    if status != 200 or not isinstance(index, list):
+        return None
+    served: Dict[str, Any] = {}
+    for one in index:
+        if not isinstance(one, dict) or not isinstance(one.get("name"), str):
+            continue
+        name, version, reason = one["name"], str(one.get("version", "")), str(one.get("reason", ""))
+        if not version.isdigit() or not isinstance(one.get("state"), str):
+            reason = reason or "it could not be read"
+            served.setdefault(name, {})["-"] = {"state": "UNAVAILABLE", "reason": reason, "release": None}
+            continue
+        release = None
+        if one["state"] == "READY" and can_be_asked(name):
+            release = _loaded_release(wanted, name, version)
+        elif one["state"] == "READY":
+            reason = NAMELESS
+        served.setdefault(name, {})[version] = {"state": one["state"], "reason": reason, "release": release}
+    return served
+
+
+def _loaded_release(wanted: Mapping[str, Any], name: str, version: str) -> Optional[str]:
+    """The release digest inside the config that the server really has in memory."""
+    status, config = asked(wanted, "GET", f"/v2/models/{name}/versions/{version}/config")
+    if status != 200 or not isinstance(config, dict):
+        return None
+    parameters = config.get("parameters")
+    found = parameters.get(RELEASE) if isinstance(parameters, dict) else None
+    release = found.get("string_value") if isinstance(found, dict) else None
+    return release if isinstance(release, str) else None

@@ -1,0 +1,47 @@
+"""The vendor's tool, under any of its names: what it says of cards and of who has them open."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Dict
+
+from ansible_collections.npufleet.triton.plugins.module_utils.system import run
+
+# The vendor's tool by age: rbln-smi replaces rbln-stat, /usr/bin replaces /usr/local/bin.
+TOOLS = ("/usr/local/bin/rbln-stat", "/usr/bin/rbln-smi", "/usr/local/bin/rbln-smi", "/usr/bin/rbln-stat")
+
+
+def ask_tool() -> Dict[str, Any]:
+    """The vendor's tool as one shape over its versions: {"path", "version", "devices", "contexts", "holders"} or {"error"}."""
+    path = next((path for path in TOOLS if os.access(path, os.X_OK)), None)
+    if path is None:
+        return {"error": "the vendor's tool is in none of " + ", ".join(sorted({os.path.dirname(name) for name in TOOLS}))}
+    code, output = run(path, "-j")
+    if code:
+        return {"error": f"{path} ended with {code}: {output[:200]}"}
+    return {"path": path, **parse_tool(output)}
+
+
+def parse_tool(output: str) -> Dict[str, Any]:
+    """JSON of `rbln-stat -j`. `npu` is a string before 2.0 and a number since; most other numbers stay strings."""
+    try:
+        answer = json.loads(output)
+        devices = [
+            {
+                "npu": int(one["npu"]),
+                "device": one["device"],
+                "name": one["name"],
+                "status": one["status"],
+                "firmware": one.get("fw_ver"),
+                "bus_id": one["pci"]["bus_id"],
+                "memory_total": int(one["memory"]["total"]),
+                "memory_used": int(one["memory"]["used"]),
+            }
+            for one in answer["devices"]
+        ]
+        contexts = answer.get("contexts") or []
+        holders = [{"npu": int(one["npu"]), "pid": int(one["pid"]), "process": str(one["process"])} for one in contexts]
+        return {"version": answer["KMD_version"], "devices": devices, "contexts": len(contexts), "holders": holders}
+    except (ValueError, KeyError, TypeError) as error:
+        return {"error": f"the vendor's tool answered in a shape that is not known ({error!r}): {output[:120]}"}

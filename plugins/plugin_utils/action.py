@@ -1,0 +1,137 @@
+"""What the action plugins share: the variables of the host over the defaults of every role of the collection."""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import os
+import traceback
+from abc import abstractmethod
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any, Dict, Iterator, List, Mapping, Optional
+
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleUndefinedVariable
+from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.action import ActionBase
+from ansible.plugins.loader import filter_loader, test_loader
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, inventory_specs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
+
+# Keys of a result by which Ansible does something else than to tell it
+NOT_A_RESULT = ("invocation", "ansible_stats")
+# Keys whose texts people read
+TOLD = ("msg", "report", "refusals", "warnings", "errors")
+FOUND_BY_ANSIBLE = "discovered_interpreter_"
+
+
+@cache
+def role_defaults() -> Dict[str, Any]:
+    """The defaults of every role of the collection, as templates."""
+    found: Dict[str, Any] = {}
+    for path in sorted(glob.glob(os.path.join(COLLECTION, "roles", "*", "defaults", "main.yml"))):
+        found.update(DataLoader().load_from_file(path, cache="none", trusted_as_template=True) or {})
+    return found
+
+
+def _once() -> None:
+    """What every task would do again, as each has a process of its own: done as this is imported, which is once in a run."""
+    inventory_specs()
+    role_defaults()
+    # Ansible's own tests and filters, for conditions
+    test_loader.get("defined")
+    filter_loader.get("default")
+    # Where it is missing, whoever needs it says so
+    for library in ("google.protobuf.text_format", "numpy"):
+        with suppress(ImportError):
+            importlib.import_module(library)
+
+
+_once()
+
+
+class FleetAction(ActionBase):
+    """An action that computes on the controller what is wanted, then asks the host through one module call."""
+
+    supports_raw_params = False
+    _requires_connection = True
+
+    def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+        super().run(tmp, task_vars)
+        task_vars = task_vars or {}
+        host = task_vars["inventory_hostname"]
+        try:
+            return self.act(host, task_vars)
+        except Refusal as refusal:
+            # Of a variable that is read on the way
+            raise self.refuse(host, refusal) from None
+        except host_text.Misunderstood as reason:
+            self._display.vvv("".join(traceback.format_exception(reason)))
+            raise AnsibleActionFail(str(reason)) from None
+
+    @abstractmethod
+    def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
+        """The action's result for this host."""
+
+    def variables(self, task_vars: Mapping[str, Any]) -> Templated:
+        """The host's variables; what the inventory leaves open comes from the roles' defaults."""
+        merged = dict(role_defaults())
+        given = [name for name, value in task_vars.items() if name not in merged or merged[name] != value]
+        merged.update(task_vars)
+        merged["role_path"] = os.path.join(COLLECTION, "roles", "common")
+        templar = self._templar.copy_with_new_env(available_variables=merged)
+        return Templated(merged, templar.template, given)
+
+    @staticmethod
+    def container(variables: Mapping[str, Any]) -> Dict[str, Any]:
+        """What a host has to know of its container to stop, start and put it back without a controller; times in seconds."""
+        return {
+            "name": variables["triton_server_name"],
+            "vendor_tool": variables["triton_server_vendor_tool"],
+            "free_timeout": int(variables["npufleet_free_timeout"]),
+            "stop_timeout": int(variables["triton_server_stop_timeout"]),
+            "ready_timeout": int(variables["triton_server_ready_timeout"]),
+            "key": keys.desired(variables),
+        }
+
+    def ask(self, module: str, arguments: Dict[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
+        """One module call on the host, and its answer as data. Its arguments carry whole files: they are for no system log."""
+        host = task_vars["inventory_hostname"]
+        quiet = {**task_vars, "ansible_no_target_syslog": True}
+        try:
+            answer = self._execute_module(f"npufleet.triton.{module}", module_args=arguments, task_vars=quiet)
+        except AnsibleConnectionFailure as error:
+            # What ssh says is the host's, too
+            raise AnsibleConnectionFailure(str(host_text.received(error.message))) from None
+        with host_text.understood(host):
+            result: Dict[str, Any] = host_text.received(dict(answer))
+            # Facts would be variables of the host; its interpreter is Ansible's own finding
+            facts = {name: one for name, one in result.pop("ansible_facts", {}).items() if name.startswith(FOUND_BY_ANSIBLE)}
+        for name in NOT_A_RESULT:
+            result.pop(name, None)
+        result.update({name: host_text.told(result[name]) for name in TOLD if name in result})
+        return {**result, "ansible_facts": facts} if facts else result
+
+    @contextmanager
+    def refusing(self, host: str) -> Iterator[None]:
+        """Turns what bad input raises inside into one refusal of the host."""
+        try:
+            yield
+        except (Refusal, AnsibleUndefinedVariable, KeyError, TypeError, ValueError) as error:
+            raise self.refuse(host, error) from None
+
+    def reasons(self, error: Exception) -> List[str]:
+        """What bad input raised, as the reasons that it stands for."""
+        if isinstance(error, Refusal):
+            return error.reasons
+        if isinstance(error, AnsibleUndefinedVariable):
+            return [f"{error.message}: set it in the inventory"]
+        return [str(error)]
+
+    def refuse(self, host: str, error: Exception) -> AnsibleActionFail:
+        """One message with every reason."""
+        lines = "".join("\n  - " + host_text.told(reason) for reason in self.reasons(error))
+        return AnsibleActionFail(f"{host} is refused, nothing was changed:{lines}")

@@ -1,0 +1,3 @@
+"""Taking over a server that somebody made by hand: the controller's side."""
+
+from __future__ import annotations

@@ -1,0 +1,111 @@
+"""The first check of a model that has none: a generated request, and what a server answers to it today. Controller only."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
+
+# Types that Triton's JSON carries, as numpy names them
+NUMPY = {
+    "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64", "INT8": "int8",
+    "INT16": "int16", "INT32": "int32", "INT64": "int64", "FP32": "float32", "FP64": "float64", "BYTES": "S",
+}  # fmt: skip
+# How far an answer may be from today's, as a part of its largest value: a new SDK rounds otherwise
+TOLERANCE = 1e-3
+INPUT = "{}.npy"
+OUTPUT = "answer-{}.npy"
+# Values of one tensor: what a model wants more of is no first check, and what a server answers more of is not kept
+LARGEST = 1 << 22
+
+
+class NoRequest(Exception):
+    """Why no request can be made up for a model, or its answer not be used."""
+
+
+def request(config: Optional[Mapping[str, Any]]) -> Tuple[Dict[str, Any], str]:
+    """(input arrays by name, body of the request) for a model, equal in every run. Raises NoRequest."""
+    import numpy as np
+
+    if not config:
+        raise NoRequest("its server does not tell its config")
+    if (config.get("model_transaction_policy") or {}).get("decoupled") or config.get("sequence_batching"):
+        raise NoRequest("it answers in streams or sequences")
+    random = np.random.RandomState(24)
+    arrays: Dict[str, Any] = {}
+    for one in config.get("input") or []:
+        kind = one["data_type"].replace("TYPE_", "").replace("STRING", "BYTES")
+        if kind not in NUMPY:
+            raise NoRequest(f"its input {one['name']} is {kind}, which JSON has no numbers for")
+        if one.get("optional"):
+            continue
+        shape = [1] * (int(config.get("max_batch_size") or 0) > 0) + [max(int(size), 1) for size in one["dims"]]
+        if math.prod(shape) > LARGEST:
+            raise NoRequest(f"its input {one['name']} has more than {LARGEST} values")
+        if kind == "BYTES":
+            array = np.full(shape, b"1")
+        elif kind.startswith("FP"):
+            array = random.random_sample(shape).astype(NUMPY[kind])
+        else:
+            array = random.randint(0, 2, shape).astype(NUMPY[kind])
+        arrays[one["name"]] = array
+    if not arrays:
+        raise NoRequest("its config names no input")
+    if len({array.shape[0] for array in arrays.values()}) > 1:
+        raise NoRequest("its inputs differ in their first dimension")
+    inputs = [
+        {"name": name, "datatype": _kind(array), "shape": list(array.shape), "data": _data(array)} for name, array in arrays.items()
+    ]
+    return arrays, json.dumps({"inputs": inputs})
+
+
+def _file(form: str, tensor: str) -> str:
+    """The file of a tensor, whose name may be any text."""
+    return form.format(host_text.file_name(tensor))
+
+
+def _kind(array: Any) -> str:
+    return next(kind for kind, name in NUMPY.items() if array.dtype == name or (name == "S" and array.dtype.kind == "S"))
+
+
+def _data(array: Any) -> List[Any]:
+    flat = array.flatten().tolist()
+    return [one.decode() for one in flat] if array.dtype.kind == "S" else flat
+
+
+def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: List[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    """(the check file as a document, arrays by file name) of two answers to the same request. Raises NoRequest.
+
+    What differs between the two is expected in type and shape alone.
+    """
+    import numpy as np
+
+    for status, answer in answers:
+        if status != 200:
+            raise NoRequest("a made-up request is answered {}: {}".format(status, " ".join(str(answer).split())[:300]))
+    count = next(iter(arrays.values())).shape[0]
+    files = {_file(INPUT, name): array for name, array in arrays.items()}
+    expect: Dict[str, Any] = {}
+    for one, again in zip(*(sorted(answer["outputs"], key=lambda output: str(output["name"])) for _status, answer in answers)):
+        wanted: Dict[str, Any] = {"dtype": one["datatype"], "shape": one["shape"]}
+        numbers = one["datatype"] in NUMPY and one["datatype"] != "BYTES" and all(value is not None for value in one["data"])
+        if numbers and one["shape"][:1] == [count] and one["data"] == again["data"]:
+            if math.prod(one["shape"]) != len(one["data"]) or len(one["data"]) > LARGEST:
+                raise NoRequest(f"its output {one['name']} is answered with {len(one['data'])} values for the shape {one['shape']}")
+            array = np.array(one["data"], NUMPY[one["datatype"]]).reshape(one["shape"])
+            largest = float(np.abs(array.astype("float64")).max()) if array.size else 0.0
+            if array.size and math.isfinite(largest):
+                path = _file(OUTPUT, one["name"])
+                files[path] = array
+                wanted.update(finite=True, values={"npy": path, "atol": float(f"{largest * TOLERANCE:.3g}")})
+        expect[one["name"]] = wanted
+    one_check = {
+        "name": "as before adoption",
+        "protocols": protocols,
+        "inputs": {name: {"npy": _file(INPUT, name)} for name in arrays},
+        "rows": {"first": 0, "count": int(count), "batch": True},
+        "expect": expect,
+    }
+    return {"model": model, "checks": [one_check]}, files

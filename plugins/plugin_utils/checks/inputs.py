@@ -1,0 +1,137 @@
+"""What the checks of a host are made of: files on the controller, and one digest over all that they follow from.
+
+The digest costs no reading of arrays, so that every run can compare what a host keeps for its probe. Controller only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import yaml
+from ansible_collections.npufleet.triton.plugins.module_utils import archive
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import address
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import placed_here
+from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
+
+CHECKS = os.path.join(COLLECTION, "files", "checks")
+GOLDEN = os.path.join(COLLECTION, "files", "golden")
+# Code that a document follows from, beside the one that travels with it
+CODE = ("check_files.py", "tensors.py")
+TLS = ("http_tls", "grpc_tls")
+
+
+def found_in(directories: Sequence[str], *names: str) -> Optional[str]:
+    """Where a file is: the first directory that has it wins."""
+    paths = (os.path.join(directory, *names) for directory in directories)
+    return next((path for path in paths if os.path.isfile(path)), None)
+
+
+def directories(variables: Mapping[str, Any]) -> Tuple[List[str], List[str]]:
+    """(directories of check files, of their golden data): those of the site, and then the collection's own."""
+    checks, golden = (
+        [os.path.expanduser(one) for one in variables["inference_check_" + name]] for name in ("checks_dir", "golden_dir")
+    )
+    return [*checks, CHECKS], [*golden, GOLDEN]
+
+
+def with_pem(server: Mapping[str, Any]) -> Dict[str, Any]:
+    """The server of a task's arguments with the content of each file of its TLS, and without what is not set. Raises Refusal."""
+    found = {name: value for name, value in server.items() if value is not None}
+    reasons: List[str] = []
+    for kind in TLS:
+        files = {name: path for name, path in (found.get(kind) or {}).items() if path}
+        if not files:
+            found.pop(kind, None)
+            continue
+        if bool(files.get("cert")) != bool(files.get("key")):
+            reasons.append(f"{kind}: found cert or key alone, wanted both or none")
+        found[kind] = {}
+        for name, path in files.items():
+            try:
+                with open(os.path.expanduser(path), encoding="utf-8") as source:
+                    found[kind][name] = source.read()
+            except (OSError, UnicodeDecodeError) as error:
+                reasons.append(f"{kind}.{name}: found {error}, wanted a PEM file on the controller")
+                continue
+            if "-----BEGIN" not in found[kind][name]:
+                reasons.append(f"{kind}.{name}: found {path} without -----BEGIN, wanted a PEM file")
+    if reasons:
+        raise Refusal(reasons)
+    return found
+
+
+def server_of(variables: Mapping[str, Any]) -> Dict[str, Any]:
+    """The server as the role hands it to the module."""
+    return {
+        "address": variables["inference_check_address"] or address(variables),
+        "http_port": int(variables["npufleet_http_port"]),
+        "grpc_port": int(variables["npufleet_grpc_port"]),
+        "metrics_port": int(variables["npufleet_metrics_port"]),
+        "http_tls": variables["inference_check_http_tls"] or None,
+        "grpc_tls": variables["inference_check_grpc_tls"] or None,
+        "headers": variables["inference_check_headers"] or None,
+    }
+
+
+def digest(variables: Mapping[str, Any]) -> str:
+    """SHA-256 over everything that the document of a host's probe follows from. Raises Refusal."""
+    host = variables["inventory_hostname"]
+    models = [str(one["name"]) for one in placed_here(variables["triton_models"], host, variables["group_names"])]
+    checks_dirs, golden_dirs = directories(variables)
+    fleet = list(variables["groups"].get("npu_hosts", [])) if "groups" in variables else []
+    said = {
+        "models": models,
+        # Checks that spread choose their rows by the host's place.
+        "host": [host, fleet.index(host) if host in fleet else 0],
+        "server": with_pem(server_of(variables)),
+        "timeout": int(variables["inference_check_timeout"]),
+        "require_checks": str(variables["inference_check_require_checks"]).lower(),
+        "latency": str(variables["inference_check_probe_latency"]).lower(),
+    }
+    whole = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
+    whole.update(hashlib.sha256(archive.of(check_client.ENTRY)).digest())
+    for name in CODE:
+        whole.update(_of(os.path.join(os.path.dirname(__file__), name)))
+    for model in models:
+        path = found_in(checks_dirs, f"{model}.yml")
+        whole.update(f"\0{model}\0".encode())
+        if path is None:
+            continue
+        whole.update(_of(path))
+        for data in _data(_golden(path, model), golden_dirs):
+            whole.update(data)
+    return whole.hexdigest()
+
+
+def _of(path: str) -> bytes:
+    with open(path, "rb") as source:
+        return hashlib.sha256(source.read()).digest()
+
+
+def _golden(path: str, model: str) -> str:
+    """The directory of a check file's data. A file that is none is refused where it is read as a whole."""
+    try:
+        with open(path, encoding="utf-8") as source:
+            whole = yaml.load(source, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return str(whole.get("golden", model))
+    except (AttributeError, UnicodeDecodeError, yaml.YAMLError):
+        return model
+
+
+def _data(golden: str, directories: Sequence[str]) -> Iterator[bytes]:
+    """Name and digest of every file that a check may read, of the first directory that has it."""
+    seen = set()
+    for directory in directories:
+        base = os.path.join(directory, golden)
+        for place, names, files in os.walk(base):
+            names.sort()
+            for path in sorted(os.path.join(place, name) for name in files):
+                name = os.path.relpath(path, base)
+                if name not in seen:
+                    seen.add(name)
+                    yield name.encode() + b"\0" + _of(path)

@@ -1,0 +1,181 @@
+"""What is wrong with an inventory, before any host is asked: names, kinds, contradictions, groups. Controller only."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import os
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Set, Tuple
+
+import yaml
+from ansible.errors import AnsibleError, AnsibleUndefinedVariable
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import values
+
+GROUPS = ("npu_hosts", "monitoring_hosts")
+# Prefixes that belong to this project: a name below them that nobody reads is a mistake.
+FAMILIES = ("npufleet_", "rbln_", "triton_", "docker_engine_", "model_repository_", "inference_check_", "monitoring_", "preflight_")
+# Of these a site may have variables of its own: only a slip of the finger is refused.
+COMMON_WORDS = ("monitoring_", "preflight_")
+# Names that playbooks and roles register or set themselves, by how they end
+OWN = ("_state", "_result", "_failed", "_item")
+# Variables that are gone, and what stands in their place
+REMOVED: Dict[str, str] = {}
+# Addresses, and the login that is for them
+WITH_LOGIN = {
+    "rbln_driver_package_url": "rbln_driver_package",
+    "triton_image_base_archive": "npufleet_artefact",
+    "triton_image_index_url": "triton_image_index",
+}
+# Names that this alike are taken for a slip of the finger, also outside of the families.
+ALIKE = 0.86
+
+
+class _Specs(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Argument specs hold no templates: a plain loader reads them many times faster than Ansible's, in every run."""
+
+
+_Specs.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
+
+
+def specs(roles: str) -> Dict[str, Mapping[str, Any]]:
+    """{variable: its entry} of every role's meta/argument_specs.yml."""
+    found: Dict[str, Mapping[str, Any]] = {}
+    for path in sorted(glob.glob(os.path.join(roles, "*", "meta", "argument_specs.yml"))):
+        with open(path, encoding="utf-8") as source:
+            read = yaml.load(source, _Specs)
+        for entry in read["argument_specs"].values():
+            found.update(entry.get("options") or {})
+    return values.complete(found)
+
+
+def findings(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]], given: Iterable[str]) -> List[str]:
+    """Every reason against these variables; `given` are the names that the inventory or the command line sets."""
+    given = sorted(given)
+    reasons = list(_names(given, known))
+    kinds, unusable = _kinds(variables, known, given)
+    reasons += kinds
+    usable = _Usable(variables, unusable)
+    return reasons + list(_contradictions(usable)) + list(_groups(usable))
+
+
+def _names(given: List[str], known: Mapping[str, Any]) -> Iterator[str]:
+    """Names that are gone, and names that nobody reads."""
+    for name in given:
+        if name in REMOVED:
+            yield f"{name} is no longer a variable: {REMOVED[name]}"
+        elif name in known or name.startswith(("ansible_", "_")):
+            continue
+        elif name.startswith(FAMILIES):
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+            hint = f"did you mean {near[0]}?" if near else "docs/variables.md lists them"
+            if not name.endswith(OWN) and (near or not name.startswith(COMMON_WORDS)):
+                yield f"{name} is set, and there is no such variable: {hint}"
+        else:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
+            if near:
+                yield f"{name} is set, which nothing reads: did you mean {near[0]}?"
+
+
+def _kinds(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]], given: List[str]) -> Tuple[List[str], Set[str]]:
+    """(values of another kind than they should be and templates that lack something, the names that have them)."""
+    reasons: List[str] = []
+    unusable: Set[str] = set()
+    for name in (one for one in given if one in known):
+        try:
+            # Read, it is of its type
+            variables[name]
+        except AnsibleUndefinedVariable as error:
+            reasons.append(f"{name} cannot be made: {error.message}: set it in the inventory")
+        except AnsibleError as error:
+            reasons.append(f"{name} cannot be made: {error.message}")
+        except Refusal as refusal:
+            reasons += refusal.reasons
+        else:
+            continue
+        unusable.add(name)
+    return reasons, unusable
+
+
+class _Usable(Dict[str, Any]):
+    """Variables whose value can be relied on; any other reads as nothing, so that one mistake is told once."""
+
+    def __init__(self, variables: Mapping[str, Any], unusable: Set[str]) -> None:
+        super().__init__()
+        self._variables = variables
+        self._unusable = unusable
+
+    def __missing__(self, name: str) -> Any:
+        if name in self._unusable or name not in self._variables:
+            return ""
+        try:
+            return self._variables[name]
+        except (AnsibleError, Refusal, TypeError, KeyError, AttributeError):
+            return ""
+
+
+def _contradictions(has: Mapping[str, Any]) -> Iterator[str]:
+    """Values that are good alone and not together."""
+    package = "rbln_driver_package"
+    if has[f"{package}_file"] and has[f"{package}_url"]:
+        yield f"{package}_file and {package}_url are both set: leave one out"
+    for source in (f"{package}_file", f"{package}_url"):
+        if has[source] and not has[f"{package}_sha256"]:
+            yield f"{source} is set without {package}_sha256: add the digest, so that no other package is installed"
+    if has["triton_image_base_archive"] and not has["triton_image_base_archive_sha256"]:
+        yield "triton_image_base_archive is set without triton_image_base_archive_sha256: add `sha256sum` of the archive"
+    for login in ("npufleet_artefact", "triton_image_index", "triton_image_registry"):
+        if bool(has[f"{login}_user"]) != bool(has[f"{login}_password"]):
+            there, gone = ("user", "password") if has[f"{login}_user"] else ("password", "user")
+            yield f"{login}_{there} is set without {login}_{gone}: set both, or none for a server without a login"
+    for name, login in WITH_LOGIN.items():
+        if LOGIN.search(str(has[name])):
+            yield f"{name} has a login in it, which a command line would show: set {login}_user and {login}_password instead"
+    ports: Dict[str, List[str]] = {}
+    for name in ("npufleet_http_port", "npufleet_grpc_port", "npufleet_metrics_port"):
+        ports.setdefault(str(has[name]), []).append(name)
+    for port, names in ports.items():
+        if port and len(names) > 1:
+            yield "{} are all {}: give each a port of its own".format(" and ".join(names), port)
+    if str(has["triton_server_stop_timeout"]).isdigit() and str(has["triton_server_exit_timeout"]).isdigit():
+        engine, server = int(has["triton_server_stop_timeout"]), int(has["triton_server_exit_timeout"])
+        if engine <= server:
+            yield (
+                f"triton_server_stop_timeout is {engine} and triton_server_exit_timeout {server}: "
+                "the engine's has to be longer, or it kills a server that is still ending its work"
+            )
+    if has["triton_server_allow_metrics"] is False and (has["groups"] or {}).get("monitoring_hosts"):
+        yield "triton_server_allow_metrics is off and there are monitoring_hosts: turn it on, or take the hosts out of that group"
+    for name in ("npufleet_http_proxy", "npufleet_https_proxy"):
+        if has[name] and not str(has[name]).startswith(("http://", "https://")):
+            yield f"{name} has no scheme: write it as http://proxy.example.com:3128"
+    if has["npufleet_ca_file"] and not os.path.isfile(str(has["npufleet_ca_file"])):
+        yield f"npufleet_ca_file is {has['npufleet_ca_file']}, and there is no such file on the controller: give its path there"
+
+
+def _groups(has: Mapping[str, Any]) -> Iterator[str]:
+    """Hosts in no group, groups with a slip in their name, and models whose hosts nobody knows."""
+    groups: Mapping[str, List[str]] = has["groups"] or {}
+    lost = sorted(set(groups.get("ungrouped", [])) - {"localhost"})
+    if lost:
+        yield "{} in no group: put {} into npu_hosts or monitoring_hosts".format(
+            ", ".join(lost) + (" is" if len(lost) == 1 else " are"), "it" if len(lost) == 1 else "them"
+        )
+    for name in sorted(set(groups) - set(GROUPS) - {"all", "ungrouped"}):
+        near = difflib.get_close_matches(name, GROUPS, n=1, cutoff=0.8)
+        if near and not groups.get(near[0]):
+            yield f"there is a group {name} and no host in {near[0]}: rename it"
+    hosts = set(groups.get("all", []))
+    fleet = set(groups.get("npu_hosts", []))
+    for entry in (one for one in has["triton_models"] or [] if one.get("hosts")):
+        places = entry["hosts"]
+        unknown = [one for one in places if one not in hosts and one not in groups]
+        if unknown:
+            yield "model {}: `hosts` names {}, which is no host and no group of this inventory: correct it".format(
+                entry["name"], ", ".join(unknown)
+            )
+        elif groups and not any(fleet & ({one} | set(groups.get(one, []))) for one in places):
+            yield "model {}: is placed nowhere, none of {} is in npu_hosts: name hosts that have NPUs".format(
+                entry["name"], ", ".join(places)
+            )

@@ -1,0 +1,212 @@
+"""The variables of a host as the concerns read them, and the desired state made from them. Controller only."""
+
+from __future__ import annotations
+
+import os
+from functools import cache, lru_cache
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Tuple
+
+from ansible.errors import AnsibleUndefinedVariable
+from ansible_collections.npufleet.triton.plugins.module_utils import secret
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
+    driver,
+    engine,
+    image,
+    models,
+    monitoring,
+    probe_timer,
+    server,
+    watchdog,
+)
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, values
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
+
+# Group of a host -> concerns that it has, in the order in which they are applied.
+BY_GROUP = {
+    "npu_hosts": ("driver", "engine", "image", "models", "server", "watchdog", "probe"),
+    "monitoring_hosts": ("monitoring",),
+}
+# What these want may be secret: it travels and is shown sealed
+SEALED: Dict[str, Callable[[Mapping[str, Any], str], Dict[str, Any]]] = {"engine": engine.sealed, "server": server.sealed}
+REQUIRED = {
+    "rbln_release": "the row of files/releases.yml that this fleet runs",
+    "npufleet_npus": "how many NPUs (/dev/rbln*) the host has",
+    "npufleet_card": "the type of its cards, such as RBLN-CA22",
+    "triton_models": "the list of models to serve",
+}
+
+
+def concerns_of(groups: List[str]) -> List[str]:
+    """The concerns of a host in these groups."""
+    return [concern for group, concerns in BY_GROUP.items() if group in groups for concern in concerns]
+
+
+def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
+    """Refuse, all reasons at once, variables from which nothing can be wanted."""
+    known = [concern for group in BY_GROUP.values() for concern in group]
+    unknown = sorted(set(concerns) - set(known))
+    if unknown:
+        raise Refusal([f"there is no concern {', '.join(unknown)}: name some of {', '.join(known)}"])
+    try:
+        crooked = engine.proxy_reasons(variables)
+    except Refusal as refusal:
+        crooked = refusal.reasons
+    if concerns == ["monitoring"]:
+        if crooked:
+            raise Refusal(crooked)
+        return
+    reasons = [
+        f"{name} is not set: it names {what}; set it in the inventory" for name, what in REQUIRED.items() if name not in variables
+    ]
+    if not reasons:
+        try:
+            reasons = list(_against(variables))
+        except Refusal as refusal:
+            reasons = refusal.reasons
+    if reasons or crooked:
+        raise Refusal(misfits(variables) + [one for one in [*reasons, *crooked] if one not in misfits(variables)])
+
+
+def _against(variables: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with variables that all concerns build on, each of which is there."""
+    rows = variables["npufleet_release_rows"]
+    release, card = variables["rbln_release"], variables["npufleet_card"]
+    if release not in rows:
+        yield "rbln_release is {}, there are rows for {}: name one of them, or add a row under npufleet_extra_releases".format(
+            release, ", ".join(sorted(rows))
+        )
+    elif card not in rows[release]["cards"]:
+        yield "npufleet_card is {}, release {} supports {}: choose a release for this card".format(
+            card, release, ", ".join(rows[release]["cards"])
+        )
+    if variables["npufleet_npus"] < 1:
+        yield f"npufleet_npus is {variables['npufleet_npus']}, wanted a number of 1 or more"
+    if not variables.get("triton_server_allow_http", True):
+        yield "triton_server_allow_http is off: what is served is read back over HTTP, so leave it on"
+    here = manifest.placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"])
+    names = [entry["name"] for entry in here]
+    doubles = sorted({name for name in names if names.count(name) > 1})
+    if doubles:
+        yield "triton_models lists {} more than once for the same hosts".format(", ".join(doubles))
+
+
+def misfits(variables: Mapping[str, Any]) -> List[str]:
+    """What of these variables is not of its type."""
+    return variables.misfits if isinstance(variables, Templated) else []
+
+
+def survey(
+    variables: Mapping[str, Any], concerns: List[str], now: bool = False, seal: bool = True
+) -> Tuple[Dict[str, Any], Dict[str, Dict[str, Any]], List[str]]:
+    """(desired state by concern, manifests by model, reasons); a concern that nothing can be wanted of is left out.
+
+    `now` is for a proof; without `seal` secrets are in the clear. Raises Refusal where the variables that all concerns build on are
+    not there.
+    """
+    validate(variables, concerns)
+    wanted: Dict[str, Any] = {}
+    found: Dict[str, Dict[str, Any]] = {}
+    reasons = list(misfits(variables))
+    if {"models", "server"} & set(concerns):
+        try:
+            found, more = manifest.manifests(variables)
+        except Refusal as refusal:
+            more = refusal.reasons
+        reasons += more
+    # Reads every file of the backends, and both concerns want it
+    pinned = lru_cache(maxsize=None)(lambda: image.desired(variables))
+    makers: Dict[str, Callable[[], Dict[str, Any]]] = {
+        "driver": lambda: driver.desired(variables),
+        "engine": lambda: engine.desired(variables),
+        "image": pinned,
+        "models": lambda: models.desired(variables, found),
+        "server": lambda: server.desired(variables, pinned(), found, manifest.cloud_models(variables)),
+        "watchdog": lambda: watchdog.desired(variables),
+        "probe": lambda: probe_timer.desired(variables, inputs.digest(variables) if variables["inference_check_probe"] else None),
+        "monitoring": lambda: monitoring.desired(variables, now),
+    }
+    key = secret.new_key()
+    for concern in concerns:
+        try:
+            made = makers[concern]()
+            wanted[concern] = SEALED[concern](made, key) if seal and concern in SEALED else made
+        except Refusal as refusal:
+            reasons += refusal.reasons
+        except AnsibleUndefinedVariable as error:
+            reasons.append(f"{error.message}: set it in the inventory")
+        except (OSError, TypeError, ValueError, AttributeError) as error:
+            reasons.append(f"{concern}: a variable has a value of another kind than it should: {error}")
+    return wanted, found, list(dict.fromkeys(reasons))
+
+
+def desired(
+    variables: Mapping[str, Any], concerns: List[str], now: bool = False, seal: bool = True
+) -> Tuple[Dict[str, Any], Dict[str, Dict[str, Any]]]:
+    """(desired state by concern, manifests by model). Raises Refusal with the reasons of all concerns."""
+    wanted, found, reasons = survey(variables, concerns, now, seal)
+    if reasons:
+        raise Refusal(reasons)
+    return wanted, found
+
+
+@cache
+def inventory_specs() -> Dict[str, Mapping[str, Any]]:
+    """The specs of every role of this collection, by variable."""
+    return findings.specs(os.path.join(COLLECTION, "roles"))
+
+
+class Templated(Mapping[str, Any]):
+    """Variables of a host over the defaults of all roles, each templated when it is first read, and of its type.
+
+    `raw` is what `template` looks names up in. A value takes the place of its template there, so that what is made of it does
+    not make it anew. A value that is not of the type that the roles' specs say is refused whenever somebody reads it. Those of
+    `given`, the names that are not the roles' own, are looked at beforehand where they are values already: `misfits` is every
+    reason against them.
+    """
+
+    def __init__(self, raw: Dict[str, Any], template: Any, given: Iterable[str] = ()) -> None:
+        self._raw = raw
+        self._template = template
+        # These two hold no templates of ours.
+        self._done = {"hostvars", "groups"}
+        self.misfits: List[str] = []
+        for name in sorted(one for one in given if one in inventory_specs()):
+            if _is_value(raw[name]):
+                try:
+                    self[name]
+                except Refusal as refusal:
+                    self.misfits += refusal.reasons
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._done:
+            value = self.untyped(name)
+            if name in inventory_specs():
+                value = values.fitted(name, value, inventory_specs()[name])
+            self._raw[name] = value
+            self._done.add(name)
+        return self._raw[name]
+
+    def untyped(self, name: str) -> Any:
+        """A value whatever its type."""
+        return self._template(self._raw[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._raw
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._raw)
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+
+def _is_value(raw: Any) -> bool:
+    """Whether there is nothing to be templated or decrypted: reading it costs nothing, and asks nobody."""
+    if isinstance(raw, Mapping):
+        return all(_is_value(one) for one in raw.values())
+    if isinstance(raw, (list, tuple)):
+        return all(_is_value(one) for one in raw)
+    return "{{" not in raw and "{%" not in raw if isinstance(raw, str) else raw is None or isinstance(raw, (int, float))

@@ -1,0 +1,23 @@
+"""What is wrong with the models of a Triton repository, told before a server reads it. Controller only.
+
+A model is what will be served: the files of its directory with those that the inventory adds, and its config with what the
+compiled file's record fills in. `check` is for one model, `check_together` for what several have to agree on.
+"""
+
+from __future__ import annotations
+
+from typing import Collection, List, Mapping, Optional
+
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import config, data, ensemble, layout, names
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Finding, Row
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import Model
+
+
+def check(model: Model, row: Optional[Row] = None) -> List[Finding]:
+    """Findings of one model. Fills in its config from the compiled file's record."""
+    return [*config.check(model, row), *names.check(model), *data.check(model), *layout.check(model)]
+
+
+def check_together(models: Mapping[str, Model], unread: Collection[str], place: ensemble.Place) -> List[Finding]:
+    """Findings of ensembles and their steps. `unread` are models that are there and could not be read."""
+    return list(ensemble.check(models, unread, place))

@@ -1,0 +1,67 @@
+"""What a rule finds, and the release that it was found for."""
+
+from __future__ import annotations
+
+from typing import Any, List, NamedTuple, Optional, Sequence
+
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.text import printable
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import Problem
+
+ERROR = "error"
+WARNING = "warning"
+# What Triton does, as the end of a sentence that begins with its name
+REFUSES = "refuses the model"
+REFUSES_TEXT = "refuses the whole file"
+IGNORES = "passes it over"
+TAKES = "loads the model with it"
+HANGS_OLD = "before 25.08 waits for ever and its ports never open, later it refuses the model"
+HANGS = "waits for ever and its ports never open"
+ENDS = "ends, with every model that it serves"
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong: where, what was found, what is wanted, what to do, what Triton does as long as it stands.
+
+    `triton` is "" for what is a matter of sending files, not of serving them.
+    """
+
+    model: str
+    file: str
+    line: Optional[int]
+    field: str
+    found: str
+    wanted: str
+    do: str
+    severity: str
+    rule: str
+    triton: str = REFUSES
+
+    def sentence(self) -> str:
+        """The finding as one line that can be printed anywhere."""
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        field = f"{self.field}: " if self.field else ""
+        line = f"{place}: {field}found {self.found}, wanted {self.wanted}: {self.do}"
+        line += f"; as it is, Triton {self.triton}" if self.triton else ""
+        return printable(line)
+
+
+class Row(NamedTuple):
+    """The release that the models are for; without one, every field of the newest schema is known."""
+
+    name: str
+    triton: str
+
+
+def reasons(findings: Sequence[Finding]) -> List[str]:
+    """The errors among them, as reasons of a refusal."""
+    return [f"model {one.model}: {one.sentence()}" for one in findings if one.severity == ERROR]
+
+
+def no_files(model: str, problems: Sequence[Problem]) -> List[Finding]:
+    """What lies in a model and is no file to send, as errors."""
+    return [Finding(model, one.path, None, "", one.found, one.wanted, one.do, ERROR, "files", "") for one in problems]
+
+
+def listed(values: Any) -> str:
+    """Values as a person reads them."""
+    return ", ".join(str(one) for one in values) or "none"

@@ -1,0 +1,3 @@
+"""The report of a fleet: what it shows."""
+
+from __future__ import annotations

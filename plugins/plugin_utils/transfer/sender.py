@@ -1,0 +1,355 @@
+"""The controller's half of a transfer: what to push and what the host pulls, rsync through its module, and how far it is.
+
+Bytes go through ansible.posix.synchronize into `incoming/` of the host, as the connecting user and under that directory's lock,
+which dies with the connection. What came is verified and kept by the module model_store.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import fcntl
+import getpass
+import os
+import re
+import shlex
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from typing import Any, Callable, Dict, List, Mapping, Optional
+
+from ansible.errors import AnsibleError
+from ansible.utils.display import Display
+from ansible_collections.npufleet.triton.plugins.module_utils import secret
+from ansible_collections.npufleet.triton.plugins.module_utils.fetch import download
+from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, blobs
+from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import preflight_inputs
+
+# Seconds between two lines about a transfer; one that takes less says nothing.
+TELL = 10.0
+AGAIN = 2.0
+# Seconds that the host's rsync waits for the lock, and after which an rsync without a byte gives up
+LOCK_WAIT = 20
+RSYNC_TIMEOUT = 120
+
+
+class Pace:
+    """How far a transfer is: bytes, rate since it began, time left."""
+
+    def __init__(self, host: str, total: Optional[int], arrived: int, now: float) -> None:
+        self.host, self.total, self.begun_at, self.begun = host, total, arrived, now
+
+    def line(self, done: int, now: float) -> str:
+        """One line for people."""
+        rate = (done - self.begun_at) / max(now - self.begun, 0.001)
+        of = f" of {self.total // blobs.MIB}" if self.total else ""
+        left = f", {max(self.total - done, 0) / rate:.0f} s left" if self.total and rate >= 1 else ""
+        mib = rate / blobs.MIB
+        return f"{self.host}: models: {done // blobs.MIB}{of} MiB, {mib:.{0 if mib >= 10 else 1}f} MiB/s{left}"
+
+
+class Sender:
+    """One transfer to one host."""
+
+    def __init__(self, action: Any, host: str, variables: Mapping[str, Any], task_vars: Mapping[str, Any]) -> None:
+        self.action, self.host, self.variables, self.task_vars = action, host, variables, task_vars
+        self.root = str(action._task.args.get("root") or variables["npufleet_root"])
+        self.incoming = str(action._task.args.get("incoming") or variables["npufleet_incoming"])
+        self.cache = os.path.join(variables["npufleet_cache"], "blobs")
+        self.here = variables["model_repository_fetch"] == "controller"
+        self.fetching: Dict[str, str] = {}
+        self.arrived: Dict[str, int] = {}
+        # Bytes of what the host pulls, as it says itself
+        self.pulled: Optional[int] = None
+
+    def send(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
+        """Bring these blobs to the host; raises StoreError with what was found, wanted and to be done."""
+        if not missing:
+            return {"changed": False, "transferred": {}, "bytes_moved": 0}
+        # The host says what it lacks, and each name becomes a path on the controller
+        strange = sorted(host_text.line(one)[:80] for one in missing if one not in origins)
+        if strange:
+            raise StoreError(
+                f"it asks for {', '.join(strange[:5])}, which no model of the inventory has: nothing was sent; "
+                "find out who changed that host"
+            )
+        try:
+            return self._send(self._routes(missing, origins))
+        except (download.SourceError, OSError) as error:
+            raise StoreError(str(error)) from None
+
+    # What goes which way
+
+    def _routes(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
+        """{digest: origin} with its size where it is known, its name for messages, and whether the host pulls it."""
+        way, secrets = preflight_inputs.way(self.variables, self.here)
+        bundle = self.variables["model_repository_bundle"]
+        inside = download.bundled(bundle) if self.here else {}
+        routes: Dict[str, Dict[str, Any]] = {}
+        reasons = []
+        for digest in missing:
+            one = dict(origins.get(digest) or {})
+            if digest in inside:
+                one = {"bundle": bundle}
+            one["pull"] = not self.here and not one.get("file")
+            one["source"] = download.words(one)
+            routes[digest] = one
+            if one["pull"]:
+                continue
+            try:
+                cached = os.path.join(self.cache, digest)
+                whole = os.path.getsize(cached) if os.path.isfile(cached) and not one.get("file") else None
+                one["size"] = inside.get(digest) or whole or download.size(one, digest, way, secrets)
+            except download.SourceError as error:
+                reasons.append(f"blob {digest[:12]} from {one['source']}: {error}")
+        if reasons:
+            raise StoreError("; ".join(reasons))
+        return routes
+
+    # Steps
+
+    def _send(self, routes: Dict[str, Dict[str, Any]]) -> Dict[str, Any]:
+        deadline = time.monotonic() + int(self.variables["model_repository_lock_timeout"])
+        told = time.monotonic()
+        while True:
+            answer = self._step("prepare", routes)
+            if "busy" not in answer:
+                needed = {digest: routes[digest] for digest in answer["needed"]}
+                self.arrived = answer["arrived"]
+                if self._push(needed):
+                    taken = self._take(routes, needed)
+                    if taken is not None:
+                        moved = sum(taken[digest] for digest in needed) - self._before(needed)
+                        sizes = {digest: taken[digest] for digest in needed}
+                        return {"changed": True, "transferred": sizes, "bytes_moved": max(moved, 0)}
+                continue
+            if time.monotonic() > deadline:
+                raise StoreError(
+                    f"found {answer['busy']} transferring to this host, wanted it done within "
+                    f"{self.variables['model_repository_lock_timeout']} s: run again when it is, or raise "
+                    "model_repository_lock_timeout"
+                )
+            if time.monotonic() - told >= TELL:
+                told = time.monotonic()
+                Display().display(f"{self.host}: models: waits for {answer['busy']}, who transfers to this host")
+            time.sleep(AGAIN)
+
+    def _step(self, name: str, routes: Mapping[str, Any], pull: bool = False) -> Dict[str, Any]:
+        """One call of the module on the host; secrets go along only where it fetches itself."""
+        way, secrets = preflight_inputs.way(self.variables, self.here) if pull else ({}, {})
+        order = {"do": name, "user": self._user(), "by": f"{getpass.getuser()}@{socket.gethostname()}", "blobs": routes}
+        order["bundle"] = "" if self.here else self.variables["model_repository_bundle"]
+        order["way"] = way
+        hidden_too = {**secrets, "addresses": secret.of_addresses(order)}
+        arguments = {"root": self.root, "incoming": self.incoming, "transfer": order, "secrets": hidden_too}
+        answer: Dict[str, Any] = self.action.ask("model_store", arguments, self.task_vars)
+        if answer.get("failed"):
+            raise StoreError(str(answer.get("msg") or answer))
+        return answer
+
+    def _user(self) -> str:
+        """Who connects, to whom `incoming/` belongs."""
+        return str(self.variables.get("ansible_user") or self.action._play_context.remote_user or getpass.getuser())
+
+    def _take(self, routes: Mapping[str, Any], needed: Mapping[str, Any]) -> Optional[Dict[str, int]]:
+        """Have the host pull what it pulls, and keep everything; None when another controller came first."""
+        pulls = {digest: one for digest, one in needed.items() if one["pull"]}
+        try:
+            if pulls:
+                sizes = [one.get("size") for one in pulls.values()]
+                total = sum(filter(None, sizes)) if all(sizes) else None
+                answer = self._watched(lambda: self._step("take", routes, True), self._look(pulls), total, self._before(pulls))
+            else:
+                answer = self._step("take", routes)
+        except StoreError:
+            self._clean_cache(needed)
+            raise
+        return answer.get("taken")
+
+    def _clean_cache(self, needed: Mapping[str, Any]) -> None:
+        """A file of the cache that is not what its name says would come again and again."""
+        for digest in needed:
+            path = os.path.join(self.cache, digest)
+            if os.path.isfile(path) and blobs.file_digest(path) != digest:
+                os.unlink(path)
+
+    # Pushing
+
+    def _push(self, needed: Mapping[str, Mapping[str, Any]]) -> bool:
+        """rsync everything that is pushed; False when another controller came first."""
+        pushes = {digest: one for digest, one in needed.items() if not one["pull"]}
+        if not pushes:
+            return True
+        files = self._local(pushes)
+        with tempfile.TemporaryDirectory() as staging:
+            for digest, path in files.items():
+                os.symlink(os.path.abspath(path), os.path.join(staging, digest))
+            total = sum(map(os.path.getsize, files.values()))
+            result = self._watched(lambda: self._rsync(staging), self._look(pushes), total, self._before(pushes))
+        if not result.get("failed"):
+            return True
+        said = " ".join(str(result.get("msg") or result).split())
+        if "No space left on device" in said or "Disk quota exceeded" in said:
+            dropped = self._step("drop", pushes).get("dropped", {})
+            raise StoreError(
+                f"{self.incoming} is full (No space left on device) in the middle of {total} bytes; {sum(dropped.values())} bytes "
+                "of partial files were removed again: make room there"
+            )
+        if "busy" in self._step("prepare", pushes):
+            return False
+        raise StoreError(f"the transfer broke off ({said[-400:]}): run again, it goes on where it stopped")
+
+    def _rsync(self, staging: str) -> Dict[str, Any]:
+        """One call of synchronize. Not under become: rsync could not answer sudo's question for a password."""
+        task = self.action._task.copy()
+        task.args = {
+            "src": staging + "/",
+            "dest": self.incoming + "/",
+            "archive": False,
+            "compress": False,
+            "copy_links": True,
+            "delay_updates": False,
+            "recursive": True,
+            "times": True,
+            "verify_host": True,
+            "use_ssh_args": True,
+            "ssh_connection_multiplexing": True,
+            "rsync_timeout": RSYNC_TIMEOUT,
+            "rsync_opts": list(self.variables["model_repository_rsync_options"]),
+            # The lock is of the process at the other end of the connection.
+            "rsync_path": f"flock --timeout {LOCK_WAIT} {shlex.quote(self.incoming)} rsync",
+        }
+        context = self.action._play_context.copy()
+        context.become = False
+        synchronize = self.action._shared_loader_obj.action_loader.get(
+            "ansible.posix.synchronize",
+            task=task,
+            connection=self.action._connection,
+            play_context=context,
+            loader=self.action._loader,
+            templar=self.action._templar,
+            shared_loader_obj=self.action._shared_loader_obj,
+        )
+        return dict(synchronize.run(task_vars=dict(self.task_vars)))
+
+    def _local(self, pushes: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
+        """{digest: file on the controller}; what is not here yet is fetched into the cache, by one host for all."""
+        files: Dict[str, str] = {}
+        absent: Dict[str, Mapping[str, Any]] = {}
+        for digest, one in pushes.items():
+            cached = os.path.join(self.cache, digest)
+            if one.get("file"):
+                files[digest] = one["file"]
+            elif one.get("bundle") and os.path.isdir(one["bundle"]):
+                files[digest] = os.path.join(one["bundle"], "blobs", "sha256", digest)
+            elif os.path.isfile(cached):
+                files[digest] = cached
+            else:
+                absent[digest] = one
+        if absent:
+            os.makedirs(self.cache, mode=0o700, exist_ok=True)
+            partial = {digest: _size_of(os.path.join(self.cache, digest + ".partial")) for digest in absent}
+            sizes = {digest: one.get("size") for digest, one in absent.items()}
+            why = blobs.short_of_room(f"{self.cache} on the controller", shutil.disk_usage(self.cache).free, partial, sizes)
+            if why:
+                raise StoreError(why)
+            total = sum(filter(None, sizes.values())) if all(sizes.values()) else None
+            files.update(self._watched(lambda: self._fetch(absent), self._fetched, total, sum(partial.values())))
+        return files
+
+    def _fetch(self, absent: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
+        way, secrets = preflight_inputs.way(self.variables, self.here)
+        files = {}
+        for digest, one in sorted(absent.items()):
+            files[digest] = path = os.path.join(self.cache, digest)
+            partial, lock = path + ".partial", path + ".lock"
+            with open(lock, "w", encoding="utf-8") as held:
+                fcntl.flock(held, fcntl.LOCK_EX)
+                if os.path.isfile(path):
+                    if os.path.exists(lock):
+                        os.unlink(lock)
+                    continue
+                self.fetching[digest] = partial
+                try:
+                    download.fetch(one, digest, partial, way, secrets)
+                except (download.SourceError, OSError) as error:
+                    raise StoreError(f"blob {digest[:12]} from {one['source']}: {error}") from None
+                proven = blobs.file_digest(partial)
+                if proven != digest:
+                    os.unlink(partial)
+                    raise StoreError(
+                        f"blob {digest[:12]} arrived from {one['source']} with SHA-256 {proven}, wanted {digest}: it was removed; "
+                        "compare the source with `sha256` in the inventory"
+                    )
+                os.chmod(partial, 0o644)
+                os.replace(partial, path)
+                os.unlink(lock)
+        return files
+
+    def _fetched(self) -> Optional[int]:
+        """Bytes of what this process fetches; None while another one fetches for it."""
+        if not self.fetching:
+            return None
+        return sum(max(_size_of(partial), _size_of(partial[: -len(".partial")])) for partial in self.fetching.values())
+
+    # Watching
+
+    def _before(self, digests: Mapping[str, Any]) -> int:
+        """Bytes that had arrived before this run."""
+        return sum(size for digest, size in self.arrived.items() if digest in digests)
+
+    def _look(self, digests: Mapping[str, Any]) -> Callable[[], Optional[int]]:
+        """Asks the host for the bytes that have arrived, by a connection of its own; that also tells it that somebody watches."""
+        watcher = copy.copy(self.action)
+        watcher._connection = copy.copy(self.action._connection)
+        watcher._connection._shell = copy.copy(watcher._connection._shell)
+        place = shlex.quote(self.incoming)
+        command = f"cd {place} && touch -c {blobs.CONTROLLER}; cat {blobs.TOTAL}; find . -maxdepth 1 -type f -printf '%f %s\\n'"
+
+        def look() -> Optional[int]:
+            try:
+                found = watcher._low_level_execute_command(command, sudoable=watcher._connection.transport == "local")
+            except AnsibleError:
+                # The transfer itself will tell what became of the connection.
+                return None
+            total = re.search(r"^total (\d+)$", found.get("stdout", ""), re.MULTILINE)
+            self.pulled = int(total.group(1)) if total else None
+            done: Dict[str, int] = {}
+            for name, size in re.findall(r"^\.?([0-9a-f]{64})\S* (\d+)$", found.get("stdout", ""), re.MULTILINE):
+                done[name] = max(done.get(name, 0), int(size))
+            return sum(size for name, size in done.items() if name in digests)
+
+        return look
+
+    def _watched(self, work: Callable[[], Any], look: Callable[[], Optional[int]], total: Optional[int], before: int = 0) -> Any:
+        """Do the work in a thread, and tell how far it is while it lasts."""
+        ended: Dict[str, Any] = {}
+        context = contextvars.copy_context()
+
+        def body() -> None:
+            try:
+                ended["result"] = context.run(work)
+            except BaseException as error:
+                ended["error"] = error
+
+        thread = threading.Thread(target=body, daemon=True)
+        pace = Pace(self.host, total, before, time.monotonic())
+        thread.start()
+        while True:
+            thread.join(TELL)
+            if not thread.is_alive():
+                break
+            done = look()
+            if done is not None and thread.is_alive():
+                pace.total = pace.total or self.pulled
+                Display().display(pace.line(done, time.monotonic()))
+        if "error" in ended:
+            raise ended["error"]
+        return ended["result"]
+
+
+def _size_of(path: str) -> int:
+    return os.path.getsize(path) if os.path.isfile(path) else 0

@@ -1,0 +1,122 @@
+"""The rooms of plugins/: who may import whom, how large a room and a file may be, and what may know of Ansible."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+
+PLUGINS = ROOT / "plugins"
+OWN = "ansible_collections.npufleet.triton.plugins."
+# From the ground up; a room knows those below its own floor, and a file its neighbours. A file beside rooms is a room of its own.
+FLOORS = [
+    ["module_utils.archive", "module_utils.locks", "module_utils.secret", "module_utils.shapes", "module_utils.system"],
+    ["module_utils.http_probe", "module_utils.plan", "module_utils.redact", "module_utils.vendor_tool"],
+    ["module_utils.engine"],
+    ["module_utils.triton"],
+    ["module_utils.store"],
+    ["module_utils.fetch", "module_utils.inference"],
+    ["module_utils.concerns"],
+    ["module_utils.adoption", "module_utils.change", "module_utils.preflight", "module_utils.support"],
+    ["modules"],
+    ["plugin_utils.command_line", "plugin_utils.host_text", "plugin_utils.paths", "plugin_utils.runs"],
+    ["plugin_utils.archives", "plugin_utils.models"],
+    ["plugin_utils.checks"],
+    ["plugin_utils.inventory"],
+    ["plugin_utils.adopt", "plugin_utils.report", "plugin_utils.transfer"],
+    ["plugin_utils.action"],
+    ["action", "filter", "lookup"],
+]
+# What runs where no Ansible is: the commands, programs on hosts, clients in containers
+WITHOUT_ANSIBLE = (
+    "module_utils.",
+    "plugin_utils.checks.",
+    "plugin_utils.command_line",
+    "plugin_utils.models.",
+    "plugin_utils.report.",
+)
+ROOM, FILE = 12, 400
+LARGE_ROOMS = {"plugins/plugin_utils/models/lint": "a file for each kind of rule"}
+FILES = sorted(path for path in PLUGINS.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """A file as it is imported, below plugins/."""
+    name = path.relative_to(PLUGINS).with_suffix("").as_posix().replace("/", ".")
+    return name.removesuffix(".__init__")
+
+
+def room_of(name: str) -> str:
+    """The room of a module: the first two parts of its name, or the kind of plugin that it is."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0].endswith("_utils") else parts[0]
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Everything that a file imports, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def upward() -> Iterator[str]:
+    floor = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+    for path in FILES:
+        here = room_of(name_of(path))
+        for name in imported(path):
+            there = room_of(name[len(OWN) :]) if name.startswith(OWN) else here
+            if there != here and floor[there] >= floor[here]:
+                yield f"{here} -> {there}: {path.relative_to(ROOT)}"
+
+
+def test_every_room_has_its_floor() -> None:
+    rooms = {room_of(name_of(path)) for path in FILES}
+    assert sorted(rooms) == sorted(room for rooms in FLOORS for room in rooms)
+
+
+def test_arrows_go_downwards_only() -> None:
+    assert list(upward()) == []
+
+
+def test_modules_and_what_runs_on_hosts_know_nothing_of_the_controller() -> None:
+    on_hosts = [path for path in FILES if name_of(path).startswith(("modules.", "module_utils."))]
+    known = [
+        f"{path.relative_to(ROOT)}: {name}" for path in on_hosts for name in imported(path) if name.startswith(OWN + "plugin_utils")
+    ]
+    assert known == []
+    assert len(on_hosts) > 50
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if name_of(path).startswith(WITHOUT_ANSIBLE)], ids=name_of)
+def test_what_runs_without_ansible_imports_nothing_of_it(path: Path) -> None:
+    assert [name for name in imported(path) if name == "ansible" or name.startswith("ansible.")] == []
+
+
+def test_rooms_are_small() -> None:
+    sizes = {
+        str(place.relative_to(ROOT)): len([one for one in place.iterdir() if one.suffix == ".py" and one.stem != "__init__"])
+        for place in (PLUGINS, *(path for path in PLUGINS.rglob("*") if path.is_dir()))
+        if "__pycache__" not in place.parts
+    }
+    assert {place: size for place, size in sizes.items() if size > ROOM}.keys() == LARGE_ROOMS.keys()
+
+
+def test_files_are_short_or_say_why() -> None:
+    """Documentation of a module's options is not counted."""
+    long = []
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        told = sum(
+            (node.end_lineno or 0) - node.lineno + 1
+            for node in tree.body
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in ("DOCUMENTATION", "EXAMPLES", "RETURN")
+        )
+        lines = len(path.read_text().splitlines()) - told
+        if lines > FILE and "lines:" not in (ast.get_docstring(tree) or ""):
+            long.append(f"{path.relative_to(ROOT)}: {lines} lines")
+    assert long == []
