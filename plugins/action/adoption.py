@@ -12,12 +12,13 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ansible.errors import AnsibleActionFail
 from ansible.template import trust_as_template
 from ansible_collections.npufleet.triton.plugins.module_utils import adoption
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import of_groups
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import options
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt import first_check
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import concerns_of, desired, validate
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import desired, validate
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 
 MARK = "adoption.json"
@@ -91,7 +92,7 @@ class ActionModule(FleetAction):
         vault = translation.vault if dest else {}
         seen = self.variables({**task_vars, **vault, **trusted(overlay), "triton_server_name": name})
         with self.refusing(host):
-            wanted, _manifests = desired(seen, [one for one in concerns_of(list(task_vars["group_names"])) if one in CONCERNS])
+            wanted, _manifests = desired(seen, [one for one in of_groups(list(task_vars["group_names"])) if one in CONCERNS])
         if not dest:
             gone = sorted(set(found["models"]) - set(wanted["server"]["models"]))
             if gone:

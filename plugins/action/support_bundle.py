@@ -11,13 +11,14 @@ from typing import Any, Dict, List, Mapping, Tuple
 from ansible import __version__ as ansible_version
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import address
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import of_groups
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.redact import base64_cores, forms, secret_values
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import SHORTEST, looks_secret
 from ansible_collections.npufleet.triton.plugins.modules.support_bundle import pack
 from ansible_collections.npufleet.triton.plugins.plugin_utils import archives, host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, concerns_of, desired
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, desired
 from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
 
 # The module's options, and the variables that they follow
@@ -52,7 +53,7 @@ class ActionModule(FleetAction):
             # An address that nothing can be published on costs the differences, not the bundle
             arguments["address"] = address(variables)
         arguments.update(self._task.args)
-        concerns = arguments.get("concerns") or concerns_of(list(task_vars.get("group_names", [])))
+        concerns = arguments.get("concerns") or of_groups(list(task_vars.get("group_names", [])))
         dest = self._loader.path_dwim(arguments.pop("dest"))
         stamp = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
         secrets, names, errors = self._secrets(variables)

@@ -6,11 +6,20 @@ Everything that looks at differences (status, check mode, the rollout, the proof
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Literal, TypedDict
 
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import without_login
 
-Item = Dict[str, Any]
+
+class Item(TypedDict):
+    """One difference: `current` None means that it is not there, `desired` None that it should not be."""
+
+    concern: str
+    name: str
+    current: Any
+    desired: Any
+    action: str
+
 
 # Actions that no run can take: somebody has to look at the hardware.
 INSPECT = "inspect"
@@ -26,7 +35,7 @@ class Refusal(Exception):
 
 
 def item(concern: str, name: str, current: Any, desired: Any, action: str) -> Item:
-    """One difference. `current` None means that it is not there, `desired` None that it should not be."""
+    """One difference."""
     return {"concern": concern, "name": name, "current": current, "desired": desired, "action": action}
 
 
@@ -49,7 +58,7 @@ def sentence(one: Item, most: int = LINE) -> str:
 def as_diff(plan: List[Item]) -> Dict[str, str]:
     """The plan in the form that `--diff` prints."""
 
-    def side(key: str) -> str:
+    def side(key: Literal["current", "desired"]) -> str:
         return "".join("{} {}: {}\n".format(one["concern"], one["name"], short(one[key])) for one in plan)
 
     return {"before_header": "found", "after_header": "wanted", "before": side("current"), "after": side("desired")}

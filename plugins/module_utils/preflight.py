@@ -1,4 +1,4 @@
-"""What on a host stands in the way of its plan, judged against the conditions that supplies.py makes: all reasons at once.
+"""What on a host stands in the way of its plan, judged against the conditions that preflight_inputs.py makes: all reasons at once.
 
 Only what the plan needs is asked for: a host that is as wanted has nothing in its way.
 """

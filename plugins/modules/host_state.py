@@ -186,7 +186,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, resume
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models, probe_timer, server, watchdog
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.all import CONCERNS
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import contexts
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, as_diff, sentence

@@ -23,6 +23,7 @@ import numpy as np
 from ansible_collections.npufleet.triton.plugins.action.model_store import _with_contents
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
@@ -180,7 +181,7 @@ class Host:
         return "; ".join(map(sentence, self.plan(self.manifests(repository))))
 
     def plan(self, found: dict[str, Any]) -> list[dict[str, Any]]:
-        desired = models.desired({**VARIABLES, "npufleet_root": self.root, "npufleet_incoming": self.incoming}, found)
+        desired = models.desired({**VARIABLES, "npufleet_root": self.root, "npufleet_incoming": self.incoming}, Given(found))
         return models.diff(desired, models.read(desired))
 
     def run(self, repository: Path, dies: bool = False, between: Callable[[], None] | None = None, changed: bytes = b"") -> bool:

@@ -10,6 +10,7 @@ import json
 import re
 import sys
 import tarfile
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,7 +122,16 @@ def make(site: Path) -> Hostile:
 
 def honest() -> dict[str, Any]:
     """What a host says that is as wanted."""
-    state = {"changed": False, "plan": [], "report": [], "maintenance": None, "actual": {}, "held": {}, "refusals": []}
+    state = {
+        "changed": False,
+        "plan": [],
+        "report": [],
+        "maintenance": None,
+        "actual": {},
+        "held": {},
+        "refusals": [],
+        "clock": time.time(),
+    }
     check = {"name": "digits/http/one", "model": "digits", "protocol": "http", "ok": True, "ms": 2.5}
     return {
         "any": {"changed": False},
@@ -171,6 +181,7 @@ def said(words: Words) -> dict[str, Any]:
         "actual": actual,
         "held": {bad: hold, "digits": hold},
         "refusals": [],
+        "clock": time.time(),
         "warnings": [bad],
         "diff": {"before": bad, "after": bad, "before_header": bad, "after_header": bad},
         "ansible_facts": {"npufleet_root": words.template, "ansible_connection": "local"},

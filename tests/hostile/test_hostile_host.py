@@ -73,7 +73,7 @@ def test_a_rollout_in_check_mode(hostile: Hostile, playbook: str) -> None:
     assert code == 2 and "1 of 2 hosts refused" in output, output
 
 
-@pytest.mark.parametrize("answer", [{"plan": "text"}, {"held": ["x"]}])
+@pytest.mark.parametrize("answer", [{"plan": "text"}, {"held": ["x"]}, {"clock": "x"}])
 def test_an_answer_of_another_shape_is_a_refusal(hostile: Hostile, answer: dict[str, Any]) -> None:
     hostile.answers(host_state={**said(hostile.words)["host_state"], **answer})
     code, output = hostile.play("site.yml", "--check")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server, watchdog
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from ansible_collections.npufleet.triton.plugins.module_utils.support.collect import _answer
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Limits
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import http_api
@@ -33,7 +34,7 @@ IMAGE = {"id": "sha256:" + "a" * 64}
 )
 def test_everybody_asks_one_address(listens: str, asked: str) -> None:
     variables = fleet(triton_server_listen_address=listens, npufleet_http_port=9000)
-    wanted = server.desired(variables, IMAGE, {})
+    wanted = server.desired(variables, Given(image=lambda: IMAGE))
     assert wanted["address"] == asked
     assert json.loads(watchdog.desired(variables)["files"]["config"])["address"] == asked
     assert inputs.server_of(variables)["address"] == asked

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from ansible_collections.npufleet.triton.plugins.module_utils.store import prepare
 from helpers import fleet
 
@@ -65,7 +66,7 @@ def test_desired_leaves_the_contents_out() -> None:
         "files": FILES,
         "contents": {"config.pbtxt": b""},
     }
-    assert models.desired(fleet(), {"digits": manifest}) == {
+    assert models.desired(fleet(), Given({"digits": manifest})) == {
         "root": "/var/lib/npufleet",
         "incoming": "/var/lib/npufleet/incoming",
         "verify": False,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import monitoring
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from helpers import fleet, http_server
 
 TARGETS = "/api/v1/targets?state=active"
@@ -27,7 +28,7 @@ def desired(now: bool = False, **inventory: Any) -> dict[str, Any]:
         },
         **inventory,
     }
-    return monitoring.desired(fleet(**variables), now)
+    return monitoring.desired(fleet(**variables), Given(now=now))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import pytest
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils import archive, inference
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer as subject
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.modules import inference_check
@@ -39,7 +40,7 @@ PROGRAM = base64.b64encode(archive.of(check_client.ENTRY)).decode()
 
 
 def wanted(**inventory: Any) -> dict[str, Any]:
-    return subject.desired(fleet(npufleet_lock={"24.01": {"id": "sha256:abc"}}, **inventory), "d1")
+    return subject.desired(fleet(npufleet_lock={"24.01": {"id": "sha256:abc"}}, **inventory), Given(checks=lambda: "d1"))
 
 
 def actual(desired: dict[str, Any], **changes: Any) -> dict[str, Any]:

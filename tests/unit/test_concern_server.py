@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container, server
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, as_diff, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import log
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
@@ -38,7 +39,9 @@ HTTP_JSON = "ansible_collections.npufleet.triton.plugins.module_utils.triton.ser
 
 def wanted(mode: str = "explicit", manifests: dict[str, Any] | None = None, **inventory: Any) -> dict[str, Any]:
     inventory = {"triton_server_environment": {"RBLN_DEVICES": "0,1"}, "triton_server_model_control_mode": mode, **inventory}
-    return server.desired(fleet(**inventory), {"id": IMAGE["Id"]}, MANIFESTS if manifests is None else manifests)
+    return server.desired(
+        fleet(**inventory), Given(MANIFESTS if manifests is None else manifests, image=lambda: {"id": IMAGE["Id"]})
+    )
 
 
 def sealed(mode: str = "explicit", **inventory: Any) -> dict[str, Any]:
@@ -872,7 +875,7 @@ KEYS = {"s3": {"": {"key_id": "access-of-ours", "secret_key": "secret-of-ours", 
 def test_models_of_an_object_store_have_to_be_ready_and_nothing_more() -> None:
     repositories = ["/var/lib/npufleet/served", "s3://models"]
     given = fleet(triton_server_model_control_mode="explicit", triton_server_model_repositories=repositories)
-    asked = server.desired(given, {"id": IMAGE["Id"]}, MANIFESTS, ["far"])
+    asked = server.desired(given, Given(MANIFESTS, ["far"], lambda: {"id": IMAGE["Id"]}))
     assert [one for one in asked["container"]["command"] if one.startswith("--load-model")] == [
         "--load-model=digits",
         "--load-model=far",

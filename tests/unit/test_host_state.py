@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import all as all_concerns
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import registry
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import item
 from ansible_collections.npufleet.triton.plugins.modules import host_state
 from helpers import run_module
@@ -53,8 +53,8 @@ def run(monkeypatch: pytest.MonkeyPatch, concerns: dict[str, Concern], check: bo
 
 
 def test_concerns_are_in_the_order_in_which_they_are_applied() -> None:
-    assert list(all_concerns.CONCERNS) == ["driver", "engine", "image", "models", "server", "watchdog", "probe", "monitoring"]
-    for name, concern in all_concerns.CONCERNS.items():
+    assert list(registry.CONCERNS) == ["driver", "engine", "image", "models", "server", "watchdog", "probe", "monitoring"]
+    for name, concern in registry.CONCERNS.items():
         assert (concern.CONCERN, callable(concern.desired), callable(concern.read), callable(concern.diff)) == (name, *[True] * 3)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer, server, watchdog
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
@@ -25,7 +26,7 @@ OWN = "an-operators-own-key"
 
 
 def desired(**inventory: Any) -> dict[str, Any]:
-    return server.desired(fleet(**inventory), {"id": "sha256:1", "options": []}, {})
+    return server.desired(fleet(**inventory), Given(image=lambda: {"id": "sha256:1", "options": []}))
 
 
 # Which doors
@@ -101,7 +102,7 @@ def test_what_cannot_be_meant_is_refused_without_telling_the_key(inventory: dict
 
 def test_services_of_clouds_are_off_where_the_image_knows_them() -> None:
     def line(options: list[str]) -> list[str]:
-        found = server.desired(fleet(), {"id": "sha256:1", "options": options}, {})["container"]["command"]
+        found = server.desired(fleet(), Given(image=lambda: {"id": "sha256:1", "options": options}))["container"]["command"]
         return [one for one in found if "sagemaker" in one or "vertex" in one]
 
     assert line(["allow-sagemaker", "allow-vertex-ai"]) == ["--allow-sagemaker=false", "--allow-vertex-ai=false"]
@@ -115,9 +116,9 @@ def test_services_of_clouds_are_off_where_the_image_knows_them() -> None:
 def test_an_operators_key_is_in_nothing_that_leaves_the_controller_but_its_fingerprint() -> None:
     variables = fleet(triton_server_api_key=OWN, triton_server_restricted_apis=list(keys.APIS))
     wanted = [
-        server.desired(variables, {"id": "sha256:1"}, {}),
+        server.desired(variables, Given(image=lambda: {"id": "sha256:1"})),
         watchdog.desired(variables),
-        probe_timer.desired(variables, None),
+        probe_timer.desired(variables),
     ]
     assert OWN not in json.dumps(wanted)
     assert wanted[0]["key_fingerprint"] == keys.digest(variables)
@@ -127,7 +128,7 @@ def test_an_operators_key_is_in_nothing_that_leaves_the_controller_but_its_finge
 
 def test_checks_have_the_key_only_where_they_need_it() -> None:
     assert keys.for_checks(fleet()) is None
-    assert json.loads(probe_timer.desired(fleet(), None)["files"]["config"])["key"] is None
+    assert json.loads(probe_timer.desired(fleet())["files"]["config"])["key"] is None
     assert keys.for_checks(fleet(triton_server_restricted_apis=["model-repository", "inference"])) is not None
 
 

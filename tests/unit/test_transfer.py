@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.fetch import recei
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.transfer import sender
 from test_action_host_state import play, variables
-from test_sources import needs_rclone
+from test_download import needs_rclone
 
 CONTENT, OTHER = os.urandom(3_000_000), os.urandom(2_000_000)
 PLAYBOOK = """

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import of_groups
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables as subject
 from helpers import ROW, fleet
@@ -40,10 +41,10 @@ def reasons(concerns: list[str] | None = None, **changes: Any) -> list[str]:
 
 
 def test_concerns_of_a_host() -> None:
-    assert subject.concerns_of(["all", "npu_hosts"]) == NPU
-    assert subject.concerns_of(["monitoring_hosts"]) == ["monitoring"]
-    assert subject.concerns_of(["monitoring_hosts", "npu_hosts"]) == [*NPU, "monitoring"]
-    assert subject.concerns_of(["all", "ungrouped"]) == []
+    assert of_groups(["all", "npu_hosts"]) == NPU
+    assert of_groups(["monitoring_hosts"]) == ["monitoring"]
+    assert of_groups(["monitoring_hosts", "npu_hosts"]) == [*NPU, "monitoring"]
+    assert of_groups(["all", "ungrouped"]) == []
 
 
 def test_good_variables_are_accepted() -> None:

@@ -7,11 +7,13 @@ import os
 import stat
 from typing import Any, Dict, List, Mapping
 
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
 from ansible_collections.npufleet.triton.plugins.module_utils.system import packages, text
 from ansible_collections.npufleet.triton.plugins.module_utils.vendor_tool import ask_tool
 
 CONCERN = "driver"
+GROUP = NPU_HOSTS
 MODULE = "rebellions"
 PCI_VENDOR = "0x1eff"
 BOOT_FILE = "/etc/modules-load.d/npufleet.conf"
@@ -48,7 +50,7 @@ WantedBy=multi-user.target
 FORMS = ("deb",)
 
 
-def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
+def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, Any]:
     """The driver of the release row on a host with `npufleet_npus` NPUs."""
     row = variables["npufleet_row"]
     driver = row["driver"]

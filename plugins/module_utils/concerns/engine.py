@@ -9,12 +9,14 @@ import stat
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import UNIT as CARDS
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item
 from ansible_collections.npufleet.triton.plugins.module_utils.system import packages, text
 
 CONCERN = "engine"
+GROUP = NPU_HOSTS
 DAEMON_JSON = "/etc/docker/daemon.json"
 CA_FILE = "/usr/local/share/ca-certificates/npufleet.crt"
 DROP_IN = "/etc/systemd/system/{0}.d/50-npufleet.conf"
@@ -33,7 +35,7 @@ ORDER_FILE = "/etc/systemd/system/docker.service.d/60-npufleet-cards.conf"
 ORDER = f"# Written by npufleet\n[Unit]\nWants={CARDS}\nAfter={CARDS}\n"
 
 
-def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
+def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, Any]:
     """Options of daemon.json that are ours, packages, a drop-in for each unit that has limits, and the order after the cards."""
     limits = variables["docker_engine_unit_limits"]
     daemon = dict(variables["docker_engine_daemon_options"])

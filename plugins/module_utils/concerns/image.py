@@ -7,15 +7,17 @@ import json
 import os
 from typing import Any, Dict, List, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 
 CONCERN = "image"
+GROUP = NPU_HOSTS
 # Label with what was installed, as `name==version`, proven at the build.
 CONTENTS = "io.npufleet.contents"
 
 
-def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
+def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, Any]:
     """Reference, pinned ID and options; the ID is None while no image of this recipe has been built."""
     recipe = variables["triton_image_recipe"]
     digest = recipe_digest(recipe, variables["triton_image_backends"], variables.get("triton_image_instructions"))

@@ -6,6 +6,7 @@ import hashlib
 import os
 from typing import Any, Dict, List, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.store import (
     DIRECTORIES,
@@ -24,20 +25,21 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import (
 from ansible_collections.npufleet.triton.plugins.module_utils.system import file_system
 
 CONCERN = "models"
+GROUP = NPU_HOSTS
 # What is left to do after a switch that nobody has proven yet
 PROVE = "prove"
 # What a change does to a file of the store that is damaged
 MEND = "mend"
 
 
-def desired(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
+def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, Any]:
     """Digests and files of every model placed on this host, without their contents."""
     keys = ("source", "release", "files", "versions", "cached", "shape")
     return {
         "root": variables["npufleet_root"],
         "incoming": variables["npufleet_incoming"],
         "verify": bool(variables["model_repository_verify"]),
-        "models": {name: {key: one[key] for key in keys} for name, one in manifests.items()},
+        "models": {name: {key: one[key] for key in keys} for name, one in given.manifests.items()},
     }
 
 

@@ -7,11 +7,13 @@ import re
 import urllib.parse
 from typing import Any, Dict, List, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import MONITORING_HOSTS, NOTHING, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.system import packages, text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json, netloc
 
 CONCERN = "monitoring"
+GROUP = MONITORING_HOSTS
 JOB = "npufleet-triton"
 # A target that was up within this time is no drift: a server that restarts misses a scrape or two.
 WINDOW = "2m"
@@ -19,10 +21,10 @@ WINDOW = "2m"
 RULE_FILES = re.compile("^rule_files:", re.MULTILINE)
 
 
-def desired(variables: Mapping[str, Any], now: bool) -> Dict[str, Any]:
+def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, Any]:
     """Targets from the inventory: every host of the scraped group, under its inventory name.
 
-    `now` asks for targets that are up at this moment (the proof), else for ones that were up lately (drift).
+    A proof asks for targets that are up at this moment else for ones that were up lately (drift).
     """
     group = variables["monitoring_scrape_group"]
     hostvars = variables["hostvars"]
@@ -42,7 +44,7 @@ def desired(variables: Mapping[str, Any], now: bool) -> Dict[str, Any]:
         "port": int(variables["monitoring_prometheus_port"]),
         "rules_file": variables["monitoring_rules_file"],
         "rules": _content(variables["monitoring_rules"]),
-        "now": now,
+        "now": given.now,
     }
 
 

@@ -8,12 +8,14 @@ import os
 import time
 from typing import Any, Dict, List, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item, short
 from ansible_collections.npufleet.triton.plugins.module_utils.system import run, text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 
 CONCERN = "probe"
+GROUP = NPU_HOSTS
 TIMER = "npufleet-probe.timer"
 SERVICE = "npufleet-probe.service"
 SERVICE_FILE = "/etc/systemd/system/npufleet-probe.service"
@@ -66,22 +68,22 @@ LATE = 5
 SHOWN, WORDS = 3, 120
 
 
-def desired(variables: Mapping[str, Any], checks: Optional[str]) -> Dict[str, Any]:
+def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, Any]:
     """Texts of units and configuration, digests of the program and of what the checks follow from; no `files`: no probe."""
     root = variables["npufleet_root"]
     if not variables["inference_check_probe"]:
         return {"root": root, "files": None}
-    given = {name: int(variables["inference_check_probe_" + name]) for name in LEAST}
-    wrong = [name for name, least in LEAST.items() if given[name] < least]
+    seconds = {name: int(variables["inference_check_probe_" + name]) for name in LEAST}
+    wrong = [name for name, least in LEAST.items() if seconds[name] < least]
     if wrong:
-        raise Refusal([f"inference_check_probe_{name} is {given[name]}, wanted {LEAST[name]} s or more" for name in wrong])
+        raise Refusal([f"inference_check_probe_{name} is {seconds[name]}, wanted {LEAST[name]} s or more" for name in wrong])
     config = {
         "host": variables["inventory_hostname"],
         "document": DOCUMENT,
         "command": check_client.command("docker", variables["inference_check_image"], ["--name", CONTAINER]),
         "remove": ["docker", "rm", "--force", CONTAINER],
-        "limit": given["limit"],
-        "interval": given["interval"],
+        "limit": seconds["limit"],
+        "interval": seconds["interval"],
         "state": root + "/probe.json",
         "textfile": variables["inference_check_probe_directory"] + "/npufleet.prom",
         "maintenance": root + "/maintenance.json",
@@ -95,12 +97,12 @@ def desired(variables: Mapping[str, Any], checks: Optional[str]) -> Dict[str, An
         "directory": variables["inference_check_probe_directory"],
         "files": {
             # A container that is taken away takes its time, too.
-            "service": SERVICE_TEXT.format(patience=given["limit"] + 60),
-            "timer": TIMER_TEXT.format(interval=given["interval"], jitter=given["jitter"]),
+            "service": SERVICE_TEXT.format(patience=seconds["limit"] + 60),
+            "timer": TIMER_TEXT.format(interval=seconds["interval"], jitter=seconds["jitter"]),
             "config": json.dumps(config, indent=2, sort_keys=True) + "\n",
             "program": program,
         },
-        "checks": checks,
+        "checks": given.checks(),
     }
 
 

@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import secret, store
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import (
@@ -25,6 +25,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container
     ulimits,
     volume,
 )
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
@@ -33,6 +34,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import 
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import asked, read_served
 
 CONCERN = "server"
+GROUP = NPU_HOSTS
 HANGING = "loads"
 # By this variable Triton finds its keys to object stores; they lie where only root looks
 CREDENTIALS = "TRITON_CLOUD_CREDENTIAL_PATH"
@@ -49,16 +51,12 @@ CLOUD: Mapping[str, Any] = {
 }
 
 
-def desired(
-    variables: Mapping[str, Any],
-    image: Mapping[str, Any],
-    manifests: Mapping[str, Mapping[str, Any]],
-    cloud: Sequence[str] = (),
-) -> Dict[str, Any]:
+def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, Any]:
     """The container, and name, versions and release digest of every model that it has to serve.
 
-    `cloud` are the models that Triton itself reads out of an object store: they have to be READY, and no more is known of them.
+    Models that Triton itself reads out of an object store have to be READY, and no more is known of them.
     """
+    image = given.image()
     closed = keys.reasons(variables)
     if closed:
         raise Refusal(closed)
@@ -66,7 +64,9 @@ def desired(
     mode = variables["triton_server_model_control_mode"]
     container = {
         "image": image["id"],
-        "command": keys.command(variables, command(variables, sorted([*manifests, *cloud]), image.get("options") or [])),
+        "command": keys.command(
+            variables, command(variables, sorted([*given.manifests, *given.cloud]), image.get("options") or [])
+        ),
         "environment": {
             **{key: str(value) for key, value in variables["triton_server_environment"].items()},
             **({CREDENTIALS: cloud_keys["path"]} if cloud_keys else {}),
@@ -92,7 +92,7 @@ def desired(
         "cpuset": variables["triton_server_cpuset"],
         "memory": size_of(variables, "triton_server_memory") if variables["triton_server_memory"] else 0,
     }
-    models = {name: {key: one[key] for key in MODEL} for name, one in manifests.items()}
+    models = {name: {key: one[key] for key in MODEL} for name, one in given.manifests.items()}
     return {
         "name": variables["triton_server_name"],
         "credentials": cloud_keys,
@@ -107,7 +107,7 @@ def desired(
         "mode": mode,
         "root": variables["npufleet_root"],
         "cache": cache(variables),
-        "models": {**models, **{name: dict(CLOUD) for name in cloud}},
+        "models": {**models, **{name: dict(CLOUD) for name in given.cloud}},
     }
 
 

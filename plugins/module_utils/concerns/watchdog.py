@@ -9,11 +9,13 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import address, by_grpc
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, short
 from ansible_collections.npufleet.triton.plugins.module_utils.system import run, text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, keys
 
 CONCERN = "watchdog"
+GROUP = NPU_HOSTS
 UNIT = "npufleet-watchdog.service"
 UNIT_FILE = "/etc/systemd/system/" + UNIT
 PROGRAM = "/usr/local/lib/npufleet/npufleet_watchdog.py"
@@ -57,7 +59,7 @@ LIMITS = (
 )
 
 
-def desired(variables: Mapping[str, Any]) -> Dict[str, Any]:
+def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, Any]:
     """Texts of unit and configuration, and the program's digest; without `files` no watchdog is wanted."""
     root = variables["npufleet_root"]
     if not variables["triton_server_watchdog"]:

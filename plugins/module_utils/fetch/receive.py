@@ -2,7 +2,7 @@
 
 `order` is what the controller asks: {"do", "user": who connects, "by": who transfers, "blobs": {digest: origin}, "way",
 "bundle" of this host}. An origin
-has what sources.py takes, `size` where it is known, and `source`, its name in messages.
+has what download.py takes, `size` where it is known, and `source`, its name in messages.
 """
 
 from __future__ import annotations

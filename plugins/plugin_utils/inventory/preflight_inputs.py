@@ -85,7 +85,7 @@ def proxies(variables: Mapping[str, Any]) -> Dict[str, str]:
 
 
 def way(variables: Mapping[str, Any], here: bool) -> Tuple[Dict[str, Any], Dict[str, str]]:
-    """(how large files are fetched, the secrets of it), from the controller or else from a host, as sources.py takes them."""
+    """(how large files are fetched, the secrets of it), from the controller or else from a host, as download.py takes them."""
     mine = proxies(variables)
     if here:
         mine = urllib.request.getproxies()

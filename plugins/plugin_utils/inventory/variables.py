@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import os
 from functools import cache, lru_cache
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Tuple
 
 from ansible.errors import AnsibleUndefinedVariable
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
-    driver,
-    engine,
-    image,
-    models,
-    monitoring,
-    probe_timer,
-    server,
-    watchdog,
-)
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import engine
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, SEALED
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
 
-# Group of a host -> concerns that it has, in the order in which they are applied.
-BY_GROUP = {
-    "npu_hosts": ("driver", "engine", "image", "models", "server", "watchdog", "probe"),
-    "monitoring_hosts": ("monitoring",),
-}
-# What these want may be secret: it travels and is shown sealed
-SEALED: Dict[str, Callable[[Mapping[str, Any], str], Dict[str, Any]]] = {"engine": engine.sealed, "server": server.sealed}
 REQUIRED = {
     "rbln_release": "the row of files/releases.yml that this fleet runs",
     "npufleet_npus": "how many NPUs (/dev/rbln*) the host has",
@@ -39,17 +25,11 @@ REQUIRED = {
 }
 
 
-def concerns_of(groups: List[str]) -> List[str]:
-    """The concerns of a host in these groups."""
-    return [concern for group, concerns in BY_GROUP.items() if group in groups for concern in concerns]
-
-
 def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
     """Refuse, all reasons at once, variables from which nothing can be wanted."""
-    known = [concern for group in BY_GROUP.values() for concern in group]
-    unknown = sorted(set(concerns) - set(known))
+    unknown = sorted(set(concerns) - set(CONCERNS))
     if unknown:
-        raise Refusal([f"there is no concern {', '.join(unknown)}: name some of {', '.join(known)}"])
+        raise Refusal([f"there is no concern {', '.join(unknown)}: name some of {', '.join(CONCERNS)}"])
     try:
         crooked = engine.proxy_reasons(variables)
     except Refusal as refusal:
@@ -116,22 +96,18 @@ def survey(
         except Refusal as refusal:
             more = refusal.reasons
         reasons += more
-    # Reads every file of the backends, and both concerns want it
-    pinned = lru_cache(maxsize=None)(lambda: image.desired(variables))
-    makers: Dict[str, Callable[[], Dict[str, Any]]] = {
-        "driver": lambda: driver.desired(variables),
-        "engine": lambda: engine.desired(variables),
-        "image": pinned,
-        "models": lambda: models.desired(variables, found),
-        "server": lambda: server.desired(variables, pinned(), found, manifest.cloud_models(variables)),
-        "watchdog": lambda: watchdog.desired(variables),
-        "probe": lambda: probe_timer.desired(variables, inputs.digest(variables) if variables["inference_check_probe"] else None),
-        "monitoring": lambda: monitoring.desired(variables, now),
-    }
+    given = Given(
+        manifests=found,
+        cloud=manifest.cloud_models(variables) if "server" in concerns else (),
+        # Reads every file of the backends, and two concerns want it
+        image=lru_cache(maxsize=None)(lambda: CONCERNS["image"].desired(variables)),
+        checks=lambda: inputs.digest(variables),
+        now=now,
+    )
     key = secret.new_key()
     for concern in concerns:
         try:
-            made = makers[concern]()
+            made = given.image() if concern == "image" else CONCERNS[concern].desired(variables, given)
             wanted[concern] = SEALED[concern](made, key) if seal and concern in SEALED else made
         except Refusal as refusal:
             reasons += refusal.reasons

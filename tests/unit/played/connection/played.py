@@ -15,6 +15,7 @@ author: The npufleet developers (@npufleet)
 import json
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,8 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
         "server": {"container": container, "state": "exited" if stopped(host) else "running", "engine": True, "previous": False},
     }
     report = [one["name"] for one in plan]
-    return {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": {}, "refusals": part.get("refusals", [])}
+    answer = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": {}, "clock": time.time()}
+    return {**answer, "refusals": part.get("refusals", [])}
 
 
 def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> dict[str, Any]:

@@ -1,0 +1,30 @@
+"""The concerns, in the order in which they are applied: the one place that knows which there are."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Mapping, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
+    driver,
+    engine,
+    image,
+    models,
+    monitoring,
+    probe_timer,
+    server,
+    watchdog,
+)
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Concern
+
+ALL: Tuple[Concern, ...] = (driver, engine, image, models, server, watchdog, probe_timer, monitoring)
+CONCERNS: Dict[str, Concern] = {concern.CONCERN: concern for concern in ALL}
+# What these want may be secret: it travels and is shown with digests in its place, made by a key
+SEALED: Dict[str, Callable[[Mapping[str, Any], str], Dict[str, Any]]] = {
+    engine.CONCERN: engine.sealed,
+    server.CONCERN: server.sealed,
+}
+
+
+def of_groups(groups: List[str]) -> List[str]:
+    """The concerns of a host in these groups of the inventory."""
+    return [name for name, concern in CONCERNS.items() if concern.GROUP in groups]
