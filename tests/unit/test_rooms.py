@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,3 +121,24 @@ def test_files_are_short_or_say_why() -> None:
         if lines > FILE and "lines:" not in (ast.get_docstring(tree) or ""):
             long.append(f"{path.relative_to(ROOT)}: {lines} lines")
     assert long == []
+
+
+# The documentation
+
+CONCEPTS = (ROOT / "docs/concepts.md").read_text()
+
+
+def test_the_picture_shows_every_room() -> None:
+    picture = CONCEPTS[CONCEPTS.index("## The house") : CONCEPTS.index("| Where is ...")]
+    names = [room.rpartition(".")[2] for rooms in FLOORS for room in rooms]
+    assert [name for name in names if not re.search(rf"(?<![\w/]){name}(?=[/\s])", picture)] == []
+
+
+def test_a_newcomer_finds_the_place_in_two_steps() -> None:
+    rows = re.findall(r"^\| [^|]+ \| `(plugins/[^`]+/)` \| `(\w+\.py)`: `(\w+)` \|$", CONCEPTS, re.MULTILINE)
+    assert len(rows) >= 10
+    for room, file, name in rows:
+        tree = ast.parse((ROOT / room / file).read_text())
+        assert any(name in (getattr(node, "name", ""), getattr(getattr(node, "target", None), "id", "")) for node in tree.body), (
+            name
+        )
