@@ -37,8 +37,8 @@ EXAMPLES = r"""
   ansible.builtin.debug:
     msg: "{{ (lookup('npufleet.triton.fleet_report', *groups['npu_hosts'], status_file=status, results_dir=results)).counts }}"
   vars:
-    status: "{{ playbook_dir }}/../build/status.json"
-    results: "{{ playbook_dir }}/../build/check"
+    status: "{{ npufleet_output_dir }}/status.json"
+    results: "{{ npufleet_output_dir }}/check"
 """
 
 RETURN = r"""

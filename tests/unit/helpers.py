@@ -67,7 +67,7 @@ def fleet(**inventory: Any) -> Templated:
     return Templated(merged, Templar(loader, variables=merged).template, inventory)
 
 
-def ansible_playbook(place: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def ansible_playbook(place: Path, *arguments: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     """One run of ansible-playbook with this checkout's settings; it writes below `place`."""
     settings = {
         **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_") and "proxy" not in name.lower()},
@@ -81,7 +81,7 @@ def ansible_playbook(place: Path, *arguments: object, **environment: str) -> sub
         **environment,
     }
     command = [ANSIBLE_PLAYBOOK, *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=300, check=False)
 
 
 class _Done(BaseException):

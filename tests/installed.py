@@ -1,0 +1,61 @@
+"""Runs a playbook of the collection as people have it: installed from its archive into an empty directory, called by its name.
+
+installed.py PLAYBOOK [arguments of ansible-playbook], PLAYBOOK such as npufleet.triton.site. Nobody may write into what is installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PLACE = ROOT / "build/installed"
+BIN = Path(sys.executable).parent
+
+
+def install(place: Path) -> Path:
+    """The collection below `place`, made anew. Returns where its files are."""
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    galaxy = [str(BIN / "ansible-galaxy"), "collection"]
+    for command in (
+        ["build", str(ROOT), "--output-path", str(place)],
+        ["install", "--no-deps", "--offline", "--collections-path", str(place)],
+    ):
+        archive = [str(path) for path in place.glob("*.tar.gz")]
+        # Neither a proxy nor a server of Galaxy is asked
+        subprocess.run([*galaxy, *command, *archive], cwd=place, check=True, stdout=subprocess.DEVNULL)
+    return place / "ansible_collections/npufleet/triton"
+
+
+def content(place: Path) -> dict[str, str]:
+    """{path: digest} of every file but Python's own bytecode."""
+    return {
+        str(path.relative_to(place)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(place.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def main() -> int:
+    """Entry point."""
+    installed = install(PLACE)
+    before = content(installed)
+    environment = {**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(PLACE)}
+    code = subprocess.run([str(BIN / "ansible-playbook"), *sys.argv[1:]], env=environment, check=False).returncode
+    after = content(installed)
+    changed = sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
+    if changed:
+        print(
+            f"installed: found {len(changed)} files written into {installed}, wanted none: {', '.join(changed[:10])}",
+            file=sys.stderr,
+        )
+    return code or int(bool(changed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""The collection as people have it: installed from its archive into an empty directory, and called by its name."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import ROOT, ansible_playbook
+
+_spec = importlib.util.spec_from_file_location("installed", ROOT / "tests/installed.py")
+assert _spec is not None and _spec.loader is not None
+installed = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(installed)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    where = tmp_path_factory.mktemp("collections")
+    return installed.install(where)
+
+
+def test_what_travels(place: Path) -> None:
+    names = {path.name for path in place.iterdir()}
+    assert {"plugins", "roles", "playbooks", "files", "inventories", "model_repository", "docs", "bin", "meta"} <= names
+    assert (
+        names & {"lab", "molecule", "tests", "build", "collections", ".venv", "Makefile", "ansible.cfg", "pyproject.toml"} == set()
+    )
+    assert [path.name for path in (place / "inventories").iterdir()] == ["example"]
+
+
+def test_a_playbook_is_called_by_its_name_and_writes_where_it_was_started(place: Path, tmp_path: Path) -> None:
+    before = installed.content(place)
+    collections = str(place.parents[2])
+    here = tmp_path / "site"
+    here.mkdir()
+    (here / "ansible.cfg").write_text("")
+    inventory = ("-i", place / "inventories/example")
+    environment = {"ANSIBLE_COLLECTIONS_PATH": collections, "ANSIBLE_CONFIG": str(here / "ansible.cfg")}
+    for playbook, output in (("lint_models", ""), ("report", "build/report/index.html")):
+        done = ansible_playbook(tmp_path, *inventory, f"npufleet.triton.{playbook}", cwd=here, **environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert str(ROOT) not in done.stdout + done.stderr
+        assert not output or (here / output).is_file()
+    assert installed.content(place) == before
