@@ -1,6 +1,6 @@
 """Runs a playbook of the collection as people have it: installed from its archive into an empty directory, called by its name.
 
-installed.py PLAYBOOK [arguments of ansible-playbook], PLAYBOOK such as npufleet.triton.site. Nobody may write into what is installed.
+installed.py PLAYBOOK [arguments of ansible-playbook], where PLAYBOOK is such as npufleet.triton.site. Nobody may write into it.
 """
 
 from __future__ import annotations
