@@ -41,7 +41,7 @@ def main(path: str) -> Dict[str, Any]:
     if line(rebel.__version__) != line(spec["sdk"]):
         raise CompileError(f"found SDK {rebel.__version__} in {sys.executable}, wanted {spec['sdk']} of the release row")
     batches = spec["batches"] or [None]
-    info = [[(one["name"], shaped(one, batch), one["dtype"]) for one in spec["inputs"]] for batch in batches]
+    info = [[(tensor["name"], shaped(tensor, batch), tensor["dtype"]) for tensor in spec["inputs"]] for batch in batches]
     options = {"npu": spec["npu"]}
     if spec["devices"] > 1:
         options[name_of_devices(rebel.__version__)] = spec["devices"]
@@ -59,8 +59,8 @@ def main(path: str) -> Dict[str, Any]:
     draft = spec["output"] + ".draft"
     compiled.save(draft)
     buckets = [
-        {"inputs": [{"name": name, "shape": shape, "dtype": dtype} for name, shape, dtype in one], "outputs": outputs}
-        for one, outputs in zip(info, outputs_of(rebel, draft, spec, info, module))
+        {"inputs": [{"name": name, "shape": shape, "dtype": dtype} for name, shape, dtype in entry], "outputs": outputs}
+        for entry, outputs in zip(info, outputs_of(rebel, draft, spec, info, module))
     ]
     memory = (
         list(compiled.get_alloc_per_node())
@@ -86,9 +86,9 @@ def main(path: str) -> Dict[str, Any]:
     return record
 
 
-def shaped(one: Mapping[str, Any], batch: Optional[int]) -> List[int]:
+def shaped(entry: Mapping[str, Any], batch: Optional[int]) -> List[int]:
     """Shape of an input or output in the bucket of a batch."""
-    return [*([] if batch is None else [batch]), *one["shape"]]
+    return [*([] if batch is None else [batch]), *entry["shape"]]
 
 
 def name_of_devices(version: str) -> str:
@@ -121,20 +121,20 @@ def outputs_of(
     """Outputs of every bucket: as the spec says them, else as the SDK tells them, else as the source's own runtime does."""
     batches = spec["batches"] or [None]
     if spec.get("outputs"):
-        return [[{**one, "shape": shaped(one, batch)} for one in spec["outputs"]] for batch in batches]
+        return [[{**tensor, "shape": shaped(tensor, batch)} for tensor in spec["outputs"]] for batch in batches]
     if hasattr(rebel.RBLNCompiledModel, "inspect"):
         found = rebel.RBLNCompiledModel.inspect(path)
         every = field(found, "input_info")
         if every and len(every) == len(info):
-            return [[described(one) for one in field(bucket, "outputs")] for bucket in every]
+            return [[described(name) for name in field(bucket, "outputs")] for bucket in every]
         # It tells the first bucket alone: the others differ in the batch.
-        first = [described(one) for one in field(found, "outputs")]
+        first = [described(name) for name in field(found, "outputs")]
         if not spec["batches"]:
             return [first]
-        if all(one["shape"][:1] == batches[:1] for one in first):
-            return [[{**one, "shape": [batch, *one["shape"][1:]]} for one in first] for batch in batches]
+        if all(entry["shape"][:1] == batches[:1] for entry in first):
+            return [[{**entry, "shape": [batch, *entry["shape"][1:]]} for entry in first] for batch in batches]
     try:
-        return [run_of_torch(module, one) if module is not None else run_of_onnx(spec["source"]["path"], one) for one in info]
+        return [run_of_torch(module, entry) if module is not None else run_of_onnx(spec["source"]["path"], entry) for entry in info]
     except ImportError:
         raise CompileError(
             f"SDK {rebel.__version__} does not tell the outputs of a compiled file: give them as `outputs`, like `inputs`"
@@ -148,7 +148,7 @@ def run_of_onnx(path: str, bucket: Sequence[Any]) -> List[Dict[str, Any]]:
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     arrays = session.run(None, {name: numpy.zeros(shape, dtype) for name, shape, dtype in bucket})
-    names = [one.name for one in session.get_outputs()]
+    names = [tensor.name for tensor in session.get_outputs()]
     return [{"name": name, "shape": list(array.shape), "dtype": str(array.dtype)} for name, array in zip(names, arrays)]
 
 
@@ -159,7 +159,7 @@ def run_of_torch(module: Any, bucket: Sequence[Any]) -> List[Dict[str, Any]]:
     with torch.no_grad():
         found = module.eval()(*[torch.zeros(shape, dtype=getattr(torch, dtype)) for _name, shape, dtype in bucket])
     tensors = found if isinstance(found, (list, tuple)) else [found]
-    return [{"name": None, "shape": list(one.shape), "dtype": str(one.dtype).rpartition(".")[2]} for one in tensors]
+    return [{"name": None, "shape": list(tensor.shape), "dtype": str(tensor.dtype).rpartition(".")[2]} for tensor in tensors]
 
 
 def field(found: Any, name: str) -> Any:
@@ -167,8 +167,12 @@ def field(found: Any, name: str) -> Any:
     return found.get(name) if isinstance(found, Mapping) else getattr(found, name, None)
 
 
-def described(one: Any) -> Dict[str, Any]:
-    return {"name": field(one, "name"), "shape": [int(size) for size in field(one, "shape")], "dtype": str(field(one, "dtype"))}
+def described(entry: Any) -> Dict[str, Any]:
+    return {
+        "name": field(entry, "name"),
+        "shape": [int(size) for size in field(entry, "shape")],
+        "dtype": str(field(entry, "dtype")),
+    }
 
 
 def sha256_of(path: str) -> str:

@@ -38,12 +38,12 @@ def pip(*arguments: str) -> str:
 def versions() -> list[str]:
     """Released versions from OLDEST on, oldest first."""
     (line,) = re.findall(r"^Available versions: (.*)$", pip("index", "versions", "tritonclient"), re.MULTILINE)
-    found = [one for one in line.split(", ") if re.fullmatch(r"\d+\.\d+\.\d+", one)]
-    return sorted((one for one in found if number(one) >= number(OLDEST)), key=number)
+    found = [part for part in line.split(", ") if re.fullmatch(r"\d+\.\d+\.\d+", part)]
+    return sorted((entry for entry in found if number(entry) >= number(OLDEST)), key=number)
 
 
 def number(version: str) -> tuple[int, ...]:
-    return tuple(int(one) for one in version.split("."))
+    return tuple(int(part) for part in version.split("."))
 
 
 def descriptor(version: str, place: Path) -> FileDescriptorProto:
@@ -54,7 +54,7 @@ def descriptor(version: str, place: Path) -> FileDescriptorProto:
     (wheel,) = home.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         # At the top, or below the wheel's purelib
-        (member,) = (one for one in archive.namelist() if one.endswith(MEMBER))
+        (member,) = (name for name in archive.namelist() if name.endswith(MEMBER))
         tree = ast.parse(archive.read(member).decode())
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "AddSerializedFile":
@@ -68,10 +68,10 @@ def names(schema: FileDescriptorProto) -> dict[str, Any]:
 
     def walk(prefix: str, messages: Any, enums: Any) -> Iterator[tuple[str, Any]]:
         for enum in enums:
-            yield from ((f"{prefix}{enum.name}.{one.name}", one.number) for one in enum.value)
+            yield from ((f"{prefix}{enum.name}.{part.name}", part.number) for part in enum.value)
         for message in messages:
             inner = f"{prefix}{message.name}."
-            yield from ((inner + one.name, (one.number, one.type, one.type_name, one.label)) for one in message.field)
+            yield from ((inner + field.name, (field.number, field.type, field.type_name, field.label)) for field in message.field)
             yield from walk(inner, message.nested_type, message.enum_type)
 
     return dict(walk("", schema.message_type, schema.enum_type))
@@ -104,7 +104,7 @@ def made(place: Path) -> str:
 
     look(0, len(order) - 1)
     known = {version: names(schema) for version, schema in schemas.items()}
-    looked_at = [one for one in order if one in known]
+    looked_at = [label for label in order if label in known]
     raw = base64.b64encode(schemas[order[-1]].SerializeToString(deterministic=True)).decode()
     document = {
         "about": "Made by files/schemas/make.py out of the wheels of tritonclient. Do not edit.",

@@ -71,7 +71,8 @@ class ActionModule(FleetAction):
                 "started_by_hand_inside": not process["main"],
             },
             "models": {
-                one: {"versions": model["versions"], "files": sorted(model["files"])} for one, model in found["models"].items()
+                placed: {"versions": model["versions"], "files": sorted(model["files"])}
+                for placed, model in found["models"].items()
             },
         }
         if found["managed"]:
@@ -92,7 +93,7 @@ class ActionModule(FleetAction):
         vault = translation.vault if dest else {}
         seen = self.variables({**task_vars, **vault, **trusted(overlay), "triton_server_name": name})
         with self.refusing(host):
-            wanted, _manifests = desired(seen, [one for one in of_groups(list(task_vars["group_names"])) if one in CONCERNS])
+            wanted, _manifests = desired(seen, [group for group in of_groups(list(task_vars["group_names"])) if group in CONCERNS])
         if not dest:
             gone = sorted(set(found["models"]) - set(wanted["server"]["models"]))
             if gone:
@@ -138,7 +139,7 @@ class ActionModule(FleetAction):
         key = "{}/{}".format(fleet["npufleet_card"].replace("RBLN-", ""), fleet["npufleet_row"]["sdk"]["shape"])
         entries = []
         for name, model in found["models"].items():
-            one = adoption.entry(name, model, key, int(fleet["npufleet_npus"]), translation.left_out)
+            element = adoption.entry(name, model, key, int(fleet["npufleet_npus"]), translation.left_out)
             compiled = adoption.compiled_file(model)
             for path, file in model["files"].items():
                 whole = path == compiled
@@ -146,9 +147,9 @@ class ActionModule(FleetAction):
                 if not os.path.exists(target):
                     self.bring(file, model["contents"].get(path), target, task_vars)
                 if path == compiled:
-                    one["artefacts"][key]["file"] = target
+                    element["artefacts"][key]["file"] = target
             self.config(os.path.join(dest, "models", name, "config.pbtxt"), name, model["config"])
-            entries.append(one)
+            entries.append(element)
         self.checks(dest, found, translation, task_vars)
         variables = {
             **translation.variables,
@@ -159,7 +160,7 @@ class ActionModule(FleetAction):
         }
         notes = [HEAD.format(host, found["inspect"]["Name"].lstrip("/"))]
         notes += [f"Left out: {line}" for line in adoption.masked(translation.left_out, list(translation.vault.values()))]
-        notes += [f"For the vault: {one}" for one in sorted(translation.vault)]
+        notes += [f"For the vault: {entry}" for entry in sorted(translation.vault)]
         with open(os.path.join(dest, "host_vars.yml"), "w", encoding="utf-8") as out:
             out.write("---\n" + "".join(map(host_text.comment, notes)) + host_text.variables(variables))
         return variables
@@ -198,7 +199,7 @@ class ActionModule(FleetAction):
         """A check for each model whose server answers a made-up request: that it answers the same afterwards."""
         import numpy as np
 
-        protocols = [one for one in ("http", "grpc") if translation.variables.get(f"triton_server_allow_{one}", True)]
+        protocols = [key for key in ("http", "grpc") if translation.variables.get(f"triton_server_allow_{key}", True)]
         requests: Dict[str, Tuple[Dict[str, Any], str]] = {}
         reasons: Dict[str, str] = {}
         for name, model in found["models"].items():
@@ -215,7 +216,7 @@ class ActionModule(FleetAction):
             rounds.append(answer["answers"])
         for name, (arrays, _body) in requests.items():
             try:
-                document, files = first_check.check(name, arrays, [one[name] for one in rounds], protocols)
+                document, files = first_check.check(name, arrays, [answers[name] for answers in rounds], protocols)
             except first_check.NoRequest as reason:
                 reasons[name] = str(reason)
                 continue
@@ -275,8 +276,8 @@ def trusted(value: Any) -> Any:
     if isinstance(value, options.Template):
         return trust_as_template(str(value))
     if isinstance(value, dict):
-        return {key: trusted(one) for key, one in value.items()}
-    return [trusted(one) for one in value] if isinstance(value, list) else value
+        return {key: trusted(part) for key, part in value.items()}
+    return [trusted(part) for part in value] if isinstance(value, list) else value
 
 
 def obstacles(found: Mapping[str, Any]) -> List[str]:

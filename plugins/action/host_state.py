@@ -38,10 +38,10 @@ def beyond_models(plan: List[Dict[str, Any]]) -> List[str]:
     """Differences that no change of models alone can end."""
     return [
         "found {} {}, wanted {}: run playbooks/site.yml, this playbook changes models only".format(
-            one["name"], short(one["current"]), short(one["desired"])
+            item["name"], short(item["current"]), short(item["desired"])
         )
-        for one in plan
-        if one["concern"] not in ("models", "probe") and one["action"] not in OF_MODELS
+        for item in plan
+        if item["concern"] not in ("models", "probe") and item["action"] not in OF_MODELS
     ]
 
 
@@ -97,12 +97,12 @@ class ActionModule(FleetAction):
         # Of an address the part that may be shown: model_store knows the whole of it
         result["origins"] = {
             digest: {**origin, "url": http_probe.bare(origin["url"])} if origin.get("url") else origin
-            for one in manifests.values()
-            for digest, origin in one["origins"].items()
+            for manifest in manifests.values()
+            for digest, origin in manifest["origins"].items()
         }
         # The key that digests were made by is nothing to try out guesses with
         result["desired"] = {
-            concern: {name: one for name, one in part.items() if name != "seal"} for concern, part in wanted.items()
+            concern: {name: entry for name, entry in part.items() if name != "seal"} for concern, part in wanted.items()
         }
         result["mark"] = mark
         return result
@@ -113,14 +113,14 @@ class ActionModule(FleetAction):
         try:
             reasons += findings.findings(variables, inventory_specs(), task_vars)
             wanted, manifests, more = survey(variables, concerns)
-            reasons += [one for one in more if one not in reasons]
+            reasons += [entry for entry in more if entry not in reasons]
             arguments: Dict[str, Any] = {"desired": wanted, "host": host, "mark": self._mark(variables), "run": runs.run_id()}
             if {"driver", "models"} & set(concerns):
                 arguments["suppliers"], arguments["passwords"] = preflight_inputs.suppliers(variables)
                 arguments["preflight"] = preflight_inputs.conditions(variables, manifests)
                 arguments["passwords"]["addresses"] = secret.of_addresses([arguments["suppliers"], arguments["preflight"]])
         except (Refusal, AnsibleUndefinedVariable, KeyError, TypeError, ValueError, OSError) as error:
-            reasons += [one for one in self.reasons(error) if one not in reasons]
+            reasons += [entry for entry in self.reasons(error) if entry not in reasons]
             return self._refused(reasons)
         if not wanted:
             return self._refused(reasons)

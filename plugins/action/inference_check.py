@@ -43,17 +43,17 @@ class ActionModule(FleetAction):
     @staticmethod
     def _kept(result: Dict[str, Any], path: Optional[str], host: str) -> Dict[str, Any]:
         """Write the answers down, and give back what is for the screen."""
-        for one in result.get("checks", []):
-            drawn = picture.data_uri(one.pop("picture", None))
+        for check in result.get("checks", []):
+            drawn = picture.data_uri(check.pop("picture", None))
             if drawn:
-                one["picture"] = drawn
+                check["picture"] = drawn
         if path:
             kept = {"host": host, "when": _now(), "msg": result.get("msg", ""), "checks": result.get("checks", [])}
             _write(path, kept)
-        for one in result.get("checks", []):
+        for check in result.get("checks", []):
             # For reports; whoever reads a failure on the screen is not helped by them.
-            one.pop("image", None)
-            one.pop("picture", None)
+            check.pop("image", None)
+            check.pop("picture", None)
         return result
 
     def _prove(self, task_vars: Dict[str, Any], host: str) -> Dict[str, Any]:
@@ -67,7 +67,7 @@ class ActionModule(FleetAction):
             models = arguments.pop("models")
             if models is None:
                 placed = placed_here(variables["triton_models"], host, list(task_vars.get("group_names", [])))
-                models = [str(one["name"]) for one in placed]
+                models = [str(model["name"]) for model in placed]
             if not arguments["image"]:
                 raise Refusal(
                     ["found no image, wanted the one that is locked for the release: run playbooks/site.yml, or name one"]
@@ -86,9 +86,9 @@ class ActionModule(FleetAction):
                 "msg": f"{host}: found no {error.args[0]} in the models to check: set triton_models, or name models",
             }
         except Refusal as refusal:
-            lines = "".join(f"\n  - {one}" for one in refusal.reasons)
+            lines = "".join(f"\n  - {reason}" for reason in refusal.reasons)
             return {"failed": True, "msg": f"{host}: nothing was asked:{lines}"}
-        unasked = [] if arguments.pop("require_checks") else [one["model"] for one in document.pop("unproven")]
+        unasked = [] if arguments.pop("require_checks") else [entry["model"] for entry in document.pop("unproven")]
         document["unasked"] = unasked
         arguments["document"] = {"host": host, **document}
         arguments["program"] = base64.b64encode(archive.of(check_client.ENTRY)).decode()

@@ -38,7 +38,7 @@ class ActionModule(FleetAction):
                 raise Refusal(variables.misfits)
             row = self._row(wanted["release"], variables)
             if wanted["repositories"]:
-                directories = [self._loader.path_dwim(one) for one in wanted["repositories"]]
+                directories = [self._loader.path_dwim(path) for path in wanted["repositories"]]
                 models, findings, more = self._lying(directories, only, row)
             else:
                 models, findings, more = self._placed(only, row, variables)
@@ -59,7 +59,7 @@ class ActionModule(FleetAction):
     def _lying(directories: List[str], only: List[str], row: Optional[Row]) -> Found:
         """Models as they lie in directories: files and the digest of their sources."""
         linted = repository.lint(directories, only, row)
-        models = {name: manifest.lying(one) for name, one in linted.models.items() if not only or name in only}
+        models = {name: manifest.lying(model) for name, model in linted.models.items() if not only or name in only}
         return models, linted.findings, []
 
     @staticmethod
@@ -76,15 +76,15 @@ class ActionModule(FleetAction):
             raise Refusal([f"model {name}: triton_models places none of that name on this host: correct it" for name in unknown])
         models, findings, more = manifest.linted(host, only)
         keys = ("source", "release", "versions", "files")
-        return {name: {key: one[key] for key in keys} for name, one in models.items()}, findings, more
+        return {name: {key: model[key] for key in keys} for name, model in models.items()}, findings, more
 
     @staticmethod
     def _told(host: str, models: Dict[str, Any], findings: List[Finding], more: List[str]) -> Dict[str, Any]:
         """The result; every error of every model in one message."""
-        errors = [*(one.sentence() for one in findings if one.severity == ERROR), *more]
-        warnings = [one.sentence() for one in findings if one.severity != ERROR]
+        errors = [*(finding.sentence() for finding in findings if finding.severity == ERROR), *more]
+        warnings = [finding.sentence() for finding in findings if finding.severity != ERROR]
         if errors:
-            lines = "".join("\n  - " + one for one in errors)
+            lines = "".join("\n  - " + error for error in errors)
             # The message says it all; the records would bury it.
             return {"failed": True, "msg": f"{host}: {len(errors)} errors in models:{lines}", "warnings": warnings}
-        return {"changed": False, "models": models, "findings": [one._asdict() for one in findings], "warnings": warnings}
+        return {"changed": False, "models": models, "findings": [finding._asdict() for finding in findings], "warnings": warnings}

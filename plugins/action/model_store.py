@@ -43,7 +43,7 @@ class ActionModule(FleetAction):
                 found, reasons = manifest.manifests(variables)
                 if reasons:
                     raise Refusal(reasons)
-            origins = {digest: origin for one in found.values() for digest, origin in one["origins"].items()}
+            origins = {digest: origin for entry in found.values() for digest, origin in entry["origins"].items()}
         try:
             with host_text.understood(host):
                 return Sender(self, host, variables, task_vars).send(self._task.args["transfer"], origins)
@@ -51,10 +51,10 @@ class ActionModule(FleetAction):
             return {"failed": True, "msg": f"{host}: {error}"}
 
 
-def _with_contents(one: Dict[str, Any]) -> Dict[str, Any]:
+def _with_contents(entry: Dict[str, Any]) -> Dict[str, Any]:
     files = {}
-    for path, facts in one["files"].items():
+    for path, facts in entry["files"].items():
         files[path] = dict(facts)
         if not facts["blob"]:
-            files[path]["content"] = base64.b64encode(one["contents"][path]).decode()
-    return {**{key: one[key] for key in ("source", "release", "versions", "steps", "cached", "shape")}, "files": files}
+            files[path]["content"] = base64.b64encode(entry["contents"][path]).decode()
+    return {**{key: entry[key] for key in ("source", "release", "versions", "steps", "cached", "shape")}, "files": files}

@@ -97,7 +97,9 @@ class ActionModule(FleetAction):
 
     def _secrets(self, variables: Templated) -> Tuple[List[str], List[str], List[str]]:
         """(values, names of their variables, names whose value is not known) of all that is secret in the host's variables."""
-        values = {one for one in (self._play_context.password, self._play_context.become_pass) if one and len(one) >= SHORTEST}
+        values = {
+            entry for entry in (self._play_context.password, self._play_context.become_pass) if entry and len(entry) >= SHORTEST
+        }
         names, errors = [], []
         for name in variables:
             if name in MAGIC or callable(name):
@@ -159,7 +161,7 @@ class ActionModule(FleetAction):
             leaks = leaking(members, secrets)
             if leaks:
                 raise AnsibleActionFail(f"{host}: a known secret could be read in {', '.join(leaks)}: the bundle is deleted")
-            packed = pack(root, {name: host_text.received(one.decode("utf-8", "replace")) for name, one in members.items()})
+            packed = pack(root, {name: host_text.received(member.decode("utf-8", "replace")) for name, member in members.items()})
             with open(draft, "wb") as archive:
                 archive.write(packed)
             os.replace(draft, path)
@@ -187,5 +189,5 @@ class ActionModule(FleetAction):
 
 def leaking(members: Mapping[str, bytes], secrets: List[str]) -> List[str]:
     """Files of an archive in which one of these values can be read."""
-    words = [one.encode() for value in secrets for one in (*forms(value), *base64_cores(value))]
+    words = [form.encode() for value in secrets for form in (*forms(value), *base64_cores(value))]
     return [name for name, text in sorted(members.items()) if any(word in text for word in words)]

@@ -38,7 +38,7 @@ WHY = 120
 
 def history_table(told: Mapping[str, Any]) -> List[str]:
     """Lines of equal columns, under their names."""
-    rows = [COLUMNS, *(tuple(_cell(key, one.get(key)) for key in COLUMNS) for one in told["history"])]
+    rows = [COLUMNS, *(tuple(_cell(key, line.get(key)) for key in COLUMNS) for line in told["history"])]
     widths = [max(len(row[at]) for row in rows) for at in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
     if not told["history"]:

@@ -73,7 +73,7 @@ def endpoint(inspect: Mapping[str, Any], argv: Sequence[str]) -> Tuple[str, int]
         listen = _listens(given, "http")
         return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen), port
     networks = (inspect.get("NetworkSettings") or {}).get("Networks") or {}
-    return next((one["IPAddress"] for one in networks.values() if one.get("IPAddress")), "127.0.0.1"), port
+    return next((network["IPAddress"] for network in networks.values() if network.get("IPAddress")), "127.0.0.1"), port
 
 
 def _listens(given: Sequence[Tuple[str, str]], service: str) -> str:
@@ -98,7 +98,7 @@ def translate(found: Mapping[str, Any], host: str, vendor_tool: str, root: str) 
     _environment(found, host, variables, left_out, vault)
     carry(given, host, variables, left_out, vault)
     _ports(inspect, given, variables, left_out)
-    left_out += [f"argument {one}: tritonserver has no such option" for one in strange]
+    left_out += [f"argument {holder}: tritonserver has no such option" for holder in strange]
     return Translation(variables, left_out, vault)
 
 
@@ -168,10 +168,10 @@ def _volumes(
     """Mounts that stay beside the store and the vendor's tool; the one that holds the models gives way to the store."""
     held = repositories(process["argv"], process.get("directory") or "/")
     kept = []
-    for mount in sorted(inspect.get("Mounts") or [], key=lambda one: str(one["Destination"])):
+    for mount in sorted(inspect.get("Mounts") or [], key=lambda element: str(element["Destination"])):
         inside = mount["Destination"].rstrip("/") or "/"
         source = mount.get("Name") if mount["Type"] == "volume" else mount.get("Source")
-        if any(one == inside or one.startswith(inside.rstrip("/") + "/") for one in held):
+        if any(name == inside or name.startswith(inside.rstrip("/") + "/") for name in held):
             left_out.append(f"volume {source}:{inside}: its models were taken into the model list, what else lies in it was not")
         elif inside in (vendor_tool, root):
             continue
@@ -181,7 +181,7 @@ def _volumes(
             left_out.append("{} volume at {}: it has no name to be mounted by again".format(mount["Type"], inside))
     if kept:
         # The first two are the role's own
-        own = [Template(f"{{{{ {one} }}}}:{{{{ {one} }}}}:ro") for one in ("npufleet_root", "triton_server_vendor_tool")]
+        own = [Template(f"{{{{ {name} }}}}:{{{{ {name} }}}}:ro") for name in ("npufleet_root", "triton_server_vendor_tool")]
         variables["triton_server_volumes"] = own + kept
 
 
@@ -228,9 +228,9 @@ def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variabl
         if not variables.get(f"triton_server_allow_{service}", True):
             continue
         inside = last(given, service + "-port", str(usual))
-        bindings = [one for one in published.get(f"{inside}/tcp") or [] if one.get("HostPort")]
+        bindings = [element for element in published.get(f"{inside}/tcp") or [] if element.get("HostPort")]
         # An engine with IPv6 lists a port twice
-        bindings = [one for one in bindings if one.get("HostIp") != "::"] or bindings
+        bindings = [binding for binding in bindings if binding.get("HostIp") != "::"] or bindings
         if on_host:
             variables[f"npufleet_{service}_port"] = int(inside)
             addresses.append(_listens(given, service) or "0.0.0.0")
@@ -238,7 +238,8 @@ def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variabl
             variables[f"npufleet_{service}_port"] = int(bindings[0]["HostPort"])
             addresses.append(bindings[0].get("HostIp") or "")
             left_out += [
-                f"{service} at {netloc(one['HostIp'], one['HostPort'])} as well: a service has one port" for one in bindings[1:]
+                f"{service} at {netloc(binding['HostIp'], binding['HostPort'])} as well: a service has one port"
+                for binding in bindings[1:]
             ]
         else:
             left_out.append(
@@ -248,7 +249,9 @@ def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variabl
         variables["triton_server_listen_address"] = addresses[0]
         if len(set(addresses)) > 1:
             left_out.append(
-                "listen addresses {}: all services have the first".format(", ".join(one or "(every one)" for one in addresses))
+                "listen addresses {}: all services have the first".format(
+                    ", ".join(address or "(every one)" for address in addresses)
+                )
             )
     if on_host:
         left_out.append("network host: the managed container has a network of its own and publishes its ports")
@@ -272,7 +275,7 @@ def _said(value: Any) -> str:
 
 def entry(name: str, model: Mapping[str, Any], key: str, npus: int, left_out: List[str]) -> Dict[str, Any]:
     """The model's entry of `triton_models`, without the place of its compiled file, which is the controller's affair."""
-    one: Dict[str, Any] = {"name": name}
+    element: Dict[str, Any] = {"name": name}
     counts = {
         group.get("count", 1) for group in (model["config"] or {}).get("instance_group") or [] if group.get("kind") == "KIND_MODEL"
     }
@@ -280,11 +283,11 @@ def entry(name: str, model: Mapping[str, Any], key: str, npus: int, left_out: Li
         if count % npus:
             left_out.append(f"model {name}: {count} instances, the managed one has a whole number for each of {npus} NPUs: {npus}")
         elif count > npus:
-            one["instances"] = count // npus
+            element["instances"] = count // npus
     compiled = compiled_file(model)
     if compiled:
-        one["artefacts"] = {key: {"sha256": model["files"][compiled]["sha256"], "path": compiled}}
-    return one
+        element["artefacts"] = {key: {"sha256": model["files"][compiled]["sha256"], "path": compiled}}
+    return element
 
 
 def compiled_file(model: Mapping[str, Any]) -> Optional[str]:
@@ -300,5 +303,5 @@ def masked(value: Any, secrets: Sequence[str]) -> Any:
             value = value.replace(secret, "(secret)")
         return value
     if isinstance(value, Mapping):
-        return {key: masked(one, secrets) for key, one in value.items()}
-    return [masked(one, secrets) for one in value] if isinstance(value, list) else value
+        return {key: masked(part, secrets) for key, part in value.items()}
+    return [masked(part, secrets) for part in value] if isinstance(value, list) else value

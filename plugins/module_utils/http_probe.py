@@ -29,17 +29,17 @@ MANIFESTS = ", ".join(
 )
 
 
-def supplier(one: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional[str]:
+def supplier(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional[str]:
     """Ask one supplier: {"kind": "web" or "image", "what", "address", "user", "proxies", "ca", "todo", for images "mirror"}.
 
     `passwords` are by the supplier's `what`, so that they travel apart from everything that may be shown.
     """
-    login = (str(one.get("user") or ""), passwords.get(one["what"], ""))
-    if one["kind"] == "web":
-        why = web(one["address"], login, one.get("proxies") or {}, one.get("ca"))
+    login = (str(entry.get("user") or ""), passwords.get(entry["what"], ""))
+    if entry["kind"] == "web":
+        why = web(entry["address"], login, entry.get("proxies") or {}, entry.get("ca"))
     else:
-        why = image(one["address"], login, one.get("proxies") or {}, one.get("ca"), one.get("mirror"))
-    return f"{one['what']} {bare(one['address'])}: {why}: {one['todo']}" if why else None
+        why = image(entry["address"], login, entry.get("proxies") or {}, entry.get("ca"), entry.get("mirror"))
+    return f"{entry['what']} {bare(entry['address'])}: {why}: {entry['todo']}" if why else None
 
 
 def bare(address: str) -> str:
@@ -112,7 +112,7 @@ def _manifest(
 
 def takes_login(registry: str, realm: str) -> bool:
     """Whether a registry's login is for this address of tokens: its own, or the one that Docker Hub is known to have."""
-    own, named = (urllib.parse.urlsplit(one) for one in (registry, realm))
+    own, named = (urllib.parse.urlsplit(entry) for entry in (registry, realm))
     known = own.hostname == DOCKER_HUB and named.hostname == DOCKER_HUB_TOKENS
     return own.scheme == named.scheme == "https" and (own.hostname == named.hostname or known)
 
@@ -212,7 +212,7 @@ def _lower(headers: Any) -> Dict[str, str]:
 def _proxies(address: str, proxies: Mapping[str, str]) -> Dict[str, str]:
     """The proxies for this address: none where no_proxy names its host or a domain above it."""
     host = urllib.parse.urlsplit(address).hostname or ""
-    for one in str(proxies.get("no_proxy") or "").replace(" ", "").split(","):
-        if one and (one == "*" or host == one.lstrip(".") or host.endswith("." + one.lstrip("."))):
+    for part in str(proxies.get("no_proxy") or "").replace(" ", "").split(","):
+        if part and (part == "*" or host == part.lstrip(".") or host.endswith("." + part.lstrip("."))):
             return {}
     return {scheme: proxies[scheme] for scheme in ("http", "https") if proxies.get(scheme)}

@@ -49,16 +49,18 @@ def short(value: Any, most: int = LINE) -> str:
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
-def sentence(one: Item, most: int = LINE) -> str:
+def sentence(entry: Item, most: int = LINE) -> str:
     """One difference as a sentence: found, wanted, what is done about it."""
-    found, wanted = short(one["current"], most), short(one["desired"], most)
-    return f"{one['concern']} {one['name']}: found {found}, wanted {wanted} ({one['action']})"
+    found, wanted = short(entry["current"], most), short(entry["desired"], most)
+    return f"{entry['concern']} {entry['name']}: found {found}, wanted {wanted} ({entry['action']})"
 
 
 def as_diff(plan: List[Item]) -> Dict[str, str]:
     """The plan in the form that `--diff` prints."""
 
     def side(key: Literal["current", "desired"]) -> str:
-        return "".join("{} {}: {}\n".format(one["concern"], one["name"], short(one[key])) for one in plan)
+        return "".join(
+            "{} {}: {}\n".format(difference["concern"], difference["name"], short(difference[key])) for difference in plan
+        )
 
     return {"before_header": "found", "after_header": "wanted", "before": side("current"), "after": side("desired")}

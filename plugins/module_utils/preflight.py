@@ -61,7 +61,7 @@ def refusals(
 ) -> List[str]:
     """Every reason why this plan cannot be applied to this host. Reads more of the host where the plan needs it."""
     reasons: List[str] = []
-    doing = {(one["concern"], one["action"]) for one in plan}
+    doing = {(item["concern"], item["action"]) for item in plan}
     if plan and "driver" in actual:
         reasons += system(wanted, text("/etc/os-release") or "", os.uname().release)
         reasons += list(cards(wanted, actual["driver"], plan, _bus_types()))
@@ -77,7 +77,7 @@ def refusals(
     reasons += filter(None, [(actual.get("models") or {}).get("undecided")])
     if "models" in actual and wanted["pulls"]:
         reasons += pulled(wanted["pulls"], actual["models"], passwords.get(LARGE_FILES) or {})
-    needed = [one for one in suppliers if tuple(one["needed"]) in doing]
+    needed = [supplier for supplier in suppliers if tuple(supplier["needed"]) in doing]
     return reasons + (unreached(needed, passwords) if needed else [])
 
 
@@ -86,7 +86,7 @@ def unreached(suppliers: List[Mapping[str, Any]], passwords: Mapping[str, str]) 
     # Here, because most runs have nobody to ask, and TLS takes its time to be imported.
     from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
 
-    return [why for why in (http_probe.supplier(one, passwords) for one in suppliers) if why]
+    return [why for why in (http_probe.supplier(supplier, passwords) for supplier in suppliers) if why]
 
 
 def pulled(pulls: Mapping[str, Any], here: Mapping[str, Any], secrets: Mapping[str, str]) -> List[str]:
@@ -105,13 +105,13 @@ def pulled(pulls: Mapping[str, Any], here: Mapping[str, Any], secrets: Mapping[s
     except download.SourceError as error:
         return [str(error)]
     for digest in missing:
-        one = pulls["files"][digest]
+        file = pulls["files"][digest]
         try:
             # Its role brings rclone where none is.
-            unasked = digest in inside or (download.store_of(one.get("url", "")) and not shutil.which("rclone"))
-            sizes[digest] = inside.get(digest, one.get("size")) if unasked else download.size(one, digest, pulls["way"], secrets)
+            unasked = digest in inside or (download.store_of(file.get("url", "")) and not shutil.which("rclone"))
+            sizes[digest] = inside.get(digest, file.get("size")) if unasked else download.size(file, digest, pulls["way"], secrets)
         except download.SourceError as error:
-            reasons.append("model {}: compiled file {}: {}: correct {}".format(one["model"], one["source"], error, one["todo"]))
+            reasons.append("model {}: compiled file {}: {}: correct {}".format(file["model"], file["source"], error, file["todo"]))
     return reasons + list(filter(None, [blobs.short_of_room(pulls["root"], here["free"], here["arrived"], sizes)]))
 
 
@@ -139,8 +139,8 @@ def system(wanted: Mapping[str, Any], os_release: str, kernel: str) -> List[str]
 
 def kernel_fits(kernel: str, rule: str) -> bool:
     """Whether `6.8.0-49-generic` fits a rule such as `==6.8.0` or `>=5.10`."""
-    sign, numbers = rule[:2], [int(one) for one in rule[2:].split(".")]
-    found = [int(one) for one in re.findall(r"\d+", kernel.split("-")[0])]
+    sign, numbers = rule[:2], [int(part) for part in rule[2:].split(".")]
+    found = [int(number) for number in re.findall(r"\d+", kernel.split("-")[0])]
     found = (found + [0] * len(numbers))[: len(numbers)]
     return found == numbers if sign == "==" else found >= numbers
 
@@ -157,8 +157,8 @@ def _bus_types() -> List[str]:
 
 def cards(wanted: Mapping[str, Any], driver: Mapping[str, Any], plan: List[Item], types: List[str]) -> Iterator[str]:
     """What of the cards no run can repair; under a driver that is about to change only the bus can be judged."""
-    mine = [one for one in plan if one["concern"] == "driver"]
-    changing = any(one["action"] in ("install", "load", "reload") for one in mine)
+    mine = [item for item in plan if item["concern"] == "driver"]
+    changing = any(model["action"] in ("install", "load", "reload") for model in mine)
     foreign = sorted(set(types) - set(wanted["cards"]))
     if foreign:
         fitting = [name for name, row in wanted["rows"].items() if set(foreign) <= set(row["cards"])]
@@ -166,13 +166,13 @@ def cards(wanted: Mapping[str, Any], driver: Mapping[str, Any], plan: List[Item]
         yield "found {} on the bus, wanted {} for release {}: {}".format(
             ", ".join(foreign), " or ".join(wanted["cards"]), wanted["release"], other
         )
-    for one in mine:
-        if one["action"] != INSPECT or (changing and one["name"] != "bus") or (foreign and one["name"] == "card type"):
+    for part in mine:
+        if part["action"] != INSPECT or (changing and part["name"] != "bus") or (foreign and part["name"] == "card type"):
             continue
-        found = "no card" if one["name"] == "bus" and not driver["bus"] else short(one["current"])
-        name = "" if one["name"] == "cards" else one["name"] + ": "
+        found = "no card" if part["name"] == "bus" and not driver["bus"] else short(part["current"])
+        name = "" if part["name"] == "cards" else part["name"] + ": "
         yield "{}found {}, wanted {}: {}".format(
-            name, found, short(one["desired"]), BY_HAND.get(one["name"], "see docs/troubleshooting.md")
+            name, found, short(part["desired"]), BY_HAND.get(part["name"], "see docs/troubleshooting.md")
         )
 
 
@@ -206,7 +206,7 @@ def _engine_name() -> Optional[str]:
         version = Engine().get("/version") or {}
     except OSError:
         return None
-    return ", ".join(one.get("Name", "") for one in version.get("Components") or []) or "Engine"
+    return ", ".join(component.get("Name", "") for component in version.get("Components") or []) or "Engine"
 
 
 def engine(actual: Mapping[str, Any], installed: Mapping[str, Any], name: Optional[str]) -> Iterator[str]:
@@ -243,8 +243,8 @@ def _bound(words: str) -> str:
 def absent(listen: str) -> List[str]:
     """Why nothing can be published on an address: the host does not have it, such as that of a gateway before it."""
     try:
-        with socket.socket(socket.AF_INET6 if ":" in listen else socket.AF_INET) as one:
-            one.bind((listen, 0))
+        with socket.socket(socket.AF_INET6 if ":" in listen else socket.AF_INET) as entry:
+            entry.bind((listen, 0))
     except OSError as error:
         why = error.strerror or error
         return [f"found no address {listen} on this host ({why}), wanted the one of triton_server_listen_address: correct it"]
@@ -280,9 +280,9 @@ def _publishers(listen: str) -> Dict[str, str]:
     except OSError:
         return {}
     return {
-        str(port["PublicPort"]): one["Names"][0].lstrip("/")
-        for one in running
-        for port in one.get("Ports") or []
+        str(port["PublicPort"]): entry["Names"][0].lstrip("/")
+        for entry in running
+        for port in entry.get("Ports") or []
         if port.get("PublicPort") and clash(listen, port.get("IP") or "")
     }
 

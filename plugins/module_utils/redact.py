@@ -78,12 +78,12 @@ def secret_values(variables: Mapping[str, Any]) -> Set[str]:
 
     def walk(value: Any, secret: bool) -> None:
         if isinstance(value, Mapping):
-            for name, one in value.items():
-                hidden = (looks_secret(str(name)) and not PLACE_NAME.search(str(name))) or _headers(name, one)
-                walk(one, secret or hidden)
+            for name, part in value.items():
+                hidden = (looks_secret(str(name)) and not PLACE_NAME.search(str(name))) or _headers(name, part)
+                walk(part, secret or hidden)
         elif isinstance(value, (list, tuple)):
-            for one in value:
-                walk(one, secret)
+            for part in value:
+                walk(part, secret)
         elif isinstance(value, _SCALAR) and not isinstance(value, bool):
             text = str(value)
             found.update([text] if secret else _logins(text))
@@ -99,9 +99,9 @@ def _headers(name: Any, value: Any) -> bool:
 
 def _logins(text: str) -> List[str]:
     """Passwords and signatures in URLs, and keys in options of a server."""
-    words = [urllib.parse.unquote(one["secret"]).split(":", 1)[-1] for one in LOGIN.finditer(text)]
+    words = [urllib.parse.unquote(match["secret"]).split(":", 1)[-1] for match in LOGIN.finditer(text)]
     for pattern in (RESTRICTED, SIGNED, WEBHOOK):
-        words += [urllib.parse.unquote(one["secret"]) for one in pattern.finditer(text)]
+        words += [urllib.parse.unquote(match["secret"]) for match in pattern.finditer(text)]
     return words
 
 
@@ -118,10 +118,10 @@ def forms(value: str) -> Set[str]:
     written |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
     quoted = {urllib.parse.quote(value, safe=safe) for safe in ("", "/", ":/", "!$&'()*+,;=", "!$&'()*+,;=:/@")}
     quoted |= {urllib.parse.quote_plus(value), "".join(_percent(byte) for byte in value.encode())}
-    written |= quoted | {re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), one) for one in quoted}
+    written |= quoted | {re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), form) for form in quoted}
     written |= {value.encode().hex(), value.encode().hex().upper()}
-    written |= {json.dumps(one)[1:-1] for one in written}
-    return {one for one in written if len(one) >= SHORTEST}
+    written |= {json.dumps(form)[1:-1] for form in written}
+    return {form for form in written if len(form) >= SHORTEST}
 
 
 def _percent(byte: int) -> str:
@@ -182,13 +182,13 @@ class Redactor:
 
     def _known(self, text: str) -> str:
         plain, encoded = self._ordered
-        for one in plain:
-            if one in text:
-                text = text.replace(one, MARK)
-        for one in encoded:
-            if one in text:
+        for entry in plain:
+            if entry in text:
+                text = text.replace(entry, MARK)
+        for entry in encoded:
+            if entry in text:
                 # What stands around it belongs to the same base64 text
-                text = re.sub("[A-Za-z0-9+/_=-]{0,4000}" + re.escape(one) + "[A-Za-z0-9+/_=-]{0,4000}", MARK, text)
+                text = re.sub("[A-Za-z0-9+/_=-]{0,4000}" + re.escape(entry) + "[A-Za-z0-9+/_=-]{0,4000}", MARK, text)
         return text
 
 
@@ -214,21 +214,21 @@ class _Cleaner:
 
     def _mapping(self, value: Mapping[Any, Any], secret: bool) -> Dict[str, Any]:
         return {
-            self.text(str(name)): self.content(one, secret or looks_secret(str(name)) or _headers(name, one))
-            for name, one in value.items()
+            self.text(str(name)): self.content(part, secret or looks_secret(str(name)) or _headers(name, part))
+            for name, part in value.items()
         }
 
     def _list(self, value: Iterable[Any], secret: bool) -> List[Any]:
         cleaned, flag = [], False
-        for one in value:
-            assigned = _ASSIGNED.fullmatch(one) if isinstance(one, str) else None
+        for part in value:
+            assigned = _ASSIGNED.fullmatch(part) if isinstance(part, str) else None
             if assigned and not secret:
                 # An environment: the value goes to the end, whatever is in it
                 self.count += 1
                 cleaned.append(self.text(assigned[1]) + self._replace(assigned[2]))
             else:
-                cleaned.append(self.content(one, secret or flag))
-            flag = isinstance(one, str) and _FLAG.fullmatch(one) is not None
+                cleaned.append(self.content(part, secret or flag))
+            flag = isinstance(part, str) and _FLAG.fullmatch(part) is not None
         return cleaned
 
     def text(self, text: str) -> str:

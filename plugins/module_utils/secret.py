@@ -68,11 +68,11 @@ def of_addresses(value: Any) -> List[str]:
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
-        return sorted({one for inner in value for one in of_addresses(inner)})
+        return sorted({address for inner in value for address in of_addresses(inner)})
     if not isinstance(value, str):
         return []
-    found = [one["secret"] + "@" for one in _LOGIN_AT.finditer(value)] + _QUERY.findall(value)
-    return [one for one in found if len(one) >= SHORTEST]
+    found = [match["secret"] + "@" for match in _LOGIN_AT.finditer(value)] + _QUERY.findall(value)
+    return [entry for entry in found if len(entry) >= SHORTEST]
 
 
 def new_key() -> str:
@@ -88,9 +88,9 @@ def seal(value: str, key: str) -> str:
 def settings(values: Any, key: str, clear: Sequence[str] = (), name: str = "") -> Any:
     """Named values with each that may be secret sealed, at any depth; those of the names `clear` only where a login is in them."""
     if isinstance(values, Mapping):
-        return {one: settings(values[one], key, clear, str(one)) for one in values}
+        return {number: settings(values[number], key, clear, str(number)) for number in values}
     if isinstance(values, (list, tuple)):
-        return [settings(one, key, clear, name) for one in values]
+        return [settings(number, key, clear, name) for number in values]
     if values is None or isinstance(values, bool):
         return values
     value = str(values)
@@ -136,13 +136,13 @@ def _of_option(option: str, value: str, key: str) -> str:
 def unit(text: str, key: str) -> str:
     """A unit file, of which no more than limits and order is shown as it is."""
 
-    def line(one: str) -> str:
-        if UNIT_LINE.fullmatch(one):
-            return one
-        name, equals, value = one.partition("=")
-        return f"{name}={seal(value, key)}" if equals and re.fullmatch(r"\w{1,60}", name) else seal(one, key)
+    def line(word: str) -> str:
+        if UNIT_LINE.fullmatch(word):
+            return word
+        name, equals, value = word.partition("=")
+        return f"{name}={seal(value, key)}" if equals and re.fullmatch(r"\w{1,60}", name) else seal(word, key)
 
-    return "".join(line(one.rstrip("\n")) + "\n" * one.endswith("\n") for one in text.splitlines(keepends=True))
+    return "".join(line(entry.rstrip("\n")) + "\n" * entry.endswith("\n") for entry in text.splitlines(keepends=True))
 
 
 def without(text: str, raw: Iterable[str], shown: Iterable[str]) -> str:

@@ -70,20 +70,20 @@ def _misfits(value: Any, shape: Shape, where: str) -> Iterator[str]:
         if not isinstance(value, list):
             yield _words(value, (list,), where)
         else:
-            for number, one in enumerate(value):
-                yield from _misfits(one, shape[0], f"{where}[{number}]")
+            for number, part in enumerate(value):
+                yield from _misfits(part, shape[0], f"{where}[{number}]")
     elif isinstance(shape, re.Pattern):
         if not isinstance(value, str):
             yield _words(value, (str,), where)
         elif not shape.fullmatch(value):
             yield f"{where or 'it'} is {_shown(value)}, wanted {shape.pattern}"
     elif isinstance(shape, tuple):
-        of_kind = [one for one in shape if _kind(one) is type(value)]
+        of_kind = [size for size in shape if _kind(size) is type(value)]
         # What is of the right kind is told in full, else what kinds there may be
         if of_kind:
             yield from _misfits(value, of_kind[0], where)
         else:
-            yield _words(value, [_kind(one) for one in shape], where)
+            yield _words(value, [_kind(size) for size in shape], where)
     # JSON knows true from 1, Python does not
     elif type(value) is not shape:
         yield _words(value, (shape,), where)
@@ -102,9 +102,9 @@ def _of_object(value: Any, shape: Mapping[Any, Shape], where: str) -> Iterator[s
         return
     for name, inner in shape.items():
         if isinstance(name, re.Pattern):
-            for key, one in value.items():
+            for key, part in value.items():
                 if name.fullmatch(key):
-                    yield from _misfits(one, inner, f"{where}.{key}".lstrip("."))
+                    yield from _misfits(part, inner, f"{where}.{key}".lstrip("."))
                 else:
                     yield f"{where or 'it'} has a {_shown(key)}, wanted names as {name.pattern}"
             continue
@@ -116,7 +116,7 @@ def _of_object(value: Any, shape: Mapping[Any, Shape], where: str) -> Iterator[s
 
 
 def _words(value: Any, types: Sequence[type], where: str) -> str:
-    wanted = " or ".join(dict.fromkeys(NAMES[one] for one in types))
+    wanted = " or ".join(dict.fromkeys(NAMES[kind] for kind in types))
     return f"{where or 'it'} is {NAMES.get(type(value), type(value).__name__)}, wanted {wanted}"
 
 
@@ -140,12 +140,12 @@ def lines(path: str, shape: Shape) -> Tuple[List[Any], Optional[str], bool]:
         if not line.strip():
             continue
         try:
-            one = json.loads(line, parse_constant=_no_number)
-            flaw = misfit(one, shape)
+            load = json.loads(line, parse_constant=_no_number)
+            flaw = misfit(load, shape)
         except (ValueError, RecursionError) as error:
-            one, flaw = None, f"it is no JSON ({error})"
+            load, flaw = None, f"it is no JSON ({error})"
         if flaw:
             wrong.append(f"line {number}: {flaw}")
         else:
-            fitting.append(one)
+            fitting.append(load)
     return fitting, "; ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "") if wrong else None, True

@@ -29,19 +29,21 @@ def parse_tool(output: str) -> Dict[str, Any]:
         answer = json.loads(output)
         devices = [
             {
-                "npu": int(one["npu"]),
-                "device": one["device"],
-                "name": one["name"],
-                "status": one["status"],
-                "firmware": one.get("fw_ver"),
-                "bus_id": one["pci"]["bus_id"],
-                "memory_total": int(one["memory"]["total"]),
-                "memory_used": int(one["memory"]["used"]),
+                "npu": int(device["npu"]),
+                "device": device["device"],
+                "name": device["name"],
+                "status": device["status"],
+                "firmware": device.get("fw_ver"),
+                "bus_id": device["pci"]["bus_id"],
+                "memory_total": int(device["memory"]["total"]),
+                "memory_used": int(device["memory"]["used"]),
             }
-            for one in answer["devices"]
+            for device in answer["devices"]
         ]
         contexts = answer.get("contexts") or []
-        holders = [{"npu": int(one["npu"]), "pid": int(one["pid"]), "process": str(one["process"])} for one in contexts]
+        holders = [
+            {"npu": int(context["npu"]), "pid": int(context["pid"]), "process": str(context["process"])} for context in contexts
+        ]
         return {"version": answer["KMD_version"], "devices": devices, "contexts": len(contexts), "holders": holders}
     except (ValueError, KeyError, TypeError) as error:
         return {"error": f"the vendor's tool answered in a shape that is not known ({error!r}): {output[:120]}"}

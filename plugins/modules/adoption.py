@@ -116,9 +116,9 @@ def process_of(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
     column = top["Titles"].index("PID") if "PID" in top.get("Titles", []) else 1
     for line in top.get("Processes") or []:
         pid = line[column]
-        argv = [one.decode("utf-8", "replace") for one in raw(f"/proc/{pid}/cmdline").split(b"\0")[:-1]]
+        argv = [part.decode("utf-8", "replace") for part in raw(f"/proc/{pid}/cmdline").split(b"\0")[:-1]]
         if argv and os.path.basename(argv[0]) == SERVER:
-            pairs = [one.decode("utf-8", "replace").partition("=") for one in raw(f"/proc/{pid}/environ").split(b"\0") if one]
+            pairs = [part.decode("utf-8", "replace").partition("=") for part in raw(f"/proc/{pid}/environ").split(b"\0") if part]
             status = raw(f"/proc/{pid}/status").decode()
             return {
                 "pid": int(pid),
@@ -152,10 +152,10 @@ def find(engine: Engine, name: Optional[str]) -> Tuple[Dict[str, Any], Dict[str,
             raise Failure(f"found no {SERVER} running in container {name}: start the server first, adoption reads what it serves")
         return inspect, process
     found = {}
-    for one in engine.get("/containers/json") or []:
-        process = process_of(engine, one["Id"])
+    for entry in engine.get("/containers/json") or []:
+        process = process_of(engine, entry["Id"])
         if process:
-            found[one["Names"][0].lstrip("/")] = (one["Id"], process)
+            found[entry["Names"][0].lstrip("/")] = (entry["Id"], process)
     if not found:
         raise Failure(
             f"found no running container with {SERVER} in it: start the one to adopt, or run playbooks/site.yml for a new one"
@@ -171,7 +171,7 @@ def find(engine: Engine, name: Optional[str]) -> Tuple[Dict[str, Any], Dict[str,
 def place(root: str, path: str) -> str:
     """A path inside a container as one of the host's, by way of /proc/<pid>/root; absolute links stay inside."""
     done = root
-    parts = [one for one in path.split("/") if one]
+    parts = [part for part in path.split("/") if part]
     for _step in range(200):
         if not parts:
             return done
@@ -179,9 +179,9 @@ def place(root: str, path: str) -> str:
         if os.path.islink(done):
             target = os.readlink(done)
             if target.startswith("/"):
-                done, parts = root, [one for one in target.split("/") if one] + parts
+                done, parts = root, [part for part in target.split("/") if part] + parts
             else:
-                done, parts = os.path.dirname(done), [one for one in target.split("/") if one] + parts
+                done, parts = os.path.dirname(done), [part for part in target.split("/") if part] + parts
     raise Failure(f"{path} goes round in links: repair the repository")
 
 
@@ -237,17 +237,17 @@ def look(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
     key = key_headers(process["argv"])
     about, index = served(address, port, key)
     places = repositories(process["argv"], process["directory"])
-    remote = [one for one in places if "://" in one]
+    remote = [path for path in places if "://" in path]
     if remote:
         raise Failure(f"model repository {', '.join(remote)} is not on this host: list its models in triton_models yourself")
     root = f"/proc/{process['pid']}/root"
     models: Dict[str, Any] = {}
     left_out = []
-    for one in index:
-        name, version = one["name"], one.get("version")
-        if one.get("state") != "READY":
+    for entry in index:
+        name, version = entry["name"], entry.get("version")
+        if entry.get("state") != "READY":
             left_out.append(
-                "model {} {}: {} ({})".format(name, version or "", one.get("state", "not loaded"), one.get("reason", ""))
+                "model {} {}: {} ({})".format(name, version or "", entry.get("state", "not loaded"), entry.get("reason", ""))
             )
             continue
         if name in models:

@@ -214,10 +214,10 @@ def look(desired: Mapping[str, Any], root: str = "", run: str = "", ended: str =
 def hopeless(plan: List[Item]) -> bool:
     """Whether waiting cannot help: hardware for hands to repair, a container that has ended, a load that Triton refused."""
     return any(
-        one["action"] in (INSPECT, "create", "replace")
-        or (one["concern"], one["action"]) == ("server", "start")
-        or (one["action"] in ("load", "restart") and "UNAVAILABLE" in (one["current"] or ""))
-        for one in plan
+        item["action"] in (INSPECT, "create", "replace")
+        or (item["concern"], item["action"]) == ("server", "start")
+        or (item["action"] in ("load", "restart") and "UNAVAILABLE" in (item["current"] or ""))
+        for item in plan
     )
 
 
@@ -231,21 +231,21 @@ def about(plan: List[Item], linked: bool, prove: bool) -> List[Item]:
     """The part of the plan that was asked for: a proof is part of a switch that is open until it is over, and what is linked may
     be another release in another container than the wanted ones."""
     # A release whose record is lost goes when the one after it is proven
-    plan = [one for one in plan if not (prove and one["action"] in (models.PROVE, models.MEND))]
+    plan = [item for item in plan if not (prove and item["action"] in (models.PROVE, models.MEND))]
     foreign = [
-        one
-        for one in plan
-        if one["name"].startswith("container.")
-        or (prove and one["name"] == server.HANGING)
-        or one["action"] in ("release", "withdraw")
+        item
+        for item in plan
+        if item["name"].startswith("container.")
+        or (prove and item["name"] == server.HANGING)
+        or item["action"] in ("release", "withdraw")
     ]
-    return [one for one in plan if not (linked and one in foreign)]
+    return [item for item in plan if not (linked and item in foreign)]
 
 
 def words_of_triton(desired: Mapping[str, Any], plan: List[Item]) -> Dict[str, str]:
     """{model: why Triton refused it} since the open switch, in mode poll, where nobody who asked is answered."""
     wanted = desired.get("server") or {}
-    names = [one["name"] for one in plan if (one["concern"], one["action"]) == ("server", "wait")]
+    names = [item["name"] for item in plan if (item["concern"], item["action"]) == ("server", "wait")]
     opened = store.read_transaction(wanted["root"]) if names and wanted.get("mode") == "poll" else None
     return log.refused(Engine(), wanted, names, opened["renewed"]) if opened else {}
 
@@ -296,7 +296,7 @@ def main() -> None:
     if module.params["free"]:
         reasons = busy(desired["server"]["name"], deadline)
         if reasons:
-            lines = "".join("\n  - " + one for one in reasons)
+            lines = "".join("\n  - " + reason for reason in reasons)
             module.fail_json(
                 msg="{}: the cards are not free, end what holds them and run again:{}".format(module.params["host"], lines)
             )
@@ -335,7 +335,8 @@ def main() -> None:
             said = words_of_triton(desired, plan)
     if prove and plan and not module.check_mode:
         lines = "".join(
-            "\n  - " + sentence(one, TOLD) + (f"; Triton says: {said[one['name']]}" if one["name"] in said else "") for one in plan
+            "\n  - " + sentence(item, TOLD) + (f"; Triton says: {said[item['name']]}" if item["name"] in said else "")
+            for item in plan
         )
         module.fail_json(msg="{} is not as wanted:{}".format(module.params["host"], lines), plan=plan, actual=actual)
     for words in (watchdog.warning(actual.get("watchdog") or {}), probe_timer.warning(actual.get("probe") or {})):
@@ -346,7 +347,7 @@ def main() -> None:
         module.warn("{}: another run is changing this host: {} since {}".format(module.params["host"], other["by"], other["since"]))
     mark = maintenance(module.params["mark"]) if module.params["mark"] else None
     changed = bool(plan) and module.check_mode and not module.params["prove"] and mark is None
-    report = [sentence(one) for one in plan]
+    report = [sentence(item) for item in plan]
     answer: Dict[str, Any] = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": held}
     if other:
         answer["held_by"] = other["run"]

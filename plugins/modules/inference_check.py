@@ -386,9 +386,9 @@ def keep(module: AnsibleModule, document: Mapping[str, Any]) -> bool:
 
 def report(host: str, results: List[Dict[str, Any]], unasked: Sequence[str] = ()) -> Dict[str, Any]:
     """The module's return values; `unasked` are models that nobody has to prove."""
-    failed = [one for one in results if not one["ok"]]
+    failed = [result for result in results if not result["ok"]]
     passed = len(results) - len(failed)
-    lines = [f"  - {one['name']}: {one['why']}" for one in failed[:SHOWN]]
+    lines = [f"  - {check['name']}: {check['why']}" for check in failed[:SHOWN]]
     if len(failed) > SHOWN:
         lines.append(f"  - and {len(failed) - SHOWN} more")
     nothing = "nothing was asked of " + ", ".join(unasked) if unasked else "no model to check"

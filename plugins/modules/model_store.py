@@ -231,9 +231,9 @@ def wanted_releases(root: str, releases: Mapping[str, Any]) -> Dict[str, Any]:
     holds = store.read_holds(root)
     return {
         name: store.release_again(root, name, holds[name]["label"])
-        if name in holds and holds[name]["source"] == one["source"]
-        else one
-        for name, one in sorted(releases.items())
+        if name in holds and holds[name]["source"] == entry["source"]
+        else entry
+        for name, entry in sorted(releases.items())
     }
 
 
@@ -272,17 +272,19 @@ def release(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List
     """State released."""
     refuse_directories(root, [*params["releases"], *withdraw])
     releases = wanted_releases(root, params["releases"])
-    fresh = [one for name, one in releases.items() if one is params["releases"][name]]
-    blobs.ingest(root, params["incoming"], sorted({one["sha256"] for new in fresh for one in new["files"].values() if one["blob"]}))
+    fresh = [entry for name, entry in releases.items() if entry is params["releases"][name]]
+    blobs.ingest(
+        root, params["incoming"], sorted({file["sha256"] for new in fresh for file in new["files"].values() if file["blob"]})
+    )
     # Every release is whole before the first link moves.
-    made = {name: store.make_release(root, name, one) for name, one in releases.items()}
+    made = {name: store.make_release(root, name, entry) for name, entry in releases.items()}
     moves: Moves = {name: {"from": store.served_label(root, name), "to": label, "what": "deploy"} for name, label in made.items()}
     moves.update({name: {"from": store.served_label(root, name), "to": None, "what": "withdraw"} for name in withdraw})
     if not moves and store.read_transaction(root) is None:
         return {"changed": False, "switched": {}, "moves": {}}
     holds = store.read_holds(root)
     ended = [name for name in moves if name in holds and holds[name]["source"] != params["releases"].get(name, {}).get("source")]
-    kept = {name: one for name, one in holds.items() if name not in ended}
+    kept = {name: hold for name, hold in holds.items() if name not in ended}
     for name in set(kept) & set(made):
         kept[name] = {**kept[name], "label": made[name]}
     # Without any move it takes over what another run left open
@@ -294,8 +296,8 @@ def roll_back(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str,
     found = store.rollback_moves(root, params["models"], params["to"])
     again = {name: store.release_again(root, name, move["to"]) for name, move in found.items()}
     moves: Moves = {
-        name: {"from": found[name]["from"], "to": store.make_release(root, name, one), "what": "rollback"}
-        for name, one in again.items()
+        name: {"from": found[name]["from"], "to": store.make_release(root, name, entry), "what": "rollback"}
+        for name, entry in again.items()
     }
     if not moves:
         return {"changed": False, "switched": {}, "moves": {}}
@@ -331,7 +333,7 @@ def forget(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, An
     here = {name: store.served_label(root, name) for name in ended}
     moves = {name: {"from": here[name], "to": here[name], "what": history.FORGET} for name in ended}
     store.append_history(root, store.history_lines(root, run, moves, "done", params["why"]))
-    store.write_holds(root, {name: one for name, one in holds.items() if name not in ended})
+    store.write_holds(root, {name: hold for name, hold in holds.items() if name not in ended})
     return {"changed": bool(ended), "forgotten": ended}
 
 

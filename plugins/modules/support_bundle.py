@@ -180,7 +180,7 @@ Look through the bundle before you send it: a secret of no such name and no such
 def readme(params: Mapping[str, Any], found: Mapping[str, Any], errors: List[str]) -> str:
     """What README.txt says, made of what is clean already: sentences are cut, and half of a secret would not be known as one."""
     plans = [found[name]["plan"] for name in sorted(found) if name.startswith("state/")]
-    reports = [sentence(one) for plan in plans for one in plan]
+    reports = [sentence(item) for plan in plans for item in plan]
     differences = "".join(f"  - {line}\n" for line in reports) or "  none found\n"
     return (
         "Support bundle of {}, {}\n\n".format(params["host"], params["stamp"])
@@ -226,7 +226,7 @@ def bundle(params: Mapping[str, Any]) -> Dict[str, Any]:
         if len(text) > 2 * limits.size:
             members[name] = text[: 2 * limits.size] + "\n[the rest is left out]\n"
     members["README.txt"] = readme({**params, "about": about}, found, errors)
-    members["errors.txt"] = "".join(" ".join(one.split()) + "\n" for one in errors)
+    members["errors.txt"] = "".join(" ".join(error.split()) + "\n" for error in errors)
     members["redaction.txt"] = redaction(params["names"], redactor)
     root = "{}-{}".format(params["host"], params["stamp"])
     return {"archive": pack(root, members), "items": sorted(members), "errors": errors, "redacted": redactor.count}
@@ -273,7 +273,7 @@ def main() -> None:
     if not params["host"] or not params["stamp"] or params["concerns"] is None:
         module.fail_json(msg="support_bundle begins on the controller: call it as npufleet.triton.support_bundle")
     if module.check_mode:
-        names = [one.name for one in items(params, Limits(params["timeout"], params["size"], params["lines"]))]
+        names = [item.name for item in items(params, Limits(params["timeout"], params["size"], params["lines"]))]
         module.exit_json(changed=False, items=names, msg="{}: would collect {} items".format(params["host"], len(names)))
     done = bundle(params)
     raw = done.pop("archive")

@@ -137,9 +137,11 @@ def good(versions: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
     Of a model that the server reads from elsewhere no release is known: it has to be ready.
     """
     if model["release"] is None:
-        return any(one["state"] == "READY" for one in versions.values())
-    right = {number for number, one in versions.items() if one["state"] == "READY" and one["release"] == model["release"]}
-    loaded = {number for number, one in versions.items() if one["state"] in ("READY", "LOADING")}
+        return any(version["state"] == "READY" for version in versions.values())
+    right = {
+        number for number, version in versions.items() if version["state"] == "READY" and version["release"] == model["release"]
+    }
+    loaded = {number for number, version in versions.items() if version["state"] in ("READY", "LOADING")}
     return right == set(model["versions"]) and not loaded - right
 
 
@@ -164,14 +166,14 @@ def short_of_memory(models: Mapping[str, Any], totals: List[int]) -> Set[str]:
     The old release is taken for as large as the new one.
     """
     needed = [
-        sum((one.get("memory") or [])[npu] for one in models.values() if npu < len(one.get("memory") or []))
+        sum((model.get("memory") or [])[npu] for model in models.values() if npu < len(model.get("memory") or []))
         for npu in range(len(totals))
     ]
     return {
         name
-        for name, one in models.items()
+        for name, model in models.items()
         if any(
-            share and npu < len(totals) and needed[npu] + share > totals[npu] for npu, share in enumerate(one.get("memory") or [])
+            share and npu < len(totals) and needed[npu] + share > totals[npu] for npu, share in enumerate(model.get("memory") or [])
         )
     }
 
@@ -197,11 +199,11 @@ class Server:
 
     def steps(self, name: str, versions: Mapping[str, Any]) -> List[str]:
         """Steps of an ensemble as the server has it loaded."""
-        if not can_be_asked(name) or not any(one["state"] == "READY" for one in versions.values()):
+        if not can_be_asked(name) or not any(version["state"] == "READY" for version in versions.values()):
             return []
         status, config = self._http("GET", f"/v2/models/{name}/config")
         steps = ((config.get("ensemble_scheduling") or {}).get("step") or []) if status == 200 and isinstance(config, dict) else []
-        return [one["model_name"] for one in steps]
+        return [step["model_name"] for step in steps]
 
     def _http(self, method: str, resource: str, timeout: float = ANSWER, body: str = "") -> Tuple[int, Any]:
         return http_json(self.address, self.port, method, resource, timeout, body, keys.headers(self.key))
@@ -236,7 +238,7 @@ class Server:
         """Unload, and wait until its memory is free again."""
         self.ask(name, "unload")
         deadline = time.monotonic() + self.timeout
-        while any(one["state"] in ("READY", "UNLOADING", "LOADING") for one in self.served().get(name, {}).values()):
+        while any(entry["state"] in ("READY", "UNLOADING", "LOADING") for entry in self.served().get(name, {}).values()):
             if time.monotonic() >= deadline:
                 raise Hung(f"the unload did not end within {self.timeout:.0f} s: only a restart of the server ends it")
             time.sleep(POLL_SECONDS)
@@ -264,11 +266,11 @@ class Server:
             if good(versions, model):
                 return True
             failed = [
-                one["reason"]
-                for one in versions.values()
-                if one["state"] == "UNAVAILABLE" and one["reason"] not in ("", "unloaded")
+                version["reason"]
+                for version in versions.values()
+                if version["state"] == "UNAVAILABLE" and version["reason"] not in ("", "unloaded")
             ]
-            moving = any(one["state"] in ("LOADING", "UNLOADING") for one in versions.values())
+            moving = any(version["state"] in ("LOADING", "UNLOADING") for version in versions.values())
             if failed and not moving:
                 raise Refused(plain("; ".join(failed)))
             if not moving or time.monotonic() >= deadline:
@@ -279,7 +281,8 @@ class Server:
         """What is served of a model, as a person reads it."""
         versions = self.served().get(name, {})
         return ", ".join(
-            f"version {number} {one['state']} {(one['release'] or 'no release')[:12]}" for number, one in sorted(versions.items())
+            f"version {number} {version['state']} {(version['release'] or 'no release')[:12]}"
+            for number, version in sorted(versions.items())
         )
 
 
@@ -295,15 +298,17 @@ class Change:
         self.unloaded: List[str] = []
         served = server.served()
         self.gone = sorted(
-            name for name in set(served) - set(models) if any(one["state"] in ("READY", "LOADING") for one in served[name].values())
+            name
+            for name in set(served) - set(models)
+            if any(entry["state"] in ("READY", "LOADING") for entry in served[name].values())
         )
         self.stale = [name for name in models if not good(served.get(name, {}), models[name])]
-        there = {name for name in self.stale if any(one["state"] == "READY" for one in served.get(name, {}).values())}
+        there = {name for name in self.stale if any(entry["state"] == "READY" for entry in served.get(name, {}).values())}
         first = {name for name in there if models[name].get("switch") == "unload_first"}
         if any(any(models[name].get("memory") or []) for name in there - first):
             devices = vendor_tool.ask_tool().get("devices") or []
-            first |= there & short_of_memory(models, [one["memory_total"] for one in devices])
-        self.steps = {name: list(one.get("steps") or []) for name, one in models.items()}
+            first |= there & short_of_memory(models, [device["memory_total"] for device in devices])
+        self.steps = {name: list(model.get("steps") or []) for name, model in models.items()}
         for name in self.gone:
             self.steps[name] = server.steps(name, served[name])
         # An ensemble does not outlive an unloaded step

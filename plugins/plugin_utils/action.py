@@ -109,7 +109,7 @@ class FleetAction(ActionBase):
         with host_text.understood(host):
             result: Dict[str, Any] = host_text.received(dict(answer))
             # Facts would be variables of the host; its interpreter is Ansible's own finding
-            facts = {name: one for name, one in result.pop("ansible_facts", {}).items() if name.startswith(FOUND_BY_ANSIBLE)}
+            facts = {name: entry for name, entry in result.pop("ansible_facts", {}).items() if name.startswith(FOUND_BY_ANSIBLE)}
         for name in NOT_A_RESULT:
             result.pop(name, None)
         result.update({name: host_text.told(result[name]) for name in TOLD if name in result})

@@ -115,7 +115,7 @@ def seconds(text: str) -> float:
 
 def name(text: str) -> str:
     """A name that a request can hold."""
-    if not text.strip() or any(one in text for one in "/?#") or not text.isprintable():
+    if not text.strip() or any(entry in text for entry in "/?#") or not text.isprintable():
         raise argparse.ArgumentTypeError(f"found {text!r}, wanted a name as the server has it")
     return text
 
@@ -134,7 +134,7 @@ def address(url: str, schemes: Sequence[str], ports: Mapping[str, int], option: 
     host, slash, path = rest.rstrip("/").partition("/")
     if "@" in host:
         raise wrong("a login in it", "host:port")
-    if any(one in rest for one in "?#\\") or not rest.isprintable() or " " in rest:
+    if any(entry in rest for entry in "?#\\") or not rest.isprintable() or " " in rest:
         raise wrong(repr(url), "host:port")
     # An IPv6 address stands in brackets, or its last part would be the port.
     if host.count(":") > 1 and not host.startswith("["):
@@ -151,8 +151,8 @@ def address(url: str, schemes: Sequence[str], ports: Mapping[str, int], option: 
 
 def tls_files(given: Any) -> Dict[str, Optional[str]]:
     """{"ca", "cert", "key"} of a command line, each a file that TLS can use or None. Raises End with everything that is wrong."""
-    files: Dict[str, Optional[str]] = {one: getattr(given, one) for one in ("ca", "cert", "key")}
-    wrong = [f"--{one}: found no file {path!r}" for one, path in files.items() if path is not None and not os.path.isfile(path)]
+    files: Dict[str, Optional[str]] = {key: getattr(given, key) for key in ("ca", "cert", "key")}
+    wrong = [f"--{file}: found no file {path!r}" for file, path in files.items() if path is not None and not os.path.isfile(path)]
     if bool(files["cert"]) != bool(files["key"]):
         wrong.append("--cert and --key: found one, wanted both")
     if not wrong:

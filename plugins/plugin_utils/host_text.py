@@ -49,23 +49,23 @@ def received(found: Any, deep: int = DEEPEST) -> Any:
     if isinstance(found, dict):
         return {received(key, deep - 1): received(value, deep - 1) for key, value in found.items()}
     if isinstance(found, (list, tuple)):
-        return type(found)(received(one, deep - 1) for one in found)
+        return type(found)(received(entry, deep - 1) for entry in found)
     if dataclasses.is_dataclass(found) and not isinstance(found, type):
         # Warnings and errors, as Ansible hands them on
-        fields = (one.name for one in dataclasses.fields(found))
+        fields = (field.name for field in dataclasses.fields(found))
         return dataclasses.replace(found, **{name: told(received(getattr(found, name), deep - 1)) for name in fields})
     return found
 
 
 def _seen(match: Match[str]) -> str:
-    one = match.group()
-    return "\n" if one == "\r\n" else "\\" + (f"x{ord(one):02x}" if ord(one) < 256 else f"u{ord(one):04x}")
+    entry = match.group()
+    return "\n" if entry == "\r\n" else "\\" + (f"x{ord(entry):02x}" if ord(entry) < 256 else f"u{ord(entry):04x}")
 
 
 def told(found: Any) -> Any:
     """What is shown as it is: no line of it begins where Ansible's own lines begin."""
     if isinstance(found, list):
-        return [told(one) for one in found]
+        return [told(entry) for entry in found]
     return re.sub(r"\n(?=[^\s])", "\n  ", found) if isinstance(found, str) else found
 
 
@@ -89,7 +89,7 @@ def file_name(text: str) -> str:
 def below(directory: str, path: str) -> str:
     """A file of this relative path below a directory."""
     parts = path.split("/")
-    if any(one in ("", ".", "..") or len(one.encode("utf-8", "replace")) > 255 for one in parts) or not path.isprintable():
+    if any(part in ("", ".", "..") or len(part.encode("utf-8", "replace")) > 255 for part in parts) or not path.isprintable():
         raise NoData(f"found the path {line(path)[:200]!r}, wanted one of a file below the model's directory")
     return os.path.join(directory, *parts)
 

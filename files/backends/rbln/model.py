@@ -71,17 +71,17 @@ class TritonPythonModel:
             config.set_max_batch_size(added["max_batch_size"])
             if added["max_batch_size"] > 1 and not (said.get("dynamic_batching") or said.get("sequence_batching")):
                 config.set_dynamic_batching()
-        for one in added.get("input", []):
-            config.add_input(one)
-        for one in added.get("output", []):
-            config.add_output(one)
+        for tensor in added.get("input", []):
+            config.add_input(tensor)
+        for tensor in added.get("output", []):
+            config.add_output(tensor)
         return config
 
     def initialize(self, args: Dict[str, str]) -> None:
         """Load the compiled file onto this instance's NPU."""
         self._name = args["model_name"]
-        for one in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
-            ctypes.CDLL(None).mallopt(one, KEPT_BYTES)
+        for entry in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
+            ctypes.CDLL(None).mallopt(entry, KEPT_BYTES)
         try:
             self._load(args)
         except Fault as error:
@@ -119,8 +119,8 @@ class TritonPythonModel:
         }
         self._metrics = Metrics(pb_utils, labels, parameter(config, "npufleet_source"), parameter(config, "npufleet_release"))
         self._batcher = Batcher(plan)
-        self._inputs = [str(one.name) for one in plan.buckets[0].inputs]
-        self._outputs = [str(one.name) for one in plan.buckets[0].outputs]
+        self._inputs = [str(tensor.name) for tensor in plan.buckets[0].inputs]
+        self._outputs = [str(tensor.name) for tensor in plan.buckets[0].outputs]
         self._busy_until = 0.0
         self._pipeline = (
             Pipeline(self._device, self._batcher, self._answer_later, self._fail_later, self._cancelled) if later else None
@@ -147,8 +147,8 @@ class TritonPythonModel:
         groups = self._batcher.groups(items)
         for group in groups:
             # Triton reads the lane's outputs when this returns, so a run that another one follows has its answers copied.
-            for one, response in zip(group, self._run(group, group is not groups[-1])):
-                responses[one.index] = response
+            for entry, response in zip(group, self._run(group, group is not groups[-1])):
+                responses[entry.index] = response
         return responses
 
     def _accept(self, requests: Sequence[Any]) -> List[Item]:
@@ -178,22 +178,22 @@ class TritonPythonModel:
 
     def _run(self, items: List[Item], copy: bool) -> List[Any]:
         """Run requests as one batch, and wait for it."""
-        kept = [one for one in items if not self._cancelled(one)]
+        kept = [part for part in items if not self._cancelled(part)]
         if len(kept) < len(items):
             done = iter(self._run(kept, copy) if kept else [])
-            return [next(done) if one in kept else self._cancellation() for one in items]
+            return [next(done) if part in kept else self._cancellation() for part in items]
         try:
             backing = self._device.ready()
             lane = backing.lanes[0]
-            rows = sum(one.rows for one in items)
+            rows = sum(part.rows for part in items)
             bucket = self._batcher.bucket(items, rows)
             padding = 0
             # A request that fills its bucket goes as it is where the NPU's process is this one.
             if not (len(items) == 1 and rows == self._batcher.plan.sizes[bucket] and lane.give(items[0].tensors)):
                 first = 0
-                for one in items:
-                    self._batcher.put(lane.inputs, one, first)
-                    first += one.rows
+                for item in items:
+                    self._batcher.put(lane.inputs, item, first)
+                    first += item.rows
                 padding = self._batcher.pad(lane.inputs[bucket], bucket, rows)
             began, ended = self._device.run(backing, lane, bucket)
         except Fault as error:
@@ -204,29 +204,29 @@ class TritonPythonModel:
         self._count(len(items), rows, padding, began, ended)
         responses = []
         first = 0
-        for one in items:
-            arrays = self._batcher.cut(lane.outputs[bucket], first, one)
+        for item in items:
+            arrays = self._batcher.cut(lane.outputs[bucket], first, item)
             responses.append(self._response([array.copy() for array in arrays] if copy else arrays))
-            first += one.rows
+            first += item.rows
         return responses
 
     def _answer_later(self, batch: Batch, began: float, ended: float) -> None:
         """Send the answers of a batch; its lane is not used again before that is done."""
         first = 0
-        for one in batch.items:
+        for item in batch.items:
             try:
-                response = self._response(self._batcher.cut(batch.lane.outputs[batch.bucket], first, one))
+                response = self._response(self._batcher.cut(batch.lane.outputs[batch.bucket], first, item))
             except Exception as error:  # what escaped here would end the thread that answers
                 response = self._failure(Fault(words(error)))
-            self._send(one.sender, response)
-            first += one.rows
+            self._send(item.sender, response)
+            first += item.rows
         self._count(len(batch.items), batch.rows, batch.padding, began, ended)
 
     def _fail_later(self, items: List[Item], error: Fault) -> None:
         if error.trace:
             pb_utils.Logger.log_error(f"model {self._name}: NPU {self._device.npu}: {error.trace}")
-        for one in items:
-            self._send(one.sender, self._failure(error))
+        for item in items:
+            self._send(item.sender, self._failure(error))
 
     def _cancelled(self, item: Item) -> bool:
         """Whether nobody waits for this request any more; its sender, if it has one, is told so."""
@@ -244,7 +244,9 @@ class TritonPythonModel:
             pb_utils.Logger.log_error(f"model {self._name}: an answer could not be sent: {error}")
 
     def _response(self, arrays: Sequence[np.ndarray]) -> Any:
-        return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(name, one) for name, one in zip(self._outputs, arrays)])
+        return pb_utils.InferenceResponse(
+            output_tensors=[pb_utils.Tensor(name, entry) for name, entry in zip(self._outputs, arrays)]
+        )
 
     def _failure(self, error: Fault) -> Any:
         """An error response in one line, without traceback or path; the server's log has the rest."""

@@ -39,8 +39,8 @@ def decode() -> Any:
         crop=(CROP, CROP),
         crop_pos_y=middle(size[0]),
         crop_pos_x=middle(size[1]),
-        mean=[255 * one for one in MEAN],
-        std=[255 * one for one in STD],
+        mean=[255 * value for value in MEAN],
+        std=[255 * value for value in STD],
         output_layout="CHW",
         dtype=types.FLOAT,
     )

@@ -347,15 +347,15 @@ def endpoint(container: Mapping[str, Any]) -> Optional[Tuple[str, int]]:
     Out of the container itself and not of the inventory, which may want another port by now.
     """
     host = container.get("HostConfig") or {}
-    command = [str(one) for one in (container.get("Config") or {}).get("Cmd") or []]
-    port = next((one.split("=", 1)[1] for one in command if one.startswith("--http-port=")), "8000")
+    command = [str(element) for element in (container.get("Config") or {}).get("Cmd") or []]
+    port = next((word.split("=", 1)[1] for word in command if word.startswith("--http-port=")), "8000")
     if host.get("NetworkMode") == "host":
         return "127.0.0.1", int(port)
     bound = (host.get("PortBindings") or {}).get(f"{port}/tcp") or []
-    for one in bound:
+    for entry in bound:
         with suppress(ValueError, KeyError):
-            address = one.get("HostIp") or "0.0.0.0"
-            return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address), int(one["HostPort"])
+            address = entry.get("HostIp") or "0.0.0.0"
+            return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address), int(entry["HostPort"])
     return None
 
 

@@ -102,8 +102,8 @@ def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose
 
 def serve_linked(engine: container.Docker, root: str, name: str, settings: Mapping[str, Any], fresh: bool) -> None:
     """Have the server serve what is linked, and read it back. One that polls finds it by itself, any other is started again."""
-    command = [str(one) for one in (engine.inspect(name) or {})["Config"].get("Cmd") or []]
-    mode = next((one.split("=", 1)[1] for one in command if one.startswith("--model-control-mode=")), "none")
+    command = [str(entry) for entry in (engine.inspect(name) or {})["Config"].get("Cmd") or []]
+    mode = next((word.split("=", 1)[1] for word in command if word.startswith("--model-control-mode=")), "none")
     deadline = time.monotonic() + settings["ready_timeout"]
     if not fresh and mode != "poll":
         container.restart(engine, name, settings)
@@ -118,6 +118,6 @@ def serve_linked(engine: container.Docker, root: str, name: str, settings: Mappi
         if left == []:
             return
         if time.monotonic() >= deadline:
-            words = "; ".join(sentence(one) for one in left or []) or "it does not answer"
+            words = "; ".join(sentence(entry) for entry in left or []) or "it does not answer"
             raise container.ContainerError(f"the server does not serve what served before: {words}")
         time.sleep(LOOK)

@@ -33,13 +33,13 @@ DEFAULTS: Dict[str, Any] = {
 
 def by_grpc(variables: Mapping[str, Any]) -> bool:
     """Whether the server takes requests to load over gRPC, from inside its container and without TLS."""
-    secured = any(str(one).startswith("--grpc-use-ssl") for one in variables["triton_server_extra_args"])
+    secured = any(str(argument).startswith("--grpc-use-ssl") for argument in variables["triton_server_extra_args"])
     return bool(variables["triton_server_allow_grpc"]) and not secured
 
 
 def cache(variables: Mapping[str, Any]) -> Optional[str]:
     """The kind of response cache that the server has, such as `local` or `redis`; None without one."""
-    given = [str(one) for one in variables["triton_server_extra_args"]]
+    given = [str(argument) for argument in variables["triton_server_extra_args"]]
     words = " ".join(given)
     found = re.search(r"--cache-config[= ](\w+)", words)
     size_given = re.search(r"--response-cache-byte-size[= ](\d+)", words)
@@ -77,7 +77,7 @@ def command(variables: Mapping[str, Any], models: List[str], known: Sequence[str
 
     mode = variables["triton_server_model_control_mode"]
     line = ["tritonserver"]
-    line += ["--model-repository=" + one for one in variables["triton_server_model_repositories"]]
+    line += ["--model-repository=" + repository for repository in variables["triton_server_model_repositories"]]
     line += ["--model-control-mode=" + mode]
     if mode == "poll":
         line += ["--repository-poll-secs={}".format(variables["triton_server_poll_seconds"])]
@@ -98,10 +98,10 @@ def command(variables: Mapping[str, Any], models: List[str], known: Sequence[str
         "--log-verbose={}".format(variables["triton_server_log_verbose"]),
     ]
     # Services of clouds, by which requests went past restricted APIs before 26.03
-    line += [f"--{one}=false" for one in CLOUD_SERVICES if one in known]
+    line += [f"--{service}=false" for service in CLOUD_SERVICES if service in known]
     if not variables["triton_server_auto_complete_config"]:
         line += ["--disable-auto-complete-config"]
-    return line + [str(one) for one in variables["triton_server_extra_args"]]
+    return line + [str(argument) for argument in variables["triton_server_extra_args"]]
 
 
 def ports(variables: Mapping[str, Any]) -> Dict[str, str]:
@@ -134,10 +134,10 @@ def size_of(variables: Mapping[str, Any], name: str) -> int:
 def ulimits(variables: Mapping[str, Any], name: str) -> Dict[str, str]:
     """{limit: "soft:hard"} of a list of `limit:soft:hard`, or `limit:both`."""
     limits = {}
-    for one in variables[name]:
-        found = re.fullmatch(r"(\w+):(-?\d+)(?::(-?\d+))?", str(one))
+    for variable in variables[name]:
+        found = re.fullmatch(r"(\w+):(-?\d+)(?::(-?\d+))?", str(variable))
         if not found:
-            raise Refusal([f"{name} has {one}, wanted limit:soft:hard such as memlock:-1:-1"])
+            raise Refusal([f"{name} has {variable}, wanted limit:soft:hard such as memlock:-1:-1"])
         limits[found.group(1)] = f"{found.group(2)}:{found.group(3) or found.group(2)}"
     return limits
 
@@ -167,7 +167,7 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
         "environment": dict(set(environment(config).items()) - set(environment(base).items())),
         "log": {"driver": host["LogConfig"]["Type"], "options": dict(host["LogConfig"].get("Config") or {})},
         "ports": {
-            port: ", ".join(sorted(netloc(one.get("HostIp") or "", one["HostPort"]) for one in found))
+            port: ", ".join(sorted(netloc(entry.get("HostIp") or "", entry["HostPort"]) for entry in found))
             for port, found in (host.get("PortBindings") or {}).items()
             if found
         },
@@ -175,12 +175,14 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
         "restart": host["RestartPolicy"]["Name"],
         "shm_size": host["ShmSize"],
         "stop_timeout": config.get("StopTimeout") or 10,
-        "ulimits": {one["Name"]: "{}:{}".format(one["Soft"], one["Hard"]) for one in host.get("Ulimits") or []},
-        "volumes": sorted(one if one.count(":") > 1 else one + ":rw" for one in host.get("Binds") or []),
+        "ulimits": {limit["Name"]: "{}:{}".format(limit["Soft"], limit["Hard"]) for limit in host.get("Ulimits") or []},
+        "volumes": sorted(bind if bind.count(":") > 1 else bind + ":rw" for bind in host.get("Binds") or []),
         "cap_add": sorted(host.get("CapAdd") or []),
         "cap_drop": sorted(host.get("CapDrop") or []),
         "cpuset": host.get("CpusetCpus") or "",
-        "devices": sorted("{PathOnHost}:{PathInContainer}:{CgroupPermissions}".format(**one) for one in host.get("Devices") or []),
+        "devices": sorted(
+            "{PathOnHost}:{PathInContainer}:{CgroupPermissions}".format(**device) for device in host.get("Devices") or []
+        ),
         "extra_hosts": sorted(host.get("ExtraHosts") or []),
         "memory": host.get("Memory") or 0,
         # Engines say `default` or `bridge` for the same thing.
@@ -201,4 +203,4 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
 
 def environment(config: Mapping[str, Any]) -> Dict[str, str]:
     """Environment of a container's or an image's Config."""
-    return dict(one.split("=", 1) for one in config.get("Env") or [] if "=" in one)
+    return dict(variable.split("=", 1) for variable in config.get("Env") or [] if "=" in variable)

@@ -156,7 +156,7 @@ def _diff_cards(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[It
     sick = ["{device} {status}".format(**device) for device in tool["devices"] if device["status"] != "normal"]
     sick += [f"{address} not listed" for address in unlisted]
     if sick or len(listed) < wanted["npus"]:
-        found = "{} listed{}".format(len(listed), "".join(", " + one for one in sick))
+        found = "{} listed{}".format(len(listed), "".join(", " + card for card in sick))
         plan.append(item(CONCERN, "cards", found, "{} listed `normal`".format(max(wanted["npus"], len(actual["bus"]))), INSPECT))
     foreign = sorted({device["name"] for device in tool["devices"]} - set(wanted["cards"]))
     if foreign:

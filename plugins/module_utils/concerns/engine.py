@@ -82,7 +82,7 @@ def proxy_reasons(variables: Mapping[str, Any]) -> List[str]:
     reasons = []
     for name in PROXY_VARIABLES:
         given = variables.get(name) or ""
-        words = [str(one) for one in (given if isinstance(given, (list, tuple)) else [given]) if one]
+        words = [str(entry) for entry in (given if isinstance(given, (list, tuple)) else [given]) if entry]
         strange = sorted({sign for word in words for sign in word if not PROXY.fullmatch(sign)})
         if strange:
             listed = ", ".join(ascii(sign) for sign in strange)
@@ -110,14 +110,14 @@ def drop_in(limits: Mapping[str, str], environment: str = "") -> str:
 
 def lacking(wanted: List[str], installed: List[str]) -> List[str]:
     """What to install: of `docker.io|docker-ce` the first, unless one of them is there."""
-    return [one.split("|")[0] for one in wanted if not set(one.split("|")) & set(installed)]
+    return [entry.split("|")[0] for entry in wanted if not set(entry.split("|")) & set(installed)]
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     """Files as they are and what the running engine says of itself."""
     raw = text(DAEMON_JSON)
     actual: Dict[str, Any] = {
-        "packages": sorted(packages([name for one in wanted["packages"] for name in one.split("|")])),
+        "packages": sorted(packages([name for package in wanted["packages"] for name in package.split("|")])),
         "drop_ins": {path: text(path) for path in wanted["drop_ins"]},
         "running": None,
         "ca": text(CA_FILE),

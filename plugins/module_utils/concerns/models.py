@@ -39,7 +39,7 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
         "root": variables["npufleet_root"],
         "incoming": variables["npufleet_incoming"],
         "verify": bool(variables["model_repository_verify"]),
-        "models": {name: {key: one[key] for key in keys} for name, one in given.manifests.items()},
+        "models": {name: {key: manifest[key] for key in keys} for name, manifest in given.manifests.items()},
     }
 
 
@@ -47,7 +47,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     """Served links, what differs below each, the blobs that are not here yet, and the switch that is open."""
     root = wanted["root"]
     served: Dict[str, Dict[str, Any]] = {}
-    digests = {one["sha256"] for model in wanted["models"].values() for one in model["files"].values() if one["blob"]}
+    digests = {file["sha256"] for model in wanted["models"].values() for file in model["files"].values() if file["blob"]}
     flaws = {digest: blobs.flaw(root, digest, wanted.get("verify", False)) for digest in sorted(digests)}
     damaged = damage.found(root)
     for name in served_names(root):
@@ -135,8 +135,8 @@ def drift(
             if found != digest:
                 differs.append(path + (" was changed" if found else " is gone"))
     for directory, names, present in os.walk(base):
-        for one in [*present, *(name for name in names if os.path.islink(os.path.join(directory, name)))]:
-            path = os.path.relpath(os.path.join(directory, one), base)
+        for entry in [*present, *(name for name in names if os.path.islink(os.path.join(directory, name)))]:
+            path = os.path.relpath(os.path.join(directory, entry), base)
             if path not in files:
                 differs.append(path + " was added")
     return differs
@@ -144,9 +144,9 @@ def drift(
 
 def _hidden(root: str, base: str, files: Mapping[str, Mapping[str, Any]]) -> List[str]:
     """What of a release, and on the way to it, a server that is not root cannot read."""
-    places = [os.path.join(root, one) for one in DIRECTORIES if one != "tmp"] + [os.path.dirname(base), base]
-    places += [os.path.join(base, one) for one in sorted({os.path.dirname(path) for path in files} - {""})]
-    wanted = [*((one, 0o005) for one in places), *((os.path.join(base, path), 0o004) for path in sorted(files))]
+    places = [os.path.join(root, directory) for directory in DIRECTORIES if directory != "tmp"] + [os.path.dirname(base), base]
+    places += [os.path.join(base, file) for file in sorted({os.path.dirname(path) for path in files} - {""})]
+    wanted = [*((place, 0o005) for place in places), *((os.path.join(base, path), 0o004) for path in sorted(files))]
     found = []
     for path, mode in wanted:
         try:
@@ -160,7 +160,7 @@ def _hidden(root: str, base: str, files: Mapping[str, Mapping[str, Any]]) -> Lis
 
 def _recorded_sizes(root: str, name: str, release: str) -> Dict[str, int]:
     try:
-        return {path: one["size"] for path, one in read_record(root, name, release)["files"].items()}
+        return {path: file["size"] for path, file in read_record(root, name, release)["files"].items()}
     except StoreError:
         return {}
 

@@ -39,7 +39,7 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
         "config": variables["monitoring_prometheus_config"],
         "targets_file": variables["monitoring_targets_file"],
         "targets": json.dumps(targets, indent=2, sort_keys=True) + "\n",
-        "hosts": sorted(one["labels"]["host"] for one in targets),
+        "hosts": sorted(target["labels"]["host"] for target in targets),
         "job": variables["monitoring_scrape_job"],
         "port": int(variables["monitoring_prometheus_port"]),
         "rules_file": variables["monitoring_rules_file"],
@@ -85,9 +85,9 @@ def _targets(port: int) -> Optional[Dict[str, str]]:
     if status != 200:
         return None
     return {
-        one["labels"].get("host", one["scrapeUrl"]): "up" if one["health"] == "up" else one["lastError"] or one["health"]
-        for one in answer["data"]["activeTargets"]
-        if one["labels"].get("job") == JOB
+        entry["labels"].get("host", entry["scrapeUrl"]): "up" if entry["health"] == "up" else entry["lastError"] or entry["health"]
+        for entry in answer["data"]["activeTargets"]
+        if entry["labels"].get("job") == JOB
     }
 
 
@@ -95,7 +95,7 @@ def _up_lately(port: int) -> List[str]:
     """Hosts that were up at least once within WINDOW."""
     query = urllib.parse.quote(f'max_over_time(up{{job="{JOB}"}}[{WINDOW}]) == 1')
     status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/query?query=" + query)
-    return [one["metric"].get("host", "") for one in answer["data"]["result"]] if status == 200 else []
+    return [entry["metric"].get("host", "") for entry in answer["data"]["result"]] if status == 200 else []
 
 
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:

@@ -140,7 +140,7 @@ def _state(path: str) -> Dict[str, Any]:
     """The last result without the checks that passed."""
     try:
         state = json.loads(text(path) or "{}")
-        failed = [f"{one['name']}: {one['why']}" for one in state.get("checks", []) if not one["ok"]]
+        failed = [f"{check['name']}: {check['why']}" for check in state.get("checks", []) if not check["ok"]]
         kept = {key: state[key] for key in ("when", "at", "interval", "paused", "unavailable", "document") if key in state}
         kept.update({key: float(kept[key]) for key in ("at", "interval") if key in kept})
         return {**kept, "count": len(state.get("checks", [])), "failed": failed} if kept else {}
@@ -198,7 +198,7 @@ def warning(actual: Mapping[str, Any], now: Optional[float] = None) -> Optional[
         return "the probe cannot ask, {}: {}".format(when, short(state["unavailable"].get("why"), 2 * WORDS))
     # What other checks found says nothing of these.
     if state["failed"] and state.get("document") == actual.get("checks"):
-        shown = "; ".join(short(one, WORDS) for one in state["failed"][:SHOWN])
+        shown = "; ".join(short(check, WORDS) for check in state["failed"][:SHOWN])
         more = len(state["failed"]) - SHOWN
         rest = f"; and {more} more, see journalctl --unit npufleet-probe" if more > 0 else ""
         return "{} of {} checks of the probe failed, {}: {}{}".format(len(state["failed"]), state["count"], when, shown, rest)

@@ -84,7 +84,7 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
         "volumes": sorted(
             [
                 *map(volume, variables["triton_server_volumes"]),
-                *("{0}:{0}:ro".format(one["path"]) for one in [cloud_keys] if one),
+                *("{0}:{0}:ro".format(key["path"]) for key in [cloud_keys] if key),
                 *keys.volumes(variables),
             ]
         ),
@@ -92,7 +92,7 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
         "cpuset": variables["triton_server_cpuset"],
         "memory": size_of(variables, "triton_server_memory") if variables["triton_server_memory"] else 0,
     }
-    models = {name: {key: one[key] for key in MODEL} for name, one in given.manifests.items()}
+    models = {name: {key: manifest[key] for key in MODEL} for name, manifest in given.manifests.items()}
     return {
         "name": variables["triton_server_name"],
         "credentials": cloud_keys,
@@ -200,7 +200,7 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     else:
         actual["log"] = last_words(engine, wanted["name"])
     if "log" in actual:
-        raw, kept = ([*one["environment"].values(), *one["command"]] for one in (facts, shown))
+        raw, kept = ([*fact["environment"].values(), *fact["command"]] for fact in (facts, shown))
         actual["log"] = secret.without(str(actual["log"]), raw, kept)
     return actual
 
@@ -242,7 +242,7 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
             }
         if found[key] != asked:
             plan.append(item(CONCERN, "container." + key, found[key], wanted["container"][key], "replace"))
-    replaced = any(one["action"] == "replace" for one in plan)
+    replaced = any(difference["action"] == "replace" for difference in plan)
     if actual["state"] != "running":
         words = actual["state"] + (": " + actual["log"] if actual.get("log") else "")
         plan.append(item(CONCERN, "container", words, "running", "start"))
@@ -271,15 +271,17 @@ def diff_models(wanted: Mapping[str, Any], served: Mapping[str, Any]) -> List[It
         model = wanted["models"][name]
         versions = served.get(name) or {}
         if model["release"] is None:
-            if not any(one["state"] == "READY" for one in versions.values()):
+            if not any(version["state"] == "READY" for version in versions.values()):
                 plan.append(item(CONCERN, name, _as_served(versions), "READY out of its object store", act))
             continue
-        good = {version for version, one in versions.items() if one["state"] == "READY" and one["release"] == model["release"]}
-        loaded = {version for version, one in versions.items() if one["state"] in ("READY", "LOADING")}
+        good = {
+            version for version, state in versions.items() if state["state"] == "READY" and state["release"] == model["release"]
+        }
+        loaded = {version for version, state in versions.items() if state["state"] in ("READY", "LOADING")}
         if good != set(model["versions"]) or loaded - good:
             plan.append(item(CONCERN, name, _as_served(versions), _as_wanted(model), act))
     for name in sorted(set(served) - set(wanted["models"])):
-        if any(one["state"] == "READY" for one in served[name].values()):
+        if any(entry["state"] == "READY" for entry in served[name].values()):
             unload = {"none": "restart", "poll": "wait", "explicit": "unload"}[wanted["mode"]]
             plan.append(item(CONCERN, name, _as_served(served[name]), None, unload))
     return plan
@@ -288,11 +290,11 @@ def diff_models(wanted: Mapping[str, Any], served: Mapping[str, Any]) -> List[It
 def _as_served(versions: Mapping[str, Any]) -> Optional[str]:
     words = []
     for version in sorted(versions):
-        one = versions[version]
-        tail = plain(one["reason"])
-        if one["state"] == "READY":
-            tail = (one["release"] or "no release")[:12] + (f" ({NAMELESS})" if one["reason"] == NAMELESS else "")
-        words.append("version {} {} {}".format(version, one["state"], tail).strip())
+        state = versions[version]
+        tail = plain(state["reason"])
+        if state["state"] == "READY":
+            tail = (state["release"] or "no release")[:12] + (f" ({NAMELESS})" if state["reason"] == NAMELESS else "")
+        words.append("version {} {} {}".format(version, state["state"], tail).strip())
     return ", ".join(words) or None
 
 

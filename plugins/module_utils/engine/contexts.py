@@ -24,13 +24,13 @@ def look(container: str) -> Dict[str, Any]:
     if "error" in tool:
         return {"running": running, "reasons": ["cannot tell who has the cards open: " + tool["error"]]}
     strange = []
-    for one in tool["holders"]:
-        owner = whose(one)
+    for other in tool["holders"]:
+        owner = whose(other)
         # A process that is not to be found may be the container's own, under a number of its own.
         if not (own and running and (owner["gone"] or owner["container"] == own["Id"])):
-            strange.append({**one, **owner})
+            strange.append({**other, **owner})
     names = {}
-    for identity in {one["container"] for one in strange if one["container"]}:
+    for identity in {holder["container"] for holder in strange if holder["container"]}:
         found = _inspect(engine, identity)
         names[identity] = found["Name"].lstrip("/") if found else identity[:12]
     return {"running": running, "reasons": reasons(strange, names)}
@@ -56,16 +56,16 @@ def whose(holder: Mapping[str, Any]) -> Dict[str, Any]:
 def reasons(holders: List[Dict[str, Any]], names: Mapping[str, str]) -> List[str]:
     """One sentence for each process: its cards, what it is, what to do about it."""
     cards: Dict[int, List[str]] = {}
-    for one in holders:
-        cards.setdefault(one["pid"], []).append("rbln{}".format(one["npu"]))
+    for holder in holders:
+        cards.setdefault(holder["pid"], []).append("rbln{}".format(holder["npu"]))
     sentences = []
     for pid, held in cards.items():
-        one = next(one for one in holders if one["pid"] == pid)
-        found = "{} held by {} (pid {})".format(", ".join(sorted(set(held))), one["process"], pid)
-        if one["gone"]:
+        holder = next(other for other in holders if other["pid"] == pid)
+        found = "{} held by {} (pid {})".format(", ".join(sorted(set(held))), holder["process"], pid)
+        if holder["gone"]:
             found += ", which is gone: load the module anew (`modprobe -r rebellions && modprobe rebellions`), or reboot the host"
-        elif one["container"]:
-            found += " in container {0}: stop it (`docker stop {0}`)".format(names[one["container"]])
+        elif holder["container"]:
+            found += " in container {0}: stop it (`docker stop {0}`)".format(names[holder["container"]])
         else:
             found += f": end it (`kill {pid}`)"
         sentences.append(found)

@@ -62,9 +62,9 @@ def bundled(path: str) -> Dict[str, int]:
     with _told(path):
         if os.path.isdir(path):
             with os.scandir(os.path.join(path, "blobs", "sha256")) as found:
-                return {one.name: one.stat().st_size for one in found if one.is_file()}
+                return {entry.name: entry.stat().st_size for entry in found if entry.is_file()}
         with tarfile.open(path) as archive:
-            return {os.path.basename(one.name): one.size for one in archive if one.isfile() and _in_home(one.name)}
+            return {os.path.basename(member.name): member.size for member in archive if member.isfile() and _in_home(member.name)}
 
 
 @contextmanager
@@ -97,7 +97,12 @@ def _member(path: str, digest: str) -> Iterator[Any]:
     with archive:
         with _told(path):
             found = next(
-                (one for one in archive if one.isfile() and _in_home(one.name) and os.path.basename(one.name) == digest), None
+                (
+                    member
+                    for member in archive
+                    if member.isfile() and _in_home(member.name) and os.path.basename(member.name) == digest
+                ),
+                None,
             )
         yield archive.extractfile(found) if found else None
 

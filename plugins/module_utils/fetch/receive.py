@@ -41,8 +41,8 @@ def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mappi
     with blobs.locked(incoming, wait=False):
         _write(incoming, blobs.CONTROLLER, order["by"])
         _give(incoming, user)
-        needed = {digest: one for digest, one in order["blobs"].items() if blobs.flaw(root, digest)}
-        why = blobs.room(root, incoming, {digest: one.get("size") for digest, one in needed.items()})
+        needed = {digest: blob for digest, blob in order["blobs"].items() if blobs.flaw(root, digest)}
+        why = blobs.room(root, incoming, {digest: entry.get("size") for digest, entry in needed.items()})
         if why:
             raise store.StoreError(why)
         return {"needed": sorted(needed), "arrived": blobs.arrived(incoming)}
@@ -87,12 +87,12 @@ def _holder(incoming: str) -> str:
 
 def _take(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, Any]:
     """Fetch what this host fetches itself, then verify everything and keep it."""
-    pulls = {digest: one for digest, one in order["blobs"].items() if one.get("pull") and blobs.flaw(root, digest)}
+    pulls = {digest: blob for digest, blob in order["blobs"].items() if blob.get("pull") and blobs.flaw(root, digest)}
     if pulls:
         _pull(root, incoming, pulls, order, secrets)
     # Not under the store's lock: nothing of another run is touched
     store.make_directories(root)
-    blobs.ingest(root, incoming, sorted(order["blobs"]), {digest: one["source"] for digest, one in order["blobs"].items()})
+    blobs.ingest(root, incoming, sorted(order["blobs"]), {digest: blob["source"] for digest, blob in order["blobs"].items()})
     return {"taken": {digest: os.path.getsize(store.blob_path(root, digest)) for digest in order["blobs"]}}
 
 
@@ -108,11 +108,11 @@ def _pull(
         reasons: List[str] = []
         inside = download.bundled(order["bundle"])
         pulls.update({digest: {"bundle": order["bundle"], "source": order["bundle"]} for digest in set(pulls) & set(inside)})
-        for digest, one in sorted(pulls.items()):
+        for digest, pull in sorted(pulls.items()):
             try:
-                sizes[digest] = one.get("size") or download.size(one, digest, way, secrets)
+                sizes[digest] = pull.get("size") or download.size(pull, digest, way, secrets)
             except download.SourceError as error:
-                reasons.append(f"blob {digest[:12]} from {one['source']}: {error}")
+                reasons.append(f"blob {digest[:12]} from {pull['source']}: {error}")
         reasons += filter(None, [blobs.room(root, incoming, sizes)])
         if reasons:
             raise store.StoreError("; ".join(reasons))
@@ -124,11 +124,11 @@ def _pull(
         if all(sizes.values()):
             _write(incoming, blobs.TOTAL, f"total {sum(filter(None, sizes.values()))}\n")
         try:
-            for digest, one in sorted(pulls.items()):
+            for digest, pull in sorted(pulls.items()):
                 try:
-                    download.fetch(one, digest, os.path.join(incoming, digest), way, secrets, alive)
+                    download.fetch(pull, digest, os.path.join(incoming, digest), way, secrets, alive)
                 except (download.SourceError, OSError) as error:
-                    raise store.StoreError(f"blob {digest[:12]} from {one['source']}: {error}") from None
+                    raise store.StoreError(f"blob {digest[:12]} from {pull['source']}: {error}") from None
         finally:
             if os.path.lexists(os.path.join(incoming, blobs.TOTAL)):
                 os.unlink(os.path.join(incoming, blobs.TOTAL))

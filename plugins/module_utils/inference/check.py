@@ -65,7 +65,7 @@ def judge_answer(check: Check, request: Request, answer: Answer) -> List[str]:
     """Every reason why an answer is not the expected one."""
     why = []
     if check.error is not None and answer.error is None:
-        wanted = " ".join(f"{key} {one!r}" for key, one in sorted(check.error.items()))
+        wanted = " ".join(f"{key} {entry!r}" for key, entry in sorted(check.error.items()))
         why.append(f"it was answered, wanted an error: {wanted}")
     elif check.error is not None and answer.error is not None:
         why += judge_error(answer.error, check.error, request.protocol)

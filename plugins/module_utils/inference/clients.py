@@ -136,13 +136,15 @@ class Service:
             entries = self.index()
         except Exception:
             return ""
-        ready_versions = [str(one.get("version") or "") for one in entries if one["name"] == model and one.get("state") == "READY"]
+        ready_versions = [
+            str(entry.get("version") or "") for entry in entries if entry["name"] == model and entry.get("state") == "READY"
+        ]
         if version and ready_versions and version not in ready_versions:
             return (
                 f"{model} has no version {version} that is ready, wanted one of {', '.join(sorted(ready_versions, key=_natural))}"
             )
-        said = ["{} {}".format(one.get("state", ""), one.get("reason", "")) for one in entries if one["name"] == model]
-        ready = sorted({one["name"] for one in entries if one.get("state") == "READY"})
+        said = ["{} {}".format(entry.get("state", ""), entry.get("reason", "")) for entry in entries if entry["name"] == model]
+        ready = sorted({entry["name"] for entry in entries if entry.get("state") == "READY"})
         return _line("; ".join(said)) or "it serves {}".format(", ".join(ready) or "no model")
 
     def _asked(self, question: Question) -> Tuple[List[Any], Optional[List[Any]]]:
@@ -250,8 +252,8 @@ class Grpc(Service):
     def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
         found = self.client.get_model_metadata(model, version, as_json=True, client_timeout=self.timeout, **self.extra)
         # Whole numbers of 64 bits are texts in protobuf's JSON.
-        for one in [*found.get("inputs", []), *found.get("outputs", [])]:
-            one["shape"] = [int(size) for size in one.get("shape", [])]
+        for tensor in [*found.get("inputs", []), *found.get("outputs", [])]:
+            tensor["shape"] = [int(size) for size in tensor.get("shape", [])]
         return dict(found)
 
     def config(self, model: str, version: str = "") -> Dict[str, Any]:
@@ -352,27 +354,27 @@ class Raw(Service):
             raw_input_contents=contents,
         )
         found = {}
-        for number, one in enumerate(response.outputs):
-            shape = [int(size) for size in one.shape]
+        for number, tensor in enumerate(response.outputs):
+            shape = [int(size) for size in tensor.shape]
             data = response.raw_output_contents[number] if number < len(response.raw_output_contents) else None
-            found[one.name] = Output(one.datatype, shape, None if data is None else decoded(one.datatype, shape, data))
+            found[tensor.name] = Output(tensor.datatype, shape, None if data is None else decoded(tensor.datatype, shape, data))
         yield found
 
     def index(self) -> List[Dict[str, Any]]:
         models = self.call("RepositoryIndex", self.timeout).models
-        return [{"name": one.name, "version": one.version, "state": one.state, "reason": one.reason} for one in models]
+        return [{"name": model.name, "version": model.version, "state": model.state, "reason": model.reason} for model in models]
 
     def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
         found = self.call("ModelMetadata", self.timeout, name=model, version=version)
         return {
-            kind: [{"name": one.name, "datatype": one.datatype, "shape": list(one.shape)} for one in getattr(found, kind)]
+            kind: [{"name": entry.name, "datatype": entry.datatype, "shape": list(entry.shape)} for entry in getattr(found, kind)]
             for kind in ("inputs", "outputs")
         }
 
     def config(self, model: str, version: str = "") -> Dict[str, Any]:
         found = self.call("ModelConfig", self.timeout, name=model, version=version).config
-        return {"output": [{"name": one.name, "label_filename": one.label_filename} for one in found.output]}
+        return {"output": [{"name": tensor.name, "label_filename": tensor.label_filename} for tensor in found.output]}
 
 
-SERVICES: Dict[str, Callable[..., Service]] = {one.protocol: one for one in (Http, Grpc, Stream, Raw)}
+SERVICES: Dict[str, Callable[..., Service]] = {entry.protocol: entry for entry in (Http, Grpc, Stream, Raw)}
 PROTOCOLS = tuple(SERVICES)

@@ -61,11 +61,11 @@ def outputs_of(result: Any) -> Dict[str, Output]:
     """The outputs of a result of tritonclient."""
     response = result.get_response()
     found = {}
-    for one in response.get("outputs", []) if isinstance(response, dict) else response.outputs:
-        if isinstance(one, dict):
-            name, dtype, shape = one["name"], one["datatype"], one["shape"]
+    for tensor in response.get("outputs", []) if isinstance(response, dict) else response.outputs:
+        if isinstance(tensor, dict):
+            name, dtype, shape = tensor["name"], tensor["datatype"], tensor["shape"]
         else:
-            name, dtype, shape = one.name, one.datatype, one.shape
+            name, dtype, shape = tensor.name, tensor.datatype, tensor.shape
         try:
             array = result.as_numpy(name)
         except Exception:

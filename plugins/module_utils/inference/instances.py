@@ -28,7 +28,7 @@ def ask_instances(document: Mapping[str, Any], check: Check, asked: Sequence[Req
     url = server.get("metrics_url") or "http://{}/metrics".format(netloc(server["address"], server.get("metrics_port", 8002)))
     until = time.monotonic() + document["timeout"]
 
-    def one(request: Request) -> Tuple[float, List[str]]:
+    def ask(request: Request) -> Tuple[float, List[str]]:
         # A client for each thread, which tritonclient's HTTP needs
         answer = service_of(request.protocol, document).infer(check.question(request), check.timeout)
         return answer.ms, [reason(answer.error)] if answer.error is not None else judge_answer(check, request, answer)
@@ -41,7 +41,7 @@ def ask_instances(document: Mapping[str, Any], check: Check, asked: Sequence[Req
         while silent and not why and (not sent or time.monotonic() < until):
             width = min(width, WIDEST)
             with ThreadPoolExecutor(width) as threads:
-                for taken, reasons in threads.map(one, list(asked) * width):
+                for taken, reasons in threads.map(ask, list(asked) * width):
                     result["ms"] = max(result["ms"] or 0, round(taken, 2))
                     why += [each for each in reasons if each not in why]
                     sent += 1

@@ -153,13 +153,13 @@ def classes_of(array: Any) -> List[List[Tuple[float, int, str]]]:
     found: List[List[Tuple[float, int, str]]] = []
     for row in array.reshape(-1, array.shape[-1]) if array.ndim and array.size else []:
         found.append([])
-        for one in row:
-            score, _, rest = shown(one, None).partition(":")
+        for value in row:
+            score, _, rest = shown(value, None).partition(":")
             index, _, label = rest.partition(":")
             try:
                 found[-1].append((float(score), int(index), label.strip()))
             except ValueError:
-                raise ValueError(f"holds {shown(one)!r}, wanted a class as score:index:label") from None
+                raise ValueError(f"holds {shown(value)!r}, wanted a class as score:index:label") from None
     return found
 
 
@@ -194,7 +194,7 @@ def judge_error(error: Exception, wanted: Mapping[str, Any], protocol: str) -> L
     status = "DEADLINE_EXCEEDED" if timed_out(error) else status_of(error)
     late = status == "DEADLINE_EXCEEDED" != wanted.get("status")
     if late or _unanswered(error, protocol):
-        said = " ".join(f"{key} {one!r}" for key, one in sorted(wanted.items()))
+        said = " ".join(f"{key} {entry!r}" for key, entry in sorted(wanted.items()))
         return ["{}, wanted an error: {}".format("no answer in time" if late else f"no answer: {reason(error)}", said)]
     if "status" in wanted and status and status not in (wanted["status"], STATUS[wanted["status"]]):
         why.append(f"the error's status is {status}, wanted {wanted['status']}")
@@ -221,9 +221,9 @@ def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str
         array = answer[name].array if name in answer else None
         if kind == "text":
             golden = wanted["values"]["rows"].take(request.rows)
-            found = {"expected": shown(" | ".join(shown(one) for one in golden.flat))}
+            found = {"expected": shown(" | ".join(shown(element) for element in golden.flat))}
             if array is not None and array.dtype.kind in BYTES:
-                found["got"] = shown(" | ".join(shown(one) for one in array.flat))
+                found["got"] = shown(" | ".join(shown(element) for element in array.flat))
             return found
         labels = _of_places(wanted[kind], request)
         found = {"expected": _one(labels)}

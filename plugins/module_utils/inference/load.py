@@ -65,7 +65,7 @@ class Load:
             self._fail([reason(error)])
 
     def _fail(self, reasons: Sequence[str]) -> None:
-        self.why += [one for one in reasons if one not in self.why]
+        self.why += [more for more in reasons if more not in self.why]
         if reasons:
             self._ready.abort()
 

@@ -17,7 +17,7 @@ def pack(array: Any, rows: Optional[Sequence[int]] = None) -> Dict[str, Any]:
     numbers = None if rows is None else list(rows)
     taken = array if numbers is None else array[numbers]
     if taken.dtype.kind == "O":
-        data = [base64.b64encode(bytes(one)).decode() for one in taken.flat]
+        data = [base64.b64encode(bytes(element)).decode() for element in taken.flat]
         return {"rows": numbers, "shape": list(taken.shape), "bytes": data}
     buffer = io.BytesIO()
     np.save(buffer, taken, allow_pickle=False)
@@ -30,7 +30,7 @@ def unpack(packed: Mapping[str, Any]) -> Rows:
 
     if "bytes" in packed:
         array = np.empty(len(packed["bytes"]), dtype=np.object_)
-        array[:] = [base64.b64decode(one) for one in packed["bytes"]]
+        array[:] = [base64.b64decode(byte) for byte in packed["bytes"]]
         array = array.reshape(packed["shape"])
     else:
         array = np.load(io.BytesIO(base64.b64decode(packed["data"])), allow_pickle=False)

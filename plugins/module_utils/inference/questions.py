@@ -107,7 +107,7 @@ def shown(data: Any, most: Optional[int] = SHOWN_TEXT) -> str:
 
 def triton_dtype(array: Any) -> str:
     """The dtype that an array is sent as. Raises ValueError for one that Triton has no name for."""
-    kind = "BYTES" if array.dtype.kind in BYTES else next((one for one, name in NUMPY.items() if name == array.dtype.name), "")
+    kind = "BYTES" if array.dtype.kind in BYTES else next((entry for entry, name in NUMPY.items() if name == array.dtype.name), "")
     if not kind:
         raise ValueError(f"{array.dtype} has no counterpart in Triton")
     return kind
@@ -118,7 +118,9 @@ def fits(question: Question) -> None:
     size = 0
     for dtype, array in question.inputs.values():
         size += (
-            sum(len(one) + 4 for one in array.flat) if dtype == "BYTES" else array.size * array.itemsize // (1 + (dtype == "BF16"))
+            sum(len(element) + 4 for element in array.flat)
+            if dtype == "BYTES"
+            else array.size * array.itemsize // (1 + (dtype == "BF16"))
         )
     if size > LARGEST_REQUEST:
         raise TooLarge(

@@ -57,8 +57,8 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
             groups = [(request.name, [request]) for request in asked]
             if raw.get("instances") or raw.get("latency"):
                 # One result for each protocol: its requests are repeated.
-                by_protocol = {one: [request for request in asked if request.protocol == one] for one in raw["protocols"]}
-                groups = [("{}/{}/{}".format(model, one, raw["name"]), group) for one, group in by_protocol.items()]
+                by_protocol = {entry: [request for request in asked if request.protocol == entry] for entry in raw["protocols"]}
+                groups = [("{}/{}/{}".format(model, entry, raw["name"]), group) for entry, group in by_protocol.items()]
             for name, group in groups:
                 protocol = group[0].protocol
                 result = {"name": name, "model": model, "check": raw["name"], "protocol": protocol, "ok": False, "ms": None}

@@ -111,9 +111,9 @@ def arrived(incoming: Optional[str]) -> Dict[str, int]:
         return {}
     with os.scandir(incoming) as found:
         return {
-            one.name: one.stat(follow_symlinks=False).st_size
-            for one in found
-            if DIGEST.fullmatch(one.name) and one.is_file(follow_symlinks=False)
+            entry.name: entry.stat(follow_symlinks=False).st_size
+            for entry in found
+            if DIGEST.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
         }
 
 
@@ -241,7 +241,7 @@ def _listed(directory: str) -> List[str]:
 
 def _proven(root: str, name: str, labels: List[str], lines: List[Dict[str, Any]], keep: int) -> Set[str]:
     """The releases that stay because of what they are. One that is no longer whole is nothing to go back to."""
-    whole = [one for one in labels if _whole(root, name, one)]
+    whole = [label for label in labels if _whole(root, name, label)]
     before = history.previous(lines, name, whole, store.served_label(root, name))
     return {*history.kept(lines, name, whole, keep), *([before] if before else [])}
 
@@ -253,8 +253,10 @@ def _whole(root: str, name: str, label: str) -> bool:
         return False
     base = store.release_path(root, name, label)
     return all(
-        os.path.isfile(blob_path(root, one["sha256"])) if one["blob"] else store.small_file(base, path, one["sha256"]) is not None
-        for path, one in files.items()
+        os.path.isfile(blob_path(root, file["sha256"]))
+        if file["blob"]
+        else store.small_file(base, path, file["sha256"]) is not None
+        for path, file in files.items()
     )
 
 
@@ -269,10 +271,10 @@ def _named(root: str) -> Dict[str, Set[str]]:
         link = os.path.join(root, "served", name)
         if os.path.islink(link):
             stay(name, os.path.basename(os.readlink(link)))
-    for name, one in ((_document(root, store.TRANSACTION) or {}).get("models") or {}).items():
-        stay(name, one["from"], one["to"])
-    for name, one in (_document(root, store.HOLDS) or {}).items():
-        stay(name, one["label"])
+    for name, entry in ((_document(root, store.TRANSACTION) or {}).get("models") or {}).items():
+        stay(name, entry["from"], entry["to"])
+    for name, entry in (_document(root, store.HOLDS) or {}).items():
+        stay(name, entry["label"])
     return named
 
 
@@ -310,8 +312,8 @@ def _linked(directory: str) -> Set[str]:
     """Digests of the blobs that links below a directory lead to."""
     found = set()
     for base, _names, files in os.walk(directory):
-        for one in files:
-            path = os.path.join(base, one)
+        for file in files:
+            path = os.path.join(base, file)
             if os.path.islink(path):
                 found.add(os.path.basename(os.readlink(path)))
     return found
@@ -319,7 +321,7 @@ def _linked(directory: str) -> Set[str]:
 
 def _size(path: str) -> int:
     if os.path.isdir(path) and not os.path.islink(path):
-        return sum(_size(os.path.join(path, one)) for one in os.listdir(path))
+        return sum(_size(os.path.join(path, name)) for name in os.listdir(path))
     return 0 if os.path.islink(path) else os.lstat(path).st_size
 
 

@@ -23,8 +23,8 @@ def found(root: str) -> Dict[str, str]:
     flaws[store.HISTORY] = _history(root)[1]
     for name, label in _releases(root):
         path = store.record_path(root, name, label)
-        one = shapes.read(path, records.SHAPE)
-        flaws[os.path.relpath(path, root)] = one.flaw if one.there else "it is gone"
+        entry = shapes.read(path, records.SHAPE)
+        flaws[os.path.relpath(path, root)] = entry.flaw if entry.there else "it is gone"
     return {name: flaw for name, flaw in flaws.items() if flaw}
 
 
@@ -45,8 +45,8 @@ def undecided(root: str) -> Optional[str]:
 
 def lost_record(root: str, name: str, label: str) -> Optional[str]:
     """What is wrong with a record that cannot be made anew, None where it can, or is as it has to be."""
-    one = shapes.read(store.record_path(root, name, label), records.SHAPE)
-    flaw = one.flaw if one.there else "it is gone"
+    entry = shapes.read(store.record_path(root, name, label), records.SHAPE)
+    flaw = entry.flaw if entry.there else "it is gone"
     return flaw if flaw and _made_anew(root, name, label) is None else None
 
 
@@ -74,14 +74,14 @@ def mend(root: str, forget: bool = False) -> List[str]:
     if store.HOLDS in flaws:
         holds = store.told_holds(root)
         _replace(
-            root, store.HOLDS, json.dumps({name: one for name, one in holds.items() if shapes.misfit(one, store.HOLD) is None})
+            root, store.HOLDS, json.dumps({name: hold for name, hold in holds.items() if shapes.misfit(hold, store.HOLD) is None})
         )
     if store.HUNG in flaws:
         # A load that still hangs is met, and written down, again
         _replace(root, store.HUNG, None)
     if store.HISTORY in flaws:
         lines = _history(root)[0]
-        _replace(root, store.HISTORY, "".join(json.dumps(one, sort_keys=True) + "\n" for one in lines))
+        _replace(root, store.HISTORY, "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
     return done + [name for name in (*store.SHAPES, store.HISTORY) if name in flaws]
 
 

@@ -30,25 +30,25 @@ PUT_BACK = "put back"
 
 def proven(lines: Sequence[Mapping[str, Any]], name: str) -> List[Mapping[str, Any]]:
     """The changes of a model that were proven."""
-    return [one for one in lines if one["model"] == name and one["result"] == PROVEN]
+    return [line for line in lines if line["model"] == name and line["result"] == PROVEN]
 
 
 def proven_labels(lines: Sequence[Mapping[str, Any]], name: str) -> List[str]:
     """Labels of the model's releases that were proven, newest proof first."""
     found = []
-    for one in reversed(proven(lines, name)):
+    for line in reversed(proven(lines, name)):
         # What served before was proven too, maybe before there was a history; a put back has there what failed
-        found += [one["to"], None if one.get("what") == PUT_BACK else one["from"]]
-    return [one for one in dict.fromkeys(found) if one]
+        found += [line["to"], None if line.get("what") == PUT_BACK else line["from"]]
+    return [fromkey for fromkey in dict.fromkeys(found) if fromkey]
 
 
 def previous(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str], current: Optional[str]) -> Optional[str]:
     """Which of the labels that are here, newest first, has the content that was proven last beside the current one's."""
     # A store from before there was a history: the serials tell
-    order = proven_labels(lines, name) or [one for one in labels if serial(one) < serial(current or "0")]
+    order = proven_labels(lines, name) or [other for other in labels if serial(other) < serial(current or "0")]
     for label in order:
         if content(label) != content(current):
-            here = [one for one in (label, *labels) if one in labels and content(one) == content(label)]
+            here = [entry for entry in (label, *labels) if entry in labels and content(entry) == content(label)]
             if here:
                 return here[0]
     return None
@@ -57,35 +57,35 @@ def previous(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str
 def kept(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str], keep: int) -> List[str]:
     """A label, the newest of `labels`, for each of the `keep` contents that were proven last; every content counts in a store from
     before there was a history."""
-    newest = {content(one): one for one in reversed(labels)}
-    order = dict.fromkeys(content(one) for one in proven_labels(lines, name) or labels)
-    return [newest[one] for one in order if one in newest][:keep]
+    newest = {content(label): label for label in reversed(labels)}
+    order = dict.fromkeys(content(label) for label in proven_labels(lines, name) or labels)
+    return [newest[label] for label in order if label in newest][:keep]
 
 
 def holds(lines: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
     """{model: its hold} as they follow from what was rolled back, proven, and done since."""
     found: Dict[str, Dict[str, Any]] = {}
     sources: Dict[str, Any] = {}
-    for one in lines:
-        name = one["model"]
-        if one.get("what") == FORGET:
+    for line in lines:
+        name = line["model"]
+        if line.get("what") == FORGET:
             found.pop(name, None)
-        if one["result"] != PROVEN:
+        if line["result"] != PROVEN:
             continue
         hold = found.get(name)
-        if one.get("what") == "rollback":
+        if line.get("what") == "rollback":
             # Rolled back twice: it is still the first one's source that is not wanted
             rejected = hold["source"] if hold else sources.get(name)
             found.pop(name, None)
-            if rejected and rejected != one.get("source"):
-                facts = {"by": one.get("who") or "unknown", "when": one.get("when") or "unknown", "why": one.get("why") or ""}
-                found[name] = {"source": rejected, "label": one["to"], "release": one.get("release"), **facts}
-        elif hold and content(one["to"]) == content(hold["label"]):
+            if rejected and rejected != line.get("source"):
+                facts = {"by": line.get("who") or "unknown", "when": line.get("when") or "unknown", "why": line.get("why") or ""}
+                found[name] = {"source": rejected, "label": line["to"], "release": line.get("release"), **facts}
+        elif hold and content(line["to"]) == content(hold["label"]):
             # Made anew, or put back
-            hold["label"] = one["to"]
+            hold["label"] = line["to"]
         else:
             found.pop(name, None)
-        sources[name] = one.get("source")
+        sources[name] = line.get("source")
     return found
 
 
@@ -97,8 +97,8 @@ def read_history(root: str) -> List[Dict[str, Any]]:
 def append_history(root: str, lines: List[Dict[str, Any]]) -> None:
     """Write changes down; one that a run wrote before it was killed is not written twice."""
     keys = ("run", "model", "what", "from", "to", "result")
-    there = {tuple(one.get(key) for key in keys) for one in read_history(root)}
-    fresh = [one for one in lines if tuple(one[key] for key in keys) not in there]
+    there = {tuple(line.get(key) for key in keys) for line in read_history(root)}
+    fresh = [line for line in lines if tuple(line[key] for key in keys) not in there]
     if not fresh:
         return
     path = os.path.join(root, HISTORY)
@@ -107,7 +107,7 @@ def append_history(root: str, lines: List[Dict[str, Any]]) -> None:
         if sink.tell():
             sink.seek(-1, os.SEEK_END)
             torn = b"" if sink.read(1) == b"\n" else b"\n"
-        sink.write(torn + b"".join(json.dumps(one, sort_keys=True).encode() + b"\n" for one in fresh))
+        sink.write(torn + b"".join(json.dumps(line, sort_keys=True).encode() + b"\n" for line in fresh))
         sink.flush()
         os.fsync(sink.fileno())
     os.chmod(path, 0o644)

@@ -31,7 +31,7 @@ def told_holds(root: str) -> Dict[str, Any]:
 
 def write_holds(root: str, holds: Mapping[str, Any]) -> None:
     """Write holds.json where it differs; no hold at all is no file."""
-    kept = {name: one for name, one in holds.items() if one}
+    kept = {name: hold for name, hold in holds.items() if hold}
     path = os.path.join(root, HOLDS)
     if read(root, HOLDS).flaw:
         # Nobody knows what it said: it stays until somebody decides
@@ -71,17 +71,17 @@ def hold_back(desired: Mapping[str, Any]) -> Dict[str, Any]:
     `desired` is what host_state was given; its models and its server change in place.
     """
     parts = [desired[concern] for concern in ("models", "server") if "models" in desired.get(concern, {})]
-    root = next((one["root"] for one in parts if "root" in one), None)
+    root = next((part["root"] for part in parts if "root" in part), None)
     found = {}
     for name, hold in sorted(read_holds(root).items()) if root else []:
-        mine = [one["models"] for one in parts if name in one["models"]]
-        if not mine or any(one[name].get("source") != hold["source"] for one in mine):
+        mine = [part["models"] for part in parts if name in part["models"]]
+        if not mine or any(part[name].get("source") != hold["source"] for part in mine):
             continue
         try:
             held = wanted_of(read_record(root or "", name, hold["label"]))
         except StoreError:
             continue
-        for one in mine:
-            one[name] = {**one[name], **{key: value for key, value in held.items() if key in one[name]}}
+        for model in mine:
+            model[name] = {**model[name], **{key: value for key, value in held.items() if key in model[name]}}
         found[name] = {**hold, **{key: held[key] for key in FACTS}, "rejected": hold["source"]}
     return found

@@ -71,7 +71,7 @@ def made_anew(base: str, label: str, blob: Callable[[str], Optional[str]]) -> Op
             text = raw.decode("utf-8", "replace") if inner == CONFIG else text
     digests = {name: _parameter(text, name) for name in ("npufleet_source", "npufleet_release")}
     bare = _without(text, "npufleet_release")
-    sums = {path: one["sha256"] for path, one in files.items()}
+    sums = {path: file["sha256"] for path, file in files.items()}
     release = tree_digest({**sums, CONFIG: hashlib.sha256(bare.encode()).hexdigest()}, {})
     if release != digests["npufleet_release"] or not release.startswith(content(label)) or not digests["npufleet_source"]:
         return None
@@ -104,10 +104,12 @@ def _versions(text: str, files: Mapping[str, Any]) -> List[str]:
     """What the printed version policy selects; without one it is the latest."""
     numbers = sorted({int(path.partition("/")[0]) for path in files if re.match(r"(0|[1-9]\d*)/", path)})
     found = re.search(r"^version_policy \{\n  (all|latest|specific) \{\n((?:    .*\n)*)", text, re.MULTILINE)
-    kind, inner = (found[1], [int(one) for one in re.findall(r": (\d+)$", found[2], re.MULTILINE)]) if found else ("latest", [1])
+    kind, inner = (
+        (found[1], [int(number) for number in re.findall(r": (\d+)$", found[2], re.MULTILINE)]) if found else ("latest", [1])
+    )
     if kind == "latest":
         count = inner[0] if inner else 0
         numbers = numbers[len(numbers) - min(count, len(numbers)) :]
     elif kind == "specific":
-        numbers = [one for one in numbers if one in inner]
-    return [str(one) for one in numbers]
+        numbers = [number for number in numbers if number in inner]
+    return [str(number) for number in numbers]

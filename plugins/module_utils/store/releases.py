@@ -30,15 +30,17 @@ FACTS = ("release", "source", "versions", "steps", "cached", "shape")
 def labels(root: str, name: str) -> List[str]:
     """Labels of the model's releases that are here whole, newest first."""
     directory = os.path.join(root, "releases", name)
-    found = [one for one in (os.listdir(directory) if os.path.isdir(directory) else []) if re.fullmatch(r"\d+-[0-9a-f]+", one)]
-    return sorted((one for one in found if os.path.isdir(os.path.join(directory, one))), key=serial, reverse=True)
+    found = [
+        label for label in (os.listdir(directory) if os.path.isdir(directory) else []) if re.fullmatch(r"\d+-[0-9a-f]+", label)
+    ]
+    return sorted((entry for entry in found if os.path.isdir(os.path.join(directory, entry))), key=serial, reverse=True)
 
 
 def next_serial(root: str, name: str) -> int:
     """One more than the highest serial that this model ever had here."""
     directory = os.path.join(root, "releases", name)
     names = os.listdir(directory) if os.path.isdir(directory) else []
-    numbers = [int(found.group(1)) for found in (re.match(r"(\d+)-", one) for one in names) if found]
+    numbers = [int(found.group(1)) for found in (re.match(r"(\d+)-", candidate) for candidate in names) if found]
     return max(numbers, default=0) + 1
 
 
@@ -51,16 +53,16 @@ def read_record(root: str, name: str, label: str) -> Dict[str, Any]:
     base = release_path(root, name, label)
     if not record.get("versions"):
         # Written before records told it: Triton's default is the latest one
-        numbers = [int(one) for one in os.listdir(base) if re.fullmatch(r"[1-9]\d*", one)] if os.path.isdir(base) else []
+        numbers = [int(entry) for entry in os.listdir(base) if re.fullmatch(r"[1-9]\d*", entry)] if os.path.isdir(base) else []
         record["versions"] = [str(max(numbers))] if numbers else []
-    for path, one in record["files"].items():
-        one.setdefault("blob", os.path.islink(os.path.join(base, path)))
+    for path, file in record["files"].items():
+        file.setdefault("blob", os.path.islink(os.path.join(base, path)))
     return {"steps": [], "cached": False, "shape": None, **record}
 
 
 def wanted_of(record: Mapping[str, Any]) -> Dict[str, Any]:
     """A record as what is wanted of a model: its facts, and its files without their sizes."""
-    files = {path: {"sha256": one["sha256"], "blob": one["blob"]} for path, one in record["files"].items()}
+    files = {path: {"sha256": file["sha256"], "blob": file["blob"]} for path, file in record["files"].items()}
     return {**{key: record[key] for key in FACTS}, "files": files}
 
 
@@ -73,23 +75,23 @@ def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
     files = {}
     try:
         for path in sorted(release["files"]):
-            one = release["files"][path]
+            file = release["files"][path]
             target = os.path.join(staging, path)
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            if one["blob"]:
-                blob = blob_path(root, one["sha256"])
+            if file["blob"]:
+                blob = blob_path(root, file["sha256"])
                 final = os.path.join(home, label, path)
                 os.symlink(os.path.relpath(blob, os.path.dirname(final)), target)
                 size = os.path.getsize(blob)
             else:
-                content = base64.b64decode(one["content"])
-                if hashlib.sha256(content).hexdigest() != one["sha256"]:
+                content = base64.b64decode(file["content"])
+                if hashlib.sha256(content).hexdigest() != file["sha256"]:
                     raise StoreError(f"model {name}: {path} arrived changed")
                 with open(target, "wb") as sink:
                     sink.write(content)
                 os.chmod(target, 0o444)
                 size = len(content)
-            files[path] = {"sha256": one["sha256"], "size": size, "blob": one["blob"]}
+            files[path] = {"sha256": file["sha256"], "size": size, "blob": file["blob"]}
         for directory, _names, _files in os.walk(staging):
             os.chmod(directory, 0o755)
         write_json(root, record_path(root, name, label), {**{key: release.get(key) for key in FACTS}, "files": files})
@@ -111,17 +113,19 @@ def release_again(root: str, name: str, label: str) -> Dict[str, Any]:
     Raises StoreError with every file that cannot be had.
     """
     record = read_record(root, name, label)
-    places = [release_path(root, name, one) for one in dict.fromkeys([label, *labels(root, name)])]
+    places = [release_path(root, name, fromkey) for fromkey in dict.fromkeys([label, *labels(root, name)])]
     files: Dict[str, Any] = {}
     lost = []
-    for path, one in sorted(record["files"].items()):
-        files[path] = {"sha256": one["sha256"], "blob": one["blob"]}
-        if one["blob"]:
-            blob = blob_path(root, one["sha256"])
-            if not os.path.isfile(blob) or os.path.getsize(blob) != one["size"]:
-                lost.append(f"{path} (blob {one['sha256'][:12]})")
+    for path, file in sorted(record["files"].items()):
+        files[path] = {"sha256": file["sha256"], "blob": file["blob"]}
+        if file["blob"]:
+            blob = blob_path(root, file["sha256"])
+            if not os.path.isfile(blob) or os.path.getsize(blob) != file["size"]:
+                lost.append(f"{path} (blob {file['sha256'][:12]})")
             continue
-        content = next((found for found in (small_file(place, path, one["sha256"]) for place in places) if found is not None), None)
+        content = next(
+            (found for found in (small_file(place, path, file["sha256"]) for place in places) if found is not None), None
+        )
         if content is None:
             lost.append(path)
         else:
@@ -184,7 +188,7 @@ def move_links(root: str, moves: Mapping[str, Optional[str]]) -> List[str]:
 
 def linked(root: str, wanted: Mapping[str, Any]) -> Dict[str, Any]:
     """{model: facts} of what is linked below served/, over what is wanted, and of what the server reads from elsewhere."""
-    found = {name: dict(one) for name, one in wanted.items() if one["release"] is None}
+    found = {name: dict(entry) for name, entry in wanted.items() if entry["release"] is None}
     for name in served_names(root):
         label = served_label(root, name)
         if label is not None:
@@ -199,7 +203,7 @@ def in_place(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     return any(_version(old, number) != _version(new, number) for number in shared)
 
 
-def _version(one: Mapping[str, Any], number: str) -> Any:
-    files = {path: file["sha256"] for path, file in one["files"].items() if path.startswith(number + "/")}
+def _version(entry: Mapping[str, Any], number: str) -> Any:
+    files = {path: file["sha256"] for path, file in entry["files"].items() if path.startswith(number + "/")}
     # What is not known is not equal
-    return files, one.get("shape") or object()
+    return files, entry.get("shape") or object()

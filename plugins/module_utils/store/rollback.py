@@ -43,8 +43,8 @@ def rollback_target(root: str, name: str, to: str) -> str:
         return again[0]
     fitting = [
         label
-        for label, one in usable.items()
-        if re.fullmatch("[0-9a-f]{4,64}", to) and (one["release"].startswith(to) or one["source"].startswith(to))
+        for label, entry in usable.items()
+        if re.fullmatch("[0-9a-f]{4,64}", to) and (entry["release"].startswith(to) or entry["source"].startswith(to))
     ]
     if len({usable[label]["release"] for label in fitting}) > 1:
         raise StoreError(f"model {name}: {to} may be {' or '.join(sorted(fitting))}: name one of them")

@@ -41,7 +41,7 @@ def _unproven(root: str) -> Dict[str, Dict[str, Any]]:
     """The models that serve another release than the one that was proven last, as moves of a transaction."""
     lines = read_history(root)
     moves = {}
-    for name in sorted({one["model"] for one in lines}):
+    for name in sorted({line["model"] for line in lines}):
         last = next(iter(history.proven(lines, name)[::-1]), None)
         here = served_label(root, name)
         if last and here != last["to"]:

@@ -126,7 +126,7 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         name = f"journal/{unit.rstrip('*')}.txt"
         return run(name, "journalctl", "--no-pager", "--output=short-iso", f"--lines={limits.lines}", f"--unit={unit}")
 
-    yield from (Item(f"state/{name}.json", _state(name, one)) for name, one in wanted["desired"].items())
+    yield from (Item(f"state/{name}.json", _state(name, element)) for name, element in wanted["desired"].items())
     yield Item("host/maintenance.json", _optional(lambda: content(wanted["root"] + "/maintenance.json", limits)))
     yield Item("host/watchdog.json", _optional(lambda: content(wanted["root"] + "/watchdog.json", limits)))
     # Its checks with their golden data stay where they are.
@@ -268,9 +268,9 @@ def _server(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
 
     def configs() -> Dict[str, Any]:
         found: Dict[str, Any] = {}
-        for one in _answer(address, port, limits, "/v2/repository/index", "POST", key):
-            path = "/v2/models/{}/versions/{}/config".format(one["name"], one.get("version", 1))
-            if not can_be_asked(one["name"]):
+        for part in _answer(address, port, limits, "/v2/repository/index", "POST", key):
+            path = "/v2/models/{}/versions/{}/config".format(part["name"], part.get("version", 1))
+            if not can_be_asked(part["name"]):
                 found[path] = {"error": NAMELESS}
                 continue
             try:

@@ -73,7 +73,7 @@ def command(variables: Mapping[str, Any], line: List[str]) -> List[str]:
     apis = variables["triton_server_restricted_apis"]
     if not apis:
         return line
-    wanted = ",".join(one for one in APIS if one in apis)
+    wanted = ",".join(api for api in APIS if api in apis)
     asks = " ".join(f'"--{option}={wanted}:{variables["triton_server_api_key_name"]}=$key"' for option in OPTIONS)
     return ["sh", "-c", START + asks, "npufleet", *line]
 
@@ -97,9 +97,14 @@ def reasons(variables: Mapping[str, Any]) -> List[str]:
             f"triton_server_api_key is shorter than {SHORTEST} characters, or has blanks or letters beyond ASCII in it: take a "
             "random one, or leave it out and each host makes its own"
         )
-    own = [one for one in map(str, variables["triton_server_extra_args"]) for option in OPTIONS if one.startswith("--" + option)]
+    own = [
+        argument
+        for argument in map(str, variables["triton_server_extra_args"])
+        for option in OPTIONS
+        if argument.startswith("--" + option)
+    ]
     if own:
-        options = ", ".join(one.split("=")[0] for one in own)
+        options = ", ".join(entry.split("=")[0] for entry in own)
         found.append(
             f"triton_server_extra_args has {options}, whose key would stand in plan and container: use "
             "triton_server_restricted_apis, triton_server_api_key and triton_server_api_key_name"
@@ -151,10 +156,10 @@ def flaw(path: str, wanted: Optional[str] = None) -> Dict[str, Any]:
         return {"words": "no key in it" if os.path.lexists(path) else "nothing", "other": True}
     if wanted and fingerprint(found) != wanted:
         return {"words": "another key", "other": True}
-    for one, most in ((os.path.dirname(path), 0o700), (path, 0o600)):
-        state = os.lstat(one)
+    for entry, most in ((os.path.dirname(path), 0o700), (path, 0o600)):
+        state = os.lstat(entry)
         if stat.S_IMODE(state.st_mode) & ~most or state.st_uid != os.geteuid() or stat.S_ISLNK(state.st_mode):
             kind = "a link" if stat.S_ISLNK(state.st_mode) else f"mode {stat.S_IMODE(state.st_mode):04o} of user {state.st_uid}"
             # Who could read it may have it.
-            return {"words": f"{kind} at {one}", "other": not wanted}
+            return {"words": f"{kind} at {entry}", "other": not wanted}
     return {"words": None, "other": False}

@@ -43,7 +43,7 @@ def refused(engine: Engine, wanted: Mapping[str, Any], names: List[str], since: 
             continue
         for name in names:
             if LOG_LINE.match(line) and f"'{name}'" in line:
-                rest = list(takewhile(lambda one: not LOG_LINE.match(one), lines[at + 1 :]))
+                rest = list(takewhile(lambda entry: not LOG_LINE.match(entry), lines[at + 1 :]))
                 found[name] = plain("\n".join([line, *rest]))[-REASON:]
     return found
 

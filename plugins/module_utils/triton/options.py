@@ -29,8 +29,8 @@ ELSEWHERE = (
     "model-repository",
     "model-store",
     "load-model",
-    *(one + "-port" for one in SERVICES),
-    *(one + "-address" for one in SERVICES),
+    *(service + "-port" for service in SERVICES),
+    *(service + "-address" for service in SERVICES),
 )
 DROPPED = {
     "allow-gpu-metrics": "a host with NPUs has no such metrics, the managed server never asks for them",
@@ -64,13 +64,13 @@ def options(arguments: Sequence[str]) -> Tuple[List[Tuple[str, str]], List[str]]
 
 def last(given: Sequence[Tuple[str, str]], name: str, default: str = "") -> str:
     """The value of an option that was given, the last one where it was given twice."""
-    return next((value for one, value in reversed(given) if one == name), default)
+    return next((value for entry, value in reversed(given) if entry == name), default)
 
 
 def repositories(argv: Sequence[str], directory: str) -> List[str]:
     """The model repositories of a command line, as absolute paths inside the container where they are paths."""
     found = [value for name, value in options(argv[1:])[0] if name in ("model-repository", "model-store")]
-    return [one if "://" in one else posixpath.normpath(posixpath.join(directory, one)) for one in found]
+    return [entry if "://" in entry else posixpath.normpath(posixpath.join(directory, entry)) for entry in found]
 
 
 def idles(config: Mapping[str, Any]) -> bool:
@@ -81,7 +81,7 @@ def idles(config: Mapping[str, Any]) -> bool:
     program, rest = posixpath.basename(command[0]), command[1:]
     if program in ("sleep", "tail", "cat"):
         return True
-    script = next((one for one in rest if not one.startswith("-")), "")
+    script = next((word for word in rest if not word.startswith("-")), "")
     return program in ("bash", "sh", "dash", "zsh") and (
         not script or ("-c" in rest and SERVER not in script and ".sh" not in script)
     )
@@ -107,7 +107,7 @@ def restricted(given: Sequence[Tuple[str, str]]) -> List[Tuple[List[str], str, s
     found = []
     for name, value in given:
         apis, colon, key = value.partition(":")
-        known = [one for one in apis.split(",") if one in keys.APIS]
+        known = [part for part in apis.split(",") if part in keys.APIS]
         # Triton itself takes no other API, and a header has no other name
         if name in keys.OPTIONS and colon and known and re.fullmatch(r"[A-Za-z0-9_-]+", key.partition("=")[0]):
             found.append((known, key.partition("=")[0], key.partition("=")[2]))
@@ -116,7 +116,7 @@ def restricted(given: Sequence[Tuple[str, str]]) -> List[Tuple[List[str], str, s
 
 def key_headers(argv: Sequence[str]) -> Dict[str, str]:
     """The headers by which a server with this command line answers whatever it is asked over HTTP."""
-    return {name: key for _apis, name, key in restricted([one for one in options(argv[1:])[0] if "http" in one[0]])}
+    return {name: key for _apis, name, key in restricted([option for option in options(argv[1:])[0] if "http" in option[0]])}
 
 
 def _close(
@@ -130,7 +130,7 @@ def _close(
             "or set traces and logs have to send it"
         )
         return
-    groups.sort(key=lambda one: ("model-repository" not in one[0], -len(one[0])))
+    groups.sort(key=lambda group: ("model-repository" not in group[0], -len(group[0])))
     _apis, name, key = groups[0]
     variables["triton_server_restricted_apis"] = sorted({api for apis, _name, _key in groups for api in apis})
     variables["triton_server_api_key_name"] = name.lower()

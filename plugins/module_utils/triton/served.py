@@ -21,20 +21,20 @@ def read_served(wanted: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
     if status != 200 or not isinstance(index, list):
         return None
     served: Dict[str, Any] = {}
-    for one in index:
-        if not isinstance(one, dict) or not isinstance(one.get("name"), str):
+    for model in index:
+        if not isinstance(model, dict) or not isinstance(model.get("name"), str):
             continue
-        name, version, reason = one["name"], str(one.get("version", "")), str(one.get("reason", ""))
-        if not version.isdigit() or not isinstance(one.get("state"), str):
+        name, version, reason = model["name"], str(model.get("version", "")), str(model.get("reason", ""))
+        if not version.isdigit() or not isinstance(model.get("state"), str):
             reason = reason or "it could not be read"
             served.setdefault(name, {})["-"] = {"state": "UNAVAILABLE", "reason": reason, "release": None}
             continue
         release = None
-        if one["state"] == "READY" and can_be_asked(name):
+        if model["state"] == "READY" and can_be_asked(name):
             release = _loaded_release(wanted, name, version)
-        elif one["state"] == "READY":
+        elif model["state"] == "READY":
             reason = NAMELESS
-        served.setdefault(name, {})[version] = {"state": one["state"], "reason": reason, "release": release}
+        served.setdefault(name, {})[version] = {"state": model["state"], "reason": reason, "release": release}
     return served
 
 

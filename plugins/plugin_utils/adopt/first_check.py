@@ -35,22 +35,22 @@ def request(config: Optional[Mapping[str, Any]]) -> Tuple[Dict[str, Any], str]:
         raise NoRequest("it answers in streams or sequences")
     random = np.random.RandomState(24)
     arrays: Dict[str, Any] = {}
-    for one in config.get("input") or []:
-        kind = one["data_type"].replace("TYPE_", "").replace("STRING", "BYTES")
+    for tensor in config.get("input") or []:
+        kind = tensor["data_type"].replace("TYPE_", "").replace("STRING", "BYTES")
         if kind not in NUMPY:
-            raise NoRequest(f"its input {one['name']} is {kind}, which JSON has no numbers for")
-        if one.get("optional"):
+            raise NoRequest(f"its input {tensor['name']} is {kind}, which JSON has no numbers for")
+        if tensor.get("optional"):
             continue
-        shape = [1] * (int(config.get("max_batch_size") or 0) > 0) + [max(int(size), 1) for size in one["dims"]]
+        shape = [1] * (int(config.get("max_batch_size") or 0) > 0) + [max(int(size), 1) for size in tensor["dims"]]
         if math.prod(shape) > LARGEST:
-            raise NoRequest(f"its input {one['name']} has more than {LARGEST} values")
+            raise NoRequest(f"its input {tensor['name']} has more than {LARGEST} values")
         if kind == "BYTES":
             array = np.full(shape, b"1")
         elif kind.startswith("FP"):
             array = random.random_sample(shape).astype(NUMPY[kind])
         else:
             array = random.randint(0, 2, shape).astype(NUMPY[kind])
-        arrays[one["name"]] = array
+        arrays[tensor["name"]] = array
     if not arrays:
         raise NoRequest("its config names no input")
     if len({array.shape[0] for array in arrays.values()}) > 1:
@@ -72,7 +72,7 @@ def _kind(array: Any) -> str:
 
 def _data(array: Any) -> List[Any]:
     flat = array.flatten().tolist()
-    return [one.decode() for one in flat] if array.dtype.kind == "S" else flat
+    return [element.decode() for element in flat] if array.dtype.kind == "S" else flat
 
 
 def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: List[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
@@ -88,19 +88,21 @@ def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: 
     count = next(iter(arrays.values())).shape[0]
     files = {_file(INPUT, name): array for name, array in arrays.items()}
     expect: Dict[str, Any] = {}
-    for one, again in zip(*(sorted(answer["outputs"], key=lambda output: str(output["name"])) for _status, answer in answers)):
-        wanted: Dict[str, Any] = {"dtype": one["datatype"], "shape": one["shape"]}
-        numbers = one["datatype"] in NUMPY and one["datatype"] != "BYTES" and all(value is not None for value in one["data"])
-        if numbers and one["shape"][:1] == [count] and one["data"] == again["data"]:
-            if math.prod(one["shape"]) != len(one["data"]) or len(one["data"]) > LARGEST:
-                raise NoRequest(f"its output {one['name']} is answered with {len(one['data'])} values for the shape {one['shape']}")
-            array = np.array(one["data"], NUMPY[one["datatype"]]).reshape(one["shape"])
+    for entry, again in zip(*(sorted(answer["outputs"], key=lambda output: str(output["name"])) for _status, answer in answers)):
+        wanted: Dict[str, Any] = {"dtype": entry["datatype"], "shape": entry["shape"]}
+        numbers = entry["datatype"] in NUMPY and entry["datatype"] != "BYTES" and all(value is not None for value in entry["data"])
+        if numbers and entry["shape"][:1] == [count] and entry["data"] == again["data"]:
+            if math.prod(entry["shape"]) != len(entry["data"]) or len(entry["data"]) > LARGEST:
+                raise NoRequest(
+                    f"its output {entry['name']} is answered with {len(entry['data'])} values for the shape {entry['shape']}"
+                )
+            array = np.array(entry["data"], NUMPY[entry["datatype"]]).reshape(entry["shape"])
             largest = float(np.abs(array.astype("float64")).max()) if array.size else 0.0
             if array.size and math.isfinite(largest):
-                path = _file(OUTPUT, one["name"])
+                path = _file(OUTPUT, entry["name"])
                 files[path] = array
                 wanted.update(finite=True, values={"npy": path, "atol": float(f"{largest * TOLERANCE:.3g}")})
-        expect[one["name"]] = wanted
+        expect[entry["name"]] = wanted
     one_check = {
         "name": "as before adoption",
         "protocols": protocols,

@@ -102,10 +102,10 @@ class CheckFile:
         dtypes: Dict[str, str] = {}
         for name, raw in inputs.items():
             where = f"{field}.inputs.{name}"
-            one = self._mapping(raw, INPUT, where)
-            arrays[where] = self._array(one, where, SOURCES)
+            entry = self._mapping(raw, INPUT, where)
+            arrays[where] = self._array(entry, where, SOURCES)
             # What numpy has no name for is said beside the array.
-            dtypes[name] = "BF16" if one.get("dtype") == "BF16" else ""
+            dtypes[name] = "BF16" if entry.get("dtype") == "BF16" else ""
         found["expect"], labels = {}, {}
         for name, raw in self._mapping(check["expect"], None, f"{field}.expect").items() if "expect" in check else ():
             where = f"{field}.expect.{name}"
@@ -172,7 +172,7 @@ class CheckFile:
             elif error.get("status") != "DEADLINE_EXCEEDED" and "stream" in protocols:
                 # Older servers tell no status there: any error at all would do.
                 self._finding(f"{field}.error.contains", "nothing", "a value, as not every server tells a status over stream")
-            elif error.get("status") in CLIENTS_OWN and {"grpc", "raw"} & {str(one) for one in protocols}:
+            elif error.get("status") in CLIENTS_OWN and {"grpc", "raw"} & {str(protocol) for protocol in protocols}:
                 self._finding(
                     f"{field}.error.contains",
                     "nothing",
@@ -236,8 +236,8 @@ class CheckFile:
                 self._finding(f"{field}.text", unfit.found, unfit.wanted)
                 return None
         array = self._array(wanted["values"], f"{field}.values", GOLDEN_SOURCES)
-        for one in GOLDEN_SOURCES[1:]:
-            wanted["values"].pop(one, None)
+        for source in GOLDEN_SOURCES[1:]:
+            wanted["values"].pop(source, None)
         if array is not None:
             self._provable(array, wanted["values"], f"{field}.values")
         return array
@@ -292,11 +292,11 @@ class CheckFile:
         if "dtype" in wanted and wanted["dtype"] not in DTYPES:
             self._finding(f"{field}.dtype", wanted["dtype"], f"one of {', '.join(DTYPES)}")
         for key in ("shape", "argmax"):
-            if key in wanted and not all(_is_whole(one) and one >= 0 for one in self._list(wanted[key], f"{field}.{key}")):
+            if key in wanted and not all(_is_whole(entry) and entry >= 0 for entry in self._list(wanted[key], f"{field}.{key}")):
                 self._finding(f"{field}.{key}", wanted[key], "whole numbers of at least 0")
         if "label" in wanted:
-            for one in self._list(wanted["label"], f"{field}.label"):
-                self._text(one, f"{field}.label")
+            for element in self._list(wanted["label"], f"{field}.label"):
+                self._text(element, f"{field}.label")
         self._whole(wanted, "class_count", 1, field)
         if "finite" in wanted and wanted["finite"] is not True:
             self._finding(f"{field}.finite", wanted["finite"], "true, or the key left out: nothing else is judged")
@@ -318,31 +318,31 @@ class CheckFile:
                     self._finding(f"{field}.values.{key}", limit, "a number of at least 0")
         return wanted
 
-    def _array(self, one: Mapping[str, Any], field: str, sources: Sequence[str]) -> Any:
+    def _array(self, entry: Mapping[str, Any], field: str, sources: Sequence[str]) -> Any:
         """The array of an input or of values; None when there is none."""
         before = len(self.findings)
         try:
-            source = tensors.source_of(one, sources)
+            source = tensors.source_of(entry, sources)
         except tensors.Unfit as unfit:
             self._finding(field, unfit.found, unfit.wanted)
             return None
-        dtype, shape = one.get("dtype"), one.get("shape", [])
+        dtype, shape = entry.get("dtype"), entry.get("shape", [])
         if dtype is not None and (dtype not in DTYPES or source not in TYPED):
             self._finding(
                 f"{field}.dtype", dtype, f"none beside {source}" if source not in TYPED else f"one of {', '.join(DTYPES)}"
             )
-        if "shape" in one and not all(_is_whole(size) and size > 0 for size in self._list(shape, f"{field}.shape")):
+        if "shape" in entry and not all(_is_whole(size) and size > 0 for size in self._list(shape, f"{field}.shape")):
             self._finding(f"{field}.shape", shape, "whole numbers above 0")
         pixels = source == "image" and dtype == "FP32"
         for key, needed in (("dtype", (*SHAPED, "numbers")), ("shape", (*SHAPED, "image") if pixels else SHAPED)):
-            if key not in one and source in needed and sources is SOURCES:
+            if key not in entry and source in needed and sources is SOURCES:
                 self._finding(f"{field}.{key}", "nothing", f"a value, as {source} needs one")
-        if "shape" in one and source not in SHAPED and not pixels:
+        if "shape" in entry and source not in SHAPED and not pixels:
             self._finding(f"{field}.shape", shape, f"none beside {source}, which has its own")
         if len(self.findings) > before:
             return None
         try:
-            return self._of(source, one[source], dtype, shape, field)
+            return self._of(source, entry[source], dtype, shape, field)
         except tensors.Unfit as unfit:
             self._finding(f"{field}.{source}", unfit.found, unfit.wanted)
             return None
@@ -400,9 +400,9 @@ class CheckFile:
             )
         return path
 
-    def _whole(self, one: Mapping[str, Any], key: str, least: int, field: str) -> None:
-        if key in one and (not _is_whole(one[key]) or one[key] < least):
-            self._finding(f"{field}.{key}", one[key], f"a whole number of at least {least}")
+    def _whole(self, entry: Mapping[str, Any], key: str, least: int, field: str) -> None:
+        if key in entry and (not _is_whole(entry[key]) or entry[key] < least):
+            self._finding(f"{field}.{key}", entry[key], f"a whole number of at least {least}")
 
     def _mapping(self, value: Any, keys: Optional[Mapping[str, bool]], field: str) -> Mapping[str, Any]:
         """`value` as a mapping: of these keys, or of at least one entry where `keys` is None."""
@@ -474,8 +474,8 @@ def documents(models: Sequence[str], checks_dirs: Sequence[str], golden_dirs: Se
         if path is None:
             places = " or ".join(os.path.join(directory, f"{model}.yml") for directory in checks_dirs)
             why = f"found no {places}: write one as ansible-doc npufleet.triton.inference_check shows, or set require_checks: false"
-            one = {"name": f"{model}/check file", "model": model, "check": "check file", "protocol": None}
-            unproven.append({**one, "ok": False, "why": why, "ms": None})
+            entry = {"name": f"{model}/check file", "model": model, "check": "check file", "protocol": None}
+            unproven.append({**entry, "ok": False, "why": why, "ms": None})
             continue
         file = CheckFile(model, path, golden_dirs)
         checks.append(file.read(host_index))

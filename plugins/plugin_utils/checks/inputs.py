@@ -34,7 +34,7 @@ def found_in(directories: Sequence[str], *names: str) -> Optional[str]:
 def directories(variables: Mapping[str, Any]) -> Tuple[List[str], List[str]]:
     """(directories of check files, of their golden data): those of the site, and then the collection's own."""
     checks, golden = (
-        [os.path.expanduser(one) for one in variables["inference_check_" + name]] for name in ("checks_dir", "golden_dir")
+        [os.path.expanduser(variable) for variable in variables["inference_check_" + name]] for name in ("checks_dir", "golden_dir")
     )
     return [*checks, CHECKS], [*golden, GOLDEN]
 
@@ -81,7 +81,7 @@ def server_of(variables: Mapping[str, Any]) -> Dict[str, Any]:
 def digest(variables: Mapping[str, Any]) -> str:
     """SHA-256 over everything that the document of a host's probe follows from. Raises Refusal."""
     host = variables["inventory_hostname"]
-    models = [str(one["name"]) for one in placed_here(variables["triton_models"], host, variables["group_names"])]
+    models = [str(entry["name"]) for entry in placed_here(variables["triton_models"], host, variables["group_names"])]
     checks_dirs, golden_dirs = directories(variables)
     fleet = list(variables["groups"].get("npu_hosts", [])) if "groups" in variables else []
     said = {

@@ -26,15 +26,15 @@ def inputs_of(
 
     `given` are the texts of --input, `short` (kind, value) of the one input that is not named.
     """
-    described = {str(one["name"]): one for one in takes}
-    what = "; ".join(f"{name} {one['datatype']} {one['shape']}" for name, one in described.items())
+    described = {str(take["name"]): take for take in takes}
+    what = "; ".join(f"{name} {entry['datatype']} {entry['shape']}" for name, entry in described.items())
     named: Dict[str, List[Tuple[str, str]]] = {}
     wrong = []
-    for one in given:
-        name, equals, rest = one.partition("=")
+    for element in given:
+        name, equals, rest = element.partition("=")
         kind, colon, value = rest.partition(":")
         if not equals or not colon or kind not in KINDS:
-            wrong.append(f"--input: found {one}, wanted NAME=KIND:VALUE with a KIND of {', '.join(KINDS)}")
+            wrong.append(f"--input: found {element}, wanted NAME=KIND:VALUE with a KIND of {', '.join(KINDS)}")
         elif name not in described:
             wrong.append(f"--input: found {name}, the model takes {what}")
         else:
@@ -68,7 +68,7 @@ def array_of(sources: Sequence[Tuple[str, str]], dtype: str, shape: Sequence[int
     kind, value = sources[0]
     if len(kinds) > 1 or (len(sources) > 1 and kind not in ("text", "image", "file")):
         raise tensors.Unfit(f"{len(sources)} values", "one, or several of text, image or file")
-    values = [one for _kind, one in sources]
+    values = [source for _kind, source in sources]
     if not all(values) and kind not in ("text",):
         raise tensors.Unfit(f"nothing after {kind}:", "a value")
     if kind == "text":

@@ -57,7 +57,7 @@ def of_npy(path: str) -> Any:
     if array.ndim == 0:
         raise Unfit(f"{path}, a single value without rows", wanted)
     if array.dtype.kind in "SU":
-        return _of_bytes([one.encode() if isinstance(one, str) else bytes(one) for one in array.flat], array.shape)
+        return _of_bytes([element.encode() if isinstance(element, str) else bytes(element) for element in array.flat], array.shape)
     if array.dtype.kind not in "fiub":
         raise Unfit(f"{array.dtype} in {path}", "numbers or bytes")
     return array
@@ -65,9 +65,9 @@ def of_npy(path: str) -> Any:
 
 def of_text(value: Any) -> Any:
     """UTF-8 of one text, shape [1], or of nested lists of texts."""
-    flat, shape = _nested(value if isinstance(value, list) else [value], lambda one: isinstance(one, str), "texts")
+    flat, shape = _nested(value if isinstance(value, list) else [value], lambda part: isinstance(part, str), "texts")
     try:
-        return _of_bytes([one.encode() for one in flat], shape)
+        return _of_bytes([element.encode() for element in flat], shape)
     except UnicodeEncodeError:
         raise Unfit("bytes that are no UTF-8", "a text in UTF-8, or a file of bytes") from None
 
@@ -78,19 +78,21 @@ def of_numbers(value: Any, dtype: Optional[str] = None) -> Any:
 
     if dtype == "BYTES":
         raise Unfit(dtype, "a dtype of numbers, or text")
-    flat, shape = _nested(value if isinstance(value, list) else [value], lambda one: isinstance(one, (bool, int, float)), "numbers")
+    flat, shape = _nested(
+        value if isinstance(value, list) else [value], lambda part: isinstance(part, (bool, int, float)), "numbers"
+    )
     kind = np.dtype(NUMPY[dtype]) if dtype else np.array(flat).dtype
     if kind.kind not in "fiub":
         raise Unfit(f"numbers that become {kind}", "numbers of one kind")
     low, high = (
         (np.iinfo(kind).min, np.iinfo(kind).max) if kind.kind in "iu" else (0, 1) if kind.kind == "b" else (-math.inf, math.inf)
     )
-    lost = [one for one in flat if not (low <= one <= high and (kind.kind == "f" or one == int(one)))]
+    lost = [element for element in flat if not (low <= element <= high and (kind.kind == "f" or element == int(element)))]
     if not lost:
         with np.errstate(over="ignore"):
             array = np.array(flat, dtype=kind).reshape(shape)
         # A float is as near as its dtype allows, but not infinite.
-        lost = [one for one, kept in zip(flat, array.flat) if kind.kind == "f" and abs(one) < math.inf == abs(float(kept))]
+        lost = [entry for entry, kept in zip(flat, array.flat) if kind.kind == "f" and abs(entry) < math.inf == abs(float(kept))]
     if lost:
         raise Unfit(lost[0], f"numbers that {dtype or kind} holds")
     return array
@@ -114,11 +116,11 @@ def of_files(value: Any, read: Callable[[str], bytes], dtype: str = "BYTES") -> 
     import numpy as np
 
     single = not isinstance(value, list)
-    flat, shape = _nested([value] if single else value, lambda one: isinstance(one, str) and bool(one.strip()), "names of files")
+    flat, shape = _nested([value] if single else value, lambda part: isinstance(part, str) and bool(part.strip()), "names of files")
     contents = [read(name) for name in flat]
     if dtype == "BYTES":
         return _of_bytes(contents, shape)
-    lengths = sorted({len(one) for one in contents})
+    lengths = sorted({len(content) for content in contents})
     if len(lengths) > 1:
         raise Unfit(f"files of {' and '.join(map(str, lengths))} bytes", "one length, as rows of UINT8 have, or dtype BYTES")
     array = np.frombuffer(b"".join(contents), np.uint8).reshape([*shape, lengths[0]])
@@ -135,7 +137,7 @@ def of_pictures(value: Any, read: Callable[[str], bytes], shape: Sequence[int]) 
     if len(shape) != 3 or shape[0] not in (3, -1):
         raise Unfit(f"shape {list(shape)}", "[3, H, W] for the pixels of a picture")
     single = not isinstance(value, list)
-    flat, found = _nested([value] if single else value, lambda one: isinstance(one, str) and bool(one.strip()), "names of files")
+    flat, found = _nested([value] if single else value, lambda part: isinstance(part, str) and bool(part.strip()), "names of files")
     rows = np.stack([_pixels(name, read(name), shape[1], shape[2]) for name in flat])
     return rows[0] if single else rows.reshape([*found, *rows.shape[1:]])
 
@@ -185,9 +187,9 @@ def generated(dtype: str, shape: Sequence[int], seed: int = 0, low: Optional[flo
     return random.randint(low, high, shape, dtype=kind)
 
 
-def source_of(one: Mapping[str, Any], sources: Sequence[str]) -> str:
+def source_of(entry: Mapping[str, Any], sources: Sequence[str]) -> str:
     """The one of these keys that says where an array comes from."""
-    named = [key for key in sources if key in one]
+    named = [key for key in sources if key in entry]
     if len(named) != 1:
         raise Unfit(" and ".join(named) or "none", f"exactly one of {', '.join(sources)}")
     return named[0]
@@ -207,8 +209,8 @@ def _nested(value: Any, fits: Callable[[Any], bool], what: str) -> Tuple[List[An
         if not fits(value):
             raise Unfit(repr(value), what)
         return [value], []
-    parts = [_nested(one, fits, what) for one in value]
+    parts = [_nested(part, fits, what) for part in value]
     shapes = {tuple(shape) for _flat, shape in parts}
     if not parts or len(shapes) > 1:
         raise Unfit("lists of different lengths" if parts else "an empty list", f"{what} in lists of one length")
-    return [one for flat, _shape in parts for one in flat], [len(parts), *shapes.pop()]
+    return [element for flat, _shape in parts for element in flat], [len(parts), *shapes.pop()]

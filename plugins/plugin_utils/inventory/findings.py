@@ -82,7 +82,7 @@ def _kinds(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]],
     """(values of another kind than they should be and templates that lack something, the names that have them)."""
     reasons: List[str] = []
     unusable: Set[str] = set()
-    for name in (one for one in given if one in known):
+    for name in (entry for entry in given if entry in known):
         try:
             # Read, it is of its type
             variables[name]
@@ -168,14 +168,14 @@ def _groups(has: Mapping[str, Any]) -> Iterator[str]:
             yield f"there is a group {name} and no host in {near[0]}: rename it"
     hosts = set(groups.get("all", []))
     fleet = set(groups.get("npu_hosts", []))
-    for entry in (one for one in has["triton_models"] or [] if one.get("hosts")):
+    for entry in (model for model in has["triton_models"] or [] if model.get("hosts")):
         places = entry["hosts"]
-        unknown = [one for one in places if one not in hosts and one not in groups]
+        unknown = [place for place in places if place not in hosts and place not in groups]
         if unknown:
             yield "model {}: `hosts` names {}, which is no host and no group of this inventory: correct it".format(
                 entry["name"], ", ".join(unknown)
             )
-        elif groups and not any(fleet & ({one} | set(groups.get(one, []))) for one in places):
+        elif groups and not any(fleet & ({place} | set(groups.get(place, []))) for place in places):
             yield "model {}: is placed nowhere, none of {} is in npu_hosts: name hosts that have NPUs".format(
                 entry["name"], ", ".join(places)
             )

@@ -75,7 +75,7 @@ def wheel_call(
     Without other indexes everything comes from the vendor's. With them the vendor's packages come in a call of their own from
     its index alone, and the call for the rest gets them as files (`wheels`): no other index can put its own in their place.
     """
-    elsewhere = [one for one in options if _leads_elsewhere(one)]
+    elsewhere = [option for option in options if _leads_elsewhere(option)]
     if elsewhere:
         raise ValueError(
             f"triton_image_pip_options: found {', '.join(elsewhere)}, wanted no option that names another source of packages: "
@@ -84,8 +84,8 @@ def wheel_call(
     call = ["download", "--quiet", "--no-cache-dir", "--disable-pip-version-check", "--only-binary=:all:", "--dest=/wheels"]
     if not others:
         return [*call, f"--index-url={index}", "--constraint=/vendor/constraints.txt", *options, *requirements]
-    names = {package(one) for one in vendor}
-    theirs = [one for one in requirements if package(one) in names]
+    names = {package(name) for name in vendor}
+    theirs = [requirement for requirement in requirements if package(requirement) in names]
     if not theirs:
         raise ValueError(
             f"triton_image_vendor_packages: found {', '.join(vendor) or 'none'}, of which triton_image_requirements asks for none, "
@@ -96,16 +96,16 @@ def wheel_call(
     return [
         *call,
         f"--index-url={others[0]}",
-        *(f"--extra-index-url={one}" for one in others[1:]),
+        *(f"--extra-index-url={other}" for other in others[1:]),
         "--constraint=/vendor/constraints.txt",
         *options,
         *wheels,
-        *(one for one in requirements if one not in theirs),
+        *(requirement for requirement in requirements if requirement not in theirs),
     ]
 
 
 def _leads_elsewhere(option: str) -> bool:
     name = option.partition("=")[0]
     if name.startswith("--"):
-        return len(name) > 2 and any(one.startswith(name) for one in ELSEWHERE)
+        return len(name) > 2 and any(word.startswith(name) for word in ELSEWHERE)
     return name.startswith(("-i", "-f", "-r"))

@@ -25,7 +25,10 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
     names = {name: f"npufleet_{name}_port" for name in ("http", "grpc", "metrics")}
     return {
         "release": variables["rbln_release"],
-        "rows": {name: {"systems": one["systems"], "cards": one["cards"], "kernels": one["kernels"]} for name, one in rows.items()},
+        "rows": {
+            name: {"systems": entry["systems"], "cards": entry["cards"], "kernels": entry["kernels"]}
+            for name, entry in rows.items()
+        },
         "systems": row["systems"],
         "kernels": row["kernels"],
         "cards": row["cards"],
@@ -41,7 +44,7 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
             },
         },
         # Bytes of device memory on each NPU, of the models that say what they need
-        "models": {name: one["memory"] for name, one in manifests.items() if any(one["memory"])},
+        "models": {name: manifest["memory"] for name, manifest in manifests.items() if any(manifest["memory"])},
         "pulls": _pulls(variables, manifests),
     }
 
@@ -52,8 +55,8 @@ def _pulls(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, An
         return {}
     files = {
         digest: {**origin, "model": name, "source": download.words(origin), "todo": _todo(origin)}
-        for name, one in sorted(manifests.items())
-        for digest, origin in one["origins"].items()
+        for name, manifest in sorted(manifests.items())
+        for digest, origin in manifest["origins"].items()
         if "file" not in origin
     }
     bundle = variables["model_repository_bundle"]
@@ -121,12 +124,12 @@ def suppliers(variables: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], Dict[
     passwords: Dict[str, Any] = {}
     if variables["model_repository_fetch"] != "controller":
         passwords[LARGE_FILES] = way(variables, False)[1]
-    for one in found:
-        login = one.pop("login")
-        one["user"] = variables[login + "_user"]
-        passwords[one["what"]] = variables[login + "_password"]
-        one["proxies"] = proxies(variables)
-        one["ca"] = authority(variables)
+    for entry in found:
+        login = entry.pop("login")
+        entry["user"] = variables[login + "_user"]
+        passwords[entry["what"]] = variables[login + "_password"]
+        entry["proxies"] = proxies(variables)
+        entry["ca"] = authority(variables)
     return found, passwords
 
 
@@ -171,7 +174,7 @@ def refusals(
     variables: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]], plan: List[Item], actual: Mapping[str, Any]
 ) -> List[str]:
     """What lies, or should lie, on the controller and stands in the way of this plan; `found` are the manifests by model."""
-    doing = {(one["concern"], one["action"]) for one in plan}
+    doing = {(item["concern"], item["action"]) for item in plan}
     reasons: List[str] = []
     if ("driver", "install") in doing:
         reasons += list(_driver(variables))
@@ -214,16 +217,16 @@ def _checks(variables: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[
         if not variables[name] and (variables["inference_check_probe"] or "probe" not in name)
     ]
     yield from (
-        f"model {one['model']}: found loads alone in its check file, left out by {' and '.join(left_out)}: wanted a check "
+        f"model {check['model']}: found loads alone in its check file, left out by {' and '.join(left_out)}: wanted a check "
         "without latency, which judges an answer"
-        for one in document["checks"]
-        if left_out and all("latency" in each for each in one["checks"])
+        for check in document["checks"]
+        if left_out and all("latency" in each for each in check["checks"])
     )
     if variables["inference_check_require_checks"]:
         yield from (
-            f"model {one}: found no check file {one}.yml, wanted one that says which answers prove it: write it below "
+            f"model {result}: found no check file {result}.yml, wanted one that says which answers prove it: write it below "
             "inference_check_checks_dir, or set inference_check_require_checks to false"
-            for one in (each["model"] for each in unproven)
+            for result in (each["model"] for each in unproven)
         )
 
 
@@ -285,9 +288,9 @@ def _models(variables: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]
     except download.SourceError as error:
         yield str(error)
         return
-    for name, one in sorted(found.items()):
-        for digest in sorted(set(one["origins"]) & set(here["missing"])):
-            origin = one["origins"][digest]
+    for name, entry in sorted(found.items()):
+        for digest in sorted(set(entry["origins"]) & set(here["missing"])):
+            origin = entry["origins"][digest]
             cached = os.path.join(variables["npufleet_cache"], "blobs", digest)
             if digest in inside:
                 sizes[digest] = inside[digest]

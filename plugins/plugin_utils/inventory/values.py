@@ -81,7 +81,7 @@ def _fit(where: str, value: Any, spec: Mapping[str, Any], reasons: List[str]) ->
     choices = spec.get("choices") if kind != "list" else None
     if isinstance(value, bool) and choices:
         # YAML takes a bare `no` for false
-        value = next((one for one in choices if one in (("yes", "on") if value else ("no", "off"))), value)
+        value = next((choice for choice in choices if choice in (("yes", "on") if value else ("no", "off"))), value)
     made = CASTS[kind](value)
     wanted, todo = WANTED[kind]
     if made is None or (choices and made not in choices):
@@ -92,11 +92,11 @@ def _fit(where: str, value: Any, spec: Mapping[str, Any], reasons: List[str]) ->
         reasons.append(f"{where}: found {_found(value, kind, spec)}, wanted {wanted}: {todo}")
     elif kind == "list":
         element = _element(spec)
-        return [_fit(f"{where}[{_label(one, number)}]", one, element, reasons) for number, one in enumerate(made)]
+        return [_fit(f"{where}[{_label(entry, number)}]", entry, element, reasons) for number, entry in enumerate(made)]
     elif kind == "dict" and "options" in spec:
         return _fit_options(where, made, spec["options"], reasons)
     elif kind == "dict" and "values" in spec:
-        return {str(key): _fit(f"{where}[{key}]", one, spec["values"], reasons) for key, one in made.items()}
+        return {str(key): _fit(f"{where}[{key}]", entry, spec["values"], reasons) for key, entry in made.items()}
     return made
 
 
@@ -104,14 +104,16 @@ def _fit_options(
     where: str, value: Mapping[Any, Any], options: Mapping[str, Mapping[str, Any]], reasons: List[str]
 ) -> Dict[str, Any]:
     """A map with keys that are known. One without a value counts as left out."""
-    for key in (one for one in value if one not in options):
+    for key in (part for part in value if part not in options):
         near = difflib.get_close_matches(str(key), options, n=1)
         hint = f"did you mean {near[0]}?" if near else "take it out"
         reasons.append(f"{where}.{key}: found a key that nothing reads, wanted {', '.join(options)}: {hint}")
-    lacking = [name for name, one in options.items() if one.get("required") and value.get(name) is None]
+    lacking = [name for name, option in options.items() if option.get("required") and value.get(name) is None]
     reasons += [f"{where}.{name}: found nothing, wanted {WANTED[options[name]['type']][0]}: add it" for name in lacking]
     return {
-        name: _fit(f"{where}.{name}", value[name], one, reasons) for name, one in options.items() if value.get(name) is not None
+        name: _fit(f"{where}.{name}", value[name], option, reasons)
+        for name, option in options.items()
+        if value.get(name) is not None
     }
 
 

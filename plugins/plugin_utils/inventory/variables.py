@@ -47,7 +47,7 @@ def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
         except Refusal as refusal:
             reasons = refusal.reasons
     if reasons or crooked:
-        raise Refusal(misfits(variables) + [one for one in [*reasons, *crooked] if one not in misfits(variables)])
+        raise Refusal(misfits(variables) + [reason for reason in [*reasons, *crooked] if reason not in misfits(variables)])
 
 
 def _against(variables: Mapping[str, Any]) -> Iterator[str]:
@@ -149,7 +149,7 @@ class Templated(Mapping[str, Any]):
         # These two hold no templates of ours.
         self._done = {"hostvars", "groups"}
         self.misfits: List[str] = []
-        for name in sorted(one for one in given if one in inventory_specs()):
+        for name in sorted(entry for entry in given if entry in inventory_specs()):
             if _is_value(raw[name]):
                 try:
                     self[name]
@@ -182,7 +182,7 @@ class Templated(Mapping[str, Any]):
 def _is_value(raw: Any) -> bool:
     """Whether there is nothing to be templated or decrypted: reading it costs nothing, and asks nobody."""
     if isinstance(raw, Mapping):
-        return all(_is_value(one) for one in raw.values())
+        return all(_is_value(part) for part in raw.values())
     if isinstance(raw, (list, tuple)):
-        return all(_is_value(one) for one in raw)
+        return all(_is_value(part) for part in raw)
     return "{{" not in raw and "{%" not in raw if isinstance(raw, str) else raw is None or isinstance(raw, (int, float))

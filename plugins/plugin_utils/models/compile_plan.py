@@ -34,7 +34,9 @@ def plan(models: Sequence[Any], card: str, sdk: Mapping[str, str], directory: st
     for number, model in enumerate(models):
         reasons += _flaws(model, f"model {model['name']}" if isinstance(model, dict) and model.get("name") else f"entry {number}")
     names = [model.get("name") for model in models if isinstance(model, dict)]
-    reasons += [f"model {name}: is listed more than once" for name in sorted({str(one) for one in names if names.count(one) > 1})]
+    reasons += [
+        f"model {name}: is listed more than once" for name in sorted({str(name) for name in names if names.count(name) > 1})
+    ]
     if reasons:
         raise Refusal(reasons)
     return [_one(model, card, sdk, directory) for model in models]
@@ -100,10 +102,10 @@ def tree_digest(path: str) -> str:
         return file_digest(path)
     digest = hashlib.sha256()
     # The files of a directory come before what is below it
-    for one in sorted(
-        walk(path, path).files, key=lambda one: [(at < one.count("/"), part) for at, part in enumerate(one.split("/"))]
+    for file in sorted(
+        walk(path, path).files, key=lambda entry: [(at < entry.count("/"), part) for at, part in enumerate(entry.split("/"))]
     ):
-        digest.update(f"{file_digest(os.path.join(path, one))} {one}\n".encode())
+        digest.update(f"{file_digest(os.path.join(path, file))} {file}\n".encode())
     return digest.hexdigest()
 
 
@@ -125,10 +127,15 @@ def _flaws(model: Any, where: str) -> Iterator[str]:
         if not isinstance(tensors, list) or not tensors:
             yield f"{where}: {side}: found {_shown(tensors)}, wanted a list such as [{{name: x, shape: [64], dtype: float32}}]"
             continue
-        for one in tensors:
-            name, shape, kind = (one.get(key) if isinstance(one, dict) else None for key in ("name", "shape", "dtype"))
-            if not isinstance(one, dict) or set(one) != {"name", "shape", "dtype"} or not isinstance(name, str) or name in seen:
-                yield f"{where}: {side}: found {_shown(one)}, wanted name, shape and dtype, and a name that no other has"
+        for tensor in tensors:
+            name, shape, kind = (tensor.get(key) if isinstance(tensor, dict) else None for key in ("name", "shape", "dtype"))
+            if (
+                not isinstance(tensor, dict)
+                or set(tensor) != {"name", "shape", "dtype"}
+                or not isinstance(name, str)
+                or name in seen
+            ):
+                yield f"{where}: {side}: found {_shown(tensor)}, wanted name, shape and dtype, and a name that no other has"
                 continue
             seen.add(name)
             if not isinstance(shape, list) or not all(_is_count(size) for size in shape):
@@ -136,7 +143,7 @@ def _flaws(model: Any, where: str) -> Iterator[str]:
             if kind not in DTYPES:
                 yield f"{where}: {side}: {name}: found dtype {_shown(kind)}, wanted one of {', '.join(DTYPES)}"
     batches = model.get("batches", [1])
-    if not isinstance(batches, list) or not all(_is_count(one) for one in batches) or len(set(batches)) != len(batches):
+    if not isinstance(batches, list) or not all(_is_count(batch) for batch in batches) or len(set(batches)) != len(batches):
         yield f"{where}: batches: found {_shown(batches)}, wanted different sizes such as [1, 4], or [] for no batch dimension"
     if not _is_count(model.get("devices", 1)):
         yield f"{where}: devices: found {_shown(model['devices'])}, wanted the number of NPUs that one instance spans"
@@ -160,8 +167,8 @@ def _flaws_of_source(source: Any, where: str) -> Iterator[str]:
             return
         # It is sent as it lies: what is behind a link would be as well
         path = placed(str(source["path"]))
-        for one in walk(path, path).problems:
-            yield f"{where}: source: {one.path}: found {one.found}, wanted {one.wanted}: {one.do}"
+        for problem in walk(path, path).problems:
+            yield f"{where}: source: {problem.path}: found {problem.found}, wanted {problem.wanted}: {problem.do}"
 
 
 def _is_count(value: Any) -> bool:

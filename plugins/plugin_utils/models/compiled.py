@@ -96,9 +96,11 @@ def _flaw(raw: Any) -> Optional[str]:
             tensors = bucket.get(side) if isinstance(bucket, dict) else None
             if not isinstance(tensors, list) or not tensors:
                 return f"a bucket without {side}"
-            for one in tensors:
-                if one.get("dtype") not in DTYPES or not all(isinstance(size, int) and size > 0 for size in one.get("shape", [0])):
-                    return f"{side}: {json.dumps(one)}"
+            for tensor in tensors:
+                if tensor.get("dtype") not in DTYPES or not all(
+                    isinstance(size, int) and size > 0 for size in tensor.get("shape", [0])
+                ):
+                    return f"{side}: {json.dumps(tensor)}"
     return None
 
 
@@ -106,13 +108,13 @@ def batches(record: Mapping[str, Any]) -> Optional[List[int]]:
     """Batch size of each bucket, in the file's order; None where the buckets do not differ in a leading batch alone."""
     sizes, rest = [], []
     for bucket in record["buckets"]:
-        shapes = [one["shape"] for side in ("inputs", "outputs") for one in bucket[side]]
+        shapes = [entry["shape"] for side in ("inputs", "outputs") for entry in bucket[side]]
         leading = {tuple(shape[:1]) for shape in shapes}
         if len(leading) != 1 or () in leading:
             return None
         sizes.append(shapes[0][0])
         rest.append([shape[1:] for shape in shapes])
-    return sizes if all(one == rest[0] for one in rest) and len(set(sizes)) == len(sizes) else None
+    return sizes if all(word == rest[0] for word in rest) and len(set(sizes)) == len(sizes) else None
 
 
 class Contradiction(NamedTuple):
@@ -141,14 +143,16 @@ def complete(config: Any, record: Mapping[str, Any]) -> List[Contradiction]:
         said, compiled = getattr(config, side[:-1]), record["buckets"][0][side]
         if said:
             found += _compare(side, said, compiled, cut)
-        elif any(not one.get("name") for one in compiled):
+        elif any(not entry.get("name") for entry in compiled):
             found.append(Contradiction(side[:-1], "nothing", f"the {side}, as the compiled file's record has no names for them"))
         else:
-            for one in compiled:
+            for bucket in compiled:
                 added = said.add()
-                added.name = one["name"]
-                added.data_type = added.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name[DTYPES[one["dtype"]]].number
-                added.dims.extend(one["shape"][1:] if cut else one["shape"])
+                added.name = bucket["name"]
+                added.data_type = (
+                    added.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name[DTYPES[bucket["dtype"]]].number
+                )
+                added.dims.extend(bucket["shape"][1:] if cut else bucket["shape"])
     if batched and sizes:
         known = config.parameters["batches"].string_value
         if known and known.replace(" ", "") != _listed(sizes):
@@ -159,22 +163,22 @@ def complete(config: Any, record: Mapping[str, Any]) -> List[Contradiction]:
 
 def _compare(side: str, said: Any, compiled: List[Mapping[str, Any]], cut: bool) -> Iterator[Contradiction]:
     """Where tensors of the config are not those of the compiled file, which are matched by name, else by place."""
-    named = all(one.get("name") for one in compiled)
-    names = [one.name for one in said]
-    if len(said) != len(compiled) or (named and {one["name"] for one in compiled} != set(names)):
-        known = ", ".join(str(one.get("name")) for one in compiled)
+    named = all(record.get("name") for record in compiled)
+    names = [entry.name for entry in said]
+    if len(said) != len(compiled) or (named and {record["name"] for record in compiled} != set(names)):
+        known = ", ".join(str(record.get("name")) for record in compiled)
         yield Contradiction(side[:-1], ", ".join(names), f"{known}, the compiled file's")
         return
-    by_name = {one["name"]: one for one in compiled} if named else dict(zip(names, compiled))
-    for index, one in enumerate(said):
-        other = by_name[one.name]
-        kind = one.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[one.data_type].name
+    by_name = {record["name"]: record for record in compiled} if named else dict(zip(names, compiled))
+    for index, word in enumerate(said):
+        other = by_name[word.name]
+        kind = word.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[word.data_type].name
         # A missing `reshape` is not an empty one
-        dims = list(one.reshape.shape if one.HasField("reshape") else one.dims)
+        dims = list(word.reshape.shape if word.HasField("reshape") else word.dims)
         wanted = other["shape"][1:] if cut else other["shape"]
         same = len(dims) == len(wanted) and all(size in (-1, known) for size, known in zip(dims, wanted))
         if kind != DTYPES[other["dtype"]] or not same:
-            found = f"{one.name} as {kind} {dims}"
+            found = f"{word.name} as {kind} {dims}"
             yield Contradiction(f"{side[:-1]}[{index}]", found, f"{DTYPES[other['dtype']]} {wanted}, the compiled file's")
 
 

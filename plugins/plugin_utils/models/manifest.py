@@ -68,9 +68,9 @@ def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str
     "steps": names of the models that an ensemble has as its steps, "cached": whether its answers may come from a response cache,
     "shape": digest of its config without the two digests, "switch": `beside` or `unload_first`}. Raises Refusal with every reason.
     """
-    one = source(entry, variables)
-    made, more = _rendered(one, entry, variables)
-    against = [*reasons(one.findings), *more]
+    element = source(entry, variables)
+    made, more = _rendered(element, entry, variables)
+    against = [*reasons(element.findings), *more]
     if against:
         raise Refusal(against)
     return made
@@ -86,11 +86,11 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
     findings = no_files(name, walked.problems)
     if CONFIG not in walked.files:
         raise Unreadable(findings)
-    artefacts = {key: compiled.digested(one) for key, one in (entry.get("artefacts") or {}).items()}
+    artefacts = {key: compiled.digested(element) for key, element in (entry.get("artefacts") or {}).items()}
     artefact = _artefact(name, artefacts, variables, bool(variables["model_repository_bundle"]))
     files, contents, origins = _files(directory, walked.files, _cache(variables))
-    table = {key: one["sha256"] for key, one in sorted(artefacts.items())}
-    source_digest = tree_digest({path: one["sha256"] for path, one in files.items()}, table)
+    table = {key: element["sha256"] for key, element in sorted(artefacts.items())}
+    source_digest = tree_digest({path: file["sha256"] for path, file in files.items()}, table)
     if artefact:
         path = artefact.get("path", ARTEFACT_PATH)
         files[path] = {"sha256": artefact["sha256"], "blob": True}
@@ -118,8 +118,8 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
 def lying(model: Model) -> Dict[str, Any]:
     """What there is to tell of a model that no host gets yet."""
     files, _contents, _origins = _files(model.directory, sorted(model.files))
-    digest = tree_digest({path: one["sha256"] for path, one in files.items()}, {})
-    return {"source": digest, "release": None, "versions": [str(one) for one in model.served()], "files": files}
+    digest = tree_digest({path: file["sha256"] for path, file in files.items()}, {})
+    return {"source": digest, "release": None, "versions": [str(entry) for entry in model.served()], "files": files}
 
 
 def _cache(variables: Mapping[str, Any]) -> str:
@@ -148,14 +148,14 @@ def _files(
     return files, contents, origins
 
 
-def _rendered(one: Source, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Tuple[Dict[str, Any], List[str]]:
+def _rendered(element: Source, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Tuple[Dict[str, Any], List[str]]:
     """(the manifest of a model, what stands against it beside the linter's findings)."""
-    name, config, files, contents = one.model.name, one.model.config, one.files, one.contents
+    name, config, files, contents = element.model.name, element.model.config, element.files, element.contents
     config.name = name
-    versions = one.model.served()
-    memory, more = _place(config, entry, one.model.record, variables)
+    versions = element.model.served()
+    memory, more = _place(config, entry, element.model.record, variables)
     shape = _digest(print_config(config))
-    config.parameters[SOURCE].string_value = one.digest
+    config.parameters[SOURCE].string_value = element.digest
     files[CONFIG] = {"sha256": _digest(print_config(config)), "blob": False}
     release_digest = tree_digest({path: facts["sha256"] for path, facts in files.items()}, {})
     config.parameters[RELEASE].string_value = release_digest
@@ -163,19 +163,19 @@ def _rendered(one: Source, entry: Mapping[str, Any], variables: Mapping[str, Any
     files[CONFIG]["sha256"] = _digest(contents[CONFIG])
     made = {
         "name": name,
-        "source": one.digest,
+        "source": element.digest,
         "release": release_digest,
         "versions": [str(version) for version in versions],
         "files": files,
         "contents": contents,
-        "origins": one.origins,
+        "origins": element.origins,
         "memory": memory,
         "steps": sorted({step.model_name for step in config.ensemble_scheduling.step}),
         "cached": config.response_cache.enable,
         "shape": shape,
         "switch": entry.get("switch") or "beside",
     }
-    return made, [*one.reasons, *(f"model {name}: {reason}" for reason in more)]
+    return made, [*element.reasons, *(f"model {name}: {reason}" for reason in more)]
 
 
 def cloud(entry: Mapping[str, Any]) -> bool:
@@ -193,7 +193,7 @@ def _unread(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> List[str]
     """Why Triton would not come by a model that it reads itself."""
     read = variables["triton_server_model_repositories"]
     reasons = []
-    if entry["repository"].rstrip("/") not in [one.rstrip("/") for one in read]:
+    if entry["repository"].rstrip("/") not in [element.rstrip("/") for element in read]:
         reasons.append(
             "model {}: found repository {}, wanted one of triton_server_model_repositories ({}): list it there".format(
                 entry["name"], entry["repository"], ", ".join(read)
@@ -269,7 +269,7 @@ def _place(
     Every KIND_MODEL group gets the instances, and a rbln model without a group gets one group.
     """
     total = int(variables["npufleet_npus"])
-    npus = [int(one) for one in entry.get("npus") or range(total)]
+    npus = [int(npu) for npu in entry.get("npus") or range(total)]
     span = record["devices"] if record else 1
     absent = [number for number in npus if not 0 <= number < total]
     if absent:
@@ -301,7 +301,7 @@ def _profile(config: Any, entry: Mapping[str, Any], variables: Mapping[str, Any]
     profile = PROFILES.get(entry.get("profile") or "")
     if profile is None or config.backend != "rbln":
         return int(entry.get("instances") or 1)
-    late = tuple(int(one) for one in variables["npufleet_row"]["triton"]["version"].split(".")[:2]) >= ANSWERS_LATER
+    late = tuple(int(part) for part in variables["npufleet_row"]["triton"]["version"].split(".")[:2]) >= ANSWERS_LATER
     batcher = config.dynamic_batching
     if config.max_batch_size > 1 and not batcher.preferred_batch_size and not batcher.max_queue_delay_microseconds:
         batcher.SetInParent()
@@ -338,19 +338,19 @@ def linted(variables: Mapping[str, Any], only: Collection[str] = ()) -> Tuple[Di
     for name, entry in ((entry["name"], entry) for entry in here):
         wanted = not only or name in only
         try:
-            one = source(entry, variables)
+            element = source(entry, variables)
         except Refusal as refusal:
             if wanted:
                 findings += refusal.findings if isinstance(refusal, Unreadable) else []
                 more += [] if isinstance(refusal, Unreadable) else refusal.reasons
             continue
-        read[name] = one.model
+        read[name] = element.model
         if wanted:
-            made, against = _rendered(one, entry, variables)
-            findings += one.findings
+            made, against = _rendered(element, entry, variables)
+            findings += element.findings
             more += against
-            if not against and not reasons(one.findings):
+            if not against and not reasons(element.findings):
                 found[name] = made
     unread = [entry["name"] for entry in placed if entry["name"] not in read]
     shared = lint.check_together(read, unread, HERE)
-    return found, findings + [one for one in shared if not only or one.model in only], more
+    return found, findings + [finding for finding in shared if not only or finding.model in only], more

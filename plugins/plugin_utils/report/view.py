@@ -38,8 +38,8 @@ PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]{1,40000}={0,2}")
 def read(hosts: Sequence[str], status_file: str, results_dir: str) -> Tuple[Dict[str, Row], Dict[str, Row]]:
     """({host: its part of the status}, {host: its check results}) of these hosts, without what is not there."""
     status = _json(status_file).get("hosts")
-    found = [one for one in status if isinstance(one, dict)] if isinstance(status, list) else []
-    statuses = {one["host"]: one for one in found if one.get("host") in hosts}
+    found = [status_entry for status_entry in status if isinstance(status_entry, dict)] if isinstance(status, list) else []
+    statuses = {entry["host"]: entry for entry in found if entry.get("host") in hosts}
     results = {host: _json(os.path.join(results_dir, f"{host}.json")) for host in hosts}
     return statuses, {host: result for host, result in results.items() if result}
 
@@ -98,24 +98,24 @@ def view(
 def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime) -> Row:
     """One host. None for a half means that nobody asked for it, an empty one that it is missing."""
     actual = _at(status, "actual")
-    plan = [one for one in _list(_at(status, "plan")) if isinstance(one, dict)]
-    checks = [one for one in _list(_at(result, "checks")) if isinstance(one, dict)]
-    wrong = [one for one in checks if one.get("ok") is not True]
+    plan = [item for item in _list(_at(status, "plan")) if isinstance(item, dict)]
+    checks = [check for check in _list(_at(result, "checks")) if isinstance(check, dict)]
+    wrong = [check for check in checks if check.get("ok") is not True]
     states = _states(status, result, plan, checks, wrong)
     reasons = []
     if _at(status, "state") in ("unreachable", "failed", "maintenance"):
         reasons += [str(line) for line in _list(_at(status, "report"))]
     if result and not checks:
         reasons.append(str(result.get("msg") or "no model was asked"))
-    reasons += ["{}: {}".format(one.get("name"), one.get("why") or "the answer was wrong") for one in wrong]
+    reasons += ["{}: {}".format(name.get("name"), name.get("why") or "the answer was wrong") for name in wrong]
     steps = [
         {
-            "what": "{} {}".format(one.get("concern"), one.get("name")),
-            "found": short(one.get("current")),
-            "wanted": short(one.get("desired")),
-            "action": str(one.get("action")),
+            "what": "{} {}".format(item.get("concern"), item.get("name")),
+            "found": short(item.get("current")),
+            "wanted": short(item.get("desired")),
+            "action": str(item.get("action")),
         }
-        for one in plan
+        for item in plan
     ]
     times = {"read": _at(status, "when"), "checked": _at(result, "when")}
     cards = _cards(actual)
@@ -129,7 +129,7 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
         "release": _word(_at(status, "release")),
         "versions": _versions(actual),
         "cards": cards,
-        "sick": sum(one["status"] != "normal" for one in cards),
+        "sick": sum(card["status"] != "normal" for card in cards),
         "image": _word(_at(actual, "image", "id")),
         "models": _models(actual, _mapping(_at(status, "models")), plan, checks),
         "answers": _answers(checks),
@@ -137,11 +137,11 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
         "right": len(checks) - len(wrong),
         "times": [{"what": what, "when": iso(at), "stale": _old(at, now)} for what, at in _moments(times)],
     }
-    row["stale"] = any(one["stale"] for one in row["times"])
+    row["stale"] = any(time_["stale"] for time_ in row["times"])
     # The line under the state: the first thing to know
-    told = row["reasons"] + ["{what}: found {found}, wanted {wanted}".format(**one) for one in steps]
+    told = row["reasons"] + ["{what}: found {found}, wanted {wanted}".format(**step) for step in steps]
     row["first"], row["more"] = (told[0] if told else ""), max(len(told) - 1, 0)
-    row["seen"] = min((one["when"] for one in row["times"]), default="")
+    row["seen"] = min((time_["when"] for time_ in row["times"]), default="")
     return row
 
 
@@ -173,7 +173,7 @@ def _versions(actual: Any) -> List[Dict[str, str]]:
     contents = _list(_at(actual, "image", "contents"))
     package = _word(_at(actual, "driver", "package", "version"))
     module = _word(_at(actual, "driver", "module"))
-    firmware = sorted({one["firmware"] for one in _cards(actual) if one["firmware"]})
+    firmware = sorted({card["firmware"] for card in _cards(actual) if card["firmware"]})
     found = {
         "driver": module,
         "driver package": package if package != module else "",
@@ -181,7 +181,7 @@ def _versions(actual: Any) -> List[Dict[str, str]]:
         "kernel": _word(_at(actual, "driver", "kernel")),
         "engine": _word(_at(actual, "engine", "running", "version")),
         "Triton": _word(_at(actual, "server", "version")),
-        "SDK": next((str(one).split("==", 1)[1] for one in contents if str(one).startswith("rebel-compiler==")), ""),
+        "SDK": next((str(content).split("==", 1)[1] for content in contents if str(content).startswith("rebel-compiler==")), ""),
         "server": _word(_at(actual, "server", "state")),
     }
     return [{"what": what, "is": version} for what, version in found.items() if version]
@@ -189,10 +189,10 @@ def _versions(actual: Any) -> List[Dict[str, str]]:
 
 def _cards(actual: Any) -> List[Dict[str, str]]:
     cards = []
-    for one in _list(_at(actual, "driver", "tool", "devices")):
-        used, total = _at(one, "memory_used"), _at(one, "memory_total")
+    for device in _list(_at(actual, "driver", "tool", "devices")):
+        used, total = _at(device, "memory_used"), _at(device, "memory_total")
         memory = f"{used / 2**30:.1f} of {total / 2**30:.1f} GiB" if _number(used) and _number(total) else ""
-        words = {key: _word(_at(one, key)) for key in ("device", "name", "status", "firmware", "bus_id")}
+        words = {key: _word(_at(device, key)) for key in ("device", "name", "status", "firmware", "bus_id")}
         cards.append({**words, "memory": memory})
     return cards
 
@@ -201,25 +201,25 @@ def _models(actual: Any, wanted: Mapping[str, Any], plan: Sequence[Row], checks:
     """Cells of the matrix: {model: {"level", "word", "ms", "versions": [...]}}, only of models that the host knows of."""
     served = _mapping(_at(actual, "server", "served"))
     linked = _mapping(_at(actual, "models", "served"))
-    planned = {str(one.get("name")) for one in plan if one.get("concern") == "models"}
-    asked = {str(one.get("model")) for one in checks if one.get("model")}
+    planned = {str(item.get("name")) for item in plan if item.get("concern") == "models"}
+    asked = {str(check.get("model")) for check in checks if check.get("model")}
     cells = {}
     for model in sorted({*served, *linked, *asked, *wanted}):
-        mine = [one for one in checks if one.get("model") == model]
-        right = [one for one in mine if one.get("ok") is True]
+        mine = [check for check in checks if check.get("model") == model]
+        right = [part for part in mine if part.get("ok") is True]
         versions = [
             {
                 "version": str(version),
-                "state": _word(_at(one, "state")),
-                "reason": _word(_at(one, "reason")),
-                "release": _word(_at(one, "release")),
+                "state": _word(_at(entry, "state")),
+                "reason": _word(_at(entry, "reason")),
+                "release": _word(_at(entry, "release")),
                 # The release follows from the source: where the one is as wanted, so is the other.
-                "source": _word(_at(wanted.get(model), "source")) if _is_wanted(one, wanted.get(model)) else "",
+                "source": _word(_at(wanted.get(model), "source")) if _is_wanted(entry, wanted.get(model)) else "",
             }
-            for version, one in sorted(_mapping(served.get(model)).items(), key=lambda entry: natural(entry[0]))
+            for version, entry in sorted(_mapping(served.get(model)).items(), key=lambda entry: natural(entry[0]))
         ]
-        ready = any(one["state"] == "READY" for one in versions)
-        times = [float(one["ms"]) for one in right if _number(one.get("ms"))]
+        ready = any(version["state"] == "READY" for version in versions)
+        times = [float(check["ms"]) for check in right if _number(check.get("ms"))]
         if mine:
             level, word = ("good" if len(right) == len(mine) else "wrong"), f"{len(right)} of {len(mine)}"
         else:
@@ -246,24 +246,24 @@ def _is_wanted(served: Any, wanted: Any) -> bool:
 def _answers(checks: Sequence[Row]) -> List[Row]:
     """Answers by model and protocol, in the order in which they were asked."""
     groups: Dict[Tuple[str, str], List[Row]] = {}
-    for one in checks:
-        model, protocol = _word(one.get("model")), _word(one.get("protocol"))
-        name, start = _word(one.get("name")), f"{model}/{protocol}/"
+    for check in checks:
+        model, protocol = _word(check.get("model")), _word(check.get("protocol"))
+        name, start = _word(check.get("name")), f"{model}/{protocol}/"
         shown = {
             "name": name[len(start) :] if name.startswith(start) else name,
-            "ok": one.get("ok") is True,
-            "why": _word(one.get("why")),
-            "ms": f"{one['ms']:.1f}" if _number(one.get("ms")) else "",
-            "expected": short(one["expected"]) if "expected" in one else "",
-            "got": short(one["got"]) if "got" in one else "",
-            "picture": one["picture"] if PICTURE.fullmatch(str(one.get("picture"))) else "",
+            "ok": check.get("ok") is True,
+            "why": _word(check.get("why")),
+            "ms": f"{check['ms']:.1f}" if _number(check.get("ms")) else "",
+            "expected": short(check["expected"]) if "expected" in check else "",
+            "got": short(check["got"]) if "got" in check else "",
+            "picture": check["picture"] if PICTURE.fullmatch(str(check.get("picture"))) else "",
         }
         groups.setdefault((model, protocol), []).append(shown)
     return [
         {
             "model": model,
             "protocol": protocol,
-            "right": sum(one["ok"] for one in found),
+            "right": sum(entry["ok"] for entry in found),
             "answers": found,
         }
         for (model, protocol), found in groups.items()
@@ -275,11 +275,11 @@ def _place_pictures(rows: Sequence[Row]) -> None:
     numbers: Dict[str, int] = {}
     for row in rows:
         for group in row["answers"]:
-            for one in group["answers"]:
-                if one["picture"]:
-                    first = one["picture"] not in numbers
-                    one["number"] = numbers.setdefault(one["picture"], len(numbers))
-                    one["picture"] = one["picture"] if first else ""
+            for answer in group["answers"]:
+                if answer["picture"]:
+                    first = answer["picture"] not in numbers
+                    answer["number"] = numbers.setdefault(answer["picture"], len(numbers))
+                    answer["picture"] = answer["picture"] if first else ""
 
 
 def _moments(times: Mapping[str, Any]) -> List[Tuple[str, datetime]]:
@@ -317,7 +317,7 @@ def escaped(found: Any) -> Any:
     if isinstance(found, Mapping):
         return {escaped(key): escaped(value) for key, value in found.items()}
     if isinstance(found, (list, tuple)):
-        return [escaped(one) for one in found]
+        return [escaped(entry) for entry in found]
     return found
 
 

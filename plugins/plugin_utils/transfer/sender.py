@@ -70,7 +70,7 @@ class Sender:
         if not missing:
             return {"changed": False, "transferred": {}, "bytes_moved": 0}
         # The host says what it lacks, and each name becomes a path on the controller
-        strange = sorted(host_text.line(one)[:80] for one in missing if one not in origins)
+        strange = sorted(host_text.line(digest)[:80] for digest in missing if digest not in origins)
         if strange:
             raise StoreError(
                 f"it asks for {', '.join(strange[:5])}, which no model of the inventory has: nothing was sent; "
@@ -91,20 +91,20 @@ class Sender:
         routes: Dict[str, Dict[str, Any]] = {}
         reasons = []
         for digest in missing:
-            one = dict(origins.get(digest) or {})
+            entry = dict(origins.get(digest) or {})
             if digest in inside:
-                one = {"bundle": bundle}
-            one["pull"] = not self.here and not one.get("file")
-            one["source"] = download.words(one)
-            routes[digest] = one
-            if one["pull"]:
+                entry = {"bundle": bundle}
+            entry["pull"] = not self.here and not entry.get("file")
+            entry["source"] = download.words(entry)
+            routes[digest] = entry
+            if entry["pull"]:
                 continue
             try:
                 cached = os.path.join(self.cache, digest)
-                whole = os.path.getsize(cached) if os.path.isfile(cached) and not one.get("file") else None
-                one["size"] = inside.get(digest) or whole or download.size(one, digest, way, secrets)
+                whole = os.path.getsize(cached) if os.path.isfile(cached) and not entry.get("file") else None
+                entry["size"] = inside.get(digest) or whole or download.size(entry, digest, way, secrets)
             except download.SourceError as error:
-                reasons.append(f"blob {digest[:12]} from {one['source']}: {error}")
+                reasons.append(f"blob {digest[:12]} from {entry['source']}: {error}")
         if reasons:
             raise StoreError("; ".join(reasons))
         return routes
@@ -156,10 +156,10 @@ class Sender:
 
     def _take(self, routes: Mapping[str, Any], needed: Mapping[str, Any]) -> Optional[Dict[str, int]]:
         """Have the host pull what it pulls, and keep everything; None when another controller came first."""
-        pulls = {digest: one for digest, one in needed.items() if one["pull"]}
+        pulls = {digest: entry for digest, entry in needed.items() if entry["pull"]}
         try:
             if pulls:
-                sizes = [one.get("size") for one in pulls.values()]
+                sizes = [pull.get("size") for pull in pulls.values()]
                 total = sum(filter(None, sizes)) if all(sizes) else None
                 answer = self._watched(lambda: self._step("take", routes, True), self._look(pulls), total, self._before(pulls))
             else:
@@ -180,7 +180,7 @@ class Sender:
 
     def _push(self, needed: Mapping[str, Mapping[str, Any]]) -> bool:
         """rsync everything that is pushed; False when another controller came first."""
-        pushes = {digest: one for digest, one in needed.items() if not one["pull"]}
+        pushes = {digest: entry for digest, entry in needed.items() if not entry["pull"]}
         if not pushes:
             return True
         files = self._local(pushes)
@@ -239,20 +239,20 @@ class Sender:
         """{digest: file on the controller}; what is not here yet is fetched into the cache, by one host for all."""
         files: Dict[str, str] = {}
         absent: Dict[str, Mapping[str, Any]] = {}
-        for digest, one in pushes.items():
+        for digest, push in pushes.items():
             cached = os.path.join(self.cache, digest)
-            if one.get("file"):
-                files[digest] = one["file"]
-            elif one.get("bundle") and os.path.isdir(one["bundle"]):
-                files[digest] = os.path.join(one["bundle"], "blobs", "sha256", digest)
+            if push.get("file"):
+                files[digest] = push["file"]
+            elif push.get("bundle") and os.path.isdir(push["bundle"]):
+                files[digest] = os.path.join(push["bundle"], "blobs", "sha256", digest)
             elif os.path.isfile(cached):
                 files[digest] = cached
             else:
-                absent[digest] = one
+                absent[digest] = push
         if absent:
             os.makedirs(self.cache, mode=0o700, exist_ok=True)
             partial = {digest: _size_of(os.path.join(self.cache, digest + ".partial")) for digest in absent}
-            sizes = {digest: one.get("size") for digest, one in absent.items()}
+            sizes = {digest: entry.get("size") for digest, entry in absent.items()}
             why = blobs.short_of_room(f"{self.cache} on the controller", shutil.disk_usage(self.cache).free, partial, sizes)
             if why:
                 raise StoreError(why)
@@ -263,7 +263,7 @@ class Sender:
     def _fetch(self, absent: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
         way, secrets = preflight_inputs.way(self.variables, self.here)
         files = {}
-        for digest, one in sorted(absent.items()):
+        for digest, entry in sorted(absent.items()):
             files[digest] = path = os.path.join(self.cache, digest)
             partial, lock = path + ".partial", path + ".lock"
             with open(lock, "w", encoding="utf-8") as held:
@@ -274,15 +274,15 @@ class Sender:
                     continue
                 self.fetching[digest] = partial
                 try:
-                    download.fetch(one, digest, partial, way, secrets)
+                    download.fetch(entry, digest, partial, way, secrets)
                 except (download.SourceError, OSError) as error:
-                    raise StoreError(f"blob {digest[:12]} from {one['source']}: {error}") from None
+                    raise StoreError(f"blob {digest[:12]} from {entry['source']}: {error}") from None
                 proven = blobs.file_digest(partial)
                 if proven != digest:
                     os.unlink(partial)
                     raise StoreError(
-                        f"blob {digest[:12]} arrived from {one['source']} with SHA-256 {proven}, wanted {digest}: it was removed; "
-                        "compare the source with `sha256` in the inventory"
+                        f"blob {digest[:12]} arrived from {entry['source']} with SHA-256 {proven}, wanted {digest}: it was "
+                        "removed; compare the source with `sha256` in the inventory"
                     )
                 os.chmod(partial, 0o644)
                 os.replace(partial, path)

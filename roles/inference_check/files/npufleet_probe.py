@@ -132,8 +132,8 @@ def ask(config: Config, given: bytes) -> Tuple[List[Dict[str, Any]], List[str]]:
         answer = json.loads(done.stdout.decode("utf-8", "replace").strip().rpartition("\n")[2])
         if "error" in answer:
             raise Unavailable("client", f"the image lacks it: {answer['error']}")
-        found = [{key: one[key] for key in KEPT if key in one} for one in answer["checks"]]
-        unasked = [str(one) for one in answer.get("unasked", [])]
+        found = [{key: check[key] for key in KEPT if key in check} for check in answer["checks"]]
+        unasked = [str(entry) for entry in answer.get("unasked", [])]
     except (ValueError, KeyError, TypeError):
         raise Unavailable("client", f"it ended with {done.returncode} and without a result: {words}") from None
     if unasked and not found:
@@ -179,7 +179,7 @@ def probe(config: Config, before: Mapping[str, Any]) -> Dict[str, Any]:
         state["unavailable"] = {"reason": unavailable.reason, "why": unavailable.why}
     state["seconds"] = round(time.time() - began, 2)
     # A server that somebody took away meanwhile has not failed.
-    wrong = state["unavailable"] or not all(one["ok"] for one in state["checks"])
+    wrong = state["unavailable"] or not all(check["ok"] for check in state["checks"])
     state["paused"] = paused(config, time.time()) if wrong else None
     if state["paused"]:
         state.update(unavailable=None, unasked=[], checks=[], last_run=before.get("last_run", 0))
@@ -189,10 +189,10 @@ def probe(config: Config, before: Mapping[str, Any]) -> Dict[str, Any]:
 def page(state: Mapping[str, Any]) -> str:
     """The state as node exporter reads it. Requests of one check and protocol are one line: the worst of them."""
     checks: Dict[Tuple[str, str, str], Tuple[bool, float]] = {}
-    for one in state["checks"]:
-        key = (one["model"], one.get("check", ""), one.get("protocol") or "")
+    for check in state["checks"]:
+        key = (check["model"], check.get("check", ""), check.get("protocol") or "")
         good, seconds = checks.get(key, (True, 0.0))
-        checks[key] = (good and one["ok"], max(seconds, (one.get("ms") or 0) / 1000))
+        checks[key] = (good and check["ok"], max(seconds, (check.get("ms") or 0) / 1000))
     names = [dict(zip(("model", "check", "protocol"), key)) for key in checks]
     unavailable = (state["unavailable"] or {}).get("reason")
     found: Dict[str, Sequence[Tuple[Mapping[str, str], float]]] = {
@@ -201,8 +201,8 @@ def page(state: Mapping[str, Any]) -> str:
         "npufleet_probe_interval_seconds": [({}, state["interval"])],
         "npufleet_probe_last_attempt_timestamp_seconds": [({}, state["at"])],
         "npufleet_probe_last_run_timestamp_seconds": [({}, state["last_run"])],
-        "npufleet_probe_paused": [({"reason": one}, one == state["paused"]) for one in PAUSED],
-        "npufleet_probe_unavailable": [({"reason": one}, one == unavailable) for one in UNAVAILABLE],
+        "npufleet_probe_paused": [({"reason": reason}, reason == state["paused"]) for reason in PAUSED],
+        "npufleet_probe_unavailable": [({"reason": reason}, reason == unavailable) for reason in UNAVAILABLE],
     }
     if state["last_run"] == state["at"]:
         found["npufleet_checks"] = [({}, len(checks))]
@@ -250,7 +250,7 @@ def words(state: Mapping[str, Any]) -> str:
         return f"nothing was asked: {state['paused']}"
     if state["unavailable"]:
         return "nothing could be asked, {reason}: {why}".format(**state["unavailable"])
-    failed = [f"  {one['name']}: {one['why']}" for one in state["checks"] if not one["ok"]]
+    failed = [f"  {check['name']}: {check['why']}" for check in state["checks"] if not check["ok"]]
     count = len(state["checks"])
     lines = [f"{count - len(failed)} of {count} checks passed in {state['seconds']:g} s", *failed[:SHOWN]]
     lines += ["  no check asks anything of " + ", ".join(state["unasked"])] if state["unasked"] else []

@@ -145,7 +145,7 @@ def parse(text: str) -> Page:
         match = re.match(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)", line)
         if match:
             pairs = re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', match[2] or "")
-            labels = {name: re.sub(r"\\(.)", lambda one: "\n" if one[1] == "n" else one[1], value) for name, value in pairs}
+            labels = {name: re.sub(r"\\(.)", lambda entry: "\n" if entry[1] == "n" else entry[1], value) for name, value in pairs}
             with contextlib.suppress(ValueError):
                 page.setdefault(match[1], []).append((labels, float(match[3])))
     return page
@@ -206,7 +206,7 @@ class Judge:
         silent: Dict[str, List[str]] = {}
         longest = 0.0
         for labels, value in (reading.metrics or {}).get("rbln_device_fault", []):
-            key = ("fault", *(labels.get(one, "") for one in ("model", "version", "instance", "npu")))
+            key = ("fault", *(labels.get(name, "") for name in ("model", "version", "instance", "npu")))
             seconds = self._lasting(key, value > 0, reading.at)
             if seconds > self._config.fault_limit:
                 longest = max(longest, seconds)
@@ -278,7 +278,7 @@ class Ledger:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             with open(self.path, encoding="utf-8") as source:
                 found = json.load(source)
-            actions = [{**one, "at": float(one["at"])} for one in found["actions"]]
+            actions = [{**action, "at": float(action["at"])} for action in found["actions"]]
             counts = {name: int(count) for name, count in found["counts"].items()}
             self.state.update(actions=actions, counts=counts, streak=int(found["streak"]))
             self.state.update(restarting=found["restarting"], reloading=found["reloading"])
@@ -300,7 +300,7 @@ class Ledger:
 
     def lately(self) -> List[Dict[str, Any]]:
         """The actions of the last hour. One of the future, by a clock that was set back, counts as well."""
-        return [one for one in self.state["actions"] if self._clock() - one["at"] < HOUR]
+        return [action for action in self.state["actions"] if self._clock() - action["at"] < HOUR]
 
     def waits(self) -> Tuple[float, Optional[str]]:
         """(seconds until something may be done, why nothing will be done although that is far)."""
@@ -315,7 +315,7 @@ class Ledger:
         if len(lately) >= self._config.actions:
             over = lately[-self._config.actions]["at"] + HOUR
             waits.append((over - now, f"{len(lately)} actions within an hour, which is the limit"))
-        return max(waits, key=lambda one: one[0])
+        return max(waits, key=lambda wait: wait[0])
 
     def well(self) -> None:
         """Nothing is found: what was done has helped once that is so for an hour."""
@@ -325,8 +325,8 @@ class Ledger:
     def relapsed(self, model: str) -> bool:
         """Whether this model was reloaded a short while ago, and that did not help."""
         return any(
-            one.get("action") == "reload" and one.get("model") == model and self._clock() - one["at"] < RELAPSE
-            for one in self.state["actions"]
+            action.get("action") == "reload" and action.get("model") == model and self._clock() - action["at"] < RELAPSE
+            for action in self.state["actions"]
         )
 
     def _write(self) -> None:
@@ -430,9 +430,9 @@ class Host:
         if status != 200 or not isinstance(found, list):
             return None
         index: Dict[str, Dict[str, str]] = {}
-        for one in found:
-            if isinstance(one, dict) and isinstance(one.get("name"), str):
-                index.setdefault(one["name"], {})[str(one.get("version", "-"))] = str(one.get("state", ""))
+        for entry in found:
+            if isinstance(entry, dict) and isinstance(entry.get("name"), str):
+                index.setdefault(entry["name"], {})[str(entry.get("version", "-"))] = str(entry.get("state", ""))
         return index
 
     def _ready(self, index: Dict[str, Dict[str, str]]) -> Tuple[List[Served], Tuple[str, ...]]:
@@ -456,16 +456,18 @@ class Host:
         """{model: its instances that have no process}."""
         stubs = self.stubs(init) if ready else {}
         own, others = self._shares(stubs, ready)
-        away = [one for one in ready if one not in own]
+        away = [entry for entry in ready if entry not in own]
         alive = collections.Counter(stubs[pid].instance for pid in others)
-        asked = collections.Counter(name for one in away for name in one.instances)
+        asked = collections.Counter(name for entry in away for name in entry.instances)
         dead: Dict[str, Set[str]] = {}
-        for one in ready:
-            if one in own:
-                lacking = set(collections.Counter(one.instances) - collections.Counter(stubs[pid].instance for pid in own[one]))
+        for element in ready:
+            if element in own:
+                lacking = set(
+                    collections.Counter(element.instances) - collections.Counter(stubs[pid].instance for pid in own[element])
+                )
             else:
-                lacking = {name for name in one.instances if asked[name] > alive[name]}
-            dead.setdefault(one.model, set()).update(lacking)
+                lacking = {name for name in element.instances if asked[name] > alive[name]}
+            dead.setdefault(element.model, set()).update(lacking)
         return {model: sorted(names) for model, names in dead.items() if names}
 
     def _shares(self, stubs: Dict[int, Stub], ready: List[Served]) -> Tuple[Dict[Served, Set[int]], Set[int]]:
@@ -474,8 +476,8 @@ class Host:
         Code out of an object store lies in a directory of Triton's own, whose name tells nothing of the model.
         """
         home = self._config.root + "/served/"
-        found = {one: {pid for pid, stub in stubs.items() if one.runs(stub)} for one in ready}
-        own = {one: pids for one, pids in found.items() if pids or os.path.lexists(home + one.model)}
+        found = {entry: {pid for pid, stub in stubs.items() if entry.runs(stub)} for entry in ready}
+        own = {entry: pids for entry, pids in found.items() if pids or os.path.lexists(home + entry.model)}
         told = {pid for pids in own.values() for pid in pids}
         return own, {pid for pid, stub in stubs.items() if pid not in told and not stub.code.startswith(home)}
 
@@ -484,10 +486,10 @@ class Host:
         ready = self._ready(self.index() or {})[0]
         stubs = self.stubs(init)
         own, others = self._shares(stubs, ready)
-        mine = [one for one in ready if one.model == model]
-        pids = {pid for one in mine for pid in own.get(one, ())}
-        names = {name for one in mine if one not in own for name in one.instances}
-        if any(names & set(one.instances) for one in ready if one.model != model and one not in own):
+        mine = [entry for entry in ready if entry.model == model]
+        pids = {pid for part in mine for pid in own.get(part, ())}
+        names = {name for part in mine if part not in own for name in part.instances}
+        if any(names & set(entry.instances) for entry in ready if entry.model != model and entry not in own):
             return pids
         return pids | {pid for pid in others if stubs[pid].instance in names}
 
@@ -625,7 +627,9 @@ class Host:
         """(process, name) of every context on the cards; nothing where the vendor's tool does not tell."""
         with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, AttributeError):
             done = subprocess.run([self._config.vendor_tool, "-j"], capture_output=True, timeout=20, check=True)
-            return [(str(one.get("pid")), str(one.get("process"))) for one in json.loads(done.stdout).get("contexts") or []]
+            return [
+                (str(context.get("pid")), str(context.get("process"))) for context in json.loads(done.stdout).get("contexts") or []
+            ]
         return []
 
     def foreign(self, init: int) -> List[Tuple[str, str]]:
@@ -855,10 +859,10 @@ def _words(path: str, end: str = "\n") -> List[str]:
         return []
 
 
-def _same_namespace(one: str, other: str) -> bool:
+def _same_namespace(text: str, other: str) -> bool:
     """Whether two processes are of the same container."""
     try:
-        return os.readlink(f"/proc/{one}/ns/pid") == os.readlink(f"/proc/{other}/ns/pid")
+        return os.readlink(f"/proc/{text}/ns/pid") == os.readlink(f"/proc/{other}/ns/pid")
     except OSError:
         return False
 
@@ -871,7 +875,7 @@ def _age(started: str) -> float:
 def say(words: str, level: int = 6) -> None:
     """One line to the journal, with syslog's level: 3 error, 4 warning, 6 information."""
     # What a server calls its models is not to begin a line of its own.
-    line = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in words)
+    line = "".join(word if word.isprintable() else word.encode("unicode_escape").decode() for word in words)
     sys.stdout.buffer.write(f"<{level}>{line}\n".encode())
     sys.stdout.buffer.flush()
 

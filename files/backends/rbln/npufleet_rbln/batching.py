@@ -31,7 +31,7 @@ class Batcher:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.limit = plan.limit
-        self._wanted = [(one.name, one.shape[1:], np.dtype(one.dtype)) for one in plan.buckets[0].inputs]
+        self._wanted = [(tensor.name, tensor.shape[1:], np.dtype(tensor.dtype)) for tensor in plan.buckets[0].inputs]
         order = sorted(range(len(plan.sizes)), key=plan.sizes.__getitem__)
         # By rows: the smallest bucket that holds them, whatever order the file has them in.
         self._by_rows = [next(index for index in order if plan.sizes[index] >= rows) for rows in range(self.limit + 1)]
@@ -46,7 +46,7 @@ class Batcher:
                 found = f"{tensor.dtype}{list(tensor.shape)}"
                 raise Fault(f"input {name} is {found}, wanted {dtype}[rows, {', '.join(map(str, dims))}]", "bad_request")
             if len(tensor) != rows:
-                sizes = sorted({len(one) for one in tensors})
+                sizes = sorted({len(given) for given in tensors})
                 raise Fault(f"inputs have different batch sizes: {sizes}", "bad_request")
         if rows > self.limit:
             raise Fault(f"a batch of {rows} is above the largest compiled one, {self.limit}", "too_large")
@@ -56,22 +56,24 @@ class Batcher:
 
     def _by_shape(self, tensors: List[np.ndarray]) -> int:
         for index, bucket in enumerate(self.plan.buckets):
-            if all(one.shape == tensor.shape and one.dtype == tensor.dtype.name for one, tensor in zip(bucket.inputs, tensors)):
+            if all(
+                entry.shape == tensor.shape and entry.dtype == tensor.dtype.name for entry, tensor in zip(bucket.inputs, tensors)
+            ):
                 return index
         found = [f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors]
-        wanted = [[f"{one.dtype}{list(one.shape)}" for one in bucket.inputs] for bucket in self.plan.buckets]
+        wanted = [[f"{tensor.dtype}{list(tensor.shape)}" for tensor in bucket.inputs] for bucket in self.plan.buckets]
         raise Fault(f"inputs are {found}, compiled is {' or '.join(map(str, wanted))}", "bad_request")
 
     def groups(self, items: Sequence[Item]) -> List[List[Item]]:
         """Requests in order, joined into batches of at most the largest compiled size."""
         joined: List[List[Item]] = []
         rows = 0
-        for one in items:
-            if not joined or not self.plan.batched or rows + one.rows > self.limit:
+        for item in items:
+            if not joined or not self.plan.batched or rows + item.rows > self.limit:
                 joined.append([])
                 rows = 0
-            joined[-1].append(one)
-            rows += one.rows
+            joined[-1].append(item)
+            rows += item.rows
         return joined
 
     def bucket(self, items: Sequence[Item], rows: int) -> int:
@@ -96,4 +98,4 @@ class Batcher:
 
     def cut(self, outputs: Sequence[np.ndarray], first: int, item: Item) -> List[np.ndarray]:
         """A request's rows of a lane's outputs, without a copy."""
-        return [one[first : first + item.rows] for one in outputs] if self.plan.batched else list(outputs)
+        return [tensor[first : first + item.rows] for tensor in outputs] if self.plan.batched else list(outputs)

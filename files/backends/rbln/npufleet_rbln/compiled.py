@@ -85,7 +85,7 @@ class Plan:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Plan:
         """The plan out of what `as_dict` gave, through JSON or not."""
-        return cls(bool(raw["batched"]), tuple(_bucket(one) for one in raw["buckets"]), tuple(raw["sizes"]))
+        return cls(bool(raw["batched"]), tuple(_bucket(bucket) for bucket in raw["buckets"]), tuple(raw["sizes"]))
 
 
 def parameter(config: Mapping[str, Any], name: str, default: str = "") -> str:
@@ -95,10 +95,10 @@ def parameter(config: Mapping[str, Any], name: str, default: str = "") -> str:
 
 def numbers(text: str, what: str) -> List[int]:
     """Numbers out of a list such as "1,2,4"."""
-    parts = [one.strip() for one in text.split(",")]
-    if not all(one.isdecimal() for one in parts):
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
         raise Fault(f"parameter {what} is {text!r}, wanted numbers such as 1,2,4")
-    return [int(one) for one in parts]
+    return [int(part) for part in parts]
 
 
 def number(config: Mapping[str, Any], name: str, default: int) -> int:
@@ -123,7 +123,7 @@ def facts_of(path: str, config: Mapping[str, Any], inspected: Optional[Mapping[s
     record = _record(path)
     if inspected is not None:
         buckets = inspected.get("input_info") or [inspected]
-        facts = Facts("inspect", tuple(_bucket(one) for one in buckets), *(_common(inspected)))
+        facts = Facts("inspect", tuple(_bucket(bucket) for bucket in buckets), *(_common(inspected)))
         if len(facts.buckets) > 1:
             return facts
         if record is not None and len(record.buckets) > 1 and facts.buckets[0] in record.buckets:
@@ -142,7 +142,7 @@ def _tensor(raw: Any) -> Tensor:
 
 
 def _bucket(raw: Mapping[str, Any]) -> Bucket:
-    return Bucket(tuple(_tensor(one) for one in raw["inputs"]), tuple(_tensor(one) for one in raw["outputs"]))
+    return Bucket(tuple(_tensor(tensor) for tensor in raw["inputs"]), tuple(_tensor(tensor) for tensor in raw["outputs"]))
 
 
 def _record(path: str) -> Optional[Facts]:
@@ -153,7 +153,7 @@ def _record(path: str) -> Optional[Facts]:
             raw = json.load(stream)
         if raw["format"] != 1:
             raise Fault(f"{name} has format {raw['format']!r}, this backend reads 1: compile the model again")
-        facts = Facts(name, tuple(_bucket(one) for one in raw["buckets"]), *_common(raw))
+        facts = Facts(name, tuple(_bucket(bucket) for bucket in raw["buckets"]), *_common(raw))
         claimed = raw["sha256"]
     except FileNotFoundError:
         return None
@@ -187,7 +187,9 @@ def _spread(facts: Facts, config: Mapping[str, Any]) -> Facts:
     (bucket,) = facts.buckets
 
     def sized(rows: int) -> Bucket:
-        inputs, outputs = ([replace(one, shape=(rows, *one.shape[1:])) for one in side] for side in (bucket.inputs, bucket.outputs))
+        inputs, outputs = (
+            [replace(tensor, shape=(rows, *tensor.shape[1:])) for tensor in side] for side in (bucket.inputs, bucket.outputs)
+        )
         return Bucket(tuple(inputs), tuple(outputs))
 
     return replace(facts, buckets=tuple(sized(rows) for rows in batches), source=f"{facts.source} and parameter batches")
@@ -202,33 +204,35 @@ def _from_config(config: Mapping[str, Any]) -> Facts:
             "or write inputs, outputs and the parameter batches into config.pbtxt"
         )
     sizes = (batches_of(config) or [1]) if config.get("max_batch_size") else [0]
-    for one in inputs:
-        if min([0, *_dims(one)]) < 0:
+    for given in inputs:
+        if min([0, *_dims(given)]) < 0:
             raise Fault(
-                f"input {one['name']} has open dims {_dims(one)}, and nothing says what the file was compiled for: write them"
+                f"input {given['name']} has open dims {_dims(given)}, and nothing says what the file was compiled for: write them"
             )
-        if one["data_type"] not in NUMPY:
-            raise Fault(f"input {one['name']} is {one['data_type']}, an NPU takes {', '.join(sorted(NUMPY))}")
+        if given["data_type"] not in NUMPY:
+            raise Fault(f"input {given['name']} is {given['data_type']}, an NPU takes {', '.join(sorted(NUMPY))}")
     buckets = []
     for rows in sizes:
         lead = (rows,) if rows else ()
-        buckets.append(Bucket(tuple(Tensor(one["name"], (*lead, *_dims(one)), NUMPY[one["data_type"]]) for one in inputs), ()))
+        buckets.append(
+            Bucket(tuple(Tensor(tensor["name"], (*lead, *_dims(tensor)), NUMPY[tensor["data_type"]]) for tensor in inputs), ())
+        )
     return Facts(CONFIG, tuple(buckets))
 
 
-def _dims(one: Mapping[str, Any]) -> List[int]:
+def _dims(entry: Mapping[str, Any]) -> List[int]:
     """Dimensions of a config's tensor as the backend sees them."""
-    return [int(size) for size in (one.get("reshape") or {}).get("shape", one["dims"])]
+    return [int(size) for size in (entry.get("reshape") or {}).get("shape", entry["dims"])]
 
 
 def can_batch(buckets: Sequence[Bucket]) -> bool:
     """Whether the buckets differ in nothing but the first dimension, which all tensors of a bucket share."""
 
     def rest(bucket: Bucket) -> Any:
-        return [(one.name, one.shape[1:], one.dtype) for one in (*bucket.inputs, *bucket.outputs)]
+        return [(tensor.name, tensor.shape[1:], tensor.dtype) for tensor in (*bucket.inputs, *bucket.outputs)]
 
     for bucket in buckets:
-        leads = {one.shape[:1] for one in (*bucket.inputs, *bucket.outputs)}
+        leads = {tensor.shape[:1] for tensor in (*bucket.inputs, *bucket.outputs)}
         if len(leads) != 1 or leads == {()}:
             return False
     return all(rest(bucket) == rest(buckets[0]) for bucket in buckets)
@@ -241,17 +245,17 @@ def complete(config: Mapping[str, Any], facts: Facts) -> Dict[str, Any]:
     said = [*(config.get("input") or []), *(config.get("output") or [])]
     added: Dict[str, Any] = {}
     if not rows and not said and can_batch(facts.buckets):
-        rows = max(one.inputs[0].shape[0] for one in facts.buckets)
+        rows = max(bucket.inputs[0].shape[0] for bucket in facts.buckets)
         added["max_batch_size"] = rows
     for side, prefix, tensors in (("input", "INPUT", first.inputs), ("output", "OUTPUT", first.outputs)):
         if not config.get(side) and tensors:
             added[side] = []
-            for index, one in enumerate(tensors):
+            for index, tensor in enumerate(tensors):
                 # Buckets of a model without a batch may differ anywhere: such a dimension is open.
                 same = [getattr(bucket, side + "s")[index].shape for bucket in facts.buckets]
                 shape = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*same)]
-                name = one.name or f"{prefix}__{index}"
-                added[side].append({"name": name, "data_type": TYPES[one.dtype], "dims": shape[1:] if rows else shape})
+                name = tensor.name or f"{prefix}__{index}"
+                added[side].append({"name": name, "data_type": TYPES[tensor.dtype], "dims": shape[1:] if rows else shape})
     return added
 
 
@@ -281,14 +285,14 @@ def plan_of(config: Mapping[str, Any], facts: Facts) -> Plan:
         raise Fault(by + "; ".join(wrong))
     buckets = []
     for bucket in facts.buckets:
-        inputs = tuple(replace(one, name=name) for one, name in zip(bucket.inputs, sides[0]))
-        outputs = tuple(replace(one, name=name) for one, name in zip(bucket.outputs, sides[1]))
+        inputs = tuple(replace(entry, name=name) for entry, name in zip(bucket.inputs, sides[0]))
+        outputs = tuple(replace(entry, name=name) for entry, name in zip(bucket.outputs, sides[1]))
         buckets.append(Bucket(inputs, outputs))
     return Plan(bool(rows), tuple(buckets), tuple(sizes))
 
 
 def _shapes(buckets: Sequence[Bucket]) -> str:
-    return ", ".join(str([list(one.shape) for one in (*bucket.inputs, *bucket.outputs)]) for bucket in buckets)
+    return ", ".join(str([list(tensor.shape) for tensor in (*bucket.inputs, *bucket.outputs)]) for bucket in buckets)
 
 
 def _order(
@@ -296,36 +300,36 @@ def _order(
 ) -> List[str]:
     """The config's names in the file's order; what contradicts goes into `wrong`."""
     if learnt:
-        return [one["name"] for one in named]
+        return [name["name"] for name in named]
     first = found[0]
     if len(named) != len(first):
-        theirs = [one.name or "?" for one in first]
-        wrong.append(f"config has {len(named)} {side}s {[one['name'] for one in named]}, the file {len(first)} {theirs}")
+        theirs = [entry.name or "?" for entry in first]
+        wrong.append(f"config has {len(named)} {side}s {[name['name'] for name in named]}, the file {len(first)} {theirs}")
         return []
-    by_name = {one["name"]: one for one in named}
-    if all(POSITION.match(one["name"]) for one in named):
+    by_name = {name["name"]: name for name in named}
+    if all(POSITION.match(name["name"]) for name in named):
         # Whatever order they are written in, their number is their place.
-        places = sorted(named, key=lambda one: int(POSITION.match(one["name"]).group(1)))  # type: ignore[union-attr]
-    elif all(one.name for one in first):
-        missing = [one.name for one in first if one.name not in by_name]
+        places = sorted(named, key=lambda name: int(POSITION.match(name["name"]).group(1)))  # type: ignore[union-attr]
+    elif all(entry.name for entry in first):
+        missing = [entry.name for entry in first if entry.name not in by_name]
         if missing:
-            wrong.append(f"config names {side}s {sorted(by_name)}, the file {sorted(str(one.name) for one in first)}")
+            wrong.append(f"config names {side}s {sorted(by_name)}, the file {sorted(str(entry.name) for entry in first)}")
             return []
-        places = [by_name[str(one.name)] for one in first]
+        places = [by_name[str(entry.name)] for entry in first]
     else:
         places = list(named)
-    for index, one in enumerate(places):
+    for index, path in enumerate(places):
         for tensors in found:
             there = tensors[index]
             kind, dims = TYPES.get(there.dtype, there.dtype), list(there.shape[1:] if batched else there.shape)
-            if one["data_type"] != kind:
-                wrong.append(f"{side} {one['name']} is {one['data_type']}, in the file {kind}")
-            wanted = _dims(one)
+            if path["data_type"] != kind:
+                wrong.append(f"{side} {path['name']} is {path['data_type']}, in the file {kind}")
+            wanted = _dims(path)
             if len(wanted) != len(dims) or any(mine not in (-1, size) for mine, size in zip(wanted, dims)):
-                wrong.append(f"{side} {one['name']} has dims {wanted}, in the file {dims}")
+                wrong.append(f"{side} {path['name']} has dims {wanted}, in the file {dims}")
             if batched:  # the others differ in the batch alone
                 break
-    return [one["name"] for one in places]
+    return [place["name"] for place in places]
 
 
 def against_sdk(facts: Facts, version: str) -> List[str]:

@@ -48,7 +48,7 @@ class Lane:
     def give(self, inputs: Sequence[np.ndarray]) -> bool:
         """Take the inputs of the next batch as they are, without a copy; False where another process is to read them."""
         if self._given is not None:
-            self._given[self._number] = [np.asarray(one, order="C") for one in inputs]
+            self._given[self._number] = [np.asarray(tensor, order="C") for tensor in inputs]
         return self._given is not None
 
     def wait(self, seconds: float) -> Tuple[float, float]:
@@ -81,7 +81,7 @@ class Backing:
         pairs = [socket.socketpair(*kinds) for _lane in range(job["lanes"])]
         self.process: Optional[subprocess.Popen[bytes]] = None
         self._given: Optional[Dict[int, Any]] = None
-        self._mine = [one for one, _other in pairs]
+        self._mine = [pair for pair, _other in pairs]
         self._job, self._isolated = job, isolated
         self._others = [theirs, *(other for _one, other in pairs)]
 
@@ -93,15 +93,16 @@ class Backing:
         self.plan = Plan.from_dict(told["plan"])
         turns = itertools.count()
         self.lanes = [
-            Lane(one, Views(self._memory, self.plan, number), number, self._given, turns) for number, one in enumerate(self._mine)
+            Lane(model, Views(self._memory, self.plan, number), number, self._given, turns)
+            for number, model in enumerate(self._mine)
         ]
 
     def _process(self, job: Mapping[str, Any], others: Sequence[socket.socket]) -> Dict[str, Any]:
-        descriptors = [one.fileno() for one in others]
-        arguments = [",".join(str(one) for one in descriptors), str(os.getpid()), "\n".join(sys.path)]
+        descriptors = [entry.fileno() for entry in others]
+        arguments = [",".join(str(descriptor) for descriptor in descriptors), str(os.getpid()), "\n".join(sys.path)]
         self.process = subprocess.Popen([_python(), "-c", CODE, *arguments], pass_fds=descriptors, stdin=subprocess.DEVNULL)
-        for one in others:
-            one.close()
+        for other in others:
+            other.close()
         self.control.settimeout(LOAD_TIMEOUT_S)
         try:
             self.control.send(json.dumps(dict(job)).encode())
@@ -139,17 +140,17 @@ class Backing:
         """One run with zeros, in the smallest bucket."""
         lane = self.lanes[0]
         bucket = min(range(len(self.plan.sizes)), key=self.plan.sizes.__getitem__)
-        for one in lane.inputs[bucket]:
-            one.fill(0)
+        for tensor in lane.inputs[bucket]:
+            tensor.fill(0)
         lane.submit(bucket)
         lane.wait(seconds)
 
     def end(self, seconds: float = 0.0) -> bool:
         """End the process, after `seconds` by force; whether it is gone. One that sleeps in the driver cannot be."""
-        for one in (self.control, *self._mine):
+        for entry in (self.control, *self._mine):
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                entry.shutdown(socket.SHUT_RDWR)
+            entry.close()
         if self.process is None:
             return True
         try:

@@ -97,12 +97,12 @@ class Pipeline:
         if len(self._flying) == IN_FLIGHT:
             return False
         self._open = None
-        kept = [one for one in batch.items if not self._dropped(one)]
+        kept = [item for item in batch.items if not self._dropped(item)]
         if len(kept) != len(batch.items):
             batch.items, batch.rows = kept, 0
-            for one in kept:
-                self._batcher.put(batch.lane.inputs, one, batch.rows)
-                batch.rows += one.rows
+            for entry in kept:
+                self._batcher.put(batch.lane.inputs, entry, batch.rows)
+                batch.rows += entry.rows
         try:
             if batch.backing is not self._device.backing:
                 raise self._device.broke(batch.backing, "device")

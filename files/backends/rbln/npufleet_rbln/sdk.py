@@ -82,20 +82,23 @@ def _make(create: Callable[..., Any], timeout_s: int, **options: Any) -> Any:
 def _plain(found: Any) -> Dict[str, Any]:
     """A result of `inspect` as plain data, whether it came as dicts or as objects."""
 
-    def get(one: Any, name: str) -> Any:
-        return one.get(name) if isinstance(one, dict) else getattr(one, name, None)
+    def get(entry: Any, name: str) -> Any:
+        return entry.get(name) if isinstance(entry, dict) else getattr(entry, name, None)
 
     def tensors(side: Any) -> List[Dict[str, Any]]:
-        return [{"name": get(one, "name"), "shape": list(get(one, "shape")), "dtype": str(get(one, "dtype"))} for one in side or []]
+        return [
+            {"name": get(tensor, "name"), "shape": list(get(tensor, "shape")), "dtype": str(get(tensor, "dtype"))}
+            for tensor in side or []
+        ]
 
-    def bucket(one: Any) -> Dict[str, Any]:
-        return {"inputs": tensors(get(one, "inputs")), "outputs": tensors(get(one, "outputs"))}
+    def bucket(entry: Any) -> Dict[str, Any]:
+        return {"inputs": tensors(get(entry, "inputs")), "outputs": tensors(get(entry, "outputs"))}
 
     names = ("npu", "compiler_version", "num_devices", "tensor_parallel_size")
     return {
         **{name: get(found, name) for name in names},
         **bucket(found),
-        "input_info": [bucket(one) for one in get(found, "input_info") or []],
+        "input_info": [bucket(entry) for entry in get(found, "input_info") or []],
     }
 
 

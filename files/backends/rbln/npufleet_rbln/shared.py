@@ -29,24 +29,24 @@ class Views:
         self.inputs: List[List[np.ndarray]] = [[] for _one in plan.buckets]
         self.outputs: List[List[np.ndarray]] = [[] for _one in plan.buckets]
         for views, sides in (
-            (self.inputs, [one.inputs for one in plan.buckets]),
-            (self.outputs, [one.outputs for one in plan.buckets]),
+            (self.inputs, [bucket.inputs for bucket in plan.buckets]),
+            (self.outputs, [bucket.outputs for bucket in plan.buckets]),
         ):
             for tensors in zip(*sides):
-                for into, one in zip(views, tensors):
-                    into.append(np.ndarray(one.shape, one.dtype, memory, offset))
+                for into, entry in zip(views, tensors):
+                    into.append(np.ndarray(entry.shape, entry.dtype, memory, offset))
                 offset += _room(tensors)
 
 
 def _room(tensors: Sequence[Tensor]) -> int:
     """Bytes for a tensor in any bucket, in whole pages."""
-    largest = max(int(np.prod(one.shape, dtype=np.int64)) * np.dtype(one.dtype).itemsize for one in tensors)
+    largest = max(int(np.prod(tensor.shape, dtype=np.int64)) * np.dtype(tensor.dtype).itemsize for tensor in tensors)
     return max(PAGE, -(-largest // PAGE) * PAGE)
 
 
 def lane_bytes(plan: Plan) -> int:
     """Bytes that one lane takes."""
-    sides = [*zip(*(one.inputs for one in plan.buckets)), *zip(*(one.outputs for one in plan.buckets))]
+    sides = [*zip(*(bucket.inputs for bucket in plan.buckets)), *zip(*(bucket.outputs for bucket in plan.buckets))]
     return sum(_room(tensors) for tensors in sides)
 
 

@@ -43,7 +43,7 @@ class Worker:
         count = sdk.count()
         usable = compiled.numbers(named, "npus") if named else list(range(count))
         self.npus = compiled.npus_of(job["instance"], usable, each)
-        self.npu = ",".join(str(one) for one in self.npus)
+        self.npu = ",".join(str(npu) for npu in self.npus)
         if max(self.npus) >= count:
             raise Fault(f"parameter npus names NPU {max(self.npus)}, {count} are visible")
         try:
@@ -70,8 +70,8 @@ class Worker:
         self._count = len(sets)
         # Lanes are threads: without turns a batch could overtake the one that was handed in before it.
         self._started, self._turn = threading.Condition(), 0
-        for one in sets:
-            self._sets.put(one)
+        for entry in sets:
+            self._sets.put(entry)
         self.descriptor = allot(self.plan, job["lanes"])
         self.memory = attach(os.dup(self.descriptor))
         self.source = facts.source
@@ -80,8 +80,8 @@ class Worker:
 
     def _learn(self, run: Run, bucket: compiled.Bucket) -> compiled.Bucket:
         """A bucket with the outputs that a run with zeros gives."""
-        outputs = run([np.zeros(one.shape, one.dtype) for one in bucket.inputs])()
-        return replace(bucket, outputs=tuple(compiled.Tensor(None, one.shape, one.dtype.name) for one in outputs))
+        outputs = run([np.zeros(tensor.shape, tensor.dtype) for tensor in bucket.inputs])()
+        return replace(bucket, outputs=tuple(compiled.Tensor(None, tensor.shape, tensor.dtype.name) for tensor in outputs))
 
     def hello(self) -> Dict[str, Any]:
         """What the stub has to know."""
@@ -136,10 +136,10 @@ class Worker:
         wanted = self.plan.buckets[bucket].outputs
         if len(found) != len(wanted):
             raise Fault(f"the compiled file gave {len(found)} outputs, {len(wanted)} are known of it")
-        for one, result, into in zip(wanted, found, outputs):
+        for entry, result, into in zip(wanted, found, outputs):
             if result.dtype != into.dtype or result.shape != into.shape:
                 kinds = f"{result.dtype}{list(result.shape)}", f"{into.dtype}{list(into.shape)}"
-                raise Fault(f"output {one.name} of the compiled file is {kinds[0]}, wanted {kinds[1]}")
+                raise Fault(f"output {entry.name} of the compiled file is {kinds[0]}, wanted {kinds[1]}")
             np.copyto(into, result)
 
 
@@ -154,14 +154,14 @@ def refusal(error: BaseException) -> Dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> None:
     """The device process: descriptors of its control channel and lanes, and the stub's process id."""
-    descriptors = [int(one) for one in arguments[0].split(",")]
+    descriptors = [int(part) for part in arguments[0].split(",")]
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(PR_SET_NAME, b"rbln-device", 0, 0, 0)
     if os.getppid() != int(arguments[1]):
         os._exit(1)  # the stub ended before the kernel was told to say so
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the stub decides when this ends
-    control, *channels = (socket.socket(fileno=one) for one in descriptors)
+    control, *channels = (socket.socket(fileno=descriptor) for descriptor in descriptors)
     try:
         worker = Worker(json.loads(control.recv(1 << 20)))
     except BaseException as error:

@@ -52,7 +52,7 @@ def _work(arguments: Optional[List[str]]) -> int:
     except Refusal as refusal:
         raise command_line.End(command_line.MISTAKEN, "; ".join(refusal.reasons)) from None
     sys.stdout.write(output.FORMATS[wanted.format](linted.findings))
-    errors = sum(one.severity == finding.ERROR for one in linted.findings)
+    errors = sum(other.severity == finding.ERROR for other in linted.findings)
     if wanted.format in ("text", "github"):
         count = f"{errors} errors, {len(linted.findings) - errors} warnings"
         print(f"{len(linted.models)} models: {count}", file=sys.stderr)

@@ -25,9 +25,9 @@ def check(model: Model, row: Optional[Row]) -> Iterator[Finding]:
         yield from _release(model, row)
     # First, so that the other rules see the config that is served
     if model.record:
-        for one in compiled.complete(model.config, model.record):
+        for entry in compiled.complete(model.config, model.record):
             do = "compile the model for what the config says, or correct the config"
-            yield model.error("compiled file", one.field, one.found, one.wanted, do, "loads it, and its requests fail")
+            yield model.error("compiled file", entry.field, entry.found, entry.wanted, do, "loads it, and its requests fail")
     yield from _identity(model)
     if model.ensemble:
         yield from _ensemble(model)
@@ -94,10 +94,10 @@ def _instances(model: Model) -> Iterator[Finding]:
         yield model.error("passive", "instance_group", "passive groups alone", wanted, do, "loads the model and never answers")
     shared: Dict[str, bool] = {}
     for index, group in enumerate(groups):
-        for place, one in enumerate(group.rate_limiter.resources):
-            if shared.setdefault(one.name, getattr(one, "global")) != getattr(one, "global"):
+        for place, resource in enumerate(group.rate_limiter.resources):
+            if shared.setdefault(resource.name, getattr(resource, "global")) != getattr(resource, "global"):
                 where = f"instance_group[{index}].rate_limiter.resources[{place}]"
-                found, wanted = f"{one.name} as global and as a device's", "one of the two"
+                found, wanted = f"{resource.name} as global and as a device's", "one of the two"
                 triton = "refuses the model where it starts with --rate-limit=execution_count, else it passes it over"
                 yield model.error("instances", where, found, wanted, "write the same in both", triton)
         field = f"instance_group[{index}]"
@@ -121,35 +121,37 @@ def _tensors(model: Model) -> Iterator[Finding]:
     config = model.config
     tensorrt = model.backend == "tensorrt"
     for side in ("input", "output"):
-        names = [one.name for one in getattr(config, side)]
-        for index, one in enumerate(getattr(config, side)):
+        names = [given.name for given in getattr(config, side)]
+        for index, tensor in enumerate(getattr(config, side)):
             field = f"{side}[{index}]"
-            if not one.name:
+            if not tensor.name:
                 yield model.error("tensor", f"{field}.name", "nothing", "a name", "write it down")
-            elif one.name in names[:index]:
+            elif tensor.name in names[:index]:
                 yield model.warning(
-                    "tensor", f"{field}.name", f"{one.name} a second time", "each name once", "rename one of the two"
+                    "tensor", f"{field}.name", f"{tensor.name} a second time", "each name once", "rename one of the two"
                 )
             # auto_complete_config may say what the config does not.
-            if not (one.data_type and one.dims) and completes(model):
+            if not (tensor.data_type and tensor.dims) and completes(model):
                 continue
-            if not one.data_type:
+            if not tensor.data_type:
                 yield model.error("tensor", f"{field}.data_type", "nothing", "a data type such as TYPE_FP32", "write it down")
-            if not one.dims:
+            if not tensor.dims:
                 yield model.error("tensor", f"{field}.dims", "nothing", "one size or more, without the batch", "write them down")
-            yield from _shape(model, field, one)
-            if side == "input" and one.format in (FORMAT_NHWC, FORMAT_NCHW) and len(one.dims) != 3:
-                yield model.error("tensor", f"{field}.dims", f"{len(one.dims)} dims", "3 for its format", "correct one of the two")
+            yield from _shape(model, field, tensor)
+            if side == "input" and tensor.format in (FORMAT_NHWC, FORMAT_NCHW) and len(tensor.dims) != 3:
+                yield model.error(
+                    "tensor", f"{field}.dims", f"{len(tensor.dims)} dims", "3 for its format", "correct one of the two"
+                )
             for flag in ("is_shape_tensor", "is_non_linear_format_io"):
-                if getattr(one, flag) and not tensorrt:
+                if getattr(tensor, flag) and not tensorrt:
                     yield model.error("tensor", f"{field}.{flag}", "true", "false, as only TensorRT has them", "take it out")
 
 
-def _shape(model: Model, field: str, one: Any) -> Iterator[Finding]:
+def _shape(model: Model, field: str, entry: Any) -> Iterator[Finding]:
     """Sizes of dims and reshape, and whether both hold as many elements."""
-    shapes = [("dims", list(one.dims))]
-    if one.HasField("reshape"):
-        shapes.append(("reshape.shape", list(one.reshape.shape)))
+    shapes = [("dims", list(entry.dims))]
+    if entry.HasField("reshape"):
+        shapes.append(("reshape.shape", list(entry.reshape.shape)))
     for name, sizes in shapes:
         if any(size < 1 and size != -1 for size in sizes):
             wanted = "sizes of 1 and more, or -1 for any"
@@ -229,7 +231,7 @@ def _compiled_batches(model: Model) -> List[int]:
     if "batches" not in model.config.parameters:
         return []
     text = model.config.parameters["batches"].string_value
-    return [int(one) for one in re.findall(r"\d+", text)]
+    return [int(number) for number in re.findall(r"\d+", text)]
 
 
 def _sequences(model: Model) -> Iterator[Finding]:
@@ -245,13 +247,13 @@ def _sequences(model: Model) -> Iterator[Finding]:
             found = f"{tensor.name} a second time" if tensor.name else "nothing"
             yield model.error("sequence", f"{field}.name", found, "a name of its own", "correct it")
         names.append(tensor.name)
-        for place, one in enumerate(tensor.control):
+        for place, entry in enumerate(tensor.control):
             inner = f"{field}.control[{place}]"
-            kind = schema.word(one, "kind")
-            if one.kind in kinds:
+            kind = schema.word(entry, "kind")
+            if entry.kind in kinds:
                 yield model.error("sequence", f"{inner}.kind", f"{kind} a second time", "each control once", "take one out")
-            kinds.append(one.kind)
-            yield from _control(model, inner, kind, one)
+            kinds.append(entry.kind)
+            yield from _control(model, inner, kind, entry)
     if batcher.HasField("oldest"):
         yield from _preferred(model, "sequence_batching.oldest", batcher.oldest.preferred_batch_size)
     share = batcher.direct.minimum_slot_utilization
@@ -260,17 +262,17 @@ def _sequences(model: Model) -> Iterator[Finding]:
         yield model.error("sequence", field, f"{share:g}", "0 to 1", "correct it")
 
 
-def _control(model: Model, field: str, kind: str, one: Any) -> Iterator[Finding]:
+def _control(model: Model, field: str, kind: str, entry: Any) -> Iterator[Finding]:
     """The values of one control tensor."""
-    lists = {name: len(getattr(one, name)) for name in ("int32_false_true", "fp32_false_true", "bool_false_true")}
+    lists = {name: len(getattr(entry, name)) for name in ("int32_false_true", "fp32_false_true", "bool_false_true")}
     given = {name: count for name, count in lists.items() if count}
-    if one.kind != CORRID:
+    if entry.kind != CORRID:
         if list(given.values()) != [2]:
             found = listed(f"{name} of {count}" for name, count in given.items())
             wanted = f"one list of two values for {kind}"
             yield model.error("sequence", field, found, wanted, "write what is false and what is true")
         return
-    dtype = schema.word(one, "data_type")
+    dtype = schema.word(entry, "data_type")
     if given:
         yield model.error("sequence", field, listed(given), f"a data_type alone for {kind}", "take the list out")
     elif dtype not in CORRID_TYPES:
@@ -299,9 +301,9 @@ def _cache(model: Model) -> Iterator[Finding]:
 
 def _metrics(model: Model) -> Iterator[Finding]:
     """Histograms need a family and buckets."""
-    for index, one in enumerate(model.config.model_metrics.metric_control):
+    for index, entry in enumerate(model.config.model_metrics.metric_control):
         field = f"model_metrics.metric_control[{index}]"
-        if not one.metric_identifier.family:
+        if not entry.metric_identifier.family:
             yield model.error("metrics", f"{field}.metric_identifier.family", "nothing", "the metric's name", "write it down")
-        if not one.histogram_options.buckets:
+        if not entry.histogram_options.buckets:
             yield model.error("metrics", f"{field}.histogram_options.buckets", "none", "the histogram's limits", "write them down")

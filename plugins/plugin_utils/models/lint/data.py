@@ -35,8 +35,8 @@ def check(model: Model) -> Iterator[Finding]:
 
 def _warm_ups(model: Model) -> Iterator[Finding]:
     config = model.config
-    inputs = {one.name: one for one in config.input}
-    controls = [one.name for one in config.sequence_batching.control_input]
+    inputs = {tensor.name: tensor for tensor in config.input}
+    controls = [tensor.name for tensor in config.sequence_batching.control_input]
     for index, sample in enumerate(config.model_warmup):
         field = f"model_warmup[{index}]"
         if not sample.batch_size:
@@ -45,37 +45,37 @@ def _warm_ups(model: Model) -> Iterator[Finding]:
         if 0 < config.max_batch_size < sample.batch_size:
             wanted = f"at most {config.max_batch_size}, the max_batch_size"
             yield model.error("warm-up", f"{field}.batch_size", str(sample.batch_size), wanted, CORRECT)
-        missing = [name for name, one in inputs.items() if not one.optional and name not in sample.inputs]
+        missing = [name for name, tensor in inputs.items() if not tensor.optional and name not in sample.inputs]
         if missing:
             found = f"none for {listed(missing)}"
             yield model.error("warm-up", f"{field}.inputs", found, "data for every input that is not optional", "add it")
-        for name, one in sorted(sample.inputs.items()):
+        for name, given in sorted(sample.inputs.items()):
             inner = f"{field}.inputs[{name}]"
-            yield from _data(model, inner, one, ("warmup", one.input_data_file), "zero_data, random_data or input_data_file")
+            yield from _data(model, inner, given, ("warmup", given.input_data_file), "zero_data, random_data or input_data_file")
             if name in inputs:
-                yield from _like_input(model, inner, one, inputs[name])
+                yield from _like_input(model, inner, given, inputs[name])
             elif inputs and name not in controls:
                 wanted, do = f"one of {listed(sorted(inputs))}", meant(name, inputs, "correct the name, or take it out")
                 yield model.warning("warm-up", inner, name, wanted, do, "gives the backend an input that no request has")
 
 
-def _like_input(model: Model, field: str, one: Any, of: Any) -> Iterator[Finding]:
+def _like_input(model: Model, field: str, entry: Any, of: Any) -> Iterator[Finding]:
     """A warm-up's input has the dtype and the shape of the model's."""
-    if one.data_type != of.data_type and of.data_type:
-        found, wanted = schema.word(one, "data_type"), f"{schema.word(of, 'data_type')}, the input's"
+    if entry.data_type != of.data_type and of.data_type:
+        found, wanted = schema.word(entry, "data_type"), f"{schema.word(of, 'data_type')}, the input's"
         yield model.error("warm-up", f"{field}.data_type", found, wanted, CORRECT)
-    if of.dims and min(one.dims, default=0) >= 0 and not _fits(one.dims, of.dims):
-        found, wanted = str(list(one.dims)), f"sizes for {list(of.dims)}, the input's, without the batch"
+    if of.dims and min(entry.dims, default=0) >= 0 and not _fits(entry.dims, of.dims):
+        found, wanted = str(list(entry.dims)), f"sizes for {list(of.dims)}, the input's, without the batch"
         yield model.error("warm-up", f"{field}.dims", found, wanted, CORRECT)
 
 
-def _data(model: Model, field: str, one: Any, file: Tuple[str, str], kinds: str) -> Iterator[Finding]:
+def _data(model: Model, field: str, entry: Any, file: Tuple[str, str], kinds: str) -> Iterator[Finding]:
     """Sizes are known, there is data, and a file has enough of it; `file` is its directory and name."""
     rule, (room, name) = ("warm-up" if file[0] == "warmup" else "files"), file
     key = "input_data_file" if room == "warmup" else "data_file"
-    choice = one.WhichOneof("input_data_type" if room == "warmup" else "state_data")
-    if any(size < 0 for size in one.dims):
-        yield model.error(rule, f"{field}.dims", str(list(one.dims)), "a size for each, as data has one", "write the sizes")
+    choice = entry.WhichOneof("input_data_type" if room == "warmup" else "state_data")
+    if any(size < 0 for size in entry.dims):
+        yield model.error(rule, f"{field}.dims", str(list(entry.dims)), "a size for each, as data has one", "write the sizes")
     if choice is None:
         yield model.error(rule, field, "no data", kinds, "write one of them")
     elif choice == key:
@@ -84,8 +84,8 @@ def _data(model: Model, field: str, one: Any, file: Tuple[str, str], kinds: str)
             yield model.error(
                 rule, f"{field}.{key}", f"{name}, which is not there", f"a file below {room}/", "add it, or correct it"
             )
-        elif schema.word(one, "data_type") != "TYPE_STRING" and min(one.dims, default=0) >= 0:
-            there, needed = _length(model, path), _bytes(one)
+        elif schema.word(entry, "data_type") != "TYPE_STRING" and min(entry.dims, default=0) >= 0:
+            there, needed = _length(model, path), _bytes(entry)
             if there is not None and there < needed:
                 found, wanted = f"{there} bytes in {name}", f"{needed} for its data type and dims"
                 yield model.error(rule, f"{field}.{key}", found, wanted, "correct one of the two")
@@ -99,9 +99,9 @@ def _length(model: Model, path: str) -> Any:
         return None
 
 
-def _bytes(one: Any) -> int:
-    count = SIZES.get(schema.word(one, "data_type"), 0)
-    for size in one.dims:
+def _bytes(entry: Any) -> int:
+    count = SIZES.get(schema.word(entry, "data_type"), 0)
+    for size in entry.dims:
         count *= size
     return count
 
@@ -143,17 +143,17 @@ def _states(model: Model) -> Iterator[Finding]:
 def _batch_io(model: Model) -> Iterator[Finding]:
     """What Triton makes from a whole batch, and scatters over one."""
     config = model.config
-    names = {side: [one.name for one in getattr(config, side)] for side in ("input", "output")}
+    names = {side: [tensor.name for tensor in getattr(config, side)] for side in ("input", "output")}
     for side in ("batch_input", "batch_output"):
-        for index, one in enumerate(getattr(config, side)):
+        for index, entry in enumerate(getattr(config, side)):
             field = f"{side}[{index}]"
-            sources = list(one.source_input)
+            sources = list(entry.source_input)
             if len(sources) != 1:
                 yield model.error("batch data", f"{field}.source_input", listed(sources), "one input of the model", CORRECT)
-            if side == "batch_input" and schema.word(one, "data_type") not in BATCH_TYPES:
-                found = schema.word(one, "data_type")
+            if side == "batch_input" and schema.word(entry, "data_type") not in BATCH_TYPES:
+                found = schema.word(entry, "data_type")
                 yield model.error("batch data", f"{field}.data_type", found, f"one of {listed(BATCH_TYPES)}", "change it")
-            targets = list(one.target_name) if side == "batch_output" else []
+            targets = list(entry.target_name) if side == "batch_output" else []
             for key, given, known in (("source_input", sources, names["input"]), ("target_name", targets, names["output"])):
                 for place, name in enumerate(given):
                     if name not in known:

@@ -35,7 +35,7 @@ class End(NamedTuple):
         """Whether Triton lets the two be one tensor: dims agree, or agree with the batch dimension counted in."""
         pairs = ((self.dims, other.dims), (self.whole(), other.whole()))
         return self.dtype == other.dtype and any(
-            len(one) == len(two) and all(a == b or -1 in (a, b) for a, b in zip(one, two)) for one, two in pairs
+            len(pair) == len(two) and all(a == b or -1 in (a, b) for a, b in zip(pair, two)) for pair, two in pairs
         )
 
     def __str__(self) -> str:
@@ -65,25 +65,25 @@ def _steps(model: Model, models: Mapping[str, Model], unread: Collection[str], p
         for name in ("model_name", "input_map", "output_map"):
             if not getattr(step, name):
                 yield model.error(RULE, f"{field}.{name}", "nothing", f"the step's {name}", "write it down")
-        one = models.get(step.model_name)
-        if one is None:
+        entry = models.get(step.model_name)
+        if entry is None:
             if step.model_name and step.model_name not in unread:
                 found = f"{step.model_name}, which is not {place.name}"
                 yield model.error(RULE, f"{field}.model_name", found, "every step there", place.add)
             continue
-        if one.settled and step.model_version != -1 and step.model_version not in one.served():
-            wanted = f"-1 for the latest, or one of {listed(one.served())}, which {step.model_name} serves"
+        if entry.settled and step.model_version != -1 and step.model_version not in entry.served():
+            wanted = f"-1 for the latest, or one of {listed(entry.served())}, which {step.model_name} serves"
             found = str(step.model_version) if step.model_version else "0, which a step asks for that gives none"
             yield model.error(RULE, f"{field}.model_version", found, wanted, "correct it")
-        if 0 < one.config.max_batch_size < largest:
-            found = f"{largest}, its step {step.model_name} takes {one.config.max_batch_size}"
+        if 0 < entry.config.max_batch_size < largest:
+            found = f"{largest}, its step {step.model_name} takes {entry.config.max_batch_size}"
             yield model.error(RULE, "max_batch_size", found, "what every step takes", "make it smaller, or the step's larger")
 
 
 def _flow(model: Model) -> Iterator[Finding]:
     """Every tensor is written once, by an input or a step, and read; no step waits for what comes after it."""
     steps = model.config.ensemble_scheduling.step
-    inputs = [one.name for one in model.config.input]
+    inputs = [given.name for given in model.config.input]
     writers: Dict[str, str] = dict.fromkeys(inputs, "the ensemble's input")
     read = {tensor for step in steps for tensor in step.input_map.values()}
     for index, step in enumerate(steps):
@@ -93,14 +93,14 @@ def _flow(model: Model) -> Iterator[Finding]:
                 found = f"{tensor}, which is {writers[tensor]} already"
                 yield model.error(RULE, field, found, "each tensor written once", "give it another name")
             writers.setdefault(tensor, f"the output of step {step.model_name}")
-    outputs = {one.name for one in model.config.output}
+    outputs = {entry.name for entry in model.config.output}
     for index, name in enumerate(inputs):
         if name not in read:
             found = f"{name}, which no step reads"
             yield model.error(RULE, f"input[{index}].name", found, "a step that does", "map it, or take it out")
-    for index, one in enumerate(model.config.output):
-        if one.name not in writers:
-            found = f"{one.name}, which no step writes"
+    for index, made in enumerate(model.config.output):
+        if made.name not in writers:
+            found = f"{made.name}, which no step writes"
             yield model.error(RULE, f"output[{index}].name", found, "a step that does", "map it, or take it out")
     for index, step in enumerate(steps):
         field = f"ensemble_scheduling.step[{index}]"
@@ -117,7 +117,7 @@ def _flow(model: Model) -> Iterator[Finding]:
 
 def _waiting(model: Model, steps: Sequence[Any], writers: Mapping[str, str]) -> Iterator[Finding]:
     """Steps that wait for each other."""
-    ready = {one.name for one in model.config.input}
+    ready = {tensor.name for tensor in model.config.input}
     # A tensor that nothing writes is told on its own.
     ready |= {tensor for step in steps for tensor in step.input_map.values() if tensor not in writers}
     left = list(steps)
@@ -137,21 +137,21 @@ def _ends(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
     batched = model.config.max_batch_size > 0
     tensors: Dict[str, End] = {}
     for side in ("input", "output"):
-        for one in getattr(model.config, side):
-            tensors.setdefault(one.name, _end(model.name, one, batched, True))
+        for entry in getattr(model.config, side):
+            tensors.setdefault(entry.name, _end(model.name, entry, batched, True))
     for index, step in enumerate(model.config.ensemble_scheduling.step):
         other = models.get(step.model_name)
         if other is None:
             continue
         for side in ("input", "output"):
-            known = {one.name: one for one in getattr(other.config, side)}
+            known = {given.name: given for given in getattr(other.config, side)}
             mapped = getattr(step, f"{side}_map")
             field = f"ensemble_scheduling.step[{index}].{side}_map"
             # A backend may complete a config that says nothing; for Python its model.py does.
             if not known and (other.backend != "python" or completes(other)):
                 continue
-            for name, one in known.items():
-                if side == "input" and name not in mapped and not one.optional:
+            for name, entry in known.items():
+                if side == "input" and name not in mapped and not entry.optional:
                     found = f"no {name}, which {step.model_name} wants"
                     yield model.error(RULE, field, found, "each of its inputs mapped", "map it")
             for name, tensor in sorted(mapped.items()):
@@ -165,35 +165,36 @@ def _ends(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
                     yield model.error(RULE, f"{field}[{name}]", f"{tensor} as {end}", str(first), "let both ends be one")
 
 
-def _end(owner: str, one: Any, batched: bool, reshaped: bool) -> End:
+def _end(owner: str, entry: Any, batched: bool, reshaped: bool) -> End:
     """A tensor of a config. Triton counts the reshape of an ensemble's own ends alone."""
-    dims = one.reshape.shape if reshaped and one.HasField("reshape") else one.dims
-    return End(owner, schema.word(one, "data_type"), list(dims), batched)
+    dims = entry.reshape.shape if reshaped and entry.HasField("reshape") else entry.dims
+    return End(owner, schema.word(entry, "data_type"), list(dims), batched)
 
 
 def _branches(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
     """A step's inputs come from the same decoupled step, or all from none: ValidateEnsembleConfig of Triton's ensemble_utils.cc."""
     steps = model.config.ensemble_scheduling.step
     # The decoupled step that each tensor comes from last, None for one that is asked for once
-    origin: Dict[str, Optional[int]] = {one.name: None for one in model.config.input}
+    origin: Dict[str, Optional[int]] = {given.name: None for given in model.config.input}
     waiting = list(enumerate(steps))
     while True:
         able = [(index, step) for index, step in waiting if all(tensor in origin for tensor in step.input_map.values())]
         if not able:
             return
-        waiting = [one for one in waiting if one not in able]
+        waiting = [entry for entry in waiting if entry not in able]
         for index, step in able:
             sources = {origin[tensor] for tensor in step.input_map.values()}
             if len(sources) > 1:
                 found = f"{step.model_name}, whose inputs come " + " and ".join(
                     sorted(
-                        "past every decoupled step" if one is None else f"from decoupled {steps[one].model_name}" for one in sources
+                        "past every decoupled step" if source is None else f"from decoupled {steps[source].model_name}"
+                        for source in sources
                     )
                 )
                 wanted = "inputs from one decoupled step, as each answers as often as it likes"
                 yield model.error(RULE, f"ensemble_scheduling.step[{index}]", found, wanted, "change the maps")
-            one = models.get(step.model_name)
-            decoupled = one is not None and one.config.model_transaction_policy.decoupled
+            element = models.get(step.model_name)
+            decoupled = element is not None and element.config.model_transaction_policy.decoupled
             for tensor in step.output_map.values():
                 origin.setdefault(tensor, index if decoupled else next(iter(sources), None))
 
@@ -204,10 +205,10 @@ def _loop(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
     def way(name: str, before: Tuple[str, ...]) -> Optional[Tuple[str, ...]]:
         if name == model.name and before:
             return (*before, name)
-        one = models.get(name)
-        if one is None or name in before:
+        entry = models.get(name)
+        if entry is None or name in before:
             return None
-        ways = (way(step.model_name, (*before, name)) for step in one.config.ensemble_scheduling.step)
+        ways = (way(step.model_name, (*before, name)) for step in entry.config.ensemble_scheduling.step)
         return next((found for found in ways if found), None)
 
     found = way(model.name, ())

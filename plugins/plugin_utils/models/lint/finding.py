@@ -54,14 +54,17 @@ class Row(NamedTuple):
 
 def reasons(findings: Sequence[Finding]) -> List[str]:
     """The errors among them, as reasons of a refusal."""
-    return [f"model {one.model}: {one.sentence()}" for one in findings if one.severity == ERROR]
+    return [f"model {finding.model}: {finding.sentence()}" for finding in findings if finding.severity == ERROR]
 
 
 def no_files(model: str, problems: Sequence[Problem]) -> List[Finding]:
     """What lies in a model and is no file to send, as errors."""
-    return [Finding(model, one.path, None, "", one.found, one.wanted, one.do, ERROR, "files", "") for one in problems]
+    return [
+        Finding(model, problem.path, None, "", problem.found, problem.wanted, problem.do, ERROR, "files", "")
+        for problem in problems
+    ]
 
 
 def listed(values: Any) -> str:
     """Values as a person reads them."""
-    return ", ".join(str(one) for one in values) or "none"
+    return ", ".join(str(value) for value in values) or "none"

@@ -76,7 +76,7 @@ def _policy(model: Model) -> Iterator[Finding]:
         else:
             do = "correct the policy, or the directories"
         yield model.error("version policy", field, found, "one version or more", do)
-    absent = [one for one in policy.specific.versions if one not in versions] if kind == "specific" else []
+    absent = [version for version in policy.specific.versions if version not in versions] if kind == "specific" else []
     if served and absent:
         found = f"{listed(absent)}, which have no directory"
         yield model.warning("version policy", field, found, f"some of {listed(versions)}", "correct the policy, or add them")
@@ -97,7 +97,7 @@ def _version(model: Model, directory: str, served: bool) -> Iterator[Finding]:
     elif not _has_its_file(model, files):
         found = listed(files[:5]) + (", ..." if len(files) > 5 else "")
         do = "add it, or name another one as default_model_filename"
-        if model.backend == "rbln" and not any(one.endswith(".rbln") for one in files):
+        if model.backend == "rbln" and not any(file.endswith(".rbln") for file in files):
             do = COMPILE
         yield finding("files", directory, found, f"{_wanted(model)} for backend {model.backend}", do, triton)
     elif served and model.backend == "python" and _wanted(model).endswith(".py"):
@@ -145,17 +145,17 @@ def _has_its_file(model: Model, files: List[str]) -> bool:
 
 def _labels(model: Model) -> Iterator[Finding]:
     """Label files of outputs, and whether they have a line for each class."""
-    for index, one in enumerate(model.config.output):
-        if not one.label_filename:
+    for index, tensor in enumerate(model.config.output):
+        if not tensor.label_filename:
             continue
         field = f"output[{index}].label_filename"
-        file = os.path.normpath(one.label_filename)
+        file = os.path.normpath(tensor.label_filename)
         if file not in model.files:
-            found = f"{one.label_filename}, which is not in the model's directory"
+            found = f"{tensor.label_filename}, which is not in the model's directory"
             yield model.error("labels", field, found, "a file with a label on each line", "add it beside config.pbtxt")
             continue
         classes = 1
-        for size in one.dims:
+        for size in tensor.dims:
             classes *= size
         path = os.path.join(model.directory, file)
         if not os.path.isfile(path):
@@ -163,14 +163,14 @@ def _labels(model: Model) -> Iterator[Finding]:
         with open(path, "rb") as source:
             lines = len(source.read().splitlines())
         if classes > 0 and lines != classes:
-            wanted = f"{classes}, one for each value of {one.name}"
-            yield model.warning("labels", field, f"{lines} labels in {one.label_filename}", wanted, "correct one of the two")
+            wanted = f"{classes}, one for each value of {tensor.name}"
+            yield model.warning("labels", field, f"{lines} labels in {tensor.label_filename}", wanted, "correct one of the two")
 
 
 def _named(model: Model) -> Iterator[Finding]:
     """Files that the config names for a GPU."""
     for capability, file in sorted(model.config.cc_model_filenames.items()):
-        absent = [one for number in model.served() if file not in model.inside(one := model.versions()[number])]
+        absent = [version for number in model.served() if file not in model.inside(version := model.versions()[number])]
         found = f"{file}, which is not in version {listed(absent)}" if absent else f"{file} for a GPU"
         wanted = "default_model_filename, as an NPU host has no GPU and never reads it"
         yield model.warning("files", f"cc_model_filenames[{capability}]", found, wanted, "take it out")

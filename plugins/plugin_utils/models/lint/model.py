@@ -90,8 +90,8 @@ class Model:
         """Where a field stands, or else what it would stand in; None for one that the file says nothing of."""
         if self._lines is None:
             self._lines = {}
-            for one in schema.places(self.text):
-                self._lines.setdefault(one.path, one.line)
+            for place in schema.places(self.text):
+                self._lines.setdefault(place.path, place.line)
         while field and field not in self._lines:
             field = field.rpartition(".")[0]
         return self._lines.get(field)
@@ -115,7 +115,7 @@ class Model:
         # Triton looks into the directory that comes first by name.
         first = self.directories[0] + "/" if self.directories else None
         here = {path[len(first) :].split("/")[0] for path in self.files if first and path.startswith(first)}
-        return next((by_name[one] for one in sorted(by_name) if one in here), "")
+        return next((by_name[entry] for entry in sorted(by_name) if entry in here), "")
 
     @property
     def settled(self) -> bool:
@@ -126,10 +126,10 @@ class Model:
         """{version: its directory} as Triton counts them."""
         found: Dict[int, str] = {}
         # Of `2` and `2_old` Triton reads the first.
-        for one in sorted(self.directories, key=len, reverse=True):
-            number = None if one in NO_VERSIONS else version_of(one)
+        for directory in sorted(self.directories, key=len, reverse=True):
+            number = None if directory in NO_VERSIONS else version_of(directory)
             if number is not None and abs(number) <= LARGEST:
-                found[number] = one
+                found[number] = directory
         return found
 
     def served(self) -> List[int]:
@@ -139,7 +139,7 @@ class Model:
         if policy.HasField("all"):
             return numbers
         if policy.HasField("specific"):
-            return [one for one in numbers if one in policy.specific.versions]
+            return [number for number in numbers if number in policy.specific.versions]
         # Here 0 is none.
         count = policy.latest.num_versions if policy.HasField("latest") else 1
         return numbers[len(numbers) - min(count, len(numbers)) :]

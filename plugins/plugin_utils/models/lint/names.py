@@ -49,9 +49,9 @@ def _backend(model: Model) -> Iterator[Finding]:
     if model.ensemble or not name or name in BACKENDS or f"libtriton_{name}.so" in own:
         return
     wanted = f"one of {listed(BACKENDS)}, or one that your image has"
-    one = near(name, BACKENDS)
-    if one:
-        yield model.error("backend", "backend", name, wanted, f'did you mean {one}? write backend: "{one}"')
+    entry = near(name, BACKENDS)
+    if entry:
+        yield model.error("backend", "backend", name, wanted, f'did you mean {entry}? write backend: "{entry}"')
     else:
         triton = "refuses the model, unless its image has this backend"
         yield model.warning("backend", "backend", name, wanted, "correct it, or see that the image has it", triton)
@@ -99,7 +99,7 @@ def _environment(model: Model) -> Iterator[Finding]:
     path, field = parameters[ENVIRONMENT].string_value, f"parameters[{ENVIRONMENT}]"
     inside = os.path.normpath(path[len(OWN) :])
     if path.startswith(OWN):
-        if inside != "." and not any(one == inside or one.startswith(inside + "/") for one in model.files):
+        if inside != "." and not any(file == inside or file.startswith(inside + "/") for file in model.files):
             found, wanted = f"{inside}, which is not there", "an archive or a directory in the model's"
             yield model.error("files", field, found, wanted, "add it, or correct the path")
     elif not path.startswith("/"):

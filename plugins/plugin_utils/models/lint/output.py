@@ -19,21 +19,21 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 def text(findings: Sequence[Finding]) -> str:
     """One line for each; a warning is marked as one."""
-    return "".join(f"{one.sentence()}{'' if one.severity == ERROR else ' (warning)'}\n" for one in findings)
+    return "".join(f"{finding.sentence()}{'' if finding.severity == ERROR else ' (warning)'}\n" for finding in findings)
 
 
 def as_json(findings: Sequence[Finding]) -> str:
     """A list of records."""
-    return json.dumps([one._asdict() for one in findings], indent=1) + "\n"
+    return json.dumps([finding._asdict() for finding in findings], indent=1) + "\n"
 
 
 def github(findings: Sequence[Finding]) -> str:
     """A command of a GitHub workflow for each, which puts it beside the line in a pull request."""
     lines = []
-    for one in findings:
-        place = {"file": relative(one.file), "line": one.line, "title": f"{TOOL}: {one.rule}"}
+    for finding in findings:
+        place = {"file": relative(finding.file), "line": finding.line, "title": f"{TOOL}: {finding.rule}"}
         properties = ",".join(f"{name}={_property(str(value))}" for name, value in place.items() if value is not None)
-        lines.append(f"::{'error' if one.severity == ERROR else 'warning'} {properties}::{_data(message(one))}\n")
+        lines.append(f"::{'error' if finding.severity == ERROR else 'warning'} {properties}::{_data(message(finding))}\n")
     return "".join(lines)
 
 
@@ -47,18 +47,18 @@ def _property(words: str) -> str:
 
 def sarif(findings: Sequence[Finding]) -> str:
     """One run of the linter, a rule for each kind of finding that it has."""
-    rules = list(dict.fromkeys(one.rule for one in findings))
+    rules = list(dict.fromkeys(other.rule for other in findings))
     results = []
-    for one in findings:
+    for finding in findings:
         # GitHub shows no result without a line, so that of a file as a whole is on its first.
-        location = {"artifactLocation": _artifact(one.file), "region": {"startLine": one.line or 1}}
-        name = f"{one.model}/{one.field}" if one.field else one.model
+        location = {"artifactLocation": _artifact(finding.file), "region": {"startLine": finding.line or 1}}
+        name = f"{finding.model}/{finding.field}" if finding.field else finding.model
         results.append(
             {
-                "ruleId": _id(one.rule),
-                "ruleIndex": rules.index(one.rule),
-                "level": "error" if one.severity == ERROR else "warning",
-                "message": {"text": message(one)},
+                "ruleId": _id(finding.rule),
+                "ruleIndex": rules.index(finding.rule),
+                "level": "error" if finding.severity == ERROR else "warning",
+                "message": {"text": message(finding)},
                 "locations": [{"physicalLocation": location, "logicalLocations": [{"fullyQualifiedName": name}]}],
             }
         )
@@ -90,9 +90,9 @@ def relative(path: str) -> str:
     return os.path.abspath(path) if found.split(os.sep)[0] == os.pardir else found
 
 
-def message(one: Finding) -> str:
+def message(finding: Finding) -> str:
     """The sentence of a finding without its place, which stands beside it."""
-    words = one._replace(file="", line=None).sentence()
+    words = finding._replace(file="", line=None).sentence()
     return words[2:] if words.startswith(": ") else words
 
 

@@ -88,13 +88,13 @@ def _class(model: Model, path: str, tree: ast.Module) -> Iterator[Finding]:
         near = next((name for name in found if name.lower().replace("_", "") == CLASS.lower()), "")
         do = f"did you mean {near}? rename it" if near else "write the class, or import it by this name"
         yield model.file_error(RULE, path, f"no {CLASS}", "a class of that name, with a method execute", do, FAILS)
-    for node in (one for one in tree.body if isinstance(one, ast.ClassDef)):
+    for node in (element for element in tree.body if isinstance(element, ast.ClassDef)):
         # A base class may have it.
         own = node.name == CLASS and not (node.bases or node.keywords or node.decorator_list)
         if own and "execute" not in _bound(node.body):
             wanted, triton = "a method execute(self, requests)", "loads the model and answers every request with an error"
-            one = model.file_warning(RULE, path, f"a {CLASS} without execute", wanted, "write it", triton)
-            yield one._replace(line=node.lineno)
+            entry = model.file_warning(RULE, path, f"a {CLASS} without execute", wanted, "write it", triton)
+            yield entry._replace(line=node.lineno)
 
 
 def _bound(body: List[ast.stmt]) -> List[str]:
@@ -107,7 +107,7 @@ def _bound(body: List[ast.stmt]) -> List[str]:
             if isinstance(inner, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 names.append(inner.name)
             elif isinstance(inner, (ast.Import, ast.ImportFrom)):
-                names += [(one.asname or one.name).split(".")[0] for one in inner.names]
+                names += [(name.asname or name.name).split(".")[0] for name in inner.names]
             elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                 names.append(inner.id)
             # globals()["TritonPythonModel"] = ...

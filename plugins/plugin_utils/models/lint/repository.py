@@ -33,13 +33,13 @@ class Linted(NamedTuple):
 
 def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Row] = None) -> Linted:
     """Look at all models, or at `only` these of them; what lies beside the models counts where all are looked at."""
-    missing = [one for one in repositories if not os.path.isdir(one)]
+    missing = [path for path in repositories if not os.path.isdir(path)]
     if missing:
-        raise Refusal([f"{one}: found no such directory, wanted a Triton repository: correct the path" for one in missing])
-    single = [one for one in repositories if _model_itself(one)]
+        raise Refusal([f"{digest}: found no such directory, wanted a Triton repository: correct the path" for digest in missing])
+    single = [path for path in repositories if _model_itself(path)]
     if single:
         above = "a directory of models: name the directory above it, as Triton takes 1/ for a model here"
-        raise Refusal([f"{one}: found a model, with its {CONFIG}, wanted {above}" for one in single])
+        raise Refusal([f"{path}: found a model, with its {CONFIG}, wanted {above}" for path in single])
     places: Dict[str, List[str]] = {}
     for repository in repositories:
         for name in sorted(os.listdir(repository)):
@@ -47,7 +47,7 @@ def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Ro
                 places.setdefault(name, []).append(os.path.join(repository, name))
     unknown = sorted(set(only) - set(places))
     if unknown:
-        raise Refusal([f"model {one}: found none in {listed(repositories)}, wanted a directory of that name" for one in unknown])
+        raise Refusal([f"model {path}: found none in {listed(repositories)}, wanted a directory of that name" for path in unknown])
     models: Dict[str, Model] = {}
     findings: List[Finding] = []
     for name, directories in sorted(places.items()):
@@ -60,8 +60,8 @@ def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Ro
                 if read:
                     models.setdefault(name, read)
             findings += more if wanted else []
-    together = check_together(models, [one for one in places if one not in models], HERE)
-    findings += [one for one in together if not only or one.model in only]
+    together = check_together(models, [place for place in places if place not in models], HERE)
+    findings += [finding for finding in together if not only or finding.model in only]
     return Linted(models, findings)
 
 
@@ -72,17 +72,19 @@ def _read(name: str, directory: str, row: Optional[Row]) -> Tuple[Optional[Model
     findings = no_files(name, problems)
     if CONFIG not in files:
         return None, findings
-    directories = [one for one in os.listdir(directory) if one not in LEFT_OUT and os.path.isdir(os.path.join(directory, one))]
+    directories = [
+        label for label in os.listdir(directory) if label not in LEFT_OUT and os.path.isdir(os.path.join(directory, label))
+    ]
     record, found = _record(name, directory, files)
     findings += found
-    for file in [CONFIG, *(one for one in files if os.path.dirname(one) == VARIANTS and one.endswith(".pbtxt"))]:
+    for file in [CONFIG, *(path for path in files if os.path.dirname(path) == VARIANTS and path.endswith(".pbtxt"))]:
         config, text, found = schema.read(os.path.join(directory, file), name)
         findings += found
         if config is not None:
             model = Model(name, directory, config, text, files, directories, record, complete=False, file=file)
             of_files = check(model, row)
             # A variant has the files of the main config: what is wrong with them is told once.
-            findings += of_files if file == CONFIG else [one for one in of_files if one.file.endswith(file)]
+            findings += of_files if file == CONFIG else [path for path in of_files if path.file.endswith(file)]
             if file == CONFIG:
                 main = model
     return main, findings
@@ -124,18 +126,18 @@ def _stray(name: str, directory: str, directories: Sequence[str]) -> Iterator[Fi
 def _model_itself(directory: str) -> bool:
     """Whether somebody named a model where a repository is wanted."""
     names = os.listdir(directory)
-    return CONFIG in names and not _models_inside(directory) and any(version_of(one) is not None for one in names)
+    return CONFIG in names and not _models_inside(directory) and any(version_of(name) is not None for name in names)
 
 
 def _models_inside(directory: str) -> List[str]:
     """The models right in a directory."""
-    return [one for one in sorted(os.listdir(directory)) if os.path.lexists(os.path.join(directory, one, CONFIG))]
+    return [name for name in sorted(os.listdir(directory)) if os.path.lexists(os.path.join(directory, name, CONFIG))]
 
 
 def _misnamed(directory: str) -> List[str]:
     """Files that were meant to be the config: Config.pbtxt, config.pbtxt.txt."""
     wanted = (CONFIG, CONFIG + ".txt", "config.pbtx", "config.pbtext", "config.prototxt", "model_config.pbtxt")
-    return [one for one in sorted(os.listdir(directory)) if one.lower() in wanted]
+    return [name for name in sorted(os.listdir(directory)) if name.lower() in wanted]
 
 
 def _caches(name: str, directory: str) -> Iterator[Finding]:

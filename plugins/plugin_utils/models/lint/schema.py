@@ -67,16 +67,16 @@ def parse(text: str, name: str, path: str) -> Tuple[Any, List[Finding]]:
     def finding(line: Optional[int], field: str, found: str, wanted: str, do: str) -> Finding:
         return Finding(name, path, line, field, found, wanted, do, ERROR, "syntax", REFUSES_TEXT)
 
-    stricter = [finding(one.line, "", one.found, one.wanted, one.do) for one in flaws(text)]
+    stricter = [finding(flaw.line, "", flaw.found, flaw.wanted, flaw.do) for flaw in flaws(text)]
     # What is no UTF-8 is told, or stands in a comment.
     text = "".join("?" if "\ud800" <= letter <= "\udfff" else letter for letter in text)
     try:
         config = text_format.Parse(text, kind())
-        return config, stricter + [finding(*one) for one in _strange(places(text))]
+        return config, stricter + [finding(*holder) for holder in _strange(places(text))]
     except text_format.ParseError as error:
         first = error
     try:
-        strange = [finding(*one) for one in _strange(places(text))]
+        strange = [finding(*holder) for holder in _strange(places(text))]
         config = text_format.Parse(text, kind(), allow_unknown_field=True)
     except text_format.ParseError as error:
         config, first = None, error
@@ -89,18 +89,18 @@ def parse(text: str, name: str, path: str) -> Tuple[Any, List[Finding]]:
 
 def _strange(found: Sequence[Place]) -> Iterator[Tuple[int, str, str, str, str]]:
     """(line, field, found, wanted, what to do) of fields and values that no Triton knows."""
-    for one in found:
-        if one.name is None:
-            do = meant(one.path.rpartition(".")[2].partition("[")[0], one.known, "correct its name or take it out")
-            yield one.line, one.path, "a field that no Triton knows", "one of ModelConfig", do
-        elif one.known:
-            wanted = f"one of {', '.join(one.known)}"
+    for entry in found:
+        if entry.name is None:
+            do = meant(entry.path.rpartition(".")[2].partition("[")[0], entry.known, "correct its name or take it out")
+            yield entry.line, entry.path, "a field that no Triton knows", "one of ModelConfig", do
+        elif entry.known:
+            wanted = f"one of {', '.join(entry.known)}"
             yield (
-                one.line,
-                one.path,
-                one.value.rpartition(".")[2],
+                entry.line,
+                entry.path,
+                entry.value.rpartition(".")[2],
                 wanted,
-                meant(one.value.rpartition(".")[2], one.known, "change it"),
+                meant(entry.value.rpartition(".")[2], entry.known, "change it"),
             )
 
 
@@ -111,12 +111,12 @@ def unknown(text: str, triton: str) -> List[Tuple[Place, str, str]]:
     if not any(name.rpartition(".")[2] in text for name in late):
         return []
     found: List[Tuple[Place, str, str]] = []
-    for one in places(text):
-        name = one.name if one.name in late else one.value
+    for place in places(text):
+        name = place.name if place.name in late else place.value
         # What stands inside an unknown field needs no finding of its own.
         inner = tuple(f"{other.path}{mark}" for other, _name, _first in found for mark in ".[")
-        if name in late and not one.path.startswith(inner):
-            found.append((one, name, short(late[name])))
+        if name in late and not place.path.startswith(inner):
+            found.append((place, name, short(late[name])))
     return found
 
 
@@ -169,7 +169,7 @@ def _message(tokens: Any, known: Any, prefix: str, end: str, found: List[Place])
                 before = len(found)
                 _message(tokens, field.message_type if field is not None else None, path + ".", opened, found)
                 tokens.TryConsume(opened)
-                key = next((one.value for one in found[before:] if one.path == path + ".key"), "")
+                key = next((entry.value for entry in found[before:] if entry.path == path + ".key"), "")
                 if key and field is not None and field.message_type.GetOptions().map_entry:
                     # An entry of a map is known by its key, wherever it stands.
                     found.append(Place(f"{prefix}{word}[{key}]", at, name, ""))
@@ -204,8 +204,8 @@ def _values(field: Any, word: str) -> Tuple[str, ...]:
 def word(message: Any, field: str) -> str:
     """The name of an enum's value in a message; of a number that has none, the number."""
     number = getattr(message, field)
-    one = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(number)
-    return str(one.name if one else number)
+    entry = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(number)
+    return str(entry.name if entry else number)
 
 
 def _name(of: Any) -> str:

@@ -31,11 +31,11 @@ def near(word: str, known: Iterable[str]) -> str:
     """The known word that was meant, or "". Prefixes such as TYPE_ may be missing, and capitals wrong."""
     words = list(known)
     prefix = words[-1].partition("_")[0] + "_" if len(words) > 1 else ""
-    prefix = prefix if all(one.startswith(prefix) for one in words) else ""
-    for one in (word, word.upper(), word.lower(), prefix + word.upper()):
-        if one in words or ALSO.get(one) in words:
-            return ALSO.get(one, one)
-    lower = {one.lower(): one for one in words}
+    prefix = prefix if all(entry.startswith(prefix) for entry in words) else ""
+    for element in (word, word.upper(), word.lower(), prefix + word.upper()):
+        if element in words or ALSO.get(element) in words:
+            return ALSO.get(element, element)
+    lower = {entry.lower(): entry for entry in words}
     found = difflib.get_close_matches(word.lower(), lower, 1, 0.7) or difflib.get_close_matches(
         (prefix + word).lower(), lower, 1, 0.8
     )
@@ -44,5 +44,5 @@ def near(word: str, known: Iterable[str]) -> str:
 
 def meant(word: str, known: Iterable[str], do: str) -> str:
     """What to do about a word that is not known: `do`, after the one that was meant."""
-    one = near(word, known)
-    return f"did you mean {one}? {do}" if one else do
+    entry = near(word, known)
+    return f"did you mean {entry}? {do}" if entry else do

@@ -52,8 +52,8 @@ def flaws(text: str) -> List[Flaw]:
     found: List[Flaw] = []
     # The last token that is no space or comment
     before, line = "", 1
-    for one in _TOKEN.finditer(text):
-        kind, token = str(one.lastgroup), one.group()
+    for match in _TOKEN.finditer(text):
+        kind, token = str(match.lastgroup), match.group()
         found += [Flaw(line, *words) for words in _wrong(kind, token)]
         if kind not in ("space", "comment"):
             if token == "]" and before == ",":
