@@ -96,6 +96,9 @@ molecule-default molecule-production molecule-serving molecule-models: molecule-
 soak: venv ## runs that are killed at random while clients ask, for MINUTES=60 on a lab of its own; figures: build/bench/kills.json
 	@SOAK_MINUTES=$(or $(MINUTES),60) tests/molecule.sh models
 
+sanity: venv ## ansible-test over what the collection ships (ARGS="--test validate-modules" ...)
+	@$(PY) tests/sanity/run.py $(ARGS)
+
 test-quick: lint unit ## lint and unit tests
 
 # One after the other: both ask apt
@@ -138,4 +141,4 @@ test-mutants: venv ## seed defects one at a time; each must turn a test red
 clean: ## remove what was built; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-down converge status check lint lint-models lint-corpus unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models soak test-quick test bench-serving bench-models bench-loading test-heavy test-mutants clean
+.PHONY: help venv demo lab lab-down converge status check lint lint-models lint-corpus unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models soak sanity test-quick test bench-serving bench-models bench-loading test-heavy test-mutants clean

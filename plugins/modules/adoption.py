@@ -164,7 +164,7 @@ def find(engine: Engine, name: Optional[str]) -> Tuple[Dict[str, Any], Dict[str,
         raise Failure(
             f"{SERVER} runs in more than one container: {', '.join(sorted(found))}; name the one to adopt (adopt_container)"
         )
-    ((container, process),) = found.values()
+    container, process = next(iter(found.values()))
     return engine.get(f"/containers/{container}/json") or {}, process
 
 

@@ -310,10 +310,9 @@ def main() -> None:
     held = {} if linked else store.hold_back(desired)
     for name, hold in held.items():
         module.warn(
-            "{}: model {} is held at {}, rolled back by {} at {} ({}): change the model in the inventory, or end it with "
-            "rollback.yml -e rollback_forget=true -e rollback_models={}".format(
-                module.params["host"], name, hold["label"], hold["by"], hold["when"], hold["why"] or "no reason given", name
-            )
+            f"{module.params['host']}: model {name} is held at {hold['label']}, rolled back by {hold['by']} at {hold['when']} "
+            f"({hold['why'] or 'no reason given'}): change the model in the inventory, or end it with rollback.yml "
+            f"-e rollback_forget=true -e rollback_models={name}"
         )
     prove = module.params["prove"]
     root, run, ended = os.path.dirname(module.params["mark"] or ""), module.params["run"], module.params["ended"]

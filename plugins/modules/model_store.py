@@ -168,7 +168,7 @@ forgotten:
   elements: str
 history:
   description:
-    - Every change that is written down, oldest first: C(when), C(who), C(model), C(what), C(from), C(to), C(result), C(why).
+    - "Every change that is written down, oldest first: C(when), C(who), C(model), C(what), C(from), C(to), C(result), C(why)."
   returned: O(state=told)
   type: list
   elements: dict

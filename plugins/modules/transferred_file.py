@@ -42,6 +42,7 @@ options:
 attributes:
   check_mode:
     support: none
+    description: Is skipped, as nothing was transferred.
 """
 
 EXAMPLES = r"""

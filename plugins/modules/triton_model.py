@@ -378,7 +378,6 @@ def main() -> None:
     )
     params = module.params
     models: Dict[str, Any] = params["models"]
-    change: Optional[Change] = None
     try:
         if params["linked"]:
             models = store.linked(params["root"], models)
@@ -394,7 +393,6 @@ def main() -> None:
     except (Refused, store.StoreError) as error:
         empty: Dict[str, Any] = {"loaded": [], "unloaded": [], "unchanged": [], "reasons": {}, "hung": []}
         module.fail_json(msg=str(error), **empty)
-    assert change is not None
     answer = change.answer()
     if change.reasons:
         lines = "".join(f"\n  - model {name}: {why.strip()}" for name, why in change.reasons.items())

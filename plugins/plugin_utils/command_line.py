@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
     """A command line whose mistakes are one line, as all others are; its help ends with the exit codes."""
 
     def __init__(self, name: str, words: Optional[str]) -> None:
-        about, _, more = (words or "").partition("\n\n")
+        about, _gap, more = (words or "").partition("\n\n")
         whole = "\n\n".join(filter(None, [more.strip("\n"), TABLE]))
         # Half an option's name may be another's tomorrow.
         super().__init__(name, None, about, whole, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)

@@ -18,8 +18,8 @@ def run_id() -> str:
 
 def has_ended(run: object) -> bool:
     """Whether a run, as a host tells it, is one of this machine and is no more. Of other machines nobody knows."""
-    place, _, process = run.partition("/") if isinstance(run, str) else ("", "", "")
-    pid, _, began = process.partition("/")
+    place, _slash, process = run.partition("/") if isinstance(run, str) else ("", "", "")
+    pid, _slash, began = process.partition("/")
     return place == _place() and pid.isdigit() and _began(int(pid)) != began
 
 

@@ -154,8 +154,8 @@ def classes_of(array: Any) -> List[List[Tuple[float, int, str]]]:
     for row in array.reshape(-1, array.shape[-1]) if array.ndim and array.size else []:
         found.append([])
         for value in row:
-            score, _, rest = shown(value, None).partition(":")
-            index, _, label = rest.partition(":")
+            score, _colon, rest = shown(value, None).partition(":")
+            index, _colon, label = rest.partition(":")
             try:
                 found[-1].append((float(score), int(index), label.strip()))
             except ValueError:

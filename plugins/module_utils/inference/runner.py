@@ -112,7 +112,8 @@ def ask(service: Service, check: Check, request: Request, result: Dict[str, Any]
 def _failed(service: Service, check: Check, answer: Answer, result: Dict[str, Any]) -> Optional[Tuple[str, str]]:
     """Complete the result of a request that ended in an error; returns as `ask` does, None where the error was to come."""
     error = answer.error
-    assert error is not None
+    if error is None:
+        return None
     gone = service.silent() if of_connection(error) else ""
     if gone:
         result["why"] = gone
@@ -140,8 +141,8 @@ def cancelled(service: Service, question: Question, check: Check) -> Answer:
 
     A server that went on with the cancelled ones would have no room left. The outputs are those of the last stream.
     """
-    assert check.cancel is not None
-    after, times = check.cancel["after"], check.cancel.get("times", 2)
+    cancel = check.cancel or {}
+    after, times = cancel["after"], cancel.get("times", 2)
     timeout = check.timeout or service.timeout
     began = time.monotonic()
     responses: List[Dict[str, Output]] = []

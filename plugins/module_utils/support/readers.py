@@ -83,7 +83,8 @@ def _read_output(process: subprocess.Popen[bytes], limits: Limits) -> Tuple[byte
     """(the end of what it says, whether it ended by itself)."""
     deadline = time.monotonic() + limits.seconds
     raw = bytearray()
-    assert process.stdout is not None
+    if process.stdout is None:
+        return b"", True
     with selectors.DefaultSelector() as selector, process.stdout as pipe:
         selector.register(pipe, selectors.EVENT_READ)
         while time.monotonic() < deadline:

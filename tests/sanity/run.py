@@ -1,0 +1,64 @@
+"""ansible-test sanity over what the collection ships, in a copy below build/sanity that lies as it wants. Arguments are its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PLACE = ROOT / "build/sanity/ansible_collections/npufleet/triton"
+BIN = Path(sys.executable).parent
+# What the archive of the collection leaves out
+LEFT_OUT = ("lab/", "molecule/", "collections/", "inventories/lab/", ".")
+IGNORED = "tests/sanity/ignore-"
+# ansible-test downloads such a script from a host of Ansible's own; the pip of Python itself and an index do as well
+BOOTSTRAP = """import subprocess, sys
+pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+subprocess.check_call([sys.executable, "-m", "ensurepip", "--default-pip"], stdout=subprocess.DEVNULL)
+subprocess.check_call([*pip, *(word for word in sys.argv[1:] if not word.startswith("--"))])
+"""
+
+
+def ships(name: str) -> bool:
+    """Whether a tracked file is part of what is looked at."""
+    return name.startswith(IGNORED) or not name.startswith((*LEFT_OUT, "tests/"))
+
+
+def bootstrap(home: Path) -> None:
+    """Put the script that makes pip where ansible-test looks for it before it downloads one."""
+    spec = importlib.util.find_spec("ansible_test")
+    if spec is None or spec.origin is None:
+        raise SystemExit("sanity: found no ansible_test beside ansible-core: run `make venv`")
+    requirements = (Path(spec.origin).parent / "_internal/python_requirements.py").read_text()
+    cache = home / ".ansible/test/cache"
+    cache.mkdir(parents=True, exist_ok=True)
+    for version in re.findall(r"pip='([\d.]+)'", requirements):
+        (cache / f"get_pip_{version.replace('.', '_')}.py").write_text(BOOTSTRAP)
+
+
+def main() -> int:
+    """Entry point."""
+    shutil.rmtree(PLACE, ignore_errors=True)
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    for name in filter(ships, names):
+        target = PLACE / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+    # It looks at what git knows
+    for command in (["init", "--quiet"], ["add", "--all"]):
+        subprocess.run(["git", *command], cwd=PLACE, check=True)
+    # Its own home, so that what it keeps goes with build/
+    home = ROOT / "build/sanity/home"
+    bootstrap(home)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    command = [str(BIN / "ansible-test"), "sanity", "--python", version, *sys.argv[1:]]
+    return subprocess.run(command, cwd=PLACE, env={**os.environ, "HOME": str(home), "LC_ALL": "C.UTF-8"}, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
