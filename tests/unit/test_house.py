@@ -120,6 +120,33 @@ def test_every_play_and_task_of_a_playbook_has_a_name(path: Path) -> None:
     assert [task for task in tasks_of_playbook(path) if not task.get("name") and "block" not in task] == []
 
 
+def rollout_of(path: Path) -> dict[str, Any]:
+    """The play of a playbook that goes over the hosts with a plan, without what it does in its turn, its name and its tags."""
+    (play,) = [one for one in load(path) if one.get("hosts") == "npu_hosts:&npufleet_change_yes"]
+    begin, turn, stop = play["tasks"]
+    frame = {key: one for key, one in play.items() if key not in ("name", "vars", "tasks")}
+    tasks = [begin, {key: one for key, one in turn.items() if key not in ("name", "block")}, stop]
+    return {**frame, "tasks": [without_tags(one) for one in tasks]}
+
+
+def without_tags(task: dict[str, Any]) -> dict[str, Any]:
+    rest = {key: one for key, one in task.items() if key != "tags"}
+    # Why the host failed is kept first; site.yml starts again what it had stopped after that
+    return {**rest, "rescue": [without_tags(one) for one in rest["rescue"][:1]]} if "rescue" in rest else rest
+
+
+def test_every_rollout_has_the_same_gates() -> None:
+    """A batch at a time, the turn's begin and end, what is kept of a failure: no playbook has its own."""
+    rollouts = {
+        path.stem: rollout_of(path)
+        for path in PLAYBOOKS
+        if "npufleet_change_yes" in path.read_text() and path.parent.name == "playbooks"
+    }
+    assert sorted(rollouts) == ["models", "rollback", "site"]
+    assert rollouts["models"] == rollouts["rollback"] == rollouts["site"]
+    assert rollouts["site"]["max_fail_percentage"] == 0 and "npufleet_rollout_serial" in rollouts["site"]["serial"]
+
+
 def test_errors_are_not_ignored() -> None:
     for path in TASK_FILES + PLAYBOOKS:
         tasks = tasks_of(load(path)) if path in TASK_FILES else tasks_of_playbook(path)
