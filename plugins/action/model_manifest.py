@@ -39,10 +39,10 @@ class ActionModule(FleetAction):
             row = self._row(wanted["release"], variables)
             if wanted["repositories"]:
                 directories = [self._loader.path_dwim(path) for path in wanted["repositories"]]
-                models, findings, more = self._lying(directories, only, row)
+                models, findings, more = self._in_directories(directories, only, row)
             else:
                 models, findings, more = self._placed(only, row, variables)
-        return self._told(host, models, findings, more)
+        return self._result(host, models, findings, more)
 
     @staticmethod
     def _row(given: Optional[str], variables: Mapping[str, Any]) -> Optional[Row]:
@@ -56,10 +56,10 @@ class ActionModule(FleetAction):
         return Row(str(name), str(rows[str(name)]["triton"]["version"]))
 
     @staticmethod
-    def _lying(directories: List[str], only: List[str], row: Optional[Row]) -> Found:
+    def _in_directories(directories: List[str], only: List[str], row: Optional[Row]) -> Found:
         """Models as they lie in directories: files and the digest of their sources."""
         linted = repository.lint(directories, only, row)
-        models = {name: manifest.lying(model) for name, model in linted.models.items() if not only or name in only}
+        models = {name: manifest.unplaced(model) for name, model in linted.models.items() if not only or name in only}
         return models, linted.findings, []
 
     @staticmethod
@@ -79,7 +79,7 @@ class ActionModule(FleetAction):
         return {name: {key: model[key] for key in keys} for name, model in models.items()}, findings, more
 
     @staticmethod
-    def _told(host: str, models: Dict[str, Any], findings: List[Finding], more: List[str]) -> Dict[str, Any]:
+    def _result(host: str, models: Dict[str, Any], findings: List[Finding], more: List[str]) -> Dict[str, Any]:
         """The result; every error of every model in one message."""
         errors = [*(finding.sentence() for finding in findings if finding.severity == ERROR), *more]
         warnings = [finding.sentence() for finding in findings if finding.severity != ERROR]

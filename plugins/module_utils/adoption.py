@@ -140,10 +140,10 @@ def _resources(
     for key in sorted(set(container.DEFAULTS) - {"cpuset", "memory", "entrypoint"}):
         # A server on the host's network becomes one with published ports: said where ports are.
         if facts[key] != container.DEFAULTS[key] and not (key == "network" and facts[key] == "host"):
-            left_out.append(f"{key} {_said(facts[key])}: the managed container has {_said(container.DEFAULTS[key])}")
+            left_out.append(f"{key} {_shown(facts[key])}: the managed container has {_shown(container.DEFAULTS[key])}")
     for key, plain in PLAIN.items():
         if host.get(key) and host[key] not in (*plain, default_runtime if key == "Runtime" else None):
-            left_out.append(f"{key} {_said(host[key])}: there is no variable for it")
+            left_out.append(f"{key} {_shown(host[key])}: there is no variable for it")
     if host.get("MemorySwap") not in (None, 0, -1, 2 * facts["memory"]):
         left_out.append("MemorySwap {}: there is no variable for it".format(host["MemorySwap"]))
     labels = inspect["Config"].get("Labels") or {}
@@ -269,7 +269,7 @@ def size(number: int) -> str:
     return str(number)
 
 
-def _said(value: Any) -> str:
+def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) or "none" if isinstance(value, (list, tuple)) else str(value or "none")
 
 

@@ -68,13 +68,13 @@ def _misfits(value: Any, shape: Shape, where: str) -> Iterator[str]:
         yield from _of_object(value, shape, where)
     elif isinstance(shape, list):
         if not isinstance(value, list):
-            yield _words(value, (list,), where)
+            yield _mismatch(value, (list,), where)
         else:
             for number, part in enumerate(value):
                 yield from _misfits(part, shape[0], f"{where}[{number}]")
     elif isinstance(shape, re.Pattern):
         if not isinstance(value, str):
-            yield _words(value, (str,), where)
+            yield _mismatch(value, (str,), where)
         elif not shape.fullmatch(value):
             yield f"{where or 'it'} is {_shown(value)}, wanted {shape.pattern}"
     elif isinstance(shape, tuple):
@@ -83,10 +83,10 @@ def _misfits(value: Any, shape: Shape, where: str) -> Iterator[str]:
         if of_kind:
             yield from _misfits(value, of_kind[0], where)
         else:
-            yield _words(value, [_kind(size) for size in shape], where)
+            yield _mismatch(value, [_kind(size) for size in shape], where)
     # JSON knows true from 1, Python does not
     elif type(value) is not shape:
-        yield _words(value, (shape,), where)
+        yield _mismatch(value, (shape,), where)
 
 
 def _kind(shape: Shape) -> type:
@@ -98,7 +98,7 @@ def _kind(shape: Shape) -> type:
 
 def _of_object(value: Any, shape: Mapping[Any, Shape], where: str) -> Iterator[str]:
     if not isinstance(value, dict):
-        yield _words(value, (dict,), where)
+        yield _mismatch(value, (dict,), where)
         return
     for name, inner in shape.items():
         if isinstance(name, re.Pattern):
@@ -115,7 +115,7 @@ def _of_object(value: Any, shape: Mapping[Any, Shape], where: str) -> Iterator[s
             yield f"{where or 'it'} has no {key}"
 
 
-def _words(value: Any, types: Sequence[type], where: str) -> str:
+def _mismatch(value: Any, types: Sequence[type], where: str) -> str:
     wanted = " or ".join(dict.fromkeys(NAMES[kind] for kind in types))
     return f"{where or 'it'} is {NAMES.get(type(value), type(value).__name__)}, wanted {wanted}"
 

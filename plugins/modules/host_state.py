@@ -221,7 +221,7 @@ def hopeless(plan: List[Item]) -> bool:
     )
 
 
-def doomed(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def ended_since(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a server that does not answer has ended since the first look. It loads every model before it ends for one of them."""
     silent = now.get("state") == "running" and now.get("served") is None
     return bool(silent and now["restarts"] > first.get("restarts", now["restarts"]))
@@ -242,7 +242,7 @@ def about(plan: List[Item], linked: bool, prove: bool) -> List[Item]:
     return [item for item in plan if not (linked and item in foreign)]
 
 
-def words_of_triton(desired: Mapping[str, Any], plan: List[Item]) -> Dict[str, str]:
+def refusal_reasons(desired: Mapping[str, Any], plan: List[Item]) -> Dict[str, str]:
     """{model: why Triton refused it} since the open switch, in mode poll, where nobody who asked is answered."""
     wanted = desired.get("server") or {}
     names = [item["name"] for item in plan if (item["concern"], item["action"]) == ("server", "wait")]
@@ -326,12 +326,12 @@ def main() -> None:
             prove
             and plan
             and time.monotonic() < deadline
-            and not (hopeless(plan) or said or doomed(first, actual.get("server") or {}))
+            and not (hopeless(plan) or said or ended_since(first, actual.get("server") or {}))
         ):
             time.sleep(POLL_SECONDS)
             actual, plan = look(desired, root, run, ended)
             plan = about(plan, linked, prove)
-            said = words_of_triton(desired, plan)
+            said = refusal_reasons(desired, plan)
     if prove and plan and not module.check_mode:
         lines = "".join(
             "\n  - " + sentence(item, TOLD) + (f"; Triton says: {said[item['name']]}" if item["name"] in said else "")

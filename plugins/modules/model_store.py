@@ -350,7 +350,7 @@ def tell(root: str) -> Dict[str, Any]:
     }
 
 
-def foresee(root: str, params: Mapping[str, Any], withdraw: List[str]) -> Dict[str, Any]:
+def predicted(root: str, params: Mapping[str, Any], withdraw: List[str]) -> Dict[str, Any]:
     """What check mode answers."""
     state, opened = params["state"], store.read_transaction(root)
     if state == "rolled_back":
@@ -407,7 +407,7 @@ def main() -> None:
         if state == "told":
             answer = tell(root)
         elif module.check_mode:
-            answer = foresee(root, params, withdraw)
+            answer = predicted(root, params, withdraw)
         elif (
             state == "released"
             and not (params["releases"] or withdraw or new or damage.found(root))

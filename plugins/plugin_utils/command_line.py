@@ -63,19 +63,19 @@ def run(name: str, work: Callable[[], int]) -> int:
         sys.stdout.flush()
         return code
     except End as end:
-        return _said(name, end.code, str(end))
+        return _ended_with(name, end.code, str(end))
     except KeyboardInterrupt:
-        return _said(name, INTERRUPTED, "interrupted")
+        return _ended_with(name, INTERRUPTED, "interrupted")
     except BrokenPipeError:
         _drop_output()
         return PIPE
     except OSError as error:
         # Only what is printed has no closer owner: a full disk behind standard output.
         _drop_output()
-        return _said(name, MISTAKEN, f"standard output: {error.strerror or error}")
+        return _ended_with(name, MISTAKEN, f"standard output: {error.strerror or error}")
 
 
-def _said(name: str, code: int, why: str) -> int:
+def _ended_with(name: str, code: int, why: str) -> int:
     print(f"{name}: {' '.join(why.split())}", file=sys.stderr)
     return code
 

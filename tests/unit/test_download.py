@@ -122,7 +122,7 @@ def test_a_full_disk_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_signature_and_login_of_an_address_are_not_shown() -> None:
-    assert subject.words({"url": "https://u:p@a.example.com/x?sig=secret"}) == "https://a.example.com/x"
+    assert subject.shown({"url": "https://u:p@a.example.com/x?sig=secret"}) == "https://a.example.com/x"
 
 
 # Bundles

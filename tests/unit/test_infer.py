@@ -91,8 +91,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
         def index(self) -> Any:
             return [{"name": "m", "version": one, "state": "READY"} for one in ("10", "9")]
 
-        def said_of(self, model: str, version: str) -> str:
-            return inference.Service.said_of(self, model, version)  # type: ignore[arg-type]
+        def index_says(self, model: str, version: str) -> str:
+            return inference.Service.index_says(self, model, version)  # type: ignore[arg-type]
 
         def told(self, error: Exception) -> str:
             return inference.Service.told(self, error)  # type: ignore[arg-type]

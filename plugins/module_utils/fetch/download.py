@@ -47,7 +47,7 @@ def store_of(url: str) -> Optional[str]:
     return next((name for name, head in STORES.items() if url.startswith(head)), None)
 
 
-def words(origin: Mapping[str, Any]) -> str:
+def shown(origin: Mapping[str, Any]) -> str:
     """A source as a message names it, without a login or a signature."""
     return str(origin.get("bundle") or origin.get("file") or (http_probe.bare(origin["url"]) if origin.get("url") else "nowhere"))
 
@@ -59,7 +59,7 @@ def bundled(path: str) -> Dict[str, int]:
     """{digest: bytes} of a bundle: a directory, or a tar of one, with blobs/sha256/<digest>."""
     if not path:
         return {}
-    with _told(path):
+    with _refusing(path):
         if os.path.isdir(path):
             with os.scandir(os.path.join(path, "blobs", "sha256")) as found:
                 return {entry.name: entry.stat().st_size for entry in found if entry.is_file()}
@@ -68,7 +68,7 @@ def bundled(path: str) -> Dict[str, int]:
 
 
 @contextmanager
-def _told(path: str) -> Iterator[None]:
+def _refusing(path: str) -> Iterator[None]:
     """What reading a bundle raises, whatever it is packed with, as what was found and wanted."""
     try:
         yield
@@ -92,10 +92,10 @@ def _member(path: str, digest: str) -> Iterator[Any]:
         with open(inside, "rb") if os.path.isfile(inside) else nullcontext() as source:
             yield source
         return
-    with _told(path):
+    with _refusing(path):
         archive = tarfile.open(path)  # noqa: SIM115 (closed below)
     with archive:
-        with _told(path):
+        with _refusing(path):
             found = next(
                 (
                     member
@@ -113,10 +113,10 @@ def _from_bundle(path: str, digest: str, sink: Any, alive: Callable[[], None]) -
             raise SourceError(f"found no {digest} in bundle {path}, wanted it there as blobs/sha256/{digest}: make the bundle anew")
 
         def read(count: int) -> bytes:
-            with _told(path):
+            with _refusing(path):
                 return bytes(source.read(count))
 
-        with _told(path):
+        with _refusing(path):
             whole = source.seek(0, os.SEEK_END)
             if sink.tell() > whole:
                 _empty(sink)

@@ -130,7 +130,7 @@ class Service:
             return f"{words}; or ask by gRPC, which takes up to 2 GiB"
         return words
 
-    def said_of(self, model: str, version: str = "") -> str:
+    def index_says(self, model: str, version: str = "") -> str:
         """What the server's index says of a model, or of one version, that it does not serve; empty where it does not tell."""
         try:
             entries = self.index()

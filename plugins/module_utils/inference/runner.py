@@ -128,7 +128,7 @@ def _failed(service: Service, check: Check, answer: Answer, result: Dict[str, An
             result["why"] += f"; {check.model} is not asked again over {service.protocol}"
             return "", str(result["why"])
     elif not_served(error):
-        said = service.said_of(check.model)
+        said = service.index_says(check.model)
         result["why"] += f"; {said}" if said else ""
         return "", str(result["why"])
     elif answer.responses and not check.cancel:

@@ -29,8 +29,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.history impo
 from ansible_collections.npufleet.triton.plugins.module_utils.store.holds import (
     hold_back,
     holds_after,
+    holds_from_history,
     read_holds,
-    told_holds,
     write_holds,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.store.releases import (
@@ -74,6 +74,7 @@ __all__ = [
     "history_lines",
     "hold_back",
     "holds_after",
+    "holds_from_history",
     "in_place",
     "is_there",
     "labels",
@@ -101,7 +102,6 @@ __all__ = [
     "served_label",
     "served_names",
     "small_file",
-    "told_holds",
     "wanted_of",
     "write_holds",
     "write_json",

@@ -72,7 +72,7 @@ def mend(root: str, forget: bool = False) -> List[str]:
         opened.pop("flaw", None)
         _replace(root, store.TRANSACTION, json.dumps(opened))
     if store.HOLDS in flaws:
-        holds = store.told_holds(root)
+        holds = store.holds_from_history(root)
         _replace(
             root, store.HOLDS, json.dumps({name: hold for name, hold in holds.items() if shapes.misfit(hold, store.HOLD) is None})
         )

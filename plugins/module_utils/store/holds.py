@@ -15,10 +15,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.releases imp
 def read_holds(root: str) -> Dict[str, Any]:
     """{model: why the host keeps an older release of it}; where the file cannot be used, as the history tells it."""
     found = read(root, HOLDS)
-    return told_holds(root) if found.flaw else dict(found.content or {})
+    return holds_from_history(root) if found.flaw else dict(found.content or {})
 
 
-def told_holds(root: str) -> Dict[str, Any]:
+def holds_from_history(root: str) -> Dict[str, Any]:
     """The holds as they follow from the history."""
     found = {}
     for name, hold in history.holds(read_history(root)).items():

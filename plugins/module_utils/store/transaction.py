@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils.store import history
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import TRANSACTION, Run, StoreError, now, read, write_json
 from ansible_collections.npufleet.triton.plugins.module_utils.store.history import append_history, read_history
-from ansible_collections.npufleet.triton.plugins.module_utils.store.holds import read_holds, told_holds, write_holds
+from ansible_collections.npufleet.triton.plugins.module_utils.store.holds import holds_from_history, read_holds, write_holds
 from ansible_collections.npufleet.triton.plugins.module_utils.store.releases import (
     make_release,
     move_links,
@@ -32,7 +32,7 @@ def read_transaction(root: str) -> Optional[Dict[str, Any]]:
     if not found.flaw:
         return dict(found.content)
     models = _unproven(root)
-    holds = told_holds(root)
+    holds = holds_from_history(root)
     empty = {"run": "?", "by": "unknown", "since": "unknown", "renewed": 0}
     return {**empty, "models": models, "holds": {name: holds.get(name) for name in models}, "flaw": found.flaw}
 

@@ -54,7 +54,7 @@ def _pulls(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, An
     if variables["model_repository_fetch"] == "controller":
         return {}
     files = {
-        digest: {**origin, "model": name, "source": download.words(origin), "todo": _todo(origin)}
+        digest: {**origin, "model": name, "source": download.shown(origin), "todo": _todo(origin)}
         for name, manifest in sorted(manifests.items())
         for digest, origin in manifest["origins"].items()
         if "file" not in origin
@@ -308,7 +308,7 @@ def _models(variables: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]
                 try:
                     sizes[digest] = download.size(origin, digest, shown, hidden)
                 except download.SourceError as error:
-                    yield f"model {name}: compiled file {download.words(origin)}: {error}: correct {_todo(origin)}"
+                    yield f"model {name}: compiled file {download.shown(origin)}: {error}: correct {_todo(origin)}"
     if "free" in here:
         yield from filter(None, [blobs.short_of_room(variables["npufleet_root"], here["free"], here["arrived"], sizes)])
 

@@ -115,7 +115,7 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
     return Source(model, source_digest, files, contents, origins, findings, [f"model {name}: {reason}" for reason in against])
 
 
-def lying(model: Model) -> Dict[str, Any]:
+def unplaced(model: Model) -> Dict[str, Any]:
     """What there is to tell of a model that no host gets yet."""
     files, _contents, _origins = _files(model.directory, sorted(model.files))
     digest = tree_digest({path: file["sha256"] for path, file in files.items()}, {})

@@ -95,7 +95,7 @@ class Sender:
             if digest in inside:
                 entry = {"bundle": bundle}
             entry["pull"] = not self.here and not entry.get("file")
-            entry["source"] = download.words(entry)
+            entry["source"] = download.shown(entry)
             routes[digest] = entry
             if entry["pull"]:
                 continue

@@ -244,7 +244,7 @@ def last(path: str) -> Dict[str, Any]:
         return {}
 
 
-def words(state: Mapping[str, Any]) -> str:
+def summary(state: Mapping[str, Any]) -> str:
     """The state for the journal."""
     if state["paused"]:
         return f"nothing was asked: {state['paused']}"
@@ -266,7 +266,7 @@ def main(arguments: Sequence[str]) -> int:
             print("another probe runs: nothing was asked")
             return 0
         state = probe(config, last(config.state))
-        print(words(state), flush=True)
+        print(summary(state), flush=True)
         try:
             write(config.textfile, page(state), 0o644)
             write(config.state, json.dumps(state), 0o600)

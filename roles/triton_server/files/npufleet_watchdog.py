@@ -498,7 +498,7 @@ class Host:
         """The living stubs of the container whose first process is `init`, by process."""
         found = {}
         for pid in filter(str.isdigit, os.listdir("/proc")):
-            words = _words(f"/proc/{pid}/cmdline", "\0") if _words(f"/proc/{pid}/comm") == [STUB] else []
+            words = _pieces(f"/proc/{pid}/cmdline", "\0") if _pieces(f"/proc/{pid}/comm") == [STUB] else []
             # A dead one that nobody waited for has no words. The first is the program's own, the last but one is the instance.
             if len(words) > 3 and _same_namespace(pid, str(init)):
                 found[int(pid)] = Stub(words[1], words[-2])
@@ -637,7 +637,7 @@ class Host:
         return [
             (pid, name)
             for pid, name in self.contexts()
-            if _words(f"/proc/{pid}/comm") == [name[:15]] and not _same_namespace(pid, str(init))
+            if _pieces(f"/proc/{pid}/comm") == [name[:15]] and not _same_namespace(pid, str(init))
         ]
 
     def free(self, foreign: List[Tuple[str, str]]) -> bool:
@@ -850,7 +850,7 @@ def _line(words: Any) -> str:
     return " ".join(str(words).split())[:200]
 
 
-def _words(path: str, end: str = "\n") -> List[str]:
+def _pieces(path: str, end: str = "\n") -> List[str]:
     """What a file of /proc holds, by what each piece ends with; nothing of a process that is gone."""
     try:
         with open(path, "rb") as source:
