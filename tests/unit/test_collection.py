@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from helpers import ROOT, ansible_playbook
 
 _spec = importlib.util.spec_from_file_location("installed", ROOT / "tests/installed.py")
@@ -44,3 +45,16 @@ def test_a_playbook_is_called_by_its_name_and_writes_where_it_was_started(place:
         assert str(ROOT) not in done.stdout + done.stderr
         assert not output or (here / output).is_file()
     assert installed.content(place) == before
+
+
+def test_an_execution_environment_has_what_the_controller_needs() -> None:
+    """The same pins as requirements.txt and requirements.yml, in the files that ansible-builder reads."""
+    meta = yaml.safe_load((ROOT / "meta/execution-environment.yml").read_text())["dependencies"]
+    pinned = set((ROOT / "requirements.txt").read_text().splitlines())
+    python = [line for line in (ROOT / meta["python"]).read_text().splitlines() if "==" in line]
+    assert set(python) == {line for line in pinned if "==" in line and not line.startswith("ansible")}
+    assert (ROOT / meta["system"]).is_file()
+    definition = yaml.safe_load((ROOT / "execution-environment.yml").read_text())["dependencies"]["galaxy"]["collections"]
+    galaxy = yaml.safe_load((ROOT / "galaxy.yml").read_text())
+    assert definition[0] == {"name": f"{galaxy['namespace']}-{galaxy['name']}-{galaxy['version']}.tar.gz", "type": "file"}
+    assert definition[1:] == yaml.safe_load((ROOT / "requirements.yml").read_text())["collections"]
