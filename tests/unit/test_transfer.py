@@ -203,7 +203,7 @@ def test_a_disk_that_fills_up_is_told_and_its_partial_files_go(tmp_path: Path, m
 
     said = {"failed": True, "msg": "rsync: [receiver] write failed on x: No space left on device (28)\nrsync error: code 11"}
     for name, stub in (("_step", step), ("_rsync", lambda _staging: said), ("_look", lambda _digests: lambda: None)):
-        monkeypatch.setattr(sender, name, stub)
+        monkeypatch.setattr(mine, name, stub)
     (tmp_path / "model.rbln").write_bytes(CONTENT)
     mine.cache = str(tmp_path)
     with pytest.raises(store.StoreError) as error:
