@@ -1,0 +1,115 @@
+"""The published JSON Schemas, by which editors complete check files and release rows: they say what the project itself reads."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import values
+from helpers import ROOT
+
+CHECKS, RELEASES = (json.loads((ROOT / f"files/schemas/{name}.schema.json").read_text()) for name in ("check", "releases"))
+CHECK = CHECKS["properties"]["checks"]["items"]
+FILES = sorted(
+    path
+    for place in ("files/checks", "lab/checks", "molecule/serving/checks", "molecule/models/checks")
+    for path in (ROOT / place).rglob("*.yml")
+)
+GOOD: dict[str, Any] = {
+    "model": "m",
+    "checks": [{"name": "row", "protocols": ["http"], "inputs": {"IN": {"npy": "x.npy"}}, "expect": {"OUT": {"argmax": [1]}}}],
+}
+
+
+def flaws(schema: dict[str, Any], document: Any) -> list[str]:
+    return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(document)]
+
+
+@pytest.mark.parametrize("schema", [CHECKS, RELEASES], ids=["check", "releases"])
+def test_they_are_schemas(schema: dict[str, Any]) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_check_files_fit(path: Path) -> None:
+    assert flaws(CHECKS, yaml.safe_load(path.read_text())) == []
+
+
+def test_there_are_check_files() -> None:
+    assert len(FILES) > 15
+
+
+def test_release_rows_fit() -> None:
+    rows = yaml.safe_load((ROOT / "files/releases.yml").read_text())
+    assert flaws(RELEASES, rows) == []
+    del rows["npufleet_releases"]["24.01"]["kernels"]
+    assert flaws(RELEASES, rows) == ["'kernels' is a required property"]
+
+
+def test_keys_are_those_of_the_reader() -> None:
+    inputs, expect = CHECK["properties"]["inputs"]["additionalProperties"], CHECK["properties"]["expect"]["additionalProperties"]
+    parts = [
+        (CHECKS, check_files.FILE),
+        (CHECK, check_files.CHECK),
+        (CHECK["properties"]["rows"], check_files.ROWS),
+        (inputs, check_files.INPUT),
+        (inputs["properties"]["generated"], check_files.GENERATED),
+        (expect, check_files.EXPECT),
+        (expect["properties"]["values"], check_files.VALUES),
+        (CHECK["properties"]["error"], check_files.ERROR),
+        (CHECK["properties"]["cancel"], check_files.CANCEL),
+        (CHECK["properties"]["latency"], check_files.LATENCY),
+    ]
+    for part, keys in parts:
+        assert {key: key in part.get("required", []) for key in part["properties"]} == keys
+        assert part["additionalProperties"] is False
+    assert inputs["properties"]["dtype"]["enum"] == expect["properties"]["dtype"]["enum"] == list(check_files.DTYPES)
+    assert set(CHECK["properties"]["protocols"]["items"]["enum"]) == set(inference.PROTOCOLS)
+    assert CHECK["properties"]["error"]["properties"]["status"]["enum"] == list(inference.STATUS)
+    assert [one["required"] for one in CHECK["anyOf"]] == [[proof] for proof in check_files.PROOFS]
+    latency = CHECK["properties"]["latency"]["properties"]
+    assert {key: latency[key]["maximum"] for key in ("clients", *check_files.LONGEST)} == {
+        "clients": inference.WIDEST,
+        **check_files.LONGEST,
+    }
+
+
+def test_keys_of_a_row_are_those_of_the_inventory() -> None:
+    row, spec = RELEASES["$defs"]["row"], values.ROW["options"]
+    assert set(row["properties"]) == set(spec)
+    for name, part in row["properties"].items():
+        if part.get("type") == "object":
+            assert set(part["properties"]) == set(spec[name]["options"]), name
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("note",), 1),
+        (("checks",), []),
+        (("checks", 0, "protocols"), ["ftp"]),
+        (("checks", 0, "inputs", "IN", "dtype"), "FLOAT"),
+        (("checks", 0, "rows"), {"first": 0}),
+        (("checks", 0, "expect", "OUT", "finite"), False),
+        (("checks", 0, "expect"), {}),
+        (("checks", 0, "timeout"), 0),
+    ],
+)
+def test_what_is_refused_by_the_reader_does_not_fit(where: tuple[Any, ...], value: Any, tmp_path: Path) -> None:
+    document = copy.deepcopy(GOOD)
+    part: Any = document
+    for key in where[:-1]:
+        part = part[key]
+    part[where[-1]] = value
+    assert flaws(CHECKS, GOOD) == [] and flaws(CHECKS, document) != []
+    (tmp_path / "m.yml").write_text(yaml.safe_dump(document))
+    reader = check_files.CheckFile("m", str(tmp_path / "m.yml"), [])
+    reader.read(0)
+    assert any("no such file" not in finding for finding in reader.findings)
