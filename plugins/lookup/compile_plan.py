@@ -12,7 +12,7 @@ version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _terms:
-    description: The specs, as in C(model_repository_compile).
+    description: The specs, as in C(model_compile_models).
     type: list
     elements: dict
     required: true
@@ -35,8 +35,8 @@ EXAMPLES = r"""
   ansible.builtin.debug:
     msg: "{{ found.reasons or found.models | selectattr('why') | map(attribute='name') }}"
   vars:
-    found: "{{ lookup('npufleet.triton.compile_plan', *model_repository_compile, card=npufleet_card, sdk=npufleet_row.sdk,
-      directory=model_repository_compile_dir) }}"
+    found: "{{ lookup('npufleet.triton.compile_plan', *model_compile_models, card=npufleet_card, sdk=npufleet_row.sdk,
+      directory=model_compile_dir) }}"
 """
 
 RETURN = r"""

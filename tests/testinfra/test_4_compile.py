@@ -32,8 +32,8 @@ def specs(tmp_path: Path) -> Path:
 def write(path: Path, *models: dict) -> None:
     """Specs of these models, all of the same source."""
     same = {"source": {"onnx": str(path.with_name("net.onnx"))}, "inputs": INPUTS}
-    compiled = {"model_repository_compile_dir": str(path.with_name("compiled"))}
-    path.write_text(json.dumps({**compiled, "model_repository_compile": [{**same, **one} for one in models]}))
+    compiled = {"model_compile_dir": str(path.with_name("compiled"))}
+    path.write_text(json.dumps({**compiled, "model_compile_models": [{**same, **one} for one in models]}))
 
 
 def test_compiled_once_and_again_for_a_reason(specs: Path):
