@@ -85,7 +85,7 @@ def _misfits(value: Any, shape: Shape, where: str) -> Iterator[str]:
         else:
             yield _mismatch(value, [_kind(size) for size in shape], where)
     # JSON knows true from 1, Python does not
-    elif type(value) is not shape:
+    elif type(value) is not shape:  # pylint: disable=unidiomatic-typecheck
         yield _mismatch(value, (shape,), where)
 
 

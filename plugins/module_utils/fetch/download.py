@@ -347,6 +347,7 @@ def _rclone(arguments: List[str], url: str, way: Mapping[str, Any], secrets: Map
     bundle = settings.pop("AWS_CA_BUNDLE", None)
     if bundle:
         settings.setdefault("RCLONE_CA_CERT", bundle)
+    # pylint: disable=contextmanager-generator-missing-cleanup
     with tempfile.TemporaryFile() as complaints, _authorities(way.get("ca")) as authorities:
         if authorities:
             settings["RCLONE_CA_CERT"] = authorities

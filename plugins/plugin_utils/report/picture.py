@@ -33,7 +33,9 @@ def data_uri(found: Any) -> Optional[str]:
     """What inference's `picture` made as a data URI, None for anything else: it comes from a host."""
     if not isinstance(found, Mapping):
         return None
-    sizes = [size for size in (found.get(key) for key in ("width", "height", "channels")) if type(size) is int and 0 < size <= SIDE]
+    # JSON knows true from 1
+    numbers = [found.get(key) for key in ("width", "height", "channels")]
+    sizes = [size for size in numbers if isinstance(size, int) and not isinstance(size, bool) and 0 < size <= SIDE]
     if len(sizes) != 3 or sizes[2] not in COLOURS:
         return None
     width, height, channels = sizes
