@@ -22,13 +22,17 @@ def install(place: Path) -> Path:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     galaxy = [str(BIN / "ansible-galaxy"), "collection"]
+    # Nowhere else: what a checkout's own settings know would count as installed already
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "ANSIBLE_CONFIG"},
+        "ANSIBLE_COLLECTIONS_PATH": str(place),
+    }
     for command in (
         ["build", str(ROOT), "--output-path", str(place)],
         ["install", "--no-deps", "--offline", "--collections-path", str(place)],
     ):
         archive = [str(path) for path in place.glob("*.tar.gz")]
-        # Neither a proxy nor a server of Galaxy is asked
-        subprocess.run([*galaxy, *command, *archive], cwd=place, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*galaxy, *command, *archive], cwd=place, env=environment, check=True, stdout=subprocess.DEVNULL)
     return place / "ansible_collections/npufleet/triton"
 
 
