@@ -15,6 +15,8 @@ from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleU
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import filter_loader, test_loader
+from ansible_collections.npufleet.triton.plugins.module_utils import archive
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
@@ -41,6 +43,8 @@ def _once() -> None:
     """What every task would do again, as each has a process of its own: done as this is imported, which is once in a run."""
     inventory_specs()
     role_defaults()
+    # Every plan has its digest in it, by the probe
+    archive.of(check_client.ENTRY)
     # Ansible's own tests and filters, for conditions
     test_loader.get("defined")
     filter_loader.get("default")
