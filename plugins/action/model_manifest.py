@@ -76,7 +76,8 @@ class ActionModule(FleetAction):
             raise Refusal([f"model {name}: triton_models places none of that name on this host: correct it" for name in unknown])
         models, findings, more = manifest.linted(host, only)
         keys = ("source", "release", "versions", "files")
-        return {name: {key: model[key] for key in keys} for name, model in models.items()}, findings, more
+        told = {name: {key: value for key, value in model.items() if key in keys} for name, model in models.items()}
+        return told, findings, more
 
     @staticmethod
     def _result(host: str, models: Dict[str, Any], findings: List[Finding], more: List[str]) -> Dict[str, Any]:

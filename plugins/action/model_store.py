@@ -11,6 +11,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import Manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.transfer.sender import Sender
 
 
@@ -51,10 +52,11 @@ class ActionModule(FleetAction):
             return {"failed": True, "msg": f"{host}: {error}"}
 
 
-def _with_contents(entry: Dict[str, Any]) -> Dict[str, Any]:
+def _with_contents(manifest: Manifest) -> Dict[str, Any]:
     files = {}
-    for path, facts in entry["files"].items():
+    for path, facts in manifest["files"].items():
         files[path] = dict(facts)
         if not facts["blob"]:
-            files[path]["content"] = base64.b64encode(entry["contents"][path]).decode()
-    return {**{key: entry[key] for key in ("source", "release", "versions", "steps", "cached", "shape")}, "files": files}
+            files[path]["content"] = base64.b64encode(manifest["contents"][path]).decode()
+    keys = ("source", "release", "versions", "steps", "cached", "shape")
+    return {**{key: value for key, value in manifest.items() if key in keys}, "files": files}

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.check import Check, judge_answer, netloc, service_of
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.clients import SIGN_OF_LIFE
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import reason
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import Request
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import Request, Result
 
 # The counter by which the backend `rbln` tells what each instance of a model answered
 ANSWERED = "rbln_requests_total"
@@ -19,7 +19,7 @@ ANSWERED = "rbln_requests_total"
 WIDEST = 64
 
 
-def ask_instances(document: Mapping[str, Any], check: Check, asked: Sequence[Request], result: Dict[str, Any]) -> None:
+def ask_instances(document: Mapping[str, Any], check: Check, asked: Sequence[Request], result: Result) -> None:
     """Repeat requests, ever more at once, until each instance of the model has answered one: its backend counts them.
 
     Triton itself does not tell which instance answers. Every answer is judged; `ms` is that of the slowest.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Iterator, List, Mapping, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import (
     CLIENTS_WORDS,
@@ -12,7 +12,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors i
     status_of,
     timed_out,
 )
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import BYTES, NUMBERS, Output, Request, shown
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import (
+    BYTES,
+    NUMBERS,
+    Output,
+    Request,
+    Result,
+    shown,
+)
 
 
 def judge(answer: Mapping[str, Output], request: Request, expect: Mapping[str, Any]) -> List[str]:
@@ -212,7 +219,7 @@ def _unanswered(error: Exception, protocol: str) -> bool:
     return not status_of(error) or reason(error).startswith(CLIENTS_WORDS)
 
 
-def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str, Any]) -> Dict[str, Any]:
+def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str, Any]) -> Result:
     """What was expected and found, {"expected", "got", "label"} or less: labels, one where one row was sent, or texts in a line."""
     for name, wanted in expect.items():
         kind = next((key for key in ("argmax", "label", "text") if key in wanted), None)
@@ -221,7 +228,7 @@ def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str
         array = answer[name].array if name in answer else None
         if kind == "text":
             golden = wanted["values"]["rows"].take(request.rows)
-            found = {"expected": shown(" | ".join(shown(element) for element in golden.flat))}
+            found: Result = {"expected": shown(" | ".join(shown(element) for element in golden.flat))}
             if array is not None and array.dtype.kind in BYTES:
                 found["got"] = shown(" | ".join(shown(element) for element in array.flat))
             return found

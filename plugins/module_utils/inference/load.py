@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.check import Check, judge_answer, service_of
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import reason
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import Request
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import Request, Result
 
 # Percentiles that a load is judged by
 PERCENTILES = {"p50_ms": 50, "p95_ms": 95, "p99_ms": 99}
@@ -96,7 +96,7 @@ def percentile(ordered: Sequence[float], share: int) -> float:
     return ordered[max(math.ceil(len(ordered) * share / 100), 1) - 1]
 
 
-def ask_latency(document: Mapping[str, Any], check: Check, asked: Sequence[Request], result: Dict[str, Any]) -> None:
+def ask_latency(document: Mapping[str, Any], check: Check, asked: Sequence[Request], result: Result) -> None:
     """Ask for a while with several clients at once, and hold what it took against the check's limits. `ms` is the median."""
     load = Load(document, check, asked)
     load.run()

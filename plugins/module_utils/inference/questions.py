@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypedDict
 
 # Characters of a text that a reason or a report shows
 SHOWN_TEXT = 80
@@ -47,6 +47,33 @@ class Question(NamedTuple):
     classes: Mapping[str, int] = {}
     outputs: Sequence[str] = ()
     version: str = ""
+
+
+class Result(TypedDict, total=False):
+    """What came of one request, or of a group of them that is judged as a whole."""
+
+    # <model>/<protocol>/<check>, and a row's number
+    name: str
+    model: str
+    check: str
+    protocol: Optional[str]
+    ok: bool
+    # Every reason why not, empty where it is
+    why: str
+    # As the client sees it; None without an answer
+    ms: Optional[float]
+    # Nothing answered at all
+    unanswered: bool
+    # Labels or texts, one or a list of them
+    expected: Any
+    got: Any
+    label: Any
+    # Of a row that can be drawn: its values, and its pixels
+    image: List[int]
+    picture: Dict[str, Any]
+    # How many instances have answered, and what a load measured
+    instances: int
+    latency: Dict[str, Any]
 
 
 class TooLarge(ValueError):

@@ -31,6 +31,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.question
     Output,
     Question,
     Request,
+    Result,
     joined,
     requests,
 )
@@ -44,7 +45,7 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
     """
     services: Dict[str, Service] = {}
     given_up: Dict[Tuple[str, str], str] = {}
-    results: List[Dict[str, Any]] = list(document.get("unproven", []))
+    results: List[Result] = list(document.get("unproven", []))
     for of_model in document["checks"]:
         model = of_model["model"]
         if not any(document.get("latency", True) or not raw.get("latency") for raw in of_model["checks"]):
@@ -61,7 +62,7 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
                 groups = [("{}/{}/{}".format(model, entry, raw["name"]), group) for entry, group in by_protocol.items()]
             for name, group in groups:
                 protocol = group[0].protocol
-                result = {"name": name, "model": model, "check": raw["name"], "protocol": protocol, "ok": False, "ms": None}
+                result: Result = {"name": name, "model": model, "check": raw["name"], "protocol": protocol, "ok": False, "ms": None}
                 results.append(result)
                 if protocol not in services:
                     services[protocol] = service_of(protocol, document)
@@ -81,20 +82,22 @@ def run(document: Mapping[str, Any]) -> Dict[str, Any]:
     return {"host": document["host"], "unasked": list(document.get("unasked", [])), "checks": results}
 
 
-def unasked(model: str) -> Dict[str, Any]:
+def unasked(model: str) -> Result:
     """The result of a model that no request was for: nothing is known of its answers."""
     why = "nothing was asked: every check of its file is a load, and those are left out here: add one without latency"
     return {"name": f"{model}/checks", "model": model, "check": "checks", "protocol": None, "ok": False, "why": why, "ms": None}
 
 
-def ask(service: Service, check: Check, request: Request, result: Dict[str, Any]) -> Tuple[str, str]:
+def ask(service: Service, check: Check, request: Request, result: Result) -> Tuple[str, str]:
     """Send one request and complete its result. Returns why to give up on the (whole service, model), empty to go on."""
     try:
         question = check.question(request)
         arrays = {name: array for name, (_dtype, array) in question.inputs.items()}
-        for key, seen in (("image", drawable(arrays, request)), ("picture", picture(arrays, request))):
-            if seen is not None:
-                result[key] = seen
+        values, pixels = drawable(arrays, request), picture(arrays, request)
+        if values is not None:
+            result["image"] = values
+        if pixels is not None:
+            result["picture"] = pixels
         answer = cancelled(service, question, check) if check.cancel else service.infer(question, check.timeout)
         if answer.error is not None:
             given_up = _failed(service, check, answer, result)
@@ -109,7 +112,7 @@ def ask(service: Service, check: Check, request: Request, result: Dict[str, Any]
     return "", ""
 
 
-def _failed(service: Service, check: Check, answer: Answer, result: Dict[str, Any]) -> Optional[Tuple[str, str]]:
+def _failed(service: Service, check: Check, answer: Answer, result: Result) -> Optional[Tuple[str, str]]:
     """Complete the result of a request that ended in an error; returns as `ask` does, None where the error was to come."""
     error = answer.error
     if error is None:

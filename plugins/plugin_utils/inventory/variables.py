@@ -15,6 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import Manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
 
 REQUIRED = {
@@ -80,7 +81,7 @@ def misfits(variables: Mapping[str, Any]) -> List[str]:
 
 def survey(
     variables: Mapping[str, Any], concerns: List[str], now: bool = False, seal: bool = True
-) -> Tuple[Dict[str, Any], Dict[str, Dict[str, Any]], List[str]]:
+) -> Tuple[Dict[str, Any], Dict[str, Manifest], List[str]]:
     """(desired state by concern, manifests by model, reasons); a concern that nothing can be wanted of is left out.
 
     `now` is for a proof; without `seal` secrets are in the clear. Raises Refusal where the variables that all concerns build on are
@@ -88,7 +89,7 @@ def survey(
     """
     validate(variables, concerns)
     wanted: Dict[str, Any] = {}
-    found: Dict[str, Dict[str, Any]] = {}
+    found: Dict[str, Manifest] = {}
     reasons = list(misfits(variables))
     if {"models", "server"} & set(concerns):
         try:
@@ -120,7 +121,7 @@ def survey(
 
 def desired(
     variables: Mapping[str, Any], concerns: List[str], now: bool = False, seal: bool = True
-) -> Tuple[Dict[str, Any], Dict[str, Dict[str, Any]]]:
+) -> Tuple[Dict[str, Any], Dict[str, Manifest]]:
     """(desired state by concern, manifests by model). Raises Refusal with the reasons of all concerns."""
     wanted, found, reasons = survey(variables, concerns, now, seal)
     if reasons:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Tuple, TypedDict
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import size
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
@@ -51,6 +51,32 @@ class Source(NamedTuple):
     reasons: List[str]
 
 
+class Manifest(TypedDict):
+    """One model for one host."""
+
+    name: str
+    # Digests of what lies here, equal on every host, and of what this host gets
+    source: str
+    release: str
+    # Served version numbers
+    versions: List[str]
+    # {path: {"sha256", "blob"}}, and the bytes of what is not a blob
+    files: Dict[str, Dict[str, Any]]
+    contents: Dict[str, bytes]
+    # {sha256: {"file": path} or {"url": address}} of blobs
+    origins: Dict[str, Dict[str, str]]
+    # Bytes of device memory on each NPU of the host
+    memory: List[int]
+    # Names of the models that an ensemble has as its steps
+    steps: List[str]
+    # Whether answers may come from a response cache
+    cached: bool
+    # Digest of the config without the two digests
+    shape: str
+    # `beside` or `unload_first`
+    switch: str
+
+
 class Unreadable(Refusal):
     """A config that is none, with the linter's findings."""
 
@@ -59,18 +85,11 @@ class Unreadable(Refusal):
         self.findings = findings
 
 
-def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """One model for one host.
-
-    Returns {"name", "source", "release", "versions": [served version numbers as strings],
-    "files": {path: {"sha256", "blob"}}, "contents": {path: bytes} of what is not a blob,
-    "origins": {sha256: {"file": path} or {"url": address}} of blobs, "memory": [bytes on each NPU of the host],
-    "steps": names of the models that an ensemble has as its steps, "cached": whether its answers may come from a response cache,
-    "shape": digest of its config without the two digests, "switch": `beside` or `unload_first`}. Raises Refusal with every reason.
-    """
-    element = source(entry, variables)
-    made, more = _rendered(element, entry, variables)
-    against = [*reasons(element.findings), *more]
+def manifest(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Manifest:
+    """One model for one host. Raises Refusal with every reason."""
+    model = source(entry, variables)
+    made, more = _rendered(model, entry, variables)
+    against = [*reasons(model.findings), *more]
     if against:
         raise Refusal(against)
     return made
@@ -148,34 +167,34 @@ def _files(
     return files, contents, origins
 
 
-def _rendered(element: Source, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Tuple[Dict[str, Any], List[str]]:
+def _rendered(found: Source, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Tuple[Manifest, List[str]]:
     """(the manifest of a model, what stands against it beside the linter's findings)."""
-    name, config, files, contents = element.model.name, element.model.config, element.files, element.contents
+    name, config, files, contents = found.model.name, found.model.config, found.files, found.contents
     config.name = name
-    versions = element.model.served()
-    memory, more = _place(config, entry, element.model.record, variables)
+    versions = found.model.served()
+    memory, more = _place(config, entry, found.model.record, variables)
     shape = _digest(print_config(config))
-    config.parameters[SOURCE].string_value = element.digest
+    config.parameters[SOURCE].string_value = found.digest
     files[CONFIG] = {"sha256": _digest(print_config(config)), "blob": False}
     release_digest = tree_digest({path: facts["sha256"] for path, facts in files.items()}, {})
     config.parameters[RELEASE].string_value = release_digest
     contents[CONFIG] = print_config(config)
     files[CONFIG]["sha256"] = _digest(contents[CONFIG])
-    made = {
+    made: Manifest = {
         "name": name,
-        "source": element.digest,
+        "source": found.digest,
         "release": release_digest,
         "versions": [str(version) for version in versions],
         "files": files,
         "contents": contents,
-        "origins": element.origins,
+        "origins": found.origins,
         "memory": memory,
         "steps": sorted({step.model_name for step in config.ensemble_scheduling.step}),
         "cached": config.response_cache.enable,
         "shape": shape,
-        "switch": entry.get("switch") or "beside",
+        "switch": str(entry.get("switch") or "beside"),
     }
-    return made, [*element.reasons, *(f"model {name}: {reason}" for reason in more)]
+    return made, [*found.reasons, *(f"model {name}: {reason}" for reason in more)]
 
 
 def cloud(entry: Mapping[str, Any]) -> bool:
@@ -313,18 +332,18 @@ def _profile(config: Any, entry: Mapping[str, Any], variables: Mapping[str, Any]
     return int(entry.get("instances") or (1 if late else profile["instances"]))
 
 
-def manifests(variables: Mapping[str, Any]) -> Tuple[Dict[str, Dict[str, Any]], List[str]]:
+def manifests(variables: Mapping[str, Any]) -> Tuple[Dict[str, Manifest], List[str]]:
     """Manifests of all models placed on this host, and the reasons why some cannot be."""
     found, findings, more = linted(variables)
     return found, [*reasons(findings), *more]
 
 
-def linted(variables: Mapping[str, Any], only: Collection[str] = ()) -> Tuple[Dict[str, Dict[str, Any]], List[Finding], List[str]]:
+def linted(variables: Mapping[str, Any], only: Collection[str] = ()) -> Tuple[Dict[str, Manifest], List[Finding], List[str]]:
     """(manifests of the models placed on this host, what the linter finds of them, other reasons against them).
 
     `only` are the models that are asked for; the others are read for what they are to those.
     """
-    found: Dict[str, Dict[str, Any]] = {}
+    found: Dict[str, Manifest] = {}
     findings: List[Finding] = []
     more: List[str] = []
     placed = placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"])
