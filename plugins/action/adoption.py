@@ -139,7 +139,7 @@ class ActionModule(FleetAction):
         key = "{}/{}".format(fleet["npufleet_card"].replace("RBLN-", ""), fleet["npufleet_row"]["sdk"]["shape"])
         entries = []
         for name, model in found["models"].items():
-            element = adoption.entry(name, model, key, int(fleet["npufleet_npus"]), translation.left_out)
+            placed = adoption.entry(name, model, key, int(fleet["npufleet_npus"]), translation.left_out)
             compiled = adoption.compiled_file(model)
             for path, file in model["files"].items():
                 whole = path == compiled
@@ -147,9 +147,9 @@ class ActionModule(FleetAction):
                 if not os.path.exists(target):
                     self.bring(file, model["contents"].get(path), target, task_vars)
                 if path == compiled:
-                    element["artefacts"][key]["file"] = target
+                    placed["artefacts"][key]["file"] = target
             self.config(os.path.join(dest, "models", name, "config.pbtxt"), name, model["config"])
-            entries.append(element)
+            entries.append(placed)
         self.checks(dest, found, translation, task_vars)
         variables = {
             **translation.variables,

@@ -354,21 +354,22 @@ def linted(variables: Mapping[str, Any], only: Collection[str] = ()) -> Tuple[Di
         else:
             here.append(entry)
     read: Dict[str, Model] = {}
-    for name, entry in ((entry["name"], entry) for entry in here):
+    for entry in here:
+        name = entry["name"]
         wanted = not only or name in only
         try:
-            element = source(entry, variables)
+            model_source = source(entry, variables)
         except Refusal as refusal:
             if wanted:
                 findings += refusal.findings if isinstance(refusal, Unreadable) else []
                 more += [] if isinstance(refusal, Unreadable) else refusal.reasons
             continue
-        read[name] = element.model
+        read[name] = model_source.model
         if wanted:
-            made, against = _rendered(element, entry, variables)
-            findings += element.findings
+            made, against = _rendered(model_source, entry, variables)
+            findings += model_source.findings
             more += against
-            if not against and not reasons(element.findings):
+            if not against and not reasons(model_source.findings):
                 found[name] = made
     unread = [entry["name"] for entry in placed if entry["name"] not in read]
     shared = lint.check_together(read, unread, HERE)

@@ -193,8 +193,8 @@ def _branches(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
                 )
                 wanted = "inputs from one decoupled step, as each answers as often as it likes"
                 yield model.error(RULE, f"ensemble_scheduling.step[{index}]", found, wanted, "change the maps")
-            element = models.get(step.model_name)
-            decoupled = element is not None and element.config.model_transaction_policy.decoupled
+            other = models.get(step.model_name)
+            decoupled = other is not None and other.config.model_transaction_policy.decoupled
             for tensor in step.output_map.values():
                 origin.setdefault(tensor, index if decoupled else next(iter(sources), None))
 
