@@ -41,21 +41,28 @@ class Engine:
         """A connection of one exchange."""
         return _UnixConnection(self._path, self._timeout)
 
-    def get(self, resource: str) -> Optional[Any]:
-        """The engine's JSON answer; None for something that it does not have. Raises OSError when it is not there."""
+    def _exchange(self, method: str, resource: str, body: Any = None) -> Tuple[int, bytes]:
+        """(status, body) of one answer. Raises OSError when there is none."""
         connection = self.connection()
         try:
-            connection.request("GET", resource)
+            if body is None:
+                connection.request(method, resource)
+            else:
+                connection.request(method, resource, body=json.dumps(body), headers={"Content-Type": "application/json"})
             answer = connection.getresponse()
-            body = answer.read()
+            return answer.status, answer.read()
         except http.client.HTTPException as error:
             raise OSError(f"the engine's answer broke off: {error}") from error
         finally:
             connection.close()
-        if answer.status == 404:
+
+    def get(self, resource: str) -> Optional[Any]:
+        """The engine's JSON answer; None for something that it does not have. Raises OSError when it is not there."""
+        status, body = self._exchange("GET", resource)
+        if status == 404:
             return None
-        if answer.status != 200:
-            raise OSError("the engine answered {}: {}".format(answer.status, body.decode("utf-8", "replace")[:200]))
+        if status != 200:
+            raise OSError("the engine answered {}: {}".format(status, body.decode("utf-8", "replace")[:200]))
         return json.loads(body)
 
     def execute(self, container: str, command: List[str]) -> Tuple[int, str]:
@@ -68,17 +75,9 @@ class Engine:
         return int(ended.get("ExitCode") or 0), said.decode("utf-8", "replace")
 
     def _post(self, resource: str, body: Any) -> bytes:
-        connection = self.connection()
-        try:
-            connection.request("POST", resource, body=json.dumps(body), headers={"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            raw = answer.read()
-        except http.client.HTTPException as error:
-            raise OSError(f"the engine's answer broke off: {error}") from error
-        finally:
-            connection.close()
-        if answer.status not in (200, 201):
-            raise OSError("the engine answered {}: {}".format(answer.status, raw.decode("utf-8", "replace")[:200].strip()))
+        status, raw = self._exchange("POST", resource, body)
+        if status not in (200, 201):
+            raise OSError("the engine answered {}: {}".format(status, raw.decode("utf-8", "replace")[:200].strip()))
         return raw
 
     def answers(self) -> bool:
