@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.npufleet.triton.plugins.lookup import output_dir
 from helpers import ROOT, ansible_playbook
 
 _spec = importlib.util.spec_from_file_location("installed", ROOT / "tests/installed.py")
@@ -45,6 +46,10 @@ def test_a_playbook_is_called_by_its_name_and_writes_where_it_was_started(place:
         assert str(ROOT) not in done.stdout + done.stderr
         assert not output or (here / output).is_file()
     assert installed.content(place) == before
+
+
+def test_a_checkout_keeps_what_was_found_in_its_own_build() -> None:
+    assert output_dir.LookupModule().run([]) == [str(ROOT / "build")]
 
 
 def test_an_execution_environment_has_what_the_controller_needs() -> None:
