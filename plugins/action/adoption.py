@@ -38,8 +38,9 @@ class ActionModule(FleetAction):
         with self.refusing(host):
             # A host that does not say what it is cannot be translated for
             validate({**{key: fleet[key] for key in fleet if key in NEEDED}, "triton_models": []}, ["server"])
-            self.arguments = {"name": self._task.args.get("name") or None, "store": fleet["triton_server_model_repositories"][0]}
-        look = self.ask("adoption", self.arguments, task_vars)
+            self.handed = {"store": fleet["triton_server_model_repositories"][0]}
+        self.arguments = {"name": self._task.args.get("name") or None}
+        look = self.ask("adoption", self.arguments, task_vars, self.handed)
         if look.get("failed"):
             return {
                 "failed": True,
@@ -102,7 +103,7 @@ class ActionModule(FleetAction):
                         host, ", ".join(gone)
                     )
                 )
-        state = self.ask("host_state", {"desired": wanted, "host": host}, task_vars)
+        state = self.ask("host_state", {}, task_vars, {"desired": wanted, "host": host})
         if state.get("failed"):
             return {"failed": True, "msg": f"{host}: {state.get('msg')}"}
         result.update(adoption.masked({key: state[key] for key in ("plan", "report")}, secrets))
@@ -173,7 +174,7 @@ class ActionModule(FleetAction):
                 out.write(base64.b64decode(content))
             while content is None and out.tell() < file["size"]:
                 piece = {"path": file["at"], "offset": out.tell(), "size": PIECE}
-                answer = self.ask("adoption", {**self.arguments, "piece": piece}, task_vars)
+                answer = self.ask("adoption", self.arguments, task_vars, {**self.handed, "piece": piece})
                 if answer.get("failed") or not answer["data"]:
                     raise AnsibleActionFail(
                         f"{file['at']} broke off at {out.tell()} of {file['size']} bytes: {answer.get('msg')}; try again"
@@ -210,7 +211,7 @@ class ActionModule(FleetAction):
         rounds: List[Dict[str, Any]] = []
         for _time in range(2 if requests else 0):
             bodies = {name: body for name, (_arrays, body) in requests.items()}
-            answer = self.ask("adoption", {**self.arguments, "requests": bodies}, task_vars)
+            answer = self.ask("adoption", self.arguments, task_vars, {**self.handed, "requests": bodies})
             if answer.get("failed"):
                 raise AnsibleActionFail(f"the server stopped answering: {answer.get('msg')}")
             rounds.append(answer["answers"])

@@ -18,15 +18,20 @@ class ActionModule(FleetAction):
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
-        arguments = {"root": variables["npufleet_root"], **self._task.args, **runs.holder(host)}
+        arguments = {"root": variables["npufleet_root"], **self._task.args}
+        holder = runs.holder(host)
         if arguments.get("state", "held") != "held":
-            return self.ask("host_lease", arguments, task_vars)
-        arguments.setdefault("program", base64.b64encode(program.program()).decode())
-        arguments.update(patience=int(variables["npufleet_lease_timeout"]), container=self.container(variables))
+            return self.ask("host_lease", arguments, task_vars, holder)
+        handed = {
+            **holder,
+            "program": base64.b64encode(program.program()).decode(),
+            "patience": int(variables["npufleet_lease_timeout"]),
+            "container": self.container(variables),
+        }
         wait = int(arguments.get("wait", variables["npufleet_lease_wait"]))
-        result = self.ask("host_lease", {**arguments, "wait": 0}, task_vars)
+        result = self.ask("host_lease", {**arguments, "wait": 0}, task_vars, handed)
         if result.get("held_by") and wait:
             # Who is at it may be a run of this machine that has ended, which nobody has to wait for
             ended = {"ended": result["held_by"]} if runs.has_ended(result["held_by"]) else {}
-            result = self.ask("host_lease", {**arguments, "wait": wait, **ended}, task_vars)
+            result = self.ask("host_lease", {**arguments, "wait": wait}, task_vars, {**handed, **ended})
         return result

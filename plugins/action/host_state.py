@@ -58,26 +58,24 @@ class ActionModule(FleetAction):
         if boolean(self._task.args.get("unsealed", False)):
             with self.refusing(host):
                 return {"changed": False, "desired": desired(variables, concerns, seal=False)[0]}
-        arguments = {key: self._task.args[key] for key in ("free", "prove", "linked", "timeout") if key in self._task.args}
-        free, proof = (boolean(arguments.get(key, False)) for key in ("free", "prove"))
+        arguments = {key: self._task.args[key] for key in ("prove", "linked", "timeout") if key in self._task.args}
         with self.refusing(host):
-            # The mark, and who has the cards open, do not depend on what is wanted of the host
-            wanted, manifests = ({}, {}) if free or not concerns else desired(variables, concerns, now=proof)
-            if free:
-                wanted = {"server": {"name": variables["triton_server_name"]}}
-            arguments.update(desired=wanted, host=host, mark=self._mark(variables), run=runs.run_id())
-        result = self._look(arguments, task_vars)
+            # The mark does not depend on what is wanted of the host
+            proof = boolean(arguments.get("prove", False))
+            wanted, manifests = desired(variables, concerns, now=proof) if concerns else ({}, {})
+            handed: Dict[str, Any] = {"desired": wanted, "host": host, "mark": self._mark(variables), "run": runs.run_id()}
+        result = self._look(arguments, handed, task_vars)
         if result.get("failed"):
             # The message says it all; the rest would bury it.
             return {key: result[key] for key in ("failed", "msg", "plan", "exception") if key in result}
         with host_text.understood(host):
-            return self._complete(result, wanted, manifests, arguments["mark"])
+            return self._complete(result, wanted, manifests, handed["mark"])
 
-    def _look(self, arguments: Dict[str, Any], task_vars: Dict[str, Any]) -> Dict[str, Any]:
+    def _look(self, arguments: Dict[str, Any], handed: Dict[str, Any], task_vars: Dict[str, Any]) -> Dict[str, Any]:
         """The module's answer; asked again where the run that holds the host is one of this machine and is gone."""
-        result = self.ask("host_state", arguments, task_vars)
+        result = self.ask("host_state", arguments, task_vars, handed)
         if runs.has_ended(result.get("held_by")):
-            result = self.ask("host_state", {**arguments, "ended": result["held_by"]}, task_vars)
+            result = self.ask("host_state", arguments, task_vars, {**handed, "ended": result["held_by"]})
         return result
 
     @staticmethod
@@ -114,11 +112,11 @@ class ActionModule(FleetAction):
             reasons += findings.findings(variables, inventory_specs(), task_vars)
             wanted, manifests, more = survey(variables, concerns)
             reasons += [entry for entry in more if entry not in reasons]
-            arguments: Dict[str, Any] = {"desired": wanted, "host": host, "mark": self._mark(variables), "run": runs.run_id()}
+            handed: Dict[str, Any] = {"desired": wanted, "host": host, "mark": self._mark(variables), "run": runs.run_id()}
             if {"driver", "models"} & set(concerns):
-                arguments["suppliers"], arguments["passwords"] = preflight_inputs.suppliers(variables)
-                arguments["preflight"] = preflight_inputs.conditions(variables, manifests)
-                arguments["passwords"]["addresses"] = secret.of_addresses([arguments["suppliers"], arguments["preflight"]])
+                handed["suppliers"], handed["passwords"] = preflight_inputs.suppliers(variables)
+                handed["conditions"] = preflight_inputs.conditions(variables, manifests)
+                handed["passwords"]["addresses"] = secret.of_addresses([handed["suppliers"], handed["conditions"]])
         except (Refusal, AnsibleUndefinedVariable, KeyError, TypeError, ValueError, OSError) as error:
             reasons += [entry for entry in self.reasons(error) if entry not in reasons]
             return self._refused(reasons)
@@ -126,7 +124,7 @@ class ActionModule(FleetAction):
             return self._refused(reasons)
         try:
             began = time.time()
-            result = self._look(arguments, task_vars)
+            result = self._look({"preflight": True}, handed, task_vars)
             ended = time.time()
         except AnsibleConnectionFailure:
             raise
@@ -144,7 +142,7 @@ class ActionModule(FleetAction):
                         reasons += preflight_inputs.clock(result["clock"], began, ended, int(variables["preflight_clock_skew"]))
                     result["warnings"] = [*result.get("warnings", []), *preflight_inputs.warnings(variables)]
                 result["refusals"] = reasons + result.get("refusals", [])
-                return self._complete(result, wanted, manifests, arguments["mark"])
+                return self._complete(result, wanted, manifests, handed["mark"])
         except host_text.Misunderstood as reason:
             return self._refused([*reasons, str(reason)])
 

@@ -9,8 +9,7 @@ from datetime import datetime, timezone
 from typing import Any, Dict, Mapping, Optional
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleUndefinedVariable
-from ansible_collections.npufleet.triton.plugins.module_utils import archive
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import address
+from ansible_collections.npufleet.triton.plugins.module_utils import archive, request
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
@@ -18,9 +17,19 @@ from ansible_collections.npufleet.triton.plugins.modules.inference_check import 
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.check_files import documents
-from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import CHECKS, GOLDEN, with_pem
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import CHECKS, GOLDEN, place, server_of, with_pem
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import placed_here
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import picture
+
+# The module's options, and the variables that they follow
+FOLLOWS = {
+    "image": "inference_check_image",
+    "timeout": "inference_check_timeout",
+    "latency": "inference_check_latency",
+    "require_checks": "inference_check_require_checks",
+    "checks_dir": "inference_check_checks_dir",
+    "golden_dir": "inference_check_golden_dir",
+}
 
 
 class ActionModule(FleetAction):
@@ -62,8 +71,10 @@ class ActionModule(FleetAction):
             # First, as the task's arguments are made of them
             if variables.misfits:
                 raise Refusal(variables.misfits)
+            self._task.args = _with_defaults(self._task.args, variables)
             _validation, arguments = self.validate_argument_spec(argument_spec=new_module.keywords["argument_spec"])
             arguments.pop("results_dir")
+            arguments.pop(request.NAME)
             models = arguments.pop("models")
             if models is None:
                 placed = placed_here(variables["triton_models"], host, list(task_vars.get("group_names", [])))
@@ -73,10 +84,8 @@ class ActionModule(FleetAction):
                     ["found no image, wanted the one that is locked for the release: run playbooks/site.yml, or name one"]
                 )
             checks_dirs, golden_dirs = arguments.pop("checks_dir"), arguments.pop("golden_dir")
-            if not (self._task.args.get("server") or {}).get("address"):
-                arguments["server"]["address"] = address(variables)
             arguments["server"] = with_pem(arguments["server"])
-            arguments["key"] = keys.for_checks(self.variables(task_vars))
+            key = keys.for_checks(variables)
             document = documents(models, [*checks_dirs, CHECKS], [*golden_dirs, GOLDEN], arguments["host_index"])
         except AnsibleUndefinedVariable as error:
             raise self.refuse(host, error) from None
@@ -90,9 +99,9 @@ class ActionModule(FleetAction):
             return {"failed": True, "msg": f"{host}: nothing was asked:{lines}"}
         unasked = [] if arguments.pop("require_checks") else [entry["model"] for entry in document.pop("unproven")]
         document["unasked"] = unasked
-        arguments["document"] = {"host": host, **document}
-        arguments["program"] = base64.b64encode(archive.of(check_client.ENTRY)).decode()
-        result = self.ask("inference_check", arguments, task_vars)
+        program = base64.b64encode(archive.of(check_client.ENTRY)).decode()
+        handed = {"document": {"host": host, **document}, "program": program, "key": key}
+        result = self.ask("inference_check", arguments, task_vars, handed)
         if arguments["keep"]:
             return result
         if unasked:
@@ -102,6 +111,14 @@ class ActionModule(FleetAction):
 
     def _results_path(self, directory: Optional[str], host: str) -> Optional[str]:
         return os.path.join(self._loader.path_dwim(directory), f"{host}.json") if directory else None
+
+
+def _with_defaults(given: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str, Any]:
+    """A task's arguments, and what the inventory says where it has none."""
+    arguments: Dict[str, Any] = {option: variables[name] for option, name in FOLLOWS.items()}
+    own = {name: value for name, value in (given.get("server") or {}).items() if value is not None}
+    server = {name: value for name, value in server_of(variables).items() if value is not None}
+    return {**arguments, "host_index": place(variables), **given, "server": {**server, **own}}
 
 
 def _now() -> str:

@@ -58,29 +58,29 @@ class ActionModule(FleetAction):
         stamp = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
         secrets, names, errors = self._secrets(variables)
         wanted, refusals = self._wanted(variables, list(concerns), host)
-        arguments.update(
-            concerns=concerns,
-            host=host,
-            stamp=stamp,
-            about=self._about(variables),
-            desired=wanted,
-            errors=errors + refusals,
-            names=names,
-            secrets=secrets,
-        )
+        arguments["concerns"] = concerns
+        handed = {
+            "host": host,
+            "stamp": stamp,
+            "about": self._about(variables),
+            "desired": wanted,
+            "errors": errors + refusals,
+            "names": names,
+            "secrets": secrets,
+        }
         if self._task.check_mode:
-            return self.ask("support_bundle", arguments, task_vars)
+            return self.ask("support_bundle", arguments, task_vars, handed)
         directory = self._make_tmp_path()
         try:
-            arguments["archive"] = self._connection._shell.join_path(directory, "bundle.tar.gz")
-            result = self.ask("support_bundle", arguments, task_vars)
+            handed["archive"] = self._connection._shell.join_path(directory, "bundle.tar.gz")
+            result = self.ask("support_bundle", arguments, task_vars, handed)
             if result.get("failed"):
                 return {key: result[key] for key in ("failed", "msg", "exception") if key in result}
             path = os.path.join(dest, f"{host}-{stamp}.tar.gz")
             with host_text.understood(host):
                 item = int(arguments.get("size", LARGEST_ITEM))
                 bounds = archives.Bounds(PACKED * item, UNPACKED * item, FILES)
-                result["items"] = self._fetch(arguments["archive"], path, result, secrets, host, bounds)
+                result["items"] = self._fetch(str(handed["archive"]), path, result, secrets, host, bounds)
         finally:
             # Also where Ansible is told to keep its files
             self._remove_tmp_path(directory, force=True)

@@ -13,5 +13,6 @@ class ActionModule(FleetAction):
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
-        arguments = {"root": variables["npufleet_root"], "container": self.container(variables), **self._task.args}
-        return self.ask("triton_container", {**arguments, **runs.holder(host)}, task_vars)
+        arguments = {"root": variables["npufleet_root"], **self._task.args}
+        handed = {**runs.holder(host), "container": self.container(variables)}
+        return self.ask("triton_container", arguments, task_vars, handed)

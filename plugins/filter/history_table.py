@@ -6,9 +6,9 @@ DOCUMENTATION = r"""
 name: history_table
 short_description: What happened to the models of a host as one text
 description:
-  - Takes what M(npufleet.triton.model_store) answered with O(npufleet.triton.model_store#module:state=told), and gives a table of
-    its history, oldest first, then what is open, what is held, and what of the store is damaged.
-version_added: 0.2.0
+  - Takes what M(npufleet.triton.model_store_info) returns, and gives a table of its history, oldest first, then what is open, what
+    is held, and what of the store is damaged.
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:
@@ -18,9 +18,9 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Tell what happened
+- name: Show what happened
   ansible.builtin.debug:
-    msg: "{{ told | npufleet.triton.history_table }}"
+    msg: "{{ store | npufleet.triton.history_table }}"
 """
 
 RETURN = r"""
@@ -36,23 +36,23 @@ COLUMNS = ("when", "who", "model", "what", "from", "to", "result", "why")
 WHY = 120
 
 
-def history_table(told: Mapping[str, Any]) -> List[str]:
+def history_table(store: Mapping[str, Any]) -> List[str]:
     """Lines of equal columns, under their names."""
-    rows = [COLUMNS, *(tuple(_cell(key, line.get(key)) for key in COLUMNS) for line in told["history"])]
+    rows = [COLUMNS, *(tuple(_cell(key, line.get(key)) for key in COLUMNS) for line in store["history"])]
     widths = [max(len(row[at]) for row in rows) for at in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-    if not told["history"]:
+    if not store["history"]:
         lines = ["nothing is written down yet"]
-    opened = told["transaction"]
+    opened = store["transaction"]
     if opened:
         lines.append(
             "open since {} by {}: {}".format(opened["since"], opened["by"], ", ".join(sorted(opened["models"])) or "no model")
         )
-    for name, hold in sorted(told["holds"].items()):
+    for name, hold in sorted(store["holds"].items()):
         lines.append(
             "{} is held at {} since {} by {}: {}".format(name, hold["label"], hold["when"], hold["by"], hold["why"] or "-")
         )
-    lines += [f"{path} is damaged: {flaw}" for path, flaw in sorted(told.get("damaged", {}).items())]
+    lines += [f"{path} is damaged: {flaw}" for path, flaw in sorted(store.get("damaged", {}).items())]
     return lines
 
 

@@ -12,7 +12,7 @@ description:
   - It changes nothing on the host. The controller writes variables, models and a first check for each model, whose expected
     answers are the ones that the server gives now, into O(dest).
   - Environment values and options that look like secrets are written as variables for the vault, never in clear.
-version_added: 0.2.0
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   name:
@@ -23,15 +23,6 @@ options:
       - Directory on the controller to write to. Without it nothing is written or translated, and the plan is that of the
         inventory as it is.
     type: path
-  store:
-    description: Model repository of a managed server, to tell one from a hand-made one. Filled in on the controller.
-    type: str
-  requests:
-    description: Bodies of inference requests to send, by model. Filled in on the controller.
-    type: dict
-  piece:
-    description: Read a piece of one of the files of the models (C(path), C(offset), C(size)). Filled in on the controller.
-    type: dict
 attributes:
   check_mode:
     support: full
@@ -95,10 +86,20 @@ import os
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.adoption import endpoint
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import SERVER, idles, key_headers, repositories
+
+REQUEST: Dict[str, Any] = {
+    # Model repository of a managed server, to tell one from a hand-made one
+    "store": {"type": "str"},
+    # Bodies of inference requests to send, by model
+    "requests": {"type": "dict"},
+    # A piece of one of the files of the models to read: `path`, `offset`, `size`
+    "piece": {"type": "dict"},
+}
 
 # Smaller files travel with the answer, larger ones in pieces
 SMALL = 1 << 20
@@ -302,13 +303,11 @@ def main() -> None:
         argument_spec={
             "name": {"type": "str"},
             "dest": {"type": "path"},
-            "store": {"type": "str"},
-            "requests": {"type": "dict"},
-            "piece": {"type": "dict"},
+            **request.option(REQUEST),
         },
         supports_check_mode=True,
     )
-    arguments = module.params
+    arguments = request.merged(module.params)
     if not arguments["store"]:
         module.fail_json(msg="adoption translates on the controller: call it as npufleet.triton.adoption")
     engine = Engine()

@@ -9,9 +9,9 @@ short_description: Hold a host while a run changes it, so that no other run and 
 description:
   - Takes the one lease of a host, or renews it where this run has it already. It is a file on the host; another run waits for it
     or is refused, and says by whom. Only the run that took it releases it.
-  - It is live while a module call of its run is at work, and for O(patience) seconds after the last one. What a run leaves behind
-    that is gone is put back by the host itself, by its watchdog or at its next boot, or is taken over by the next run. A
-    replacement of the container that broke off between two of its steps is put back as soon as the lease is taken over.
+  - It is live while a module call of its run is at work, and for C(npufleet_lease_timeout) seconds after the last one. What a run
+    leaves behind that is gone is put back by the host itself, by its watchdog or at its next boot, or is taken over by the next
+    run. A replacement of the container that broke off between two of its steps is put back as soon as the lease is taken over.
   - Brings the program with which the host does that, and the unit that runs it at boot.
   - A host in maintenance is refused.
 version_added: 0.1.0
@@ -32,38 +32,15 @@ options:
       - The controller fills in C(npufleet_lease_wait).
     type: int
     default: 0
+  install:
+    description: >-
+      Bring that program and its unit where they are missing or of another version. V(false) is for a host without systemd.
+    type: bool
+    default: true
   root:
     description: Directory of the project on the host.
     type: path
     default: /var/lib/npufleet
-  patience:
-    description: Seconds that may pass between two calls of the run. Filled in on the controller.
-    type: int
-    default: 3600
-  container:
-    description: Name of the container, and the times that it needs. Filled in on the controller.
-    type: dict
-    default: {}
-  program:
-    description: The program with which a host ends a change by itself, in Base64. Default is the collection's; empty brings none.
-    type: str
-    default: ""
-  ended:
-    description: A run that the controller knows to be over. Filled in on the controller, as are O(run), O(by) and O(host).
-    type: str
-    default: ""
-  run:
-    description: Id of this run.
-    type: str
-    default: ""
-  by:
-    description: Who runs it, and where.
-    type: str
-    default: unknown
-  host:
-    description: Inventory name of the host, for messages.
-    type: str
-    default: ""
 attributes:
   check_mode:
     support: full
@@ -108,7 +85,20 @@ import base64
 from typing import Any, Dict, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, program
+
+REQUEST = {
+    **request.HOLDER,
+    # Seconds that may pass between two calls of the run
+    "patience": {"type": "int", "default": 3600},
+    # Name of the container, and the times that it needs
+    "container": {"type": "dict", "default": {}},
+    # With which a host ends a change by itself, in Base64
+    "program": {"type": "str", "default": ""},
+    # A run that the controller knows to be over
+    "ended": {"type": "str", "default": ""},
+}
 
 
 def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
@@ -116,7 +106,7 @@ def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
     root, settings = params["root"], params["container"]
     me = lease.Holder(params["run"], params["by"], params["maintenance"])
     taken, before = lease.acquire(root, me, params["patience"], settings, params["wait"], params["ended"])
-    changed = bool(params["program"]) and program.install(root, base64.b64decode(params["program"]))
+    changed = params["install"] and program.install(root, base64.b64decode(params["program"]))
     settled = None
     if before is not None:
         warn(
@@ -144,17 +134,12 @@ def main() -> None:
             "maintenance": {"type": "bool", "default": False},
             "wait": {"type": "int", "default": 0},
             "root": {"type": "path", "default": "/var/lib/npufleet"},
-            "patience": {"type": "int", "default": 3600},
-            "container": {"type": "dict", "default": {}},
-            "program": {"type": "str", "default": ""},
-            "ended": {"type": "str", "default": ""},
-            "run": {"type": "str", "default": ""},
-            "by": {"type": "str", "default": "unknown"},
-            "host": {"type": "str", "default": ""},
+            "install": {"type": "bool", "default": True},
+            **request.option(REQUEST),
         },
         supports_check_mode=True,
     )
-    params = module.params
+    params = request.merged(module.params)
     if not params["run"]:
         module.fail_json(msg="a lease is taken for a run, which the controller knows: call it as npufleet.triton.host_lease")
     if module.check_mode:

@@ -11,7 +11,7 @@ description:
     them with what inventory, release row and model manifests ask for. It changes nothing.
   - In check mode the result is C(changed) when the plan is not empty and the host is not in maintenance, and C(--diff) prints the
     plan. This is how the whole project answers C(--check).
-  - The controller fills in O(desired); a playbook gives at most O(concerns), O(preflight), O(prove), O(free) and O(timeout).
+  - What is wanted is computed on the controller, out of the variables of the host.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -23,30 +23,6 @@ options:
       - Default is every concern of the groups that the host is in.
     type: list
     elements: str
-  desired:
-    description: What is wanted, by concern. Computed on the controller.
-    type: dict
-  free:
-    description:
-      - Look at nothing but who has the cards open, and fail while a process does, naming each. Those of the Triton container count
-        only when it does not run.
-      - While it does not run, wait up to O(timeout) for them to end. A process beside a running container is refused at once.
-    type: bool
-    default: false
-  mark:
-    description: File on the host that says that it is in maintenance. Filled in on the controller.
-    type: path
-  host:
-    description: Inventory name of the host, for messages. Filled in on the controller.
-    type: str
-  run:
-    description: Id of this run, whose own lease is nobody else's. Filled in on the controller.
-    type: str
-    default: ""
-  ended:
-    description: Id of a run that is known to be gone, whose lease counts as left over. Filled in on the controller.
-    type: str
-    default: ""
   prove:
     description:
       - Fail when a difference is left, naming every one. Before that, read again until there is none or O(timeout) is over.
@@ -59,19 +35,13 @@ options:
     type: bool
     default: false
   timeout:
-    description: Seconds that O(prove) waits for the host to become as wanted, and O(free) for the cards.
+    description: Seconds that O(prove) waits for the host to become as wanted.
     type: int
     default: 0
   preflight:
-    description:
-      - Also say what stands in the way of the plan, as RV(refusals). In a playbook it is a switch; the controller makes the
-        conditions that the host is judged by out of it.
-    type: raw
-  suppliers:
-    description: Servers that the plan would download from, for O(preflight) to ask. Filled in on the controller.
-    type: list
-    elements: dict
-    default: []
+    description: Also say what stands in the way of the plan, as RV(refusals).
+    type: bool
+    default: false
   unsealed:
     description:
       - Ask the host nothing, and return RV(desired) alone, with every secret in the clear. For a task that makes what is wanted;
@@ -79,12 +49,6 @@ options:
       - Everywhere else values that may be secret are digests, under a key of that one call.
     type: bool
     default: false
-  passwords:
-    description: >-
-      Passwords of O(suppliers), by name, and under C(addresses) what is secret in theirs, so that no option shows it.
-      Filled in on the controller.
-    type: dict
-    default: {}
 attributes:
   check_mode:
     support: full
@@ -109,11 +73,6 @@ EXAMPLES = r"""
     concerns: [server]
     prove: true
     timeout: 120
-
-- name: Wait until the cards are free
-  npufleet.triton.host_state:
-    free: true
-    timeout: 60
 """
 
 RETURN = r"""
@@ -183,15 +142,31 @@ from contextlib import nullcontext
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils import shapes, store
+from ansible_collections.npufleet.triton.plugins.module_utils import request, shapes, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, resume
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models, probe_timer, server, watchdog
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
-from ansible_collections.npufleet.triton.plugins.module_utils.engine import contexts
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, as_diff, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import refusals
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import log
+
+REQUEST: Dict[str, Any] = {
+    # What is wanted, by concern
+    "desired": {"type": "dict"},
+    # The file on the host that says that it is in maintenance
+    "mark": {"type": "path"},
+    # Inventory name of the host, for messages
+    "host": {"type": "str"},
+    # This run, whose own lease is nobody else's, and one that is known to be gone, whose lease counts as left over
+    "run": {"type": "str", "default": ""},
+    "ended": {"type": "str", "default": ""},
+    # What a host is judged by in preflight, and the servers to ask that the plan would download from
+    "conditions": {"type": "dict"},
+    "suppliers": {"type": "list", "elements": "dict", "default": []},
+    # Passwords of the suppliers, by name, and under `addresses` what is secret in theirs
+    "passwords": {"type": "dict", "default": {}, "no_log": True},
+}
 
 POLL_SECONDS = 0.5
 # Characters of what was found that a failed proof tells: Triton's reasons for every model
@@ -259,63 +234,40 @@ def maintenance(path: str) -> Optional[Dict[str, Any]]:
     return unreadable if found.flaw else dict(found.content)
 
 
-def busy(container: str, deadline: float) -> List[str]:
-    """Why the cards are not free: at once beside a running container, else of those that are left at the deadline."""
-    found = contexts.look(container)
-    while found["reasons"] and not found["running"] and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-        found = contexts.look(container)
-    return found["reasons"]
-
-
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(
         argument_spec={
             "concerns": {"type": "list", "elements": "str"},
-            "desired": {"type": "dict"},
-            "free": {"type": "bool", "default": False},
-            "mark": {"type": "path"},
-            "host": {"type": "str"},
-            "run": {"type": "str", "default": ""},
-            "ended": {"type": "str", "default": ""},
             "prove": {"type": "bool", "default": False},
             "linked": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 0},
-            "preflight": {"type": "raw"},
+            "preflight": {"type": "bool", "default": False},
             "unsealed": {"type": "bool", "default": False},
-            "suppliers": {"type": "list", "elements": "dict", "default": []},
-            "passwords": {"type": "dict", "default": {}, "no_log": True},
+            **request.option(REQUEST),
         },
         supports_check_mode=True,
     )
-    desired = module.params["desired"]
-    if not desired and not module.params["mark"]:
+    params = request.merged(module.params)
+    desired = params["desired"]
+    if not desired and not params["mark"]:
         module.fail_json(msg="host_state computes what is wanted on the controller: call it as npufleet.triton.host_state")
-    deadline = time.monotonic() + module.params["timeout"]
-    if module.params["free"]:
-        reasons = busy(desired["server"]["name"], deadline)
-        if reasons:
-            lines = "".join("\n  - " + reason for reason in reasons)
-            module.fail_json(
-                msg="{}: the cards are not free, end what holds them and run again:{}".format(module.params["host"], lines)
-            )
-        module.exit_json(changed=False)
-    linked = module.params["linked"]
+    deadline = time.monotonic() + params["timeout"]
+    linked = params["linked"]
     if linked:
         try:
             desired["server"]["models"] = store.linked(desired["server"]["root"], desired["server"]["models"])
         except store.StoreError as error:
-            module.fail_json(msg="{}: {}".format(module.params["host"], error))
+            module.fail_json(msg="{}: {}".format(params["host"], error))
     held = {} if linked else store.hold_back(desired)
     for name, hold in held.items():
         module.warn(
-            f"{module.params['host']}: model {name} is held at {hold['label']}, rolled back by {hold['by']} at {hold['when']} "
+            f"{params['host']}: model {name} is held at {hold['label']}, rolled back by {hold['by']} at {hold['when']} "
             f"({hold['why'] or 'no reason given'}): change the model in the inventory, or end it with rollback.yml "
             f"-e rollback_forget=true -e rollback_models={name}"
         )
-    prove = module.params["prove"]
-    root, run, ended = os.path.dirname(module.params["mark"] or ""), module.params["run"], module.params["ended"]
+    prove = params["prove"]
+    root, run, ended = os.path.dirname(params["mark"] or ""), params["run"], params["ended"]
     actual, plan = look(desired, root, run, ended)
     plan = about(plan, linked, prove)
     said: Dict[str, str] = {}
@@ -337,23 +289,23 @@ def main() -> None:
             "\n  - " + sentence(item, TOLD) + (f"; Triton says: {said[item['name']]}" if item["name"] in said else "")
             for item in plan
         )
-        module.fail_json(msg="{} is not as wanted:{}".format(module.params["host"], lines), plan=plan, actual=actual)
+        module.fail_json(msg="{} is not as wanted:{}".format(params["host"], lines), plan=plan, actual=actual)
     for words in (watchdog.warning(actual.get("watchdog") or {}), probe_timer.warning(actual.get("probe") or {})):
         if words:
-            module.warn("{}: {}".format(module.params["host"], words))
+            module.warn("{}: {}".format(params["host"], words))
     other = lease.of_another(root, run, ended) if root and desired else None
     if other:
-        module.warn("{}: another run is changing this host: {} since {}".format(module.params["host"], other["by"], other["since"]))
-    mark = maintenance(module.params["mark"]) if module.params["mark"] else None
-    changed = bool(plan) and module.check_mode and not module.params["prove"] and mark is None
+        module.warn("{}: another run is changing this host: {} since {}".format(params["host"], other["by"], other["since"]))
+    mark = maintenance(params["mark"]) if params["mark"] else None
+    changed = bool(plan) and module.check_mode and not params["prove"] and mark is None
     report = [sentence(item) for item in plan]
     answer: Dict[str, Any] = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": held}
     if other:
         answer["held_by"] = other["run"]
-    conditions = module.params["preflight"]
-    if conditions:
+    conditions = params["conditions"]
+    if params["preflight"] and conditions:
         # Who takes a host out knows why: it is not judged, and keeps no other host from its change.
-        suppliers, passwords = module.params["suppliers"], module.params["passwords"]
+        suppliers, passwords = params["suppliers"], params["passwords"]
         answer["clock"] = time.time()
         answer["refusals"] = refusals(conditions, actual, plan, suppliers, passwords) if mark is None else []
     module.exit_json(changed=changed, diff=as_diff(plan) if plan else {}, **answer)

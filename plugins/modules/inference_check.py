@@ -13,15 +13,17 @@ description:
   - The requests leave from a short-lived container of the release image on the host, which carries numpy and tritonclient.
     Neither an open firewall nor a client on the host is needed, and nothing is left behind.
   - Where everything passes and the host's probe said last that something did not, the probe asks anew.
+  - What a task does not say is as the inventory has it, in the variables of the role C(inference_check) and the server's ports.
   - Check files and their data are read on the controller. A file that is not right is refused before anything is sent,
     with every finding, its file and its field.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   image:
-    description: ID or name of an image that is on the host and has python3, numpy and tritonclient. It is never pulled.
+    description:
+      - ID or name of an image that is on the host and has python3, numpy and tritonclient. It is never pulled.
+      - Default is the variable C(inference_check_image).
     type: str
-    required: true
   models:
     description: Models to check. Default is every model of the variable C(triton_models) that is placed on the host.
     type: list
@@ -37,7 +39,7 @@ options:
     type: dict
     suboptions:
       address:
-        description: Address or name. In a play, where none is given, the one that C(triton_server_listen_address) publishes it on.
+        description: Address or name. Where none is given, the one that C(triton_server_listen_address) publishes it on.
         type: str
         default: 127.0.0.1
       http_port:
@@ -85,12 +87,8 @@ options:
         description:
           - Headers of every request, such as the key of a restricted API. Over gRPC each is sent twice, under its name and as
             C(triton-grpc-protocol-<name>), which is where Triton looks for such a key.
+          - The key that the role C(triton_server) made is sent without being named here; a header of its name goes before it.
         type: dict
-  key:
-    description:
-      - The key of the server's restricted APIs, C(name) of its header and C(path) of its file on the host. Filled in on the
-        controller, where checks ask something that is restricted; a header of that name in O(server) goes before it.
-    type: dict
   timeout:
     description:
       - Seconds that one request may take. A model that lets one pass is not asked again over that protocol, and a server that
@@ -138,12 +136,6 @@ options:
         mode. A result of an earlier run is removed first, so that none outlives a host that cannot be reached.
       - Default is not to write any.
     type: path
-  program:
-    description: The program that asks, an archive of Python as base64. Filled in on the controller.
-    type: str
-  document:
-    description: The checks with their data. Filled in on the controller.
-    type: dict
 attributes:
   check_mode:
     support: full
@@ -271,6 +263,7 @@ from functools import partial
 from typing import Any, Dict, List, Mapping, Sequence
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
@@ -279,12 +272,20 @@ SHOWN = 20
 # What the engine itself answers with when it cannot run a container
 ENGINE_FAILED = 125
 
+REQUEST: Dict[str, Any] = {
+    # The program that asks, an archive of Python as base64
+    "program": {"type": "str"},
+    # The checks with their data
+    "document": {"type": "dict"},
+    # The key of the server's restricted APIs, `name` of its header and `path` of its file on the host, where checks need it
+    "key": {"type": "dict", "no_log": False},
+}
 
 # The action plugin reads the task's arguments by the same specification.
 new_module = partial(
     AnsibleModule,
     argument_spec={
-        "image": {"type": "str", "required": True},
+        "image": {"type": "str"},
         "models": {"type": "list", "elements": "str"},
         "require_checks": {"type": "bool", "default": True},
         "server": {
@@ -314,7 +315,6 @@ new_module = partial(
             },
             "apply_defaults": True,
         },
-        "key": {"type": "dict", "no_log": False},
         "timeout": {"type": "int", "default": 30},
         "latency": {"type": "bool", "default": True},
         "keep": {
@@ -325,21 +325,20 @@ new_module = partial(
         "checks_dir": {"type": "list", "elements": "path", "default": []},
         "golden_dir": {"type": "list", "elements": "path", "default": []},
         "results_dir": {"type": "path"},
-        "program": {"type": "str"},
-        "document": {"type": "dict"},
+        **request.option(REQUEST),
     },
     supports_check_mode=True,
 )
 
 
-def ask(module: AnsibleModule, host: str, document: Mapping[str, Any]) -> List[Dict[str, Any]]:
+def ask(module: AnsibleModule, host: str, document: Mapping[str, Any], program: str) -> List[Dict[str, Any]]:
     """The results of a document, from a container that is gone afterwards. Ends the module where there are none."""
     image = module.params["image"]
     docker = module.get_bin_path("docker")
     if not docker:
         module.fail_json(msg=f"{host}: found no docker, wanted the engine to run the client in: apply the role docker_engine")
     command = check_client.command(docker, image)
-    given = check_client.given(document, module.params["program"]).decode()
+    given = check_client.given(document, program).decode()
     # Not run_command: an engine that refuses at once does not read what it is given, and its words count.
     done = subprocess.run(command, input=given, capture_output=True, text=True, errors="replace", check=False)
     code, out, err = done.returncode, done.stdout, done.stderr
@@ -360,10 +359,10 @@ def ask(module: AnsibleModule, host: str, document: Mapping[str, Any]) -> List[D
     raise AssertionError("fail_json returned")
 
 
-def keep(module: AnsibleModule, document: Mapping[str, Any]) -> bool:
+def keep(module: AnsibleModule, document: Mapping[str, Any], program: str) -> bool:
     """Whether the file of the probe had to be written: a line with its digests, then what the client takes on standard input."""
     path, digest = module.params["keep"]["path"], module.params["keep"]["digest"]
-    body = check_client.given(document, module.params["program"])
+    body = check_client.given(document, program)
     head = {"checks": digest, "document": hashlib.sha256(body).hexdigest()}
     whole = json.dumps(head, sort_keys=True).encode() + b"\n" + body
     try:
@@ -399,22 +398,20 @@ def report(host: str, results: List[Dict[str, Any]], unasked: Sequence[str] = ()
 def main() -> None:
     """Entry point."""
     module = new_module()
-    wanted = module.params
+    wanted = request.merged(module.params)
     if not wanted["program"] or not wanted["document"]:
-        module.fail_json(
-            msg="program and document are empty, wanted the call as npufleet.triton.inference_check, which fills them in"
-        )
+        module.fail_json(msg="inference_check reads check files on the controller: call it as npufleet.triton.inference_check")
     server = {name: value for name, value in wanted["server"].items() if value is not None}
     document = {"server": server, "timeout": wanted["timeout"], "latency": wanted["latency"], **wanted["document"]}
     if wanted["keep"]:
-        changed = keep(module, document)
+        changed = keep(module, document, wanted["program"])
         words = "new" if changed else "as they were"
         module.exit_json(changed=changed, msg=f"{document['host']}: the probe's checks are {words}")
     if wanted["key"]:
         document["server"]["headers"] = {**keys.headers(wanted["key"]), **(server.get("headers") or {})}
     unproven = document.pop("unproven", [])
     host = document["host"]
-    asked = ask(module, host, document) if document["checks"] else []
+    asked = ask(module, host, document, wanted["program"]) if document["checks"] else []
     result = report(host, unproven + asked, document.get("unasked", []))
     if not result["proven"]:
         module.fail_json(**result)

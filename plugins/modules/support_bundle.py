@@ -42,61 +42,29 @@ options:
     type: int
     default: 180
   container:
-    description: Name of the server's container. Filled in on the controller, like the options that follow.
+    description: Name of the server's container. Default is the variable C(triton_server_name).
     type: str
     default: triton
   address:
-    description: Where the server listens, as the host sees it; that follows from C(triton_server_listen_address).
+    description: Where the server listens, as the host sees it. Default follows from C(triton_server_listen_address).
     type: str
     default: 127.0.0.1
   http_port:
-    description: Port of Triton's HTTP service.
+    description: Port of Triton's HTTP service. Default is the variable C(npufleet_http_port).
     type: int
     default: 8000
   metrics_port:
-    description: Port of Triton's metrics.
+    description: Port of Triton's metrics. Default is the variable C(npufleet_metrics_port).
     type: int
     default: 8002
   prometheus_port:
-    description: Port of Prometheus.
+    description: Port of Prometheus. Default is the variable C(monitoring_prometheus_port).
     type: int
     default: 9090
   root:
-    description: Root of the model store.
+    description: Root of the model store. Default is the variable C(npufleet_root).
     type: path
     default: /var/lib/npufleet
-  host:
-    description: Inventory name of the host.
-    type: str
-  stamp:
-    description: UTC time that names the bundle.
-    type: str
-  archive:
-    description: Where the host puts the archive until it is fetched.
-    type: path
-  about:
-    description: What the controller knows of the host, such as its release row.
-    type: dict
-    default: {}
-  desired:
-    description: What is wanted, by concern, as for M(npufleet.triton.host_state).
-    type: dict
-    default: {}
-  errors:
-    description: What could not be got on the controller.
-    type: list
-    elements: str
-    default: []
-  names:
-    description: Names of the variables whose values are searched for.
-    type: list
-    elements: str
-    default: []
-  secrets:
-    description: Values to take out wherever they stand.
-    type: list
-    elements: str
-    default: []
 attributes:
   check_mode:
     support: full
@@ -153,12 +121,31 @@ import time
 from typing import Any, Dict, List, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.redact import Redactor
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import SHORTEST
 from ansible_collections.npufleet.triton.plugins.module_utils.support.collect import collect, items
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Limits
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+
+REQUEST: Dict[str, Any] = {
+    "host": {"type": "str"},
+    # UTC time that names the bundle
+    "stamp": {"type": "str"},
+    # Where the host puts the archive until it is fetched
+    "archive": {"type": "path"},
+    # What the controller knows of the host, such as its release row
+    "about": {"type": "dict", "default": {}},
+    # What is wanted, by concern, as for host_state
+    "desired": {"type": "dict", "default": {}},
+    # What could not be got on the controller
+    "errors": {"type": "list", "elements": "str", "default": []},
+    # Names of the variables whose values are searched for
+    "names": {"type": "list", "elements": "str", "default": []},
+    # Values to take out wherever they stand
+    "secrets": {"type": "list", "elements": "str", "default": [], "no_log": True},
+}
 
 
 def redaction(names: List[str], redactor: Redactor) -> str:
@@ -258,18 +245,11 @@ def main() -> None:
             "metrics_port": {"type": "int", "default": 8002},
             "prometheus_port": {"type": "int", "default": 9090},
             "root": {"type": "path", "default": "/var/lib/npufleet"},
-            "host": {"type": "str"},
-            "stamp": {"type": "str"},
-            "archive": {"type": "path"},
-            "about": {"type": "dict", "default": {}},
-            "desired": {"type": "dict", "default": {}},
-            "errors": {"type": "list", "elements": "str", "default": []},
-            "names": {"type": "list", "elements": "str", "default": []},
-            "secrets": {"type": "list", "elements": "str", "default": [], "no_log": True},
+            **request.option(REQUEST),
         },
         supports_check_mode=True,
     )
-    params = module.params
+    params = request.merged(module.params)
     if not params["host"] or not params["stamp"] or params["concerns"] is None:
         module.fail_json(msg="support_bundle begins on the controller: call it as npufleet.triton.support_bundle")
     if module.check_mode:

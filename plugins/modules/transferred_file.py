@@ -11,7 +11,7 @@ description:
     its login, put there.
   - Nothing of it is followed, loaded or kept before it is root's alone. A link, a second name and a file that somebody can still
     write to are refused.
-version_added: 0.2.0
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   state:

@@ -34,22 +34,6 @@ options:
     description: Directory of the project on the host.
     type: path
     default: /var/lib/npufleet
-  container:
-    description: Name of the container, and the times that it needs. Filled in on the controller, as are O(run), O(by) and O(host).
-    type: dict
-    required: true
-  run:
-    description: Id of this run.
-    type: str
-    default: ""
-  by:
-    description: Who runs it, and where.
-    type: str
-    default: unknown
-  host:
-    description: Inventory name of the host, for messages.
-    type: str
-    default: ""
 attributes:
   check_mode:
     support: full
@@ -77,7 +61,11 @@ did:
 from typing import Any, Mapping, Optional
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease
+
+# Name of the container, and the times that it needs
+REQUEST = {**request.HOLDER, "container": {"type": "dict", "required": True}}
 
 
 def act(params: Mapping[str, Any], run: lease.Holder, held: Mapping[str, Any]) -> Optional[str]:
@@ -112,14 +100,11 @@ def main() -> None:
             },
             "inside": {"type": "dict", "default": {}},
             "root": {"type": "path", "default": "/var/lib/npufleet"},
-            "container": {"type": "dict", "required": True},
-            "run": {"type": "str", "default": ""},
-            "by": {"type": "str", "default": "unknown"},
-            "host": {"type": "str", "default": ""},
+            **request.option(REQUEST),
         },
         supports_check_mode=True,
     )
-    params = module.params
+    params = request.merged(module.params)
     if module.check_mode:
         module.exit_json(changed=True, did=None)
     try:

@@ -15,7 +15,7 @@ from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleU
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import filter_loader, test_loader
-from ansible_collections.npufleet.triton.plugins.module_utils import archive
+from ansible_collections.npufleet.triton.plugins.module_utils import archive, request
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
@@ -101,12 +101,18 @@ class FleetAction(ActionBase):
             "key": keys.desired(variables),
         }
 
-    def ask(self, module: str, arguments: Dict[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
-        """One module call on the host, and its answer as data. Its arguments carry whole files: they are for no system log."""
+    def ask(
+        self, module: str, arguments: Mapping[str, Any], task_vars: Mapping[str, Any], handed: Optional[Mapping[str, Any]] = None
+    ) -> Dict[str, Any]:
+        """One module call on the host, with what is handed over beside its options, and its answer as data.
+
+        Its arguments carry whole files: they are for no system log.
+        """
         host = task_vars["inventory_hostname"]
+        given = {**arguments, request.NAME: dict(handed)} if handed is not None else dict(arguments)
         quiet = {**task_vars, "ansible_no_target_syslog": True}
         try:
-            answer = self._execute_module(f"npufleet.triton.{module}", module_args=arguments, task_vars=quiet)
+            answer = self._execute_module(f"npufleet.triton.{module}", module_args=given, task_vars=quiet)
         except AnsibleConnectionFailure as error:
             # What ssh says is the host's, too
             raise AnsibleConnectionFailure(str(host_text.received(error.message))) from None

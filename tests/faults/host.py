@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 from ansible_collections.npufleet.triton.plugins.action.model_store import _with_contents
 from ansible_collections.npufleet.triton.plugins.module_utils import store
+from ansible_collections.npufleet.triton.plugins.module_utils.change import releases
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
-from ansible_collections.npufleet.triton.plugins.modules import model_store, triton_model
+from ansible_collections.npufleet.triton.plugins.modules import triton_model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
@@ -201,8 +202,8 @@ class Host:
         try:
             store.prepare(self.root)
             self.transfer([found[name] for name in names], changed)
-            releases = {name: _with_contents(found[name]) for name in names}
-            model_store.release(self.root, me, {"releases": releases, "incoming": self.incoming}, [])
+            made = {name: _with_contents(found[name]) for name in names}
+            releases.release(self.root, me, {"releases": made, "incoming": self.incoming}, [])
         except (store.StoreError, OSError) as error:
             raise Failed(f"{self.mode}: {error}") from error
         if dies:
@@ -215,7 +216,7 @@ class Host:
         except (Failed, triton_model.Refused) as error:
             self.put_back(me, str(error))
             raise Failed(f"{self.mode}: the releases before serve again: {error}") from error
-        model_store.prove(self.root, me, {"why": "", "keep": 5}, None)
+        releases.prove(self.root, me, {"why": "", "keep": 5}, print)
         return True
 
     def manifests(self, repository: Path) -> dict[str, Any]:
@@ -261,11 +262,11 @@ class Host:
 
     def put_back(self, me: store.Run, why: str) -> None:
         """Link and serve again what served before; where the server does not take it, it is started again."""
-        model_store.restore(self.root, me, {"why": why, "hung": []})
+        releases.restore(self.root, me, {"why": why, "hung": []})
         before = store.linked(self.root, self.wanted)
         try:
             self.serve(before)
         except (Failed, triton_model.Refused):
             self.restart()
             self.wait(before, STARTS)
-        model_store.prove(self.root, me, {"why": why, "keep": 5}, None)
+        releases.prove(self.root, me, {"why": why, "keep": 5}, print)

@@ -137,7 +137,8 @@ def honest() -> dict[str, Any]:
         "any": {"changed": False},
         "host_state": state,
         "inference_check": {"changed": False, "proven": True, "msg": "1 of 1 checks passed", "checks": [check]},
-        "model_store": {"changed": False, "history": [], "transaction": None, "holds": {}, "moves": {}, "forgotten": []},
+        "model_store": {"changed": False, "moves": {}, "forgotten": []},
+        "model_store_info": {"changed": False, "history": [], "transaction": None, "holds": {}},
         "support_bundle": {"failed": True, "msg": "not asked in these tests"},
     }
 
@@ -203,13 +204,12 @@ def said(words: Words) -> dict[str, Any]:
         },
         "host_state": state,
         "inference_check": {"changed": False, "proven": True, "msg": bad, "checks": [check], "warnings": [bad]},
-        "model_store": {
+        "model_store": {"changed": False, "moves": {bad: move}, "forgotten": [bad], "msg": bad, "warnings": [bad]},
+        "model_store_info": {
             "changed": False,
             "history": [dict.fromkeys(("when", "who", "model", "what", "from", "to", "result", "why"), bad)],
             "transaction": {"since": bad, "by": bad, "models": {bad: bad}},
             "holds": {bad: hold},
-            "moves": {bad: move},
-            "forgotten": [bad],
             "msg": bad,
             "warnings": [bad],
         },

@@ -27,10 +27,10 @@ def main() -> None:
     answer = answers.get(module, answers["any"])
     if module == "adoption":
         # One module, three questions
-        answer = answer[next((one for one in ("piece", "requests") if arguments.get(one)), "look")]
+        answer = answer[next((one for one in ("piece", "requests") if arguments["_request"].get(one)), "look")]
     if module == "support_bundle" and "raw" in answer:
         raw = base64.b64decode(answer.pop("raw"))
-        Path(arguments["archive"]).write_bytes(raw)
+        Path(arguments["_request"]["archive"]).write_bytes(raw)
         answer["sha256"] = hashlib.sha256(raw).hexdigest()
     print(json.dumps(answer))
 

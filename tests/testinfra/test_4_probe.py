@@ -199,7 +199,7 @@ def test_other_checks_are_a_difference_that_one_run_repairs(first: Any, tmp_path
 
 
 def test_it_and_the_watchdog_can_be_switched_off_and_leave_nothing(first: Any) -> None:
-    off = ["--limit", f"{FIRST},localhost", "-e", '{"inference_check_probe": false, "triton_server_watchdog": false}']
+    off = ["--limit", f"{FIRST},localhost", "-e", '{"monitoring_probe": false, "triton_server_watchdog": false}']
     run = playbook("site.yml", *off)
     assert run.code == 0, run.output
     left = first.run("ls %s %s /etc/npufleet/probe.json /etc/npufleet/probe_checks.json /etc/systemd/system/%s", PAGE, STATE, TIMER)

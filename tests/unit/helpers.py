@@ -89,7 +89,12 @@ class _Done(BaseException):
 
 
 def run_module(module: ModuleType, arguments: dict[str, Any], check: bool = False) -> dict[str, Any]:
-    """The JSON that one run of the module ends with; `failed` is always there."""
+    """The JSON that one run of the module ends with; `failed` is always there.
+
+    Of the arguments, those that a controller hands over beside the options go as it hands them over.
+    """
+    handed = {name: value for name, value in arguments.items() if name in getattr(module, "REQUEST", {})}
+    arguments = {name: value for name, value in arguments.items() if name not in handed}
 
     def leave(failed: bool) -> Any:
         def end(_self: AnsibleModule, **result: Any) -> None:
@@ -98,7 +103,7 @@ def run_module(module: ModuleType, arguments: dict[str, Any], check: bool = Fals
         return end
 
     with (
-        patch_module_args({**arguments, "_ansible_check_mode": check}),
+        patch_module_args({**arguments, **({"_request": handed} if handed else {}), "_ansible_check_mode": check}),
         mock.patch.object(AnsibleModule, "exit_json", leave(False)),
         mock.patch.object(AnsibleModule, "fail_json", leave(True)),
     ):

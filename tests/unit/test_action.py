@@ -23,9 +23,9 @@ class Action(FleetAction):
 def test_files_in_arguments_reach_neither_the_hosts_log_nor_the_screen() -> None:
     action = Action()
     variables = {"inventory_hostname": "npu1"}
-    assert action.ask("model_store", {"releases": {"m": "content"}}, variables) == {"changed": False}
+    assert action.ask("model_store", {"models": ["m"]}, variables, {"releases": {"m": "content"}}) == {"changed": False}
     module, arguments, task_vars = action.calls[0]
-    assert (module, arguments) == ("npufleet.triton.model_store", {"releases": {"m": "content"}})
+    assert (module, arguments) == ("npufleet.triton.model_store", {"models": ["m"], "_request": {"releases": {"m": "content"}}})
     assert task_vars == {"inventory_hostname": "npu1", "ansible_no_target_syslog": True}
     assert variables == {"inventory_hostname": "npu1"}
 

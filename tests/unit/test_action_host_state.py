@@ -25,7 +25,7 @@ PLAYBOOK = """
 STORE = """
     - name: Hold the host
       npufleet.triton.host_lease:
-        program: ""
+        install: false
 
     - name: Make the release
       npufleet.triton.model_store:
@@ -44,7 +44,7 @@ STORE = """
 CLOSE = """
     - name: Hold the host
       npufleet.triton.host_lease:
-        program: ""
+        install: false
 
     - name: Keep the release
       npufleet.triton.model_store:
@@ -55,14 +55,13 @@ CLOSE = """
         concerns: [models]
 
     - name: Ask what happened
-      npufleet.triton.model_store:
-        state: told
+      npufleet.triton.model_store_info:
 """
 # Of a run that has nothing else to do
 MEND = """
     - name: Hold the host
       npufleet.triton.host_lease:
-        program: ""
+        install: false
 
     - name: Put it right
       npufleet.triton.model_store:
@@ -217,7 +216,7 @@ ACTIONS = """
       when: inventory_hostname == "release"
     - name: Tell
       npufleet.triton.model_store:
-        state: told
+        state: proven
       when: inventory_hostname == "tell"
     - name: Look whether it is in maintenance
       npufleet.triton.host_state:

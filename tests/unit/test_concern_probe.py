@@ -29,7 +29,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import v
 from helpers import ROOT, fleet, run_module
 from small_triton import certificates
 
-SOURCE = ROOT / "roles/inference_check/files/npufleet_probe.py"
+SOURCE = ROOT / "roles/monitoring/files/npufleet_probe.py"
 spec = importlib.util.spec_from_file_location("npufleet_probe", SOURCE)
 assert spec is not None
 assert spec.loader is not None
@@ -52,7 +52,7 @@ def actual(desired: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def test_configuration_is_what_the_program_takes_and_the_image_the_locked_one() -> None:
-    files = wanted(inference_check_probe_interval=90, npufleet_root="/srv/npu")["files"]
+    files = wanted(monitoring_probe_interval=90, npufleet_root="/srv/npu")["files"]
     config = program.Config(**json.loads(files["config"]))
     assert config.command == check_client.command("docker", "sha256:abc", ["--name", "npufleet-probe"])
     assert config.remove[-1] == config.command[config.command.index("--name") + 1]
@@ -65,15 +65,15 @@ def test_configuration_is_what_the_program_takes_and_the_image_the_locked_one() 
 
 def test_times_that_no_timer_takes_are_refused_at_once() -> None:
     with pytest.raises(Refusal) as refused:
-        wanted(inference_check_probe_interval=0, inference_check_probe_jitter=-1)
+        wanted(monitoring_probe_interval=0, monitoring_probe_jitter=-1)
     assert refused.value.reasons == [
-        "inference_check_probe_interval is 0, wanted 5 s or more",
-        "inference_check_probe_jitter is -1, wanted 0 s or more",
+        "monitoring_probe_interval is 0, wanted 5 s or more",
+        "monitoring_probe_jitter is -1, wanted 0 s or more",
     ]
 
 
 def test_systemd_is_more_patient_than_the_probe() -> None:
-    files = wanted(inference_check_probe_limit=1000)["files"]
+    files = wanted(monitoring_probe_limit=1000)["files"]
     (line,) = [line for line in files["service"].splitlines() if line.startswith("TimeoutStartSec=")]
     # Taking a container away may take a minute.
     assert int(line.split("=")[1]) >= 1000 + 60
@@ -97,22 +97,23 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 
 
 def test_files_of_the_tasks_are_those_of_the_concern() -> None:
-    install, remove = ((ROOT / f"roles/inference_check/tasks/{name}.yml").read_text() for name in ("probe_install", "unprobe"))
+    install, remove = ((ROOT / f"roles/monitoring/tasks/{name}.yml").read_text() for name in ("probe_install", "unprobe"))
     for path in (subject.SERVICE_FILE, subject.TIMER_FILE, subject.CONFIG, subject.DOCUMENT, subject.PROGRAM):
         assert path in install
         assert f"- {path}\n" in remove
 
 
 def test_what_is_kept_is_asked_as_the_proof_asks_it() -> None:
-    """Both tasks hand on the same arguments, and the digest is over the same server."""
+    """Neither task says anything of the server or the checks, and the digest is over all that there is to say of a server."""
     ask, keep = (
         next(one["npufleet.triton.inference_check"] for one in yaml.safe_load(text) if "npufleet.triton.inference_check" in one)
-        for text in ((ROOT / f"roles/inference_check/tasks/{name}.yml").read_text() for name in ("main", "probe_install"))
+        for text in (
+            (ROOT / f"roles/{path}.yml").read_text() for path in ("inference_check/tasks/main", "monitoring/tasks/probe_install")
+        )
     )
+    assert (set(ask), set(keep)) == ({"results_dir"}, {"latency", "keep"})
     options = inference_check.new_module.keywords["argument_spec"]["server"]["options"]
-    assert {key for key in ask if ask[key] != keep.get(key)} == {"latency", "results_dir"}
-    assert set(keep) - set(ask) == {"keep"}
-    assert ask["server"].keys() == inputs.server_of(fleet()).keys() == options.keys()
+    assert inputs.server_of(fleet()).keys() == options.keys()
 
 
 # The digest over what the checks follow from
@@ -145,7 +146,7 @@ def test_digest_follows_from_everything_that_is_asked(site: Path, monkeypatch: p
         digest(site, npufleet_http_port=9),
         digest(site, inference_check_headers={"key": "1"}),
         digest(site, inference_check_timeout=3),
-        digest(site, inference_check_probe_latency=True),
+        digest(site, monitoring_probe_latency=True),
         digest(site, groups=hosts),
     ]
     (site / "golden/data/rows.npy").write_text("2")
@@ -175,7 +176,7 @@ def test_files_of_tls_are_part_of_it_and_missing_ones_are_refused(site: Path, tm
 
 
 def test_no_probe_needs_no_checks(site: Path) -> None:
-    found, _manifests = variables.desired(fleet(inference_check_probe=False, inference_check_checks_dir=["/none"]), ["probe"])
+    found, _manifests = variables.desired(fleet(monitoring_probe=False, inference_check_checks_dir=["/none"]), ["probe"])
     assert found["probe"]["files"] is None
 
 
@@ -244,7 +245,7 @@ def test_differences(changes: dict[str, Any], words: str | None) -> None:
 
 @pytest.mark.parametrize("no", [False, "false", "no"])
 def test_probe_that_is_not_wanted(no: Any) -> None:
-    off = wanted(inference_check_probe=no)
+    off = wanted(monitoring_probe=no)
     there = actual(wanted())
     (item,) = subject.diff(off, there)
     assert (item["current"], item["desired"], item["action"]) == (

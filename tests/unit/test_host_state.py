@@ -204,51 +204,6 @@ def test_without_desired_state_it_says_how_to_call_it(monkeypatch: pytest.Monkey
     }
 
 
-# Free cards
-
-
-@pytest.fixture
-def cards(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> Any:
-    """What looks at the cards find, one after the other; the last one stays."""
-
-    def give(*looks: dict[str, Any], timeout: int = 0) -> dict[str, Any]:
-        found = list(looks)
-        monkeypatch.setattr(
-            host_state.contexts, "look", lambda name: (found.pop(0) if len(found) > 1 else found[0]) if name == "triton" else None
-        )
-        arguments = {"host": "npu1", "desired": {"server": {"name": "triton"}}, "free": True, "timeout": timeout}
-        return run_module(host_state, arguments)
-
-    return give
-
-
-HELD = "rbln0 held by sleep (pid 30): end it (`kill 30`)"
-
-
-def test_free_cards_are_no_news(cards: Any, clock: SimpleNamespace) -> None:
-    assert cards({"running": True, "reasons": []}, timeout=60) == {"failed": False, "changed": False}
-    assert clock.slept == []
-
-
-def test_cards_that_become_free_are_awaited(cards: Any, clock: SimpleNamespace) -> None:
-    held = {"running": False, "reasons": [HELD]}
-    assert cards(held, held, {"running": False, "reasons": []}, timeout=60) == {"failed": False, "changed": False}
-    assert clock.slept == [0.5, 0.5]
-
-
-def test_cards_that_stay_taken_fail_with_every_process(cards: Any, clock: SimpleNamespace) -> None:
-    assert cards({"running": False, "reasons": [HELD, "rbln1 too"]}, timeout=2) == {
-        "failed": True,
-        "msg": f"npu1: the cards are not free, end what holds them and run again:\n  - {HELD}\n  - rbln1 too",
-    }
-    assert len(clock.slept) == 4
-
-
-def test_beside_a_running_container_nothing_is_awaited(cards: Any, clock: SimpleNamespace) -> None:
-    assert cards({"running": True, "reasons": [HELD]}, timeout=60)["failed"] is True
-    assert clock.slept == []
-
-
 # Maintenance
 
 

@@ -72,9 +72,9 @@ def test_there_is_something_to_look_at() -> None:
     assert ROOT / "files/releases.yml" in set(checkout())
 
 
-def test_at_most_ten_roles_and_ten_modules() -> None:
+def test_roles_and_modules_are_few_enough_to_know() -> None:
     assert len(ROLES) <= 10, ROLES
-    assert len(MODULES) <= 10, [path.stem for path in MODULES]
+    assert len(MODULES) <= 15, [path.stem for path in MODULES]
 
 
 def test_collection_is_this_checkout() -> None:

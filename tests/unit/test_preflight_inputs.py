@@ -176,13 +176,13 @@ def test_check_file_of_loads_alone_proves_nothing_where_those_are_left_out(tmp_p
     (tmp_path / "digits.yml").write_text(load)
     (reason,) = refused(tmp_path, [LOAD], found)
     assert reason == (
-        "model digits: found loads alone in its check file, left out by inference_check_probe_latency: wanted a check "
+        "model digits: found loads alone in its check file, left out by monitoring_probe_latency: wanted a check "
         "without latency, which judges an answer"
     )
-    (reason,) = refused(tmp_path, [LOAD], found, inference_check_latency=False, inference_check_probe=False)
+    (reason,) = refused(tmp_path, [LOAD], found, inference_check_latency=False, monitoring_probe=False)
     assert "left out by inference_check_latency: " in reason
-    assert refused(tmp_path, [LOAD], found, inference_check_probe=False) == []
-    assert refused(tmp_path, [LOAD], found, inference_check_probe_latency=True) == []
+    assert refused(tmp_path, [LOAD], found, monitoring_probe=False) == []
+    assert refused(tmp_path, [LOAD], found, monitoring_probe_latency=True) == []
 
 
 def test_check_files_that_are_not_right(tmp_path: Path) -> None:

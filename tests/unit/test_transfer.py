@@ -29,8 +29,8 @@ PLAYBOOK = """
   gather_facts: false
   tasks:
     - name: Transfer
-      npufleet.triton.model_store:
-        transfer: "{{ origins | list }}"
+      npufleet.triton.model_blobs:
+        sha256: "{{ origins | list }}"
         origins: "{{ origins }}"
 """
 # Options first, then the host, then what to run there; `CUT` bytes of what rsync says get through
@@ -406,8 +406,8 @@ SIGNED = """
       register: state
 
     - name: Bring it
-      npufleet.triton.model_store:
-        transfer: "{{ state.actual.models.missing }}"
+      npufleet.triton.model_blobs:
+        sha256: "{{ state.actual.models.missing }}"
 """
 
 

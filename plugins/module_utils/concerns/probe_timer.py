@@ -29,7 +29,7 @@ CONTAINER = "npufleet-probe"
 SOURCE = os.path.join(
     os.path.dirname(os.path.realpath(__file__)),
     "../../..",
-    "roles/inference_check/files/npufleet_probe.py",
+    "roles/monitoring/files/npufleet_probe.py",
 )
 SERVICE_TEXT = f"""# Written by npufleet
 [Unit]
@@ -71,12 +71,12 @@ SHOWN, WORDS = 3, 120
 def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, Any]:
     """Texts of units and configuration, digests of the program and of what the checks follow from; no `files`: no probe."""
     root = variables["npufleet_root"]
-    if not variables["inference_check_probe"]:
+    if not variables["monitoring_probe"]:
         return {"root": root, "files": None}
-    seconds = {name: int(variables["inference_check_probe_" + name]) for name in LEAST}
+    seconds = {name: int(variables["monitoring_probe_" + name]) for name in LEAST}
     wrong = [name for name, least in LEAST.items() if seconds[name] < least]
     if wrong:
-        raise Refusal([f"inference_check_probe_{name} is {seconds[name]}, wanted {LEAST[name]} s or more" for name in wrong])
+        raise Refusal([f"monitoring_probe_{name} is {seconds[name]}, wanted {LEAST[name]} s or more" for name in wrong])
     config = {
         "host": variables["inventory_hostname"],
         "document": DOCUMENT,
@@ -85,7 +85,7 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
         "limit": seconds["limit"],
         "interval": seconds["interval"],
         "state": root + "/probe.json",
-        "textfile": variables["inference_check_probe_directory"] + "/npufleet.prom",
+        "textfile": variables["monitoring_probe_directory"] + "/npufleet.prom",
         "maintenance": root + "/maintenance.json",
         "lease": root + "/lease.json",
         "key": keys.for_checks(variables),
@@ -94,7 +94,7 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
         program = hashlib.sha256(source.read()).hexdigest()
     return {
         "root": root,
-        "directory": variables["inference_check_probe_directory"],
+        "directory": variables["monitoring_probe_directory"],
         "files": {
             # A container that is taken away takes its time, too.
             "service": SERVICE_TEXT.format(patience=seconds["limit"] + 60),

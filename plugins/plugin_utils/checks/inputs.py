@@ -66,7 +66,7 @@ def with_pem(server: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def server_of(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """The server as the role hands it to the module."""
+    """The server as the inventory has it."""
     return {
         "address": variables["inference_check_address"] or address(variables),
         "http_port": int(variables["npufleet_http_port"]),
@@ -78,20 +78,24 @@ def server_of(variables: Mapping[str, Any]) -> Dict[str, Any]:
     }
 
 
+def place(variables: Mapping[str, Any]) -> int:
+    """The host's place in the fleet, by which checks that spread choose their rows."""
+    fleet, host = list((variables.get("groups") or {}).get("npu_hosts", [])), variables["inventory_hostname"]
+    return fleet.index(host) if host in fleet else 0
+
+
 def digest(variables: Mapping[str, Any]) -> str:
     """SHA-256 over everything that the document of a host's probe follows from. Raises Refusal."""
     host = variables["inventory_hostname"]
     models = [str(entry["name"]) for entry in placed_here(variables["triton_models"], host, variables["group_names"])]
     checks_dirs, golden_dirs = directories(variables)
-    fleet = list(variables["groups"].get("npu_hosts", [])) if "groups" in variables else []
     said = {
         "models": models,
-        # Checks that spread choose their rows by the host's place.
-        "host": [host, fleet.index(host) if host in fleet else 0],
+        "host": [host, place(variables)],
         "server": with_pem(server_of(variables)),
         "timeout": int(variables["inference_check_timeout"]),
         "require_checks": str(variables["inference_check_require_checks"]).lower(),
-        "latency": str(variables["inference_check_probe_latency"]).lower(),
+        "latency": str(variables["monitoring_probe_latency"]).lower(),
     }
     whole = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
     whole.update(hashlib.sha256(archive.of(check_client.ENTRY)).digest())

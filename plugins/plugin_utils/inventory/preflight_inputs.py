@@ -213,8 +213,8 @@ def _checks(variables: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[
     unproven = document["unproven"]
     left_out = [
         name
-        for name in ("inference_check_latency", "inference_check_probe_latency")
-        if not variables[name] and (variables["inference_check_probe"] or "probe" not in name)
+        for name in ("inference_check_latency", "monitoring_probe_latency")
+        if not variables[name] and (variables["monitoring_probe"] or "probe" not in name)
     ]
     yield from (
         f"model {check['model']}: found loads alone in its check file, left out by {' and '.join(left_out)}: wanted a check "

@@ -1,7 +1,7 @@
 """The controller's half of a transfer: what to push and what the host pulls, rsync through its module, and how far it is.
 
 Bytes go through ansible.posix.synchronize into `incoming/` of the host, as the connecting user and under that directory's lock,
-which dies with the connection. What came is verified and kept by the module model_store.
+which dies with the connection. What came is verified and kept by the module model_blobs.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ class Sender:
         order["bundle"] = "" if self.here else self.variables["model_repository_bundle"]
         order["way"] = way
         hidden_too = {**secrets, "addresses": secret.of_addresses(order)}
-        arguments = {"root": self.root, "incoming": self.incoming, "transfer": order, "secrets": hidden_too}
-        answer: Dict[str, Any] = self.action.ask("model_store", arguments, self.task_vars)
+        arguments = {"root": self.root, "incoming": self.incoming, "sha256": sorted(routes)}
+        answer: Dict[str, Any] = self.action.ask("model_blobs", arguments, self.task_vars, {"step": order, "secrets": hidden_too})
         if answer.get("failed"):
             raise StoreError(str(answer.get("msg") or answer))
         return answer

@@ -26,14 +26,14 @@ from ansible.plugins.connection import ConnectionBase
 STAGE = Path(os.environ["NPUFLEET_STAGE"])
 SCENARIO: dict[str, Any] = json.loads((STAGE / "scenario.json").read_text())
 # What tells one call of a module from another
-TOLD = ("state", "concerns", "free", "preflight", "models", "name", "cmd", "_raw_params", "argv", "path", "dest")
+TOLD = ("state", "concerns", "preflight", "models", "name", "cmd", "_raw_params", "argv", "path", "dest")
 MARK = {"reason": "swap card 2", "by": "kim", "since": "2026-01-01T00:00:00Z"}
 
 
 def call_of(module: str, arguments: dict[str, Any]) -> str:
     """A call in one line: the module, and what it is called for."""
     if module == "host_state":
-        words = ["free"] if arguments.get("free") else ["preflight"] if "preflight" in arguments else sorted(arguments["desired"])
+        words = ["preflight"] if "preflight" in arguments else sorted(arguments["_request"]["desired"])
         return " ".join([module, *words, *(["prove"] if arguments.get("prove") else [])])
     words = [json.dumps(arguments[key]).strip('"') for key in TOLD if arguments.get(key) not in (None, False)]
     return " ".join([module, *words])
@@ -63,9 +63,7 @@ def open_switch(host: str) -> bool:
 
 def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
     """The answer of host_state."""
-    if arguments.get("free"):
-        return {}
-    asked, first = arguments.get("desired") or {}, "preflight" in arguments
+    asked, first = arguments["_request"].get("desired") or {}, "preflight" in arguments
     plan = [
         one
         for one in part.get("plan", [])

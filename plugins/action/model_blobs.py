@@ -1,0 +1,35 @@
+"""Controller side of model_blobs: where each file comes from, and the transfer of it to the host."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError
+from ansible_collections.npufleet.triton.plugins.modules.model_blobs import new_module
+from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
+from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.transfer.sender import Sender
+
+
+class ActionModule(FleetAction):
+    """Pushes what the controller has, and has the host fetch the rest."""
+
+    def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
+        variables = self.variables(task_vars)
+        _validation, wanted = self.validate_argument_spec(argument_spec=new_module.keywords["argument_spec"])
+        origins = wanted["origins"]
+        if origins is None:
+            with self.refusing(host):
+                found, reasons = manifest.manifests(variables)
+                if reasons:
+                    raise Refusal(reasons)
+            origins = {digest: origin for entry in found.values() for digest, origin in entry["origins"].items()}
+        if self._task.check_mode:
+            return {"changed": bool(wanted["sha256"])}
+        try:
+            with host_text.understood(host):
+                return Sender(self, host, variables, task_vars).send(wanted["sha256"], origins)
+        except StoreError as error:
+            return {"failed": True, "msg": f"{host}: {error}"}

@@ -1,0 +1,20 @@
+"""Controller side of wait_for_npus: whose container has the cards by right, and how long to wait for others."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
+
+
+class ActionModule(FleetAction):
+    """Asks once; the host waits."""
+
+    def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
+        variables = self.variables(task_vars)
+        arguments = {
+            "container": variables["triton_server_name"],
+            "timeout": int(variables["npufleet_free_timeout"]),
+            **self._task.args,
+        }
+        return self.ask("wait_for_npus", arguments, task_vars, {"host": host})

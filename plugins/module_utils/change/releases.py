@@ -1,0 +1,141 @@
+"""What a change does with the releases of a host: make them, switch to them, prove them or put back what served before.
+
+Each takes what the options of the module model_store say, and answers what that module returns.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Callable, Dict, List, Mapping, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils import store
+from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, damage, history
+
+Moves = Dict[str, Dict[str, Any]]
+
+
+def wanted_releases(root: str, releases: Mapping[str, Any]) -> Dict[str, Any]:
+    """What is to be made: a model that is held at an older release gets that one again."""
+    holds = store.read_holds(root)
+    return {
+        name: store.release_again(root, name, holds[name]["label"])
+        if name in holds and holds[name]["source"] == entry["source"]
+        else entry
+        for name, entry in sorted(releases.items())
+    }
+
+
+def refuse_directories(root: str, names: List[str]) -> None:
+    """A directory cannot be replaced by a link in one step."""
+    places = {name: os.path.join(root, "served", name) for name in names}
+    solid = sorted(name for name, path in places.items() if os.path.isdir(path) and not os.path.islink(path))
+    if solid:
+        raise store.StoreError(f"served/{', served/'.join(solid)} is a directory and no link: move it out of the store")
+
+
+def switch(root: str, run: store.Run, moves: Moves, holds: Dict[str, Any], **more: Any) -> Dict[str, Optional[str]]:
+    """Move links inside the transaction. What fails before the first one has moved leaves no trace."""
+    before, holds_before = store.read_transaction(root), store.read_holds(root)
+    targets = {name: move["to"] for name, move in moves.items()}
+    try:
+        store.open_transaction(root, run, moves, **more)
+        store.write_holds(root, holds)
+        store.move_links(root, targets)
+    except (store.StoreError, OSError) as error:
+        moved = [name for name, label in targets.items() if store.served_label(root, name) == label != moves[name]["from"]]
+        if moved:
+            raise store.StoreError(
+                f"{error}; {', '.join(moved)} switched before that: run again, the open transaction tells what served before"
+            ) from error
+        store.write_holds(root, holds_before)
+        if before is not None:
+            store.write_json(root, os.path.join(root, store.TRANSACTION), before)
+        elif os.path.exists(os.path.join(root, store.TRANSACTION)):
+            os.unlink(os.path.join(root, store.TRANSACTION))
+        raise
+    return targets
+
+
+def release(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List[str]) -> Dict[str, Any]:
+    """State released."""
+    refuse_directories(root, [*params["releases"], *withdraw])
+    releases = wanted_releases(root, params["releases"])
+    fresh = [entry for name, entry in releases.items() if entry is params["releases"][name]]
+    blobs.ingest(
+        root, params["incoming"], sorted({file["sha256"] for new in fresh for file in new["files"].values() if file["blob"]})
+    )
+    # Every release is whole before the first link moves.
+    made = {name: store.make_release(root, name, entry) for name, entry in releases.items()}
+    moves: Moves = {name: {"from": store.served_label(root, name), "to": label, "what": "deploy"} for name, label in made.items()}
+    moves.update({name: {"from": store.served_label(root, name), "to": None, "what": "withdraw"} for name in withdraw})
+    if not moves and store.read_transaction(root) is None:
+        return {"changed": False, "switched": {}, "moves": {}}
+    holds = store.read_holds(root)
+    ended = [name for name in moves if name in holds and holds[name]["source"] != params["releases"].get(name, {}).get("source")]
+    kept = {name: hold for name, hold in holds.items() if name not in ended}
+    for name in set(kept) & set(made):
+        kept[name] = {**kept[name], "label": made[name]}
+    # Without any move it takes over what another run left open
+    return {"changed": True, "switched": switch(root, run, moves, kept), "moves": moves}
+
+
+def roll_back(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
+    """State rolled_back."""
+    found = store.rollback_moves(root, params["models"], params["to"])
+    again = {name: store.release_again(root, name, move["to"]) for name, move in found.items()}
+    moves: Moves = {
+        name: {"from": found[name]["from"], "to": store.make_release(root, name, entry), "what": "rollback"}
+        for name, entry in again.items()
+    }
+    if not moves:
+        return {"changed": False, "switched": {}, "moves": {}}
+    holds = store.holds_after(root, run, moves, params["why"])
+    return {"changed": True, "switched": switch(root, run, moves, holds, why=params["why"]), "moves": moves}
+
+
+def restore(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
+    """State restored."""
+    if params["hung"]:
+        store.write_json(root, os.path.join(root, store.HUNG), {"models": params["hung"], "at": time.time()})
+    moves = store.put_back(root, run, params["why"])
+    return {"changed": bool(moves), "switched": {name: move["to"] for name, move in moves.items()}, "moves": moves}
+
+
+def prove(root: str, run: store.Run, params: Mapping[str, Any], warn: Callable[[str], None]) -> Dict[str, Any]:
+    """State proven."""
+    moves = store.close_transaction(root, run, "proven", params["why"])
+    removed: Any = []
+    if moves:
+        try:
+            removed = blobs.collect(root, params["keep"])
+        except (store.StoreError, OSError) as error:
+            # What is proven stays proven; the next run collects again
+            warn(f"{run.host}: old releases were not removed: {error}")
+    return {"changed": bool(moves), "moves": moves, "removed": removed}
+
+
+def forget(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
+    """State forgotten."""
+    holds = store.read_holds(root)
+    ended = sorted(set(holds) & set(params["models"] or holds))
+    here = {name: store.served_label(root, name) for name in ended}
+    moves = {name: {"from": here[name], "to": here[name], "what": history.FORGET} for name in ended}
+    store.append_history(root, store.history_lines(root, run, moves, "done", params["why"]))
+    store.write_holds(root, {name: hold for name, hold in holds.items() if name not in ended})
+    return {"changed": bool(ended), "forgotten": ended}
+
+
+def predicted(root: str, params: Mapping[str, Any], withdraw: List[str]) -> Dict[str, Any]:
+    """What check mode answers."""
+    state, opened = params["state"], store.read_transaction(root)
+    if state == "rolled_back":
+        moves = store.rollback_moves(root, params["models"], params["to"])
+        return {"changed": bool(moves), "switched": {}, "moves": moves}
+    if state == "forgotten":
+        ended = sorted(set(store.read_holds(root)) & set(params["models"] or store.read_holds(root)))
+        return {"changed": bool(ended), "forgotten": ended}
+    if state == "released":
+        changes = params["releases"] or withdraw or opened or damage.found(root) or not store.is_there(root)
+        return {"changed": bool(changes), "switched": {}, "moves": {}}
+    return {"changed": bool(opened), "switched": {}, "moves": (opened or {"models": {}})["models"]}

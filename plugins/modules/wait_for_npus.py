@@ -1,0 +1,80 @@
+#!/usr/bin/python
+"""Module wait_for_npus: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: wait_for_npus
+short_description: Wait until no process has the NPUs of a host open
+description:
+  - Asks the vendor's tool who has the cards open, and fails while a process does, naming each. Those of the Triton container count
+    only when it does not run.
+  - While it does not run, processes are waited for. One that has a card open beside a running container is refused at once.
+version_added: 0.1.0
+author: The npufleet developers (@npufleet)
+options:
+  container:
+    description: Name of the server's container. Default is the variable C(triton_server_name).
+    type: str
+  timeout:
+    description: Seconds to wait. Default is the variable C(npufleet_free_timeout).
+    type: int
+attributes:
+  check_mode:
+    support: full
+    description: Waits as always; nothing is changed by it.
+"""
+
+EXAMPLES = r"""
+- name: Wait until the cards are free
+  npufleet.triton.wait_for_npus:
+    timeout: 60
+"""
+
+RETURN = r"""
+seconds:
+  description: How long the processes that had cards open were waited for.
+  returned: success
+  type: float
+"""
+
+import time
+from typing import List
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.npufleet.triton.plugins.module_utils import request
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import contexts
+
+POLL_SECONDS = 0.5
+# Inventory name of the host, for messages
+REQUEST = {"host": {"type": "str", "default": ""}}
+
+
+def busy(container: str, deadline: float) -> List[str]:
+    """Why the cards are not free: at once beside a running container, else of those that are left at the deadline."""
+    found = contexts.look(container)
+    while found["reasons"] and not found["running"] and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        found = contexts.look(container)
+    return found["reasons"]
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(
+        argument_spec={"container": {"type": "str"}, "timeout": {"type": "int"}, **request.option(REQUEST)},
+        supports_check_mode=True,
+    )
+    params = request.merged(module.params)
+    if params["container"] is None or params["timeout"] is None:
+        module.fail_json(msg="the container is known on the controller: call it as npufleet.triton.wait_for_npus")
+    began = time.monotonic()
+    reasons = busy(params["container"], began + params["timeout"])
+    if reasons:
+        lines = "".join("\n  - " + reason for reason in reasons)
+        module.fail_json(msg="{}: the cards are not free, end what holds them and run again:{}".format(params["host"], lines))
+    module.exit_json(changed=False, seconds=round(time.monotonic() - began, 1))
+
+
+if __name__ == "__main__":
+    main()
