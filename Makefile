@@ -46,13 +46,17 @@ status: venv ## what differs on the running lab
 check: venv ## prove by inference on the running lab
 	@$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/check.yml $(ARGS)
 
-lint: venv ## ruff, mypy, yamllint, ansible-lint (production), generated docs
+lint: venv ## ruff, mypy, yamllint, ansible-lint (production), changelog fragments, generated docs
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/yamllint --strict .
 	@$(BIN)/ansible-lint --offline --strict
+	@$(BIN)/antsibull-changelog lint
 	@$(PY) tests/docs.py --check
+
+changelog: venv ## CHANGELOG.md out of changelogs/fragments, for the version in galaxy.yml
+	@$(BIN)/antsibull-changelog release --update-existing --version "$$(sed -n 's/^version: //p' galaxy.yml)"
 
 transfers: ## Debian's rsync and rclone, where they are missing
 	@if ! command -v rsync >/dev/null || ! command -v rclone >/dev/null; then \
@@ -141,4 +145,4 @@ test-mutants: venv ## seed defects one at a time; each must turn a test red
 clean: ## remove what was built; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-down converge status check lint lint-models lint-corpus unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models soak sanity test-quick test bench-serving bench-models bench-loading test-heavy test-mutants clean
+.PHONY: help venv demo lab lab-down converge status check lint changelog lint-models lint-corpus unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models soak sanity test-quick test bench-serving bench-models bench-loading test-heavy test-mutants clean

@@ -170,9 +170,7 @@ def module_problems(path: Path) -> Iterator[str]:
     if len(specs) != 1 or not isinstance(specs[0], ast.Dict):
         yield f"{where}: wanted one argument_spec, written as a dictionary, to compare with DOCUMENTATION"
         return
-    # What the controller hands over is merged in by a call, and no option of anybody's
-    own = [(key, value) for key, value in zip(specs[0].keys, specs[0].values) if key is not None]
-    spec = {ast.literal_eval(key): ast.literal_eval(value) for key, value in own}
+    spec = ast.literal_eval(specs[0])
     for name in sorted(spec.keys() ^ documented.keys()):
         yield f"{where}: option {name} is {'not documented' if name in spec else 'documented, argument_spec does not have it'}"
     for name in sorted(spec.keys() & documented.keys()):

@@ -12,7 +12,6 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ansible.errors import AnsibleActionFail
 from ansible.template import trust_as_template
 from ansible_collections.npufleet.triton.plugins.module_utils import adoption
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import of_groups
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import options
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
@@ -94,7 +93,7 @@ class ActionModule(FleetAction):
         vault = translation.vault if dest else {}
         seen = self.variables({**task_vars, **vault, **trusted(overlay), "triton_server_name": name})
         with self.refusing(host):
-            wanted, _manifests = desired(seen, [group for group in of_groups(list(task_vars["group_names"])) if group in CONCERNS])
+            wanted, _manifests = desired(seen, [group for group in self.concerns(seen, task_vars) if group in CONCERNS])
         if not dest:
             gone = sorted(set(found["models"]) - set(wanted["server"]["models"]))
             if gone:

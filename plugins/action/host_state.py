@@ -9,7 +9,6 @@ from typing import Any, Dict, List
 from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleUndefinedVariable
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe, secret
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import of_groups
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, runs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
@@ -52,7 +51,7 @@ class ActionModule(FleetAction):
         variables = self.variables(task_vars)
         concerns = self._task.args.get("concerns")
         if concerns is None:
-            concerns = of_groups(list(task_vars.get("group_names", [])))
+            concerns = self.concerns(variables, task_vars)
         if boolean(self._task.args.get("preflight", False)):
             return self._preflight(variables, list(concerns), task_vars, host)
         if boolean(self._task.args.get("unsealed", False)):

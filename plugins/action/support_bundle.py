@@ -11,7 +11,6 @@ from typing import Any, Dict, List, Mapping, Tuple
 from ansible import __version__ as ansible_version
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import address
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import of_groups
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.redact import base64_cores, forms, secret_values
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import SHORTEST, looks_secret
@@ -53,7 +52,7 @@ class ActionModule(FleetAction):
             # An address that nothing can be published on costs the differences, not the bundle
             arguments["address"] = address(variables)
         arguments.update(self._task.args)
-        concerns = arguments.get("concerns") or of_groups(list(task_vars.get("group_names", [])))
+        concerns = arguments.get("concerns") or self.concerns(variables, task_vars)
         dest = self._loader.path_dwim(arguments.pop("dest"))
         stamp = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
         secrets, names, errors = self._secrets(variables)

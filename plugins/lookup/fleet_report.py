@@ -35,7 +35,7 @@ options:
 EXAMPLES = r"""
 - name: Say how many hosts are not as wanted
   ansible.builtin.debug:
-    msg: "{{ (lookup('npufleet.triton.fleet_report', *groups['npu_hosts'], status_file=status, results_dir=results)).counts }}"
+    msg: "{{ (lookup('npufleet.triton.fleet_report', *groups[npufleet_group], status_file=status, results_dir=results)).counts }}"
   vars:
     status: "{{ npufleet_output_dir }}/status.json"
     results: "{{ npufleet_output_dir }}/check"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+
 NAME = "_request"
 # Who changes a host: the run, the person at its controller, the host's name in the inventory
 HOLDER: Dict[str, Any] = {
@@ -13,11 +16,13 @@ HOLDER: Dict[str, Any] = {
 }
 
 
-def option(fields: Dict[str, Any]) -> Dict[str, Any]:
-    """The private option with these fields, for an argument_spec; those that nobody hands over have their defaults."""
-    return {NAME: {"type": "dict", "options": fields, "apply_defaults": True, "no_log": False}}
+def received(module: AnsibleModule, fields: Dict[str, Any]) -> Dict[str, Any]:
+    """A module's options and these fields of what the controller handed over, in one; what is secret is in no result.
 
-
-def merged(params: Dict[str, Any]) -> Dict[str, Any]:
-    """A module's options and what the controller handed over, in one."""
-    return {**{name: value for name, value in params.items() if name != NAME}, **params[NAME]}
+    `fields` is an argument_spec. Ends the module where they are not as it says.
+    """
+    found = ArgumentSpecValidator(fields).validate(module.params[NAME] or {})
+    module.no_log_values.update(found._no_log_values)
+    if found.error_messages:
+        module.fail_json(msg=f"{NAME}: {'; '.join(found.error_messages)}: it is the controller's to fill in")
+    return {**{name: value for name, value in module.params.items() if name != NAME}, **found.validated_parameters}

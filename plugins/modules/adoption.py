@@ -23,6 +23,9 @@ options:
       - Directory on the controller to write to. Without it nothing is written or translated, and the plan is that of the
         inventory as it is.
     type: path
+  _request:
+    description: What the controller hands over. It is nothing for a playbook to set.
+    type: dict
 attributes:
   check_mode:
     support: full
@@ -303,11 +306,11 @@ def main() -> None:
         argument_spec={
             "name": {"type": "str"},
             "dest": {"type": "path"},
-            **request.option(REQUEST),
+            "_request": {"type": "dict"},
         },
         supports_check_mode=True,
     )
-    arguments = request.merged(module.params)
+    arguments = request.received(module, REQUEST)
     if not arguments["store"]:
         module.fail_json(msg="adoption translates on the controller: call it as npufleet.triton.adoption")
     engine = Engine()

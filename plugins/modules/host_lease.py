@@ -41,6 +41,9 @@ options:
     description: Directory of the project on the host.
     type: path
     default: /var/lib/npufleet
+  _request:
+    description: What the controller hands over. It is nothing for a playbook to set.
+    type: dict
 attributes:
   check_mode:
     support: full
@@ -135,11 +138,11 @@ def main() -> None:
             "wait": {"type": "int", "default": 0},
             "root": {"type": "path", "default": "/var/lib/npufleet"},
             "install": {"type": "bool", "default": True},
-            **request.option(REQUEST),
+            "_request": {"type": "dict"},
         },
         supports_check_mode=True,
     )
-    params = request.merged(module.params)
+    params = request.received(module, REQUEST)
     if not params["run"]:
         module.fail_json(msg="a lease is taken for a run, which the controller knows: call it as npufleet.triton.host_lease")
     if module.check_mode:

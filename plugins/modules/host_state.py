@@ -49,6 +49,9 @@ options:
       - Everywhere else values that may be secret are digests, under a key of that one call.
     type: bool
     default: false
+  _request:
+    description: What the controller hands over. It is nothing for a playbook to set.
+    type: dict
 attributes:
   check_mode:
     support: full
@@ -244,11 +247,11 @@ def main() -> None:
             "timeout": {"type": "int", "default": 0},
             "preflight": {"type": "bool", "default": False},
             "unsealed": {"type": "bool", "default": False},
-            **request.option(REQUEST),
+            "_request": {"type": "dict"},
         },
         supports_check_mode=True,
     )
-    params = request.merged(module.params)
+    params = request.received(module, REQUEST)
     desired = params["desired"]
     if not desired and not params["mark"]:
         module.fail_json(msg="host_state computes what is wanted on the controller: call it as npufleet.triton.host_state")

@@ -136,6 +136,9 @@ options:
         mode. A result of an earlier run is removed first, so that none outlives a host that cannot be reached.
       - Default is not to write any.
     type: path
+  _request:
+    description: What the controller hands over. It is nothing for a playbook to set.
+    type: dict
 attributes:
   check_mode:
     support: full
@@ -325,7 +328,7 @@ new_module = partial(
         "checks_dir": {"type": "list", "elements": "path", "default": []},
         "golden_dir": {"type": "list", "elements": "path", "default": []},
         "results_dir": {"type": "path"},
-        **request.option(REQUEST),
+        "_request": {"type": "dict"},
     },
     supports_check_mode=True,
 )
@@ -398,7 +401,7 @@ def report(host: str, results: List[Dict[str, Any]], unasked: Sequence[str] = ()
 def main() -> None:
     """Entry point."""
     module = new_module()
-    wanted = request.merged(module.params)
+    wanted = request.received(module, REQUEST)
     if not wanted["program"] or not wanted["document"]:
         module.fail_json(msg="inference_check reads check files on the controller: call it as npufleet.triton.inference_check")
     server = {name: value for name, value in wanted["server"].items() if value is not None}

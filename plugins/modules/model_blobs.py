@@ -29,6 +29,9 @@ options:
   incoming:
     description: Directory on the same file system that files arrive in. Default is the variable C(npufleet_incoming).
     type: path
+  _request:
+    description: What the controller hands over. It is nothing for a playbook to set.
+    type: dict
 attributes:
   check_mode:
     support: full
@@ -73,7 +76,7 @@ new_module = partial(
         "origins": {"type": "dict"},
         "root": {"type": "path"},
         "incoming": {"type": "path"},
-        **request.option(REQUEST),
+        "_request": {"type": "dict"},
     },
     supports_check_mode=True,
 )
@@ -82,7 +85,7 @@ new_module = partial(
 def main() -> None:
     """Entry point."""
     module = new_module()
-    params = request.merged(module.params)
+    params = request.received(module, REQUEST)
     root = params["root"]
     if params["step"] is None:
         module.fail_json(msg="a transfer is made by the controller: call it as npufleet.triton.model_blobs")

@@ -73,6 +73,9 @@ options:
       - Default is the variable C(model_repository_keep).
     type: int
     default: 3
+  _request:
+    description: What the controller hands over. It is nothing for a playbook to set.
+    type: dict
 attributes:
   check_mode:
     support: full
@@ -166,11 +169,11 @@ def main() -> None:
             "why": {"type": "str", "default": ""},
             "hung": {"type": "list", "elements": "str", "default": []},
             "keep": {"type": "int", "default": 3},
-            **request.option(REQUEST),
+            "_request": {"type": "dict"},
         },
         supports_check_mode=True,
     )
-    params = request.merged(module.params)
+    params = request.received(module, REQUEST)
     root, state = params["root"], params["state"]
     run = store.Run(params["run"], params["by"], params["host"])
     withdraw = [name for name in params["withdraw"] if os.path.lexists(os.path.join(root, "served", name))]

@@ -65,6 +65,9 @@ options:
     description: Root of the model store. Default is the variable C(npufleet_root).
     type: path
     default: /var/lib/npufleet
+  _request:
+    description: What the controller hands over. It is nothing for a playbook to set.
+    type: dict
 attributes:
   check_mode:
     support: full
@@ -245,11 +248,11 @@ def main() -> None:
             "metrics_port": {"type": "int", "default": 8002},
             "prometheus_port": {"type": "int", "default": 9090},
             "root": {"type": "path", "default": "/var/lib/npufleet"},
-            **request.option(REQUEST),
+            "_request": {"type": "dict"},
         },
         supports_check_mode=True,
     )
-    params = request.merged(module.params)
+    params = request.received(module, REQUEST)
     if not params["host"] or not params["stamp"] or params["concerns"] is None:
         module.fail_json(msg="support_bundle begins on the controller: call it as npufleet.triton.support_bundle")
     if module.check_mode:

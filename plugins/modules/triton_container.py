@@ -34,6 +34,9 @@ options:
     description: Directory of the project on the host.
     type: path
     default: /var/lib/npufleet
+  _request:
+    description: What the controller hands over. It is nothing for a playbook to set.
+    type: dict
 attributes:
   check_mode:
     support: full
@@ -100,11 +103,11 @@ def main() -> None:
             },
             "inside": {"type": "dict", "default": {}},
             "root": {"type": "path", "default": "/var/lib/npufleet"},
-            **request.option(REQUEST),
+            "_request": {"type": "dict"},
         },
         supports_check_mode=True,
     )
-    params = request.merged(module.params)
+    params = request.received(module, REQUEST)
     if module.check_mode:
         module.exit_json(changed=True, did=None)
     try:

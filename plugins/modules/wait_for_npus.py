@@ -19,6 +19,9 @@ options:
   timeout:
     description: Seconds to wait. Default is the variable C(npufleet_free_timeout).
     type: int
+  _request:
+    description: What the controller hands over. It is nothing for a playbook to set.
+    type: dict
 attributes:
   check_mode:
     support: full
@@ -62,10 +65,10 @@ def busy(container: str, deadline: float) -> List[str]:
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(
-        argument_spec={"container": {"type": "str"}, "timeout": {"type": "int"}, **request.option(REQUEST)},
+        argument_spec={"container": {"type": "str"}, "timeout": {"type": "int"}, "_request": {"type": "dict"}},
         supports_check_mode=True,
     )
-    params = request.merged(module.params)
+    params = request.received(module, REQUEST)
     if params["container"] is None or params["timeout"] is None:
         module.fail_json(msg="the container is known on the controller: call it as npufleet.triton.wait_for_npus")
     began = time.monotonic()

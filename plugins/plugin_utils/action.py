@@ -16,6 +16,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import filter_loader, test_loader
 from ansible_collections.npufleet.triton.plugins.module_utils import archive, request
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import of_groups
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
@@ -88,6 +89,11 @@ class FleetAction(ActionBase):
         merged["role_path"] = os.path.join(COLLECTION, "roles", "common")
         templar = self._templar.copy_with_new_env(available_variables=merged)
         return Templated(merged, templar.template, given)
+
+    @staticmethod
+    def concerns(variables: Mapping[str, Any], task_vars: Mapping[str, Any]) -> List[str]:
+        """What there is to look at on a host of these groups."""
+        return of_groups(list(task_vars.get("group_names", [])), str(variables["npufleet_group"]))
 
     @staticmethod
     def container(variables: Mapping[str, Any]) -> Dict[str, Any]:

@@ -139,3 +139,18 @@ def test_models_placed_nowhere() -> None:
     assert unknown == "model words: `hosts` names npu9, which is no host and no group of this inventory: correct it"
     assert nowhere.startswith("model faces: is placed nowhere, none of monitoring_hosts is in npu_hosts: ")
     assert findings(triton_models=[{"name": "faces", "hosts": ["npu2"]}]) == []
+
+
+def test_a_host_outside_of_the_group_that_the_inventory_alone_names() -> None:
+    """Plays go over what the command line says; roles would look for another group."""
+    (reason,) = findings(npufleet_group="edge", groups={**GROUPS, "edge": ["npu2"]})
+    assert (
+        reason == "npu1 is in no group edge or monitoring_hosts: give npufleet_group on the command line, where every play sees it"
+    )
+    assert findings(npufleet_group="edge", groups={**GROUPS, "npu_hosts": [], "edge": ["npu1", "npu2"]}) == []
+
+
+def test_renamed_variables_name_the_new_one() -> None:
+    assert findings(inference_check_probe_limit=60) == [
+        "inference_check_probe_limit is no longer a variable: it is monitoring_probe_limit now"
+    ]

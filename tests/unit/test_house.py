@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import sys
@@ -77,6 +78,15 @@ def test_roles_and_modules_are_few_enough_to_know() -> None:
     assert len(MODULES) <= 15, [path.stem for path in MODULES]
 
 
+def test_the_group_of_actions_has_every_module_with_that_option() -> None:
+    named = f"{imported.__package__.rpartition('.')[0]}.modules."  # type: ignore[union-attr]
+    documented = {
+        path.stem: yaml.safe_load(importlib.import_module(named + path.stem).DOCUMENTATION)["options"] for path in MODULES
+    }
+    groups = load(ROOT / "meta/runtime.yml")["action_groups"]
+    assert groups == {"root": sorted(name for name, found in documented.items() if "root" in found)}
+
+
 def test_collection_is_this_checkout() -> None:
     link = ROOT / "collections/ansible_collections/npufleet/triton"
     assert link.is_symlink()
@@ -122,7 +132,7 @@ def test_every_play_and_task_of_a_playbook_has_a_name(path: Path) -> None:
 
 def rollout_of(path: Path) -> dict[str, Any]:
     """The play of a playbook that goes over the hosts with a plan, without what it does in its turn, its name and its tags."""
-    (play,) = [one for one in load(path) if one.get("hosts") == "npu_hosts:&npufleet_change_yes"]
+    (play,) = [one for one in load(path) if str(one.get("hosts")).endswith("}}:&npufleet_change_yes")]
     begin, turn, stop = play["tasks"]
     frame = {key: one for key, one in play.items() if key not in ("name", "vars", "tasks")}
     tasks = [begin, {key: one for key, one in turn.items() if key not in ("name", "block")}, stop]

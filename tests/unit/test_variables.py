@@ -41,10 +41,12 @@ def reasons(concerns: list[str] | None = None, **changes: Any) -> list[str]:
 
 
 def test_concerns_of_a_host() -> None:
-    assert of_groups(["all", "npu_hosts"]) == NPU
-    assert of_groups(["monitoring_hosts"]) == ["monitoring"]
-    assert of_groups(["monitoring_hosts", "npu_hosts"]) == [*NPU, "monitoring"]
-    assert of_groups(["all", "ungrouped"]) == []
+    assert of_groups(["all", "npu_hosts"], "npu_hosts") == NPU
+    assert of_groups(["monitoring_hosts"], "npu_hosts") == ["monitoring"]
+    assert of_groups(["monitoring_hosts", "npu_hosts"], "npu_hosts") == [*NPU, "monitoring"]
+    assert of_groups(["all", "ungrouped"], "npu_hosts") == []
+    assert of_groups(["all", "edge"], "edge") == NPU
+    assert of_groups(["all", "npu_hosts"], "edge") == []
 
 
 def test_good_variables_are_accepted() -> None:

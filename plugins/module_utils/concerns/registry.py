@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
     server,
     watchdog,
 )
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Concern
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NPU_HOSTS, Concern
 
 ALL: Tuple[Concern, ...] = (driver, engine, image, models, server, watchdog, probe_timer, monitoring)
 CONCERNS: Dict[str, Concern] = {concern.CONCERN: concern for concern in ALL}
@@ -25,6 +25,6 @@ SEALED: Dict[str, Callable[[Mapping[str, Any], str], Dict[str, Any]]] = {
 }
 
 
-def of_groups(groups: List[str]) -> List[str]:
-    """The concerns of a host in these groups of the inventory."""
-    return [name for name, concern in CONCERNS.items() if concern.GROUP in groups]
+def of_groups(groups: List[str], npus: str) -> List[str]:
+    """The concerns of a host in these groups of the inventory, where `npus` is the one of hosts with NPUs."""
+    return [name for name, concern in CONCERNS.items() if (npus if concern.GROUP == NPU_HOSTS else concern.GROUP) in groups]

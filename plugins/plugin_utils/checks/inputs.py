@@ -80,7 +80,7 @@ def server_of(variables: Mapping[str, Any]) -> Dict[str, Any]:
 
 def place(variables: Mapping[str, Any]) -> int:
     """The host's place in the fleet, by which checks that spread choose their rows."""
-    fleet, host = list((variables.get("groups") or {}).get("npu_hosts", [])), variables["inventory_hostname"]
+    fleet, host = list((variables.get("groups") or {}).get(variables["npufleet_group"], [])), variables["inventory_hostname"]
     return fleet.index(host) if host in fleet else 0
 
 

@@ -13,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import values
 
-GROUPS = ("npu_hosts", "monitoring_hosts")
+MONITORING = "monitoring_hosts"
 # Prefixes that belong to this project: a name below them that nobody reads is a mistake.
 FAMILIES = ("npufleet_", "rbln_", "triton_", "docker_engine_", "model_repository_", "inference_check_", "monitoring_", "preflight_")
 # Of these a site may have variables of its own: only a slip of the finger is refused.
@@ -21,7 +21,10 @@ COMMON_WORDS = ("monitoring_", "preflight_")
 # Names that playbooks and roles register or set themselves, by how they end
 OWN = ("_state", "_result", "_failed", "_item")
 # Variables that are gone, and what stands in their place
-REMOVED: Dict[str, str] = {}
+REMOVED: Dict[str, str] = {
+    f"inference_check_probe{name}": f"it is monitoring_probe{name} now"
+    for name in ("", "_interval", "_jitter", "_limit", "_latency", "_directory")
+}
 # Addresses, and the login that is for them
 WITH_LOGIN = {
     "rbln_driver_package_url": "rbln_driver_package",
@@ -157,17 +160,26 @@ def _contradictions(has: Mapping[str, Any]) -> Iterator[str]:
 def _groups(has: Mapping[str, Any]) -> Iterator[str]:
     """Hosts in no group, groups with a slip in their name, and models whose hosts nobody knows."""
     groups: Mapping[str, List[str]] = has["groups"] or {}
+    own = str(has["npufleet_group"])
+    known = (own, MONITORING)
     lost = sorted(set(groups.get("ungrouped", [])) - {"localhost"})
     if lost:
-        yield "{} in no group: put {} into npu_hosts or monitoring_hosts".format(
-            ", ".join(lost) + (" is" if len(lost) == 1 else " are"), "it" if len(lost) == 1 else "them"
+        yield "{} in no group: put {} into {}".format(
+            ", ".join(lost) + (" is" if len(lost) == 1 else " are"), "it" if len(lost) == 1 else "them", " or ".join(known)
         )
-    for name in sorted(set(groups) - set(GROUPS) - {"all", "ungrouped"}):
-        near = difflib.get_close_matches(name, GROUPS, n=1, cutoff=0.8)
-        if near and not groups.get(near[0]):
-            yield f"there is a group {name} and no host in {near[0]}: rename it"
+    slips = {
+        name: near[0]
+        for name in sorted(set(groups) - set(known) - {"all", "ungrouped"})
+        for near in [difflib.get_close_matches(name, known, n=1, cutoff=0.8)]
+        if near and not groups.get(near[0])
+    }
+    for name, meant in slips.items():
+        yield f"there is a group {name} and no host in {meant}: rename it"
+    here = has["inventory_hostname"]
+    if groups and not slips and here not in lost and not any(here in groups.get(name, []) for name in known):
+        yield f"{here} is in no group {' or '.join(known)}: give npufleet_group on the command line, where every play sees it"
     hosts = set(groups.get("all", []))
-    fleet = set(groups.get("npu_hosts", []))
+    fleet = set(groups.get(own, []))
     for entry in (model for model in has["triton_models"] or [] if model.get("hosts")):
         places = entry["hosts"]
         unknown = [place for place in places if place not in hosts and place not in groups]
@@ -176,6 +188,6 @@ def _groups(has: Mapping[str, Any]) -> Iterator[str]:
                 entry["name"], ", ".join(unknown)
             )
         elif groups and not any(fleet & ({place} | set(groups.get(place, []))) for place in places):
-            yield "model {}: is placed nowhere, none of {} is in npu_hosts: name hosts that have NPUs".format(
-                entry["name"], ", ".join(places)
+            yield "model {}: is placed nowhere, none of {} is in {}: name hosts that have NPUs".format(
+                entry["name"], ", ".join(places), own
             )

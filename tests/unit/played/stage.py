@@ -63,8 +63,8 @@ class Run:
         return {name: int(number) for name, number in re.findall(r"(\w+)=(\d+)", line)}
 
 
-def run(place: Path, playbook: str, scenario: dict[str, Any], *options: str, **variables: Any) -> Run:
-    """One run of a playbook of this checkout on the hosts of a scenario."""
+def run(place: Path, playbook: str, scenario: dict[str, Any], *options: str, group: str = "npu_hosts", **variables: Any) -> Run:
+    """One run of a playbook of this checkout on the hosts of a scenario, which are in a group of this name."""
     place.mkdir(parents=True, exist_ok=True)
     (place / "calls").write_text("")
     (place / "scenario.json").write_text(json.dumps(scenario))
@@ -74,7 +74,7 @@ def run(place: Path, playbook: str, scenario: dict[str, Any], *options: str, **v
         "inference_check_results_dir": str(place / "check"),
         **variables,
     }
-    inventory = {"npu_hosts": {"hosts": {host: {} for host in scenario}, "vars": given}, "monitoring_hosts": {"hosts": {}}}
+    inventory = {group: {"hosts": {host: {} for host in scenario}, "vars": given}, "monitoring_hosts": {"hosts": {}}}
     (place / "hosts.json").write_text(json.dumps(inventory))
     plugins = {"ANSIBLE_CONNECTION_PLUGINS": str(Path(__file__).parent / "connection"), "NPUFLEET_STAGE": str(place)}
     collections = {"ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections")}

@@ -50,6 +50,12 @@ BUILD = [differs("image", "build")]
 SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = {
     "build host out": ("site.yml", only("npu-1", *BUILD, out=""), (), {"npufleet_build_host": "npu-1"}),
     "adopt out": ("adopt.yml", only("npu-4", out=""), ("--limit", "npu-4", "-e", "adopt_replace=true"), {}),
+    "models.yml of edge": (
+        "models.yml",
+        fleet(4, MODEL, npu_3={"fails": "host_state models server"}),
+        ("-e", "npufleet_group=edge"),
+        {"group": "edge"},
+    ),
     "lost alone": ("models.yml", fleet(2, MODEL, npu_1={"lost": "host_state models"}), (), {}),
     "lost before": ("models.yml", fleet(4, MODEL, npu_3={"lost": "host_state preflight"}), (), {}),
     "lost and failed": (
@@ -135,7 +141,7 @@ def test_the_playbooks_that_change_hosts_in_batches_are_these() -> None:
 # 1. A host that fails
 
 
-@scenes(*CHANGING, *(f"site.yml {tag}" for tag in TAGS))
+@scenes(*CHANGING, *(f"site.yml {tag}" for tag in TAGS), "models.yml of edge")
 def test_a_host_that_fails_stops_what_comes_after_its_batch(ran: Run) -> None:
     assert ran.code == 2, ran.output
     assert ran.touched() == ["npu-1", "npu-2", "npu-3"], ran.output

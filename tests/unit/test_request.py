@@ -1,0 +1,72 @@
+"""What the controller hands to a module beside its options."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import request
+from helpers import ansible_playbook
+
+FIELDS: dict[str, Any] = {**request.HOLDER, "secrets": {"type": "dict", "default": {}, "no_log": True}}
+
+
+def module(handed: Any) -> Any:
+    def fail_json(msg: str) -> None:
+        raise SystemExit(msg)
+
+    return SimpleNamespace(params={"root": "/srv", "_request": handed}, no_log_values=set(), fail_json=fail_json)
+
+
+def test_options_and_what_was_handed_over_are_one() -> None:
+    assert request.received(module({"host": "npu1"}), FIELDS) == {
+        "root": "/srv",
+        "run": "",
+        "by": "unknown",
+        "host": "npu1",
+        "secrets": {},
+    }
+    assert request.received(module(None), FIELDS)["host"] == ""
+
+
+def test_a_secret_is_masked_in_every_result_and_nothing_else_is() -> None:
+    given = module({"host": "npu1", "secrets": {"models": "artefact-p4ss"}})
+    assert request.received(given, FIELDS)["secrets"] == {"models": "artefact-p4ss"}
+    assert given.no_log_values == {"artefact-p4ss"}
+
+
+@pytest.mark.parametrize(("handed", "words"), [({"hots": "npu1"}, "_request: hots"), ({"secrets": [1]}, "dict")])
+def test_what_no_controller_hands_over_ends_the_module(handed: Any, words: str) -> None:
+    with pytest.raises(SystemExit, match=words):
+        request.received(module(handed), FIELDS)
+
+
+PLAYBOOK = """
+- name: Pretend to be the controller
+  hosts: localhost
+  gather_facts: false
+  vars:
+    npufleet_root: "{{ playbook_dir }}/root"
+  tasks:
+    - name: Hold the host as somebody else
+      npufleet.triton.host_lease:
+        install: false
+        _request: {run: "bob/1/1", by: bob}
+    - name: Say it
+      ansible.builtin.slurp:
+        src: "{{ npufleet_root }}/lease.json"
+      register: lease
+    - name: Fail unless it is this run's
+      ansible.builtin.assert:
+        that: "'bob' not in lease.content | b64decode"
+"""
+
+
+def test_a_playbook_cannot_take_the_place_of_the_controller(tmp_path: Any) -> None:
+    (tmp_path / "play.yml").write_text(PLAYBOOK)
+    (tmp_path / "root").mkdir()
+    (tmp_path / "hosts").write_text(f"localhost ansible_connection=local ansible_python_interpreter={sys.executable}\n")
+    done = ansible_playbook(tmp_path, "-i", tmp_path / "hosts", tmp_path / "play.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
