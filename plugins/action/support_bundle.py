@@ -79,7 +79,7 @@ class ActionModule(FleetAction):
             with host_text.understood(host):
                 item = int(arguments.get("size", LARGEST_ITEM))
                 bounds = archives.Bounds(PACKED * item, UNPACKED * item, FILES)
-                result["items"] = self._fetch(str(handed["archive"]), path, result, secrets, host, bounds)
+                result["files"] = self._fetch(str(handed["archive"]), path, result, secrets, host, bounds)
         finally:
             # Also where Ansible is told to keep its files
             self._remove_tmp_path(directory, force=True)
@@ -88,7 +88,7 @@ class ActionModule(FleetAction):
             result["msg"] = "{} ({:.0f} KiB, {} files, {} items could not be got, {} secrets taken out)".format(
                 os.path.relpath(path),
                 os.path.getsize(path) / 1024,
-                len(result["items"]),
+                len(result["files"]),
                 len(result["errors"]),
                 int(result["redacted"]),
             )

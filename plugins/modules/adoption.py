@@ -116,7 +116,14 @@ class Failure(Exception):
 
 def process_of(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
     """The tritonserver that runs in a container, however it was started there, as the kernel shows it."""
-    top = engine.get(f"/containers/{container}/top") or {}
+    try:
+        top = engine.get(f"/containers/{container}/top") or {}
+    except OSError:
+        # One that ends in this moment, such as that of a check, has no server
+        state = (engine.get(f"/containers/{container}/json") or {}).get("State", {})
+        if state.get("Running") and not state.get("Restarting"):
+            raise
+        return None
     column = top["Titles"].index("PID") if "PID" in top.get("Titles", []) else 1
     for line in top.get("Processes") or []:
         pid = line[column]
@@ -124,11 +131,15 @@ def process_of(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
         if argv and os.path.basename(argv[0]) == SERVER:
             pairs = [part.decode("utf-8", "replace").partition("=") for part in raw(f"/proc/{pid}/environ").split(b"\0") if part]
             status = raw(f"/proc/{pid}/status").decode()
+            try:
+                directory = os.readlink(f"/proc/{pid}/cwd")
+            except FileNotFoundError:
+                return None
             return {
                 "pid": int(pid),
                 "argv": argv,
                 "environment": {name: value for name, _equals, value in pairs},
-                "directory": os.readlink(f"/proc/{pid}/cwd"),
+                "directory": directory,
                 "user": next((line.split()[1] for line in status.splitlines() if line.startswith("Uid:")), "0"),
             }
     return None

@@ -94,7 +94,7 @@ path:
   description: The bundle on the controller.
   returned: success, not in check mode
   type: str
-items:
+files:
   description: The files that are in it, in check mode those that would be tried.
   returned: success
   type: list
@@ -199,7 +199,7 @@ def pack(root: str, members: Mapping[str, str]) -> bytes:
 
 
 def bundle(params: Mapping[str, Any]) -> Dict[str, Any]:
-    """{"archive", "items", "errors", "redacted"}; every text of the archive went through the one redactor."""
+    """{"archive", "files", "errors", "redacted"}; every text of the archive went through the one redactor."""
     limits = Limits(params["timeout"], params["size"], params["lines"])
     found, errors = collect(list(items(params, limits)), limits, time.monotonic() + params["total_timeout"])
     errors = [*params["errors"], *errors]
@@ -219,7 +219,7 @@ def bundle(params: Mapping[str, Any]) -> Dict[str, Any]:
     members["errors.txt"] = "".join(" ".join(error.split()) + "\n" for error in errors)
     members["redaction.txt"] = redaction(params["names"], redactor)
     root = "{}-{}".format(params["host"], params["stamp"])
-    return {"archive": pack(root, members), "items": sorted(members), "errors": errors, "redacted": redactor.count}
+    return {"archive": pack(root, members), "files": sorted(members), "errors": errors, "redacted": redactor.count}
 
 
 def put(path: str, raw: bytes) -> None:
@@ -257,7 +257,7 @@ def main() -> None:
         module.fail_json(msg="support_bundle begins on the controller: call it as npufleet.triton.support_bundle")
     if module.check_mode:
         names = [item.name for item in items(params, Limits(params["timeout"], params["size"], params["lines"]))]
-        module.exit_json(changed=False, items=names, msg="{}: would collect {} items".format(params["host"], len(names)))
+        module.exit_json(changed=False, files=names, msg="{}: would collect {} items".format(params["host"], len(names)))
     done = bundle(params)
     raw = done.pop("archive")
     try:

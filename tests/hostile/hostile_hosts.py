@@ -213,7 +213,7 @@ def said(words: Words) -> dict[str, Any]:
             "msg": bad,
             "warnings": [bad],
         },
-        "support_bundle": {"changed": False, "items": [bad], "errors": [bad], "redacted": bad, "raw": bundle(words)},
+        "support_bundle": {"changed": False, "files": [bad], "errors": [bad], "redacted": bad, "raw": bundle(words)},
         "adoption": container(words),
     }
 

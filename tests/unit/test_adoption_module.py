@@ -72,6 +72,26 @@ def test_the_only_server_is_the_one_that_is_meant(monkeypatch: pytest.MonkeyPatc
     assert (inspect["Name"], process["pid"]) == ("/hand", 7)
 
 
+class Ending(FakeEngine):
+    """An engine whose container ends while it is asked for its processes."""
+
+    def get(self, resource: str) -> Any:
+        if resource.endswith("/top"):
+            raise OSError("the engine answered 409: Container check is not running")
+        return super().get(resource)
+
+
+@pytest.mark.parametrize("state", [None, {"Running": False}, {"Running": True, "Restarting": True}])
+def test_a_container_that_ends_meanwhile_has_no_server(state: Any) -> None:
+    there = {"/containers/check/json": {"State": state}} if state else {}
+    assert subject.process_of(Ending(there), "check") is None
+
+
+def test_a_running_container_whose_processes_cannot_be_read_is_told() -> None:
+    with pytest.raises(OSError, match="409"):
+        subject.process_of(Ending({"/containers/check/json": {"State": {"Running": True}}}), "check")
+
+
 @pytest.mark.parametrize(
     ("processes", "name", "said"),
     [

@@ -76,7 +76,7 @@ def test_bare_host_gives_a_bundle_and_says_what_is_missing(bare: None, tmp_path:
     assert result["failed"] is False and result["changed"] is False
     found = unpacked(tmp_path / "fetch/bundle.tar.gz")
     assert {"README.txt", "errors.txt", "redaction.txt", "host/system.txt", "host/memory.txt"} <= set(found)
-    assert sorted(found) == result["items"]
+    assert sorted(found) == result["files"]
     errors = found["errors.txt"].splitlines()
     assert "driver/tool.json: /nowhere/rbln-stat is not installed" in errors
     assert "journal/docker.txt: journalctl is not installed" in errors
@@ -149,7 +149,7 @@ def test_check_mode_names_the_items_and_writes_nothing(bare: None, tmp_path: Pat
     result = run_module(support_bundle, arguments(tmp_path), check=True)
     assert (result["failed"], result["changed"]) == (False, False)
     assert result["msg"] == f"npu1: would collect {len(result['items'])} items"
-    assert {"driver/tool.json", "server/index.json", "kernel/journal.txt"} <= set(result["items"])
+    assert {"driver/tool.json", "server/index.json", "kernel/journal.txt"} <= set(result["files"])
     assert os.listdir(tmp_path / "fetch") == []
 
 

@@ -7,6 +7,7 @@ elsewhere. `way` says how to get there, and may be shown: {"user", "proxies", "c
 
 from __future__ import annotations
 
+# Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
 import errno
 import json
 import lzma

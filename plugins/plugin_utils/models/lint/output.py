@@ -87,7 +87,7 @@ def _quoted(path: str) -> str:
 def relative(path: str) -> str:
     """A path from the current directory, absolute for one outside of it."""
     found = os.path.relpath(path)
-    return os.path.abspath(path) if found.split(os.sep)[0] == os.pardir else found
+    return os.path.abspath(path) if found.split(os.sep, maxsplit=1)[0] == os.pardir else found
 
 
 def message(finding: Finding) -> str:
