@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, damage, history
 
-Moves = Dict[str, Dict[str, Any]]
+Moves = Dict[str, store.Move]
 
 
 def wanted_releases(root: str, releases: Mapping[str, Any]) -> Dict[str, Any]:
@@ -83,7 +83,7 @@ def release(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List
 def roll_back(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
     """State rolled_back."""
     found = store.rollback_moves(root, params["models"], params["to"])
-    again = {name: store.release_again(root, name, move["to"]) for name, move in found.items()}
+    again = {name: store.release_again(root, name, move["to"] or "") for name, move in found.items()}
     moves: Moves = {
         name: {"from": found[name]["from"], "to": store.make_release(root, name, entry), "what": "rollback"}
         for name, entry in again.items()
@@ -120,7 +120,7 @@ def forget(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, An
     holds = store.read_holds(root)
     ended = sorted(set(holds) & set(params["models"] or holds))
     here = {name: store.served_label(root, name) for name in ended}
-    moves = {name: {"from": here[name], "to": here[name], "what": history.FORGET} for name in ended}
+    moves: Moves = {name: {"from": here[name], "to": here[name], "what": history.FORGET} for name in ended}
     store.append_history(root, store.history_lines(root, run, moves, "done", params["why"]))
     store.write_holds(root, {name: hold for name, hold in holds.items() if name not in ended})
     return {"changed": bool(ended), "forgotten": ended}

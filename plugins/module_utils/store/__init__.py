@@ -33,6 +33,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.holds import
     read_holds,
     write_holds,
 )
+from ansible_collections.npufleet.triton.plugins.module_utils.store.records import Move, Record
 from ansible_collections.npufleet.triton.plugins.module_utils.store.releases import (
     FACTS,
     in_place,
@@ -66,6 +67,8 @@ __all__ = [
     "HUNG",
     "SHAPES",
     "TRANSACTION",
+    "Move",
+    "Record",
     "Run",
     "StoreError",
     "append_history",

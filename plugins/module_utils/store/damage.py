@@ -96,7 +96,7 @@ def _releases(root: str) -> List[Any]:
     return [(name, label) for name in names for label in store.labels(root, name)]
 
 
-def _made_anew(root: str, name: str, label: str) -> Optional[Dict[str, Any]]:
+def _made_anew(root: str, name: str, label: str) -> Optional[records.Record]:
     def kept(digest: str) -> Optional[str]:
         return None if blobs.flaw(root, digest) else store.blob_path(root, digest)
 

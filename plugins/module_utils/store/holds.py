@@ -9,6 +9,7 @@ from typing import Any, Dict, Mapping
 from ansible_collections.npufleet.triton.plugins.module_utils.store import history
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import HOLDS, Run, StoreError, now, read, write_json
 from ansible_collections.npufleet.triton.plugins.module_utils.store.history import read_history
+from ansible_collections.npufleet.triton.plugins.module_utils.store.records import Move
 from ansible_collections.npufleet.triton.plugins.module_utils.store.releases import FACTS, read_record, wanted_of
 
 
@@ -42,13 +43,13 @@ def write_holds(root: str, holds: Mapping[str, Any]) -> None:
         os.unlink(path)
 
 
-def holds_after(root: str, run: Run, moves: Mapping[str, Mapping[str, Any]], why: str) -> Dict[str, Any]:
+def holds_after(root: str, run: Run, moves: Mapping[str, Move], why: str) -> Dict[str, Any]:
     """The holds after a rollback: the source that a model is rolled back from is not wanted until the inventory has another one."""
     holds = read_holds(root)
     for name, move in moves.items():
         before = holds.get(name)
-        target = read_record(root, name, move["to"])
-        served = read_record(root, name, move["from"])
+        target = read_record(root, name, move["to"] or "")
+        served = read_record(root, name, move["from"] or "")
         # Rolled back twice: it is still the inventory's source that is not wanted
         rejected = before["source"] if before and before["release"] == served["release"] else served["source"]
         holds.pop(name, None)

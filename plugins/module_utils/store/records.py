@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Callable, Dict, List, Mapping, Optional, TypedDict
 
 from ansible_collections.npufleet.triton.plugins.module_utils.shapes import NULL
 
@@ -29,6 +29,38 @@ SHAPE = {
 CONFIG = "config.pbtxt"
 
 
+class File(TypedDict):
+    """A file of a release: its SHA-256, its bytes, and whether it is a link to a blob."""
+
+    sha256: str
+    size: int
+    blob: bool
+
+
+class Record(TypedDict):
+    """What is written down of a release."""
+
+    # Digests over all of its files, and over what lay on the controller
+    release: str
+    source: str
+    # Served version numbers, and the models that an ensemble calls
+    versions: List[str]
+    steps: List[str]
+    # Whether the server answers it out of its response cache
+    cached: bool
+    # Digest of the config without the digests in it: None where it was not told
+    shape: Optional[str]
+    files: Dict[str, File]
+
+
+# A model's change of releases, as labels; None is no release. `failed` is what a put back puts back from
+Move = TypedDict(
+    "Move",
+    {"from": Optional[str], "to": Optional[str], "what": str, "failed": Optional[str]},
+    total=False,
+)
+
+
 def content(label: Optional[str]) -> str:
     """What a label says of its release's content: equal for equal content."""
     return (label or "").partition("-")[2]
@@ -46,12 +78,12 @@ def tree_digest(files: Mapping[str, str], table: Mapping[str, str]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def made_anew(base: str, label: str, blob: Callable[[str], Optional[str]]) -> Optional[Dict[str, Any]]:
+def made_anew(base: str, label: str, blob: Callable[[str], Optional[str]]) -> Optional[Record]:
     """The record of the release in directory `base`, None where its files do not prove to be what the label says.
 
     `blob` gives the path of a blob that is what its digest says, None where there is no such.
     """
-    files: Dict[str, Dict[str, Any]] = {}
+    files: Dict[str, File] = {}
     text = ""
     for directory, _names, names in os.walk(base):
         for path in (os.path.join(directory, name) for name in names):
@@ -100,7 +132,7 @@ def _without(text: str, name: str) -> str:
     return re.sub(_block(name), "", text, count=1, flags=re.MULTILINE)
 
 
-def _versions(text: str, files: Mapping[str, Any]) -> List[str]:
+def _versions(text: str, files: Mapping[str, File]) -> List[str]:
     """What the printed version policy selects; without one it is the latest."""
     numbers = sorted({int(path.partition("/")[0]) for path in files if re.match(r"(0|[1-9]\d*)/", path)})
     found = re.search(r"^version_policy \{\n  (all|latest|specific) \{\n((?:    .*\n)*)", text, re.MULTILINE)

@@ -21,7 +21,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.files import
     release_path,
     write_json,
 )
-from ansible_collections.npufleet.triton.plugins.module_utils.store.records import LABEL, serial
+from ansible_collections.npufleet.triton.plugins.module_utils.store.records import LABEL, Record, serial
 
 # What a release's record tells beside its files
 FACTS = ("release", "source", "versions", "steps", "cached", "shape")
@@ -44,7 +44,7 @@ def next_serial(root: str, name: str) -> int:
     return max(numbers, default=0) + 1
 
 
-def read_record(root: str, name: str, label: str) -> Dict[str, Any]:
+def read_record(root: str, name: str, label: str) -> Record:
     """What is written down of a release. Raises StoreError where it cannot be read."""
     found = shapes.read(record_path(root, name, label), records.SHAPE)
     if found.flaw or not found.there:
@@ -57,13 +57,27 @@ def read_record(root: str, name: str, label: str) -> Dict[str, Any]:
         record["versions"] = [str(max(numbers))] if numbers else []
     for path, file in record["files"].items():
         file.setdefault("blob", os.path.islink(os.path.join(base, path)))
-    return {"steps": [], "cached": False, "shape": None, **record}
+    return {
+        "release": record["release"],
+        "source": record["source"],
+        "versions": record["versions"],
+        "steps": record.get("steps") or [],
+        "cached": bool(record.get("cached")),
+        "shape": record.get("shape"),
+        "files": record["files"],
+    }
 
 
-def wanted_of(record: Mapping[str, Any]) -> Dict[str, Any]:
+def facts_of(record: Record) -> Dict[str, Any]:
+    """What a record tells beside the files."""
+    told: Mapping[str, object] = record
+    return {key: told[key] for key in FACTS}
+
+
+def wanted_of(record: Record) -> Dict[str, Any]:
     """A record as what is wanted of a model: its facts, and its files without their sizes."""
     files = {path: {"sha256": file["sha256"], "blob": file["blob"]} for path, file in record["files"].items()}
-    return {**{key: record[key] for key in FACTS}, "files": files}
+    return {**facts_of(record), "files": files}
 
 
 def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
@@ -132,7 +146,7 @@ def release_again(root: str, name: str, label: str) -> Dict[str, Any]:
             files[path]["content"] = base64.b64encode(content).decode()
     if lost:
         raise StoreError(f"model {name}: release {label} is no longer whole, lost or changed: {', '.join(lost)}")
-    return {**{key: record[key] for key in FACTS}, "files": files}
+    return {**facts_of(record), "files": files}
 
 
 def small_file(base: str, path: str, digest: str) -> Optional[bytes]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Optional
+from typing import Dict, List, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.store import history
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import StoreError
 from ansible_collections.npufleet.triton.plugins.module_utils.store.history import read_history
-from ansible_collections.npufleet.triton.plugins.module_utils.store.records import LABEL, content
+from ansible_collections.npufleet.triton.plugins.module_utils.store.records import LABEL, Move, content
 from ansible_collections.npufleet.triton.plugins.module_utils.store.releases import (
     labels,
     read_record,
@@ -53,12 +53,12 @@ def rollback_target(root: str, name: str, to: str) -> str:
     return fitting[0]
 
 
-def rollback_moves(root: str, models: List[str], to: str) -> Dict[str, Dict[str, Any]]:
+def rollback_moves(root: str, models: List[str], to: str) -> Dict[str, Move]:
     """{model: {"from", "to": the label to go back to}}; of no model named every served one that has such a release.
 
     A model that serves this content already is left out. Raises StoreError with every reason.
     """
-    moves: Dict[str, Dict[str, Any]] = {}
+    moves: Dict[str, Move] = {}
     same = 0
     reasons = []
     for name in models or served_names(root):

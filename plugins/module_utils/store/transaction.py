@@ -14,6 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import histo
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import TRANSACTION, Run, StoreError, now, read, write_json
 from ansible_collections.npufleet.triton.plugins.module_utils.store.history import append_history, read_history
 from ansible_collections.npufleet.triton.plugins.module_utils.store.holds import holds_from_history, read_holds, write_holds
+from ansible_collections.npufleet.triton.plugins.module_utils.store.records import Move, Record
 from ansible_collections.npufleet.triton.plugins.module_utils.store.releases import (
     make_release,
     move_links,
@@ -37,10 +38,10 @@ def read_transaction(root: str) -> Optional[Dict[str, Any]]:
     return {**empty, "models": models, "holds": {name: holds.get(name) for name in models}, "flaw": found.flaw}
 
 
-def _unproven(root: str) -> Dict[str, Dict[str, Any]]:
+def _unproven(root: str) -> Dict[str, Move]:
     """The models that serve another release than the one that was proven last, as moves of a transaction."""
     lines = read_history(root)
-    moves = {}
+    moves: Dict[str, Move] = {}
     for name in sorted({line["model"] for line in lines}):
         last = next(iter(history.proven(lines, name)[::-1]), None)
         here = served_label(root, name)
@@ -49,7 +50,7 @@ def _unproven(root: str) -> Dict[str, Dict[str, Any]]:
     return moves
 
 
-def open_transaction(root: str, run: Run, moves: Mapping[str, Mapping[str, Any]], **more: Any) -> Dict[str, Any]:
+def open_transaction(root: str, run: Run, moves: Mapping[str, Move], **more: Any) -> Dict[str, Any]:
     """Write down, before any link moves, what will move: where a model already is in it, what it was proven with stays its `from`.
 
     `moves` is {model: {"from", "to", "what"}}.
@@ -73,13 +74,13 @@ def open_transaction(root: str, run: Run, moves: Mapping[str, Mapping[str, Any]]
     return value
 
 
-def history_lines(root: str, run: Run, models: Mapping[str, Mapping[str, Any]], result: str, why: str) -> List[Dict[str, Any]]:
+def history_lines(root: str, run: Run, models: Mapping[str, Move], result: str, why: str) -> List[Dict[str, Any]]:
     """One line of history for each model of a transaction."""
     lines = []
     for name, move in sorted(models.items()):
-        facts: Dict[str, Any] = {"source": None, "release": None}
+        record: Optional[Record] = None
         with suppress(StoreError):
-            facts = read_record(root, name, move["to"] or move["from"] or "")
+            record = read_record(root, name, move["to"] or move["from"] or "")
         lines.append(
             {
                 "when": now(),
@@ -90,8 +91,8 @@ def history_lines(root: str, run: Run, models: Mapping[str, Mapping[str, Any]], 
                 "what": move["what"],
                 "from": move.get("failed", move["from"]),
                 "to": move["to"],
-                "source": facts["source"],
-                "release": facts["release"],
+                "source": record["source"] if record else None,
+                "release": record["release"] if record else None,
                 "result": result,
                 "why": why,
             }
@@ -99,12 +100,12 @@ def history_lines(root: str, run: Run, models: Mapping[str, Mapping[str, Any]], 
     return lines
 
 
-def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, Any]:
+def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, Move]:
     """Write into the history what became of the open transaction, then end it. Returns its models."""
     found = read_transaction(root)
     if found is None:
         return {}
-    moves = {}
+    moves: Dict[str, Move] = {}
     for name, move in found["models"].items():
         # What is proven is what is linked: a run that was killed may not have come to what it had written down
         here = served_label(root, name)
@@ -117,7 +118,7 @@ def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, A
     return dict(found["models"])
 
 
-def put_back(root: str, run: Run, why: str) -> Dict[str, Any]:
+def put_back(root: str, run: Run, why: str) -> Dict[str, Move]:
     """Serve again what served before the open transaction: {model: {"failed": the label that did, "to": what serves, or None}}.
 
     Old content gets fresh directories, because Triton takes an older one for unchanged. A model whose link has not moved keeps it.
@@ -126,7 +127,7 @@ def put_back(root: str, run: Run, why: str) -> Dict[str, Any]:
     found = read_transaction(root)
     if found is None:
         return {}
-    moves: Dict[str, Dict[str, Any]] = {}
+    moves: Dict[str, Move] = {}
     lost = []
     for name, move in sorted(found["models"].items()):
         label = served_label(root, name)
