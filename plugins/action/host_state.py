@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Mapping
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleUndefinedVariable
 from ansible.module_utils.parsing.convert_bool import boolean
@@ -27,7 +27,7 @@ NO_PASSWORD = re.compile(
 
 
 # What an answer is made of, where it has it
-SHAPE = {"plan": list, "report": list, "refusals": list, "actual": dict, "held": dict, "clock": float}
+SHAPE = {"plan": list, "report": list, "refusals": list, "actual": dict, "held": dict, "held_by": dict, "clock": float}
 KINDS = {list: "a list", dict: "a mapping", float: "a number"}
 # What a change of models alone does to a server
 OF_MODELS = ("load", "unload", "restart", "wait", "prove")
@@ -68,13 +68,14 @@ class ActionModule(FleetAction):
             # The message says it all; the rest would bury it.
             return {key: result[key] for key in ("failed", "msg", "plan", "exception") if key in result}
         with host_text.understood(host):
-            return self._complete(result, wanted, manifests, handed["mark"])
+            return self._complete(result, wanted, manifests, handed)
 
     def _look(self, arguments: Dict[str, Any], handed: Dict[str, Any], task_vars: Dict[str, Any]) -> Dict[str, Any]:
         """The module's answer; asked again where the run that holds the host is one of this machine and is gone."""
         result = self.ask("host_state", arguments, task_vars, handed)
-        if runs.has_ended(result.get("held_by")):
-            result = self.ask("host_state", arguments, task_vars, {**handed, "ended": result["held_by"]})
+        holder = result.get("held_by")
+        if isinstance(holder, dict) and runs.has_ended(holder.get("run")):
+            result = self.ask("host_state", arguments, task_vars, {**handed, "ended": holder["run"]})
         return result
 
     @staticmethod
@@ -83,11 +84,19 @@ class ActionModule(FleetAction):
         return "{}/maintenance.json".format(variables["npufleet_root"])
 
     @staticmethod
-    def _complete(result: Dict[str, Any], wanted: Dict[str, Any], manifests: Dict[str, Any], mark: str) -> Dict[str, Any]:
+    def _complete(
+        result: Dict[str, Any], wanted: Dict[str, Any], manifests: Dict[str, Any], handed: Mapping[str, Any]
+    ) -> Dict[str, Any]:
         """Add what the apply steps need beside the plan, and no host has to see."""
         for key, kind in SHAPE.items():
             if not isinstance(result.get(key, kind()), kind):
                 raise host_text.NoData(f"found {key} {short(result[key], 80)}, wanted {KINDS[kind]}")
+        holder = result.get("held_by")
+        if holder:
+            words = "{}: another run is changing this host: {} since {}".format(
+                handed["host"], holder.get("by"), holder.get("since")
+            )
+            result["warnings"] = [*result.get("warnings", []), host_text.told(words)]
         for name, hold in result.get("held", {}).items():
             mine = wanted.get("server", {}).get("models", {}).get(name, {})
             mine.update({key: hold[key] for key in mine if key in hold})
@@ -101,7 +110,7 @@ class ActionModule(FleetAction):
         result["desired"] = {
             concern: {name: entry for name, entry in part.items() if name != "seal"} for concern, part in wanted.items()
         }
-        result["mark"] = mark
+        result["mark"] = handed["mark"]
         return result
 
     def _preflight(self, variables: Templated, concerns: List[str], task_vars: Dict[str, Any], host: str) -> Dict[str, Any]:
@@ -141,7 +150,7 @@ class ActionModule(FleetAction):
                         reasons += preflight_inputs.clock(result["clock"], began, ended, int(variables["preflight_clock_skew"]))
                     result["warnings"] = [*result.get("warnings", []), *preflight_inputs.warnings(variables)]
                 result["refusals"] = reasons + result.get("refusals", [])
-                return self._complete(result, wanted, manifests, handed["mark"])
+                return self._complete(result, wanted, manifests, handed)
         except host_text.Misunderstood as reason:
             return self._refused([*reasons, str(reason)])
 

@@ -118,9 +118,9 @@ held:
   returned: success
   type: dict
 held_by:
-  description: Id of the run that is changing the host.
+  description: The run that is changing the host, C(run), C(by) and C(since).
   returned: when it is another run
-  type: str
+  type: dict
 refusals:
   description:
     - Every reason why the plan cannot be applied, each with what was found, what is wanted and what to do. Nothing was changed.
@@ -297,14 +297,13 @@ def main() -> None:
         if words:
             module.warn("{}: {}".format(params["host"], words))
     other = lease.of_another(root, run, ended) if root and desired else None
-    if other:
-        module.warn("{}: another run is changing this host: {} since {}".format(params["host"], other["by"], other["since"]))
     mark = maintenance(params["mark"]) if params["mark"] else None
     changed = bool(plan) and module.check_mode and not params["prove"] and mark is None
     report = [sentence(item) for item in plan]
     answer: Dict[str, Any] = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": held}
     if other:
-        answer["held_by"] = other["run"]
+        # No warning yet: the controller may know that run to be over
+        answer["held_by"] = {key: other[key] for key in ("run", "by", "since")}
     conditions = params["conditions"]
     if params["preflight"] and conditions:
         # Who takes a host out knows why: it is not judged, and keeps no other host from its change.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from helpers import ROOT, ROW, ansible_playbook
 from linting import PYTHON
 
@@ -262,6 +263,16 @@ def test_check_mode_reports_the_plan_as_a_change_with_a_diff(looked: dict[str, A
 
 
 # A change
+
+
+def test_another_run_that_is_not_known_to_be_over_is_a_warning(site: Path) -> None:
+    root = site / "held"
+    root.mkdir()
+    lease.acquire(str(root), lease.Holder("elsewhere/1/1", "bob@ops2"), 3600.0, {})
+    given = variables(site, looked_at=["models"], npufleet_root=str(root))
+    looked = play(site, {"npu1": given}, PLAYBOOK)["Ask what differs"]["npu1"]
+    assert [words.partition(" since ")[0] for words in looked["warnings"]] == ["npu1: another run is changing this host: bob@ops2"]
+    assert looked["held_by"]["run"] == "elsewhere/1/1"
 
 
 def test_store_is_made_proven_and_left_alone(site: Path) -> None:
