@@ -103,6 +103,9 @@ soak: venv ## runs that are killed at random while clients ask, for MINUTES=60 o
 sanity: venv ## ansible-test over what the collection ships (ARGS="--test validate-modules" ...)
 	@$(PY) tests/sanity/run.py $(ARGS)
 
+sanity-newest: venv ## the same by the newest ansible-core, in a Debian 13 made by debootstrap
+	@$(PY) tests/sanity/newest.py $(ARGS)
+
 test-quick: lint unit ## lint and unit tests
 
 # One after the other: both ask apt
@@ -145,4 +148,4 @@ test-mutants: venv ## seed defects one at a time; each must turn a test red
 clean: ## remove what was built; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-down converge status check lint changelog lint-models lint-corpus unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models soak sanity test-quick test bench-serving bench-models bench-loading test-heavy test-mutants clean
+.PHONY: help venv demo lab lab-down converge status check lint changelog lint-models lint-corpus unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models soak sanity sanity-newest test-quick test bench-serving bench-models bench-loading test-heavy test-mutants clean

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +28,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import mo
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import repository as repository_api
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
-from ansible_collections.npufleet.triton.plugins.modules import triton_model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
@@ -46,6 +47,8 @@ VARIABLES = {
 }
 # Seconds for a change to be served on a machine that starts three servers quickly, for a server to end its work, and for that start
 PATIENCE, EXIT, STARTS = 12, 3, 600
+# The linter parses Python, which a CPython before 3.11.8 does in one thread at a time alone (its issue 106905); hosts here are threads
+ONE_PARSER = threading.Lock()
 
 
 class Failed(Exception):
@@ -138,7 +141,7 @@ class Host:
         self.revive()
         return read_served({"address": "127.0.0.1", "http_port": self.port, "key": self.key}) or {}
 
-    def asker(self) -> triton_model.Server:
+    def asker(self) -> repository_api.Server:
         """What loads and unloads: the client of the image, run here in the place of its container."""
 
         def run(command: list[str], seconds: float) -> tuple[int, str]:
@@ -146,14 +149,14 @@ class Host:
             done = subprocess.run(here, capture_output=True, text=True, timeout=seconds, check=False)
             return done.returncode, done.stdout + done.stderr
 
-        return triton_model.Server("127.0.0.1", self.port, self.patience, self.key, run)
+        return repository_api.Server("127.0.0.1", self.port, self.patience, self.key, run)
 
     def wait(self, wanted: dict[str, Any], seconds: float = 0) -> None:
         """Until these releases are served, by the digests that the server has in memory."""
         deadline = time.monotonic() + (seconds or self.patience)
         while True:
             served = self.served()
-            lacking = sorted(name for name, one in wanted.items() if not triton_model.good(served.get(name, {}), one))
+            lacking = sorted(name for name, one in wanted.items() if not repository_api.good(served.get(name, {}), one))
             if not lacking:
                 return
             if time.monotonic() >= deadline:
@@ -213,7 +216,7 @@ class Host:
         try:
             self.serve(self.wanted)
             self.prove()
-        except (Failed, triton_model.Refused) as error:
+        except (Failed, repository_api.Refused) as error:
             self.put_back(me, str(error))
             raise Failed(f"{self.mode}: the releases before serve again: {error}") from error
         releases.prove(self.root, me, {"why": "", "keep": 5}, print)
@@ -223,7 +226,8 @@ class Host:
         """What the controller makes of the repository: where it refuses, nothing has changed yet."""
         variables = {**VARIABLES, "npufleet_model_repository": str(repository), "inventory_hostname": self.mode, "group_names": []}
         variables["triton_models"] = [{"name": name} for name in MODELS]
-        found, reasons = manifest.manifests(variables)
+        with ONE_PARSER:
+            found, reasons = manifest.manifests(variables)
         if reasons:
             raise Failed(f"{self.mode}: refused: {'; '.join(reasons)}")
         return found
@@ -241,7 +245,7 @@ class Host:
         if self.mode == "none" or (opened and opened["stale"]):
             self.restart()
         elif self.mode == "explicit":
-            change = triton_model.Change(self.asker(), wanted)
+            change = repository_api.Change(self.asker(), wanted)
             change.apply()
             if change.reasons:
                 raise Failed("; ".join(f"model {name}: {why}" for name, why in change.reasons.items()))
@@ -266,7 +270,7 @@ class Host:
         before = store.linked(self.root, self.wanted)
         try:
             self.serve(before)
-        except (Failed, triton_model.Refused):
+        except (Failed, repository_api.Refused):
             self.restart()
             self.wait(before, STARTS)
         releases.prove(self.root, me, {"why": why, "keep": 5}, print)

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
-from ansible_collections.npufleet.triton.plugins.modules import triton_model
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import repository
 from doors import CONNECTIONS, INFER, PATIENCE, WHEELS, Place
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -126,7 +126,7 @@ def test_a_load_keeps_no_other_models_client_waiting_and_shows_nobody_the_key(pl
         asker.timeout = PATIENCE
         try:
             asker.ask("slow", "load")
-        except triton_model.Refused as error:
+        except repository.Refused as error:
             refused.append(str(error))
 
     loading = threading.Thread(target=load)

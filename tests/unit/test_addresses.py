@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract 
 from ansible_collections.npufleet.triton.plugins.module_utils.support.collect import _answer
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Limits
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import http_api
-from ansible_collections.npufleet.triton.plugins.modules import triton_model
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.repository import Server
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
 from helpers import ROOT, fleet, http_server
 from small_triton import small_triton
@@ -65,7 +65,7 @@ def test_the_hosts_own_clients_reach_an_ipv6_address() -> None:
     answers = {"GET /v2": (200, {"version": "2.42.0"}), "POST /v2/repository/index": (200, index)}
     with http_server(answers, "::1") as triton:
         assert http_api.http_json("::1", triton.port, "GET", "/v2") == (200, {"version": "2.42.0"})
-        assert list(triton_model.Server("::1", triton.port, 5.0).served()) == ["digits"]
+        assert list(Server("::1", triton.port, 5.0).served()) == ["digits"]
         assert _answer("::1", triton.port, Limits(seconds=5, size=1000, lines=1), "/v2") == {"version": "2.42.0"}
         variables = fleet(triton_server_listen_address="::", npufleet_http_port=triton.port)
         config = program["Config"](**json.loads(watchdog.desired(variables)["files"]["config"]))

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import store
-from ansible_collections.npufleet.triton.plugins.module_utils.triton import control
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, repository
 from ansible_collections.npufleet.triton.plugins.modules import triton_model
 from helpers import NAMELESS, http_server, run_module
 
@@ -183,7 +183,7 @@ def test_an_ensemble_whose_step_is_unloaded_first_is_loaded_again() -> None:
 
 @pytest.mark.parametrize(("total", "first"), [(100, True), (120, False)])
 def test_what_has_no_room_beside_itself_is_unloaded_first(monkeypatch: pytest.MonkeyPatch, total: int, first: bool) -> None:
-    monkeypatch.setattr(triton_model.vendor_tool, "ask_tool", lambda: {"devices": [{"memory_total": 500}, {"memory_total": total}]})
+    monkeypatch.setattr(repository.vendor_tool, "ask_tool", lambda: {"devices": [{"memory_total": 500}, {"memory_total": total}]})
     wanted = {"digits": model(memory=[0, 40]), "faces": model(memory=[40, 40])}
     triton = Triton({"digits": model(), "faces": model()}, {"digits": OLD, "faces": NEW})
     assert run(triton, wanted)["loaded"] == ["digits"]

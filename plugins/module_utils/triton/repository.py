@@ -1,0 +1,248 @@
+"""Models of a running server: loaded and unloaded in the right order, and read back by their release digests."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils import vendor_tool
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, keys
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS, can_be_asked, http_json
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import plain
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
+
+POLL_SECONDS = 0.2
+# Seconds for an answer out of what the server has in memory
+ANSWER = 5.0
+# Seconds in which a server that answered 200 has to show it
+SETTLE = 10.0
+
+
+class Refused(Exception):
+    """Triton's reason, or that it gave none."""
+
+
+class Hung(Refused):
+    """A request that was not answered in time."""
+
+
+def good(versions: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
+    """Whether exactly the wanted versions of the wanted release are ready, and nothing else of the model is loaded.
+
+    Of a model that the server reads from elsewhere no release is known: it has to be ready.
+    """
+    if model["release"] is None:
+        return any(version["state"] == "READY" for version in versions.values())
+    right = {
+        number for number, version in versions.items() if version["state"] == "READY" and version["release"] == model["release"]
+    }
+    loaded = {number for number, version in versions.items() if version["state"] in ("READY", "LOADING")}
+    return right == set(model["versions"]) and not loaded - right
+
+
+def in_order(names: Iterable[str], steps: Mapping[str, List[str]]) -> List[str]:
+    """Steps before their ensembles, else by name."""
+    wanted, order = set(names), []  # type: Set[str], List[str]
+
+    def visit(name: str, above: Set[str]) -> None:
+        for step in sorted(set(steps.get(name, [])) - above):
+            visit(step, above | {name})
+        if name in wanted and name not in order:
+            order.append(name)
+
+    for name in sorted(wanted):
+        visit(name, {name})
+    return order
+
+
+def short_of_memory(models: Mapping[str, Any], totals: List[int]) -> Set[str]:
+    """Models that do not fit beside their old release: all models and that one need more device memory than an NPU has.
+
+    The old release is taken for as large as the new one.
+    """
+    needed = [
+        sum((model.get("memory") or [])[npu] for model in models.values() if npu < len(model.get("memory") or []))
+        for npu in range(len(totals))
+    ]
+    return {
+        name
+        for name, model in models.items()
+        if any(
+            share and npu < len(totals) and needed[npu] + share > totals[npu] for npu, share in enumerate(model.get("memory") or [])
+        )
+    }
+
+
+class Server:
+    """The repository API of one server. `run` runs commands in its container, None for a server that is asked over HTTP alone."""
+
+    def __init__(
+        self, address: str, port: int, timeout: float, key: Optional[Mapping[str, str]] = None, run: Optional[control.Runner] = None
+    ) -> None:
+        self.address = address
+        self.port = port
+        self.timeout = timeout
+        self.key = key
+        self.run = run
+
+    def served(self) -> Dict[str, Any]:
+        """What is loaded. Raises Refused where the server does not answer."""
+        found = read_served({"address": self.address, "http_port": self.port, "key": self.key})
+        if found is None:
+            raise Refused(f"the server does not answer on port {self.port}")
+        return found
+
+    def steps(self, name: str, versions: Mapping[str, Any]) -> List[str]:
+        """Steps of an ensemble as the server has it loaded."""
+        if not can_be_asked(name) or not any(version["state"] == "READY" for version in versions.values()):
+            return []
+        status, config = self._http("GET", f"/v2/models/{name}/config")
+        steps = ((config.get("ensemble_scheduling") or {}).get("step") or []) if status == 200 and isinstance(config, dict) else []
+        return [step["model_name"] for step in steps]
+
+    def _http(self, method: str, resource: str, timeout: float = ANSWER, body: str = "") -> Tuple[int, Any]:
+        return http_json(self.address, self.port, method, resource, timeout, body, keys.headers(self.key))
+
+    def ask(self, name: str, verb: str) -> None:
+        """One request. Raises Refused with Triton's own words."""
+        began = time.monotonic()
+        code, words = self._by_grpc(name, verb) if self.run else self._by_http(name, verb)
+        if code in ("OK", "200"):
+            return
+        if code in (control.DEADLINE, "0") and time.monotonic() - began >= self.timeout:
+            raise Hung(f"the {verb} did not end within {self.timeout:.0f} s: only a restart of the server ends it")
+        if code == "0" or (code == control.GONE and "restricted" not in words):
+            raise Refused(f"the server broke off: {words}")
+        raise Refused(f"status {code}: {plain(words)}")
+
+    def _by_grpc(self, name: str, verb: str) -> Tuple[str, str]:
+        try:
+            return control.ask(self.run, verb, name, self.timeout, self.key) if self.run else ("0", "")
+        except control.Unasked as error:
+            raise Refused(f"the server could not be asked: {error}") from None
+
+    def _by_http(self, name: str, verb: str) -> Tuple[str, str]:
+        if not can_be_asked(name):
+            raise Refused(
+                f"{NAMELESS}, so Triton cannot be told to {verb} it: restart the container, which loads what is linked alone"
+            )
+        status, answer = self._http("POST", f"/v2/repository/models/{name}/{verb}", self.timeout, "{}")
+        return str(status), str(answer.get("error") if isinstance(answer, dict) else answer)
+
+    def unload(self, name: str) -> None:
+        """Unload, and wait until its memory is free again."""
+        self.ask(name, "unload")
+        deadline = time.monotonic() + self.timeout
+        while any(entry["state"] in ("READY", "UNLOADING", "LOADING") for entry in self.served().get(name, {}).values()):
+            if time.monotonic() >= deadline:
+                raise Hung(f"the unload did not end within {self.timeout:.0f} s: only a restart of the server ends it")
+            time.sleep(POLL_SECONDS)
+
+    def load(self, name: str, model: Mapping[str, Any]) -> None:
+        """Load, and read the release back."""
+        self.ask(name, "load")
+        if self.settled(name, model):
+            return
+        # Answered and not reloaded: a config given by hand sticks until then, as do files that are not newer
+        self.unload(name)
+        self.ask(name, "load")
+        if not self.settled(name, model):
+            raise Refused(
+                "the server took the load and serves {}, wanted release {}: are its files those of the store?".format(
+                    self.words(name), (model["release"] or "any")[:12]
+                )
+            )
+
+    def settled(self, name: str, model: Mapping[str, Any]) -> bool:
+        """Whether the model is served as wanted, once nothing of it is on its way."""
+        deadline = time.monotonic() + SETTLE
+        while True:
+            versions = self.served().get(name, {})
+            if good(versions, model):
+                return True
+            failed = [
+                version["reason"]
+                for version in versions.values()
+                if version["state"] == "UNAVAILABLE" and version["reason"] not in ("", "unloaded")
+            ]
+            moving = any(version["state"] in ("LOADING", "UNLOADING") for version in versions.values())
+            if failed and not moving:
+                raise Refused(plain("; ".join(failed)))
+            if not moving or time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+
+    def words(self, name: str) -> str:
+        """What is served of a model, as a person reads it."""
+        versions = self.served().get(name, {})
+        return ", ".join(
+            f"version {number} {version['state']} {(version['release'] or 'no release')[:12]}"
+            for number, version in sorted(versions.items())
+        )
+
+
+class Change:
+    """What has to be done, and what became of it."""
+
+    def __init__(self, server: Server, models: Mapping[str, Any]) -> None:
+        self.server = server
+        self.models = models
+        self.reasons: Dict[str, str] = {}
+        self.hung: List[str] = []
+        self.loaded: List[str] = []
+        self.unloaded: List[str] = []
+        served = server.served()
+        self.gone = sorted(
+            name
+            for name in set(served) - set(models)
+            if any(entry["state"] in ("READY", "LOADING") for entry in served[name].values())
+        )
+        self.stale = [name for name in models if not good(served.get(name, {}), models[name])]
+        there = {name for name in self.stale if any(entry["state"] == "READY" for entry in served.get(name, {}).values())}
+        first = {name for name in there if models[name].get("switch") == "unload_first"}
+        if any(any(models[name].get("memory") or []) for name in there - first):
+            devices = vendor_tool.ask_tool().get("devices") or []
+            first |= there & short_of_memory(models, [device["memory_total"] for device in devices])
+        self.steps = {name: list(model.get("steps") or []) for name, model in models.items()}
+        for name in self.gone:
+            self.steps[name] = server.steps(name, served[name])
+        # An ensemble does not outlive an unloaded step
+        above = {name for name, steps in self.steps.items() if set(steps) & (first | set(self.gone)) and name in models}
+        self.down = in_order({*first, *self.gone, *(above & set(served))}, self.steps)[::-1]
+        self.up = in_order({*self.stale, *above}, self.steps)
+        self.unchanged = sorted(set(models) - set(self.up))
+
+    def apply(self) -> None:
+        """Unload, then load. A model that Triton refuses does not keep the others from being loaded; one that hangs does."""
+        for name in self.down:
+            if self._try(name, self.server.unload, name) and name in self.gone:
+                self.unloaded.append(name)
+        for name in self.up:
+            missing = sorted(set(self.steps[name]) & set(self.reasons))
+            if missing:
+                self.reasons[name] = f"not loaded, because its step {', '.join(missing)} was not"
+            elif self._try(name, self.server.load, name, self.models[name]):
+                self.loaded.append(name)
+
+    def _try(self, name: str, call: Any, *arguments: Any) -> bool:
+        if self.hung:
+            self.reasons.setdefault(name, f"not tried, because {self.hung[0]} hangs")
+            return False
+        try:
+            call(*arguments)
+        except Hung as error:
+            self.hung.append(name)
+            self.reasons[name] = str(error)
+        except Refused as error:
+            self.reasons[name] = str(error)
+        return name not in self.reasons
+
+    def answer(self) -> Dict[str, Any]:
+        """The module's result."""
+        return {
+            "loaded": self.loaded,
+            "unloaded": self.unloaded,
+            "unchanged": self.unchanged,
+            "reasons": self.reasons,
+            "hung": self.hung,
+        }

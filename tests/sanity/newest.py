@@ -1,0 +1,82 @@
+"""ansible-test sanity by the newest ansible-core, as root in a Debian 13 below build/sanity, whose Python is new enough.
+
+Arguments are those of ansible-test.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "lab"))
+from images import debian_mirror  # noqa: E402
+
+SYSTEM = ROOT / "build/sanity/debian-13"
+DONE = SYSTEM / "done"
+PACKAGES = "ca-certificates,git,locales-all,python3,python3-venv"
+# Where the machine's own pip finds packages: an authority of its own, and directories
+AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
+INSIDE = """
+set -e
+mount --bind {checkout} {system}/mnt
+mount --bind /proc {system}/proc
+for place in {places}; do mkdir -p {system}$place; mount --bind $place {system}$place; done
+exec chroot {system} /bin/sh -ec '
+  [ -x /venv/bin/ansible-test ] || python3 -m venv /venv
+  /venv/bin/pip install --quiet --requirement /mnt/tests/sanity/newest.txt
+  git config --system --replace-all safe.directory "*"
+  cd /mnt && exec /venv/bin/python tests/sanity/run.py "$@"' run {arguments}
+"""
+
+
+def system() -> None:
+    """Make the Debian, once."""
+    if DONE.exists():
+        return
+    shutil.rmtree(SYSTEM, ignore_errors=True)
+    SYSTEM.mkdir(parents=True)
+    print("sanity: making a Debian 13 with debootstrap", flush=True)
+    command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "trixie", str(SYSTEM), debian_mirror()]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    DONE.touch()
+
+
+def pip_settings() -> tuple[str, list[str]]:
+    """(the machine's settings of pip as its file has them, directories that they name)."""
+    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True).stdout
+    pairs = [line.partition("=") for line in listed.splitlines() if line.startswith("global.")]
+    values = {name.removeprefix("global."): value.strip().strip("'") for name, _equals, value in pairs}
+    words = [word.removeprefix("file://") for value in values.values() for word in value.split()]
+    # An index names files that lie beside it
+    places = sorted({"/" + Path(word).parts[1] for word in words if word.startswith("/") and Path(word).is_dir()})
+    return "[global]\n" + "".join(f"{name} = {value}\n" for name, value in values.items()), places
+
+
+def main() -> int:
+    """Entry point."""
+    if os.geteuid() or not shutil.which("debootstrap"):
+        print("sanity: wanted root and debootstrap to make a Debian 13: apt-get install debootstrap, as root", file=sys.stderr)
+        return 1
+    system()
+    settings, places = pip_settings()
+    (SYSTEM / "etc/pip.conf").write_text(settings)
+    for path in (AUTHORITIES, Path("/etc/resolv.conf")):
+        if path.exists():
+            shutil.copyfile(path, SYSTEM / path.relative_to("/"))
+    script = INSIDE.format(
+        checkout=shlex.quote(str(ROOT)),
+        system=shlex.quote(str(SYSTEM)),
+        places=" ".join(map(shlex.quote, places)),
+        arguments=shlex.join(sys.argv[1:]),
+    )
+    # Mounts of a namespace of its own: nothing is left of them
+    return subprocess.run(["unshare", "--mount", "sh", "-c", script], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
