@@ -141,18 +141,14 @@ origins:
 
 import os
 import time
-from contextlib import nullcontext
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Optional
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import request, shapes, store
-from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, resume
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models, probe_timer, server, watchdog
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
-from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, as_diff, sentence
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, proof
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer, watchdog
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import as_diff, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import refusals
-from ansible_collections.npufleet.triton.plugins.module_utils.triton import log
 
 REQUEST: Dict[str, Any] = {
     # What is wanted, by concern
@@ -170,62 +166,6 @@ REQUEST: Dict[str, Any] = {
     # Passwords of the suppliers, by name, and under `addresses` what is secret in theirs
     "passwords": {"type": "dict", "default": {}, "no_log": True},
 }
-
-POLL_SECONDS = 0.5
-# Characters of what was found that a failed proof tells: Triton's reasons for every model
-TOLD = 2000
-
-
-def look(desired: Mapping[str, Any], root: str = "", run: str = "", ended: str = "") -> Tuple[Dict[str, Any], List[Item]]:
-    """(what was read by concern, the plan) for every concern that `desired` has; of a server also what a run left unfinished."""
-    actual: Dict[str, Any] = {}
-    plan: List[Item] = []
-    for name, concern in CONCERNS.items():
-        if name in desired:
-            actual[name] = concern.read(desired[name])
-            plan += concern.diff(desired[name], actual[name])
-    if "server" in desired and root:
-        plan += resume.unfinished(root, run, bool(actual["server"].get("previous")), ended)
-    return actual, plan
-
-
-def hopeless(plan: List[Item]) -> bool:
-    """Whether waiting cannot help: hardware for hands to repair, a container that has ended, a load that Triton refused."""
-    return any(
-        item["action"] in (INSPECT, "create", "replace")
-        or (item["concern"], item["action"]) == ("server", "start")
-        or (item["action"] in ("load", "restart") and "UNAVAILABLE" in (item["current"] or ""))
-        for item in plan
-    )
-
-
-def ended_since(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a server that does not answer has ended since the first look. It loads every model before it ends for one of them."""
-    silent = now.get("state") == "running" and now.get("served") is None
-    return bool(silent and now["restarts"] > first.get("restarts", now["restarts"]))
-
-
-def about(plan: List[Item], linked: bool, prove: bool) -> List[Item]:
-    """The part of the plan that was asked for: a proof is part of a switch that is open until it is over, and what is linked may
-    be another release in another container than the wanted ones."""
-    # A release whose record is lost goes when the one after it is proven
-    plan = [item for item in plan if not (prove and item["action"] in (models.PROVE, models.MEND))]
-    foreign = [
-        item
-        for item in plan
-        if item["name"].startswith("container.")
-        or (prove and item["name"] == server.HANGING)
-        or item["action"] in ("release", "withdraw")
-    ]
-    return [item for item in plan if not (linked and item in foreign)]
-
-
-def refusal_reasons(desired: Mapping[str, Any], plan: List[Item]) -> Dict[str, str]:
-    """{model: why Triton refused it} since the open switch, in mode poll, where nobody who asked is answered."""
-    wanted = desired.get("server") or {}
-    names = [item["name"] for item in plan if (item["concern"], item["action"]) == ("server", "wait")]
-    opened = store.read_transaction(wanted["root"]) if names and wanted.get("mode") == "poll" else None
-    return log.refused(Engine(), wanted, names, opened["renewed"]) if opened else {}
 
 
 def maintenance(path: str) -> Optional[Dict[str, Any]]:
@@ -255,7 +195,6 @@ def main() -> None:
     desired = params["desired"]
     if not desired and not params["mark"]:
         module.fail_json(msg="host_state computes what is wanted on the controller: call it as npufleet.triton.host_state")
-    deadline = time.monotonic() + params["timeout"]
     linked = params["linked"]
     if linked:
         try:
@@ -269,30 +208,10 @@ def main() -> None:
             f"({hold['why'] or 'no reason given'}): change the model in the inventory, or end it with rollback.yml "
             f"-e rollback_forget=true -e rollback_models={name}"
         )
-    prove = params["prove"]
     root, run, ended = os.path.dirname(params["mark"] or ""), params["run"], params["ended"]
-    actual, plan = look(desired, root, run, ended)
-    plan = about(plan, linked, prove)
-    said: Dict[str, str] = {}
-    first: Mapping[str, Any] = actual.get("server") or {}
-    # A proof is a step of a change: the lease of its run, if there is one, stays live however long it takes
-    with lease.working(root) if prove and root else nullcontext():
-        while (
-            prove
-            and plan
-            and time.monotonic() < deadline
-            and not (hopeless(plan) or said or ended_since(first, actual.get("server") or {}))
-        ):
-            time.sleep(POLL_SECONDS)
-            actual, plan = look(desired, root, run, ended)
-            plan = about(plan, linked, prove)
-            said = refusal_reasons(desired, plan)
-    if prove and plan and not module.check_mode:
-        lines = "".join(
-            "\n  - " + sentence(item, TOLD) + (f"; Triton says: {said[item['name']]}" if item["name"] in said else "")
-            for item in plan
-        )
-        module.fail_json(msg="{} is not as wanted:{}".format(params["host"], lines), plan=plan, actual=actual)
+    actual, plan, _said = seen = proof.see(desired, root, run, ended, linked, params["prove"], params["timeout"])
+    if params["prove"] and plan and not module.check_mode:
+        module.fail_json(msg="{} is not as wanted:{}".format(params["host"], seen.words()), plan=plan, actual=actual)
     for words in (watchdog.warning(actual.get("watchdog") or {}), probe_timer.warning(actual.get("probe") or {})):
         if words:
             module.warn("{}: {}".format(params["host"], words))

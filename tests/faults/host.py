@@ -47,7 +47,7 @@ VARIABLES = {
 }
 # Seconds for a change to be served on a machine that starts three servers quickly, for a server to end its work, and for that start
 PATIENCE, EXIT, STARTS = 12, 3, 600
-# The linter parses Python, which a CPython before 3.11.8 does in one thread at a time alone (its issue 106905); hosts here are threads
+# The linter parses Python, which a CPython before 3.11.8 does in one thread at a time alone (its issue 106905)
 ONE_PARSER = threading.Lock()
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils.change import proof
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import registry
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import item
 from ansible_collections.npufleet.triton.plugins.modules import host_state
@@ -42,12 +43,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         time.slept.append(seconds)
         time.now += seconds
 
-    monkeypatch.setattr(host_state, "time", SimpleNamespace(monotonic=lambda: time.now, sleep=sleep))
+    monkeypatch.setattr(proof, "time", SimpleNamespace(monotonic=lambda: time.now, sleep=sleep))
     return time
 
 
 def run(monkeypatch: pytest.MonkeyPatch, concerns: dict[str, Concern], check: bool = False, **arguments: Any) -> dict[str, Any]:
-    monkeypatch.setattr(host_state, "CONCERNS", concerns)
+    monkeypatch.setattr(proof, "CONCERNS", concerns)
     arguments = {"host": "npu1", "desired": {name: {"of": name} for name in concerns}, **arguments}
     return run_module(host_state, arguments, check)
 
@@ -60,8 +61,8 @@ def test_concerns_are_in_the_order_in_which_they_are_applied() -> None:
 
 def test_only_what_is_wanted_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     driver, server = Concern([PACKAGE]), Concern([LOADING])
-    monkeypatch.setattr(host_state, "CONCERNS", {"driver": driver, "server": server})
-    assert host_state.look({"server": {"of": "server"}}) == ({"server": {"reading": 1}}, [LOADING])
+    monkeypatch.setattr(proof, "CONCERNS", {"driver": driver, "server": server})
+    assert proof.look({"server": {"of": "server"}}) == ({"server": {"reading": 1}}, [LOADING])
     assert (driver.wanted, server.wanted) == ([], [{"of": "server"}])
 
 
@@ -149,7 +150,7 @@ def test_prove_does_not_wait_for_what_time_cannot_mend(
     monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace, concern: str, action: str, hopeless: bool
 ) -> None:
     one = item(concern, "x", "found", "wanted", action)
-    assert host_state.hopeless([LOADING, one]) is hopeless
+    assert proof.hopeless([LOADING, one]) is hopeless
     fake = Concern([LOADING, one], [])
     result = run(monkeypatch, {concern: fake}, prove=True, timeout=60)
     assert (result["failed"], clock.slept) == (hopeless, [] if hopeless else [0.5])

@@ -318,5 +318,5 @@ def test_modules_need_nothing_but_the_standard_library_on_the_host(module: Path)
 
 
 def test_the_walk_over_imports_follows_the_concerns() -> None:
-    names = list(imports_of(ROOT / "plugins/modules/host_state.py"))
+    names = list(imports_of(ROOT / "plugins/module_utils/change/proof.py"))
     assert "ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry.CONCERNS" in names

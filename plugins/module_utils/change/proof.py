@@ -1,0 +1,118 @@
+"""Whether a host is as wanted: read it, compare, and wait for what comes by itself."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils import store
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, resume
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models, server
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, sentence
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import log
+
+POLL_SECONDS = 0.5
+# Characters of what was found that a failed proof tells: Triton's reasons for every model
+TOLD = 2000
+
+
+def look(desired: Mapping[str, Any], root: str = "", run: str = "", ended: str = "") -> Tuple[Dict[str, Any], List[Item]]:
+    """(what was read by concern, the plan) for every concern that `desired` has; of a server also what a run left unfinished."""
+    actual: Dict[str, Any] = {}
+    plan: List[Item] = []
+    for name, concern in CONCERNS.items():
+        if name in desired:
+            actual[name] = concern.read(desired[name])
+            plan += concern.diff(desired[name], actual[name])
+    if "server" in desired and root:
+        plan += resume.unfinished(root, run, bool(actual["server"].get("previous")), ended)
+    return actual, plan
+
+
+def hopeless(plan: List[Item]) -> bool:
+    """Whether waiting cannot help: hardware for hands to repair, a container that has ended, a load that Triton refused."""
+    return any(
+        item["action"] in (INSPECT, "create", "replace")
+        or (item["concern"], item["action"]) == ("server", "start")
+        or (item["action"] in ("load", "restart") and "UNAVAILABLE" in (item["current"] or ""))
+        for item in plan
+    )
+
+
+def ended_since(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a server that does not answer has ended since the first look. It loads every model before it ends for one of them."""
+    silent = now.get("state") == "running" and now.get("served") is None
+    return bool(silent and now["restarts"] > first.get("restarts", now["restarts"]))
+
+
+def about(plan: List[Item], linked: bool, prove: bool) -> List[Item]:
+    """The part of the plan that was asked for: a proof is part of a switch that is open until it is over, and what is linked may
+    be another release in another container than the wanted ones."""
+    # A release whose record is lost goes when the one after it is proven
+    plan = [item for item in plan if not (prove and item["action"] in (models.PROVE, models.MEND))]
+    foreign = [
+        item
+        for item in plan
+        if item["name"].startswith("container.")
+        or (prove and item["name"] == server.HANGING)
+        or item["action"] in ("release", "withdraw")
+    ]
+    return [item for item in plan if not (linked and item in foreign)]
+
+
+def refusal_reasons(desired: Mapping[str, Any], plan: List[Item]) -> Dict[str, str]:
+    """{model: why Triton refused it} since the open switch, in mode poll, where nobody who asked is answered."""
+    wanted = desired.get("server") or {}
+    names = [item["name"] for item in plan if (item["concern"], item["action"]) == ("server", "wait")]
+    opened = store.read_transaction(wanted["root"]) if names and wanted.get("mode") == "poll" else None
+    return log.refused(Engine(), wanted, names, opened["renewed"]) if opened else {}
+
+
+class Seen(NamedTuple):
+    """What was read by concern, the differences that count, and what Triton said of models that it refused."""
+
+    actual: Dict[str, Any]
+    plan: List[Item]
+    said: Dict[str, str]
+
+    def words(self) -> str:
+        """Every difference that is left, a line each."""
+        return "".join(
+            "\n  - " + sentence(entry, TOLD) + (f"; Triton says: {self.said[entry['name']]}" if entry["name"] in self.said else "")
+            for entry in self.plan
+        )
+
+
+def see(
+    desired: Mapping[str, Any],
+    root: str = "",
+    run: str = "",
+    ended: str = "",
+    linked: bool = False,
+    prove: bool = False,
+    timeout: float = 0,
+) -> Seen:
+    """Read the host; for a proof again until nothing differs, waiting cannot help, or the seconds are over.
+
+    `linked` compares with what the store links. `run` is the caller's own, `ended` one that is known to be gone.
+    """
+    deadline = time.monotonic() + timeout
+    actual, plan = look(desired, root, run, ended)
+    seen = Seen(actual, about(plan, linked, prove), {})
+    first: Mapping[str, Any] = actual.get("server") or {}
+    # A proof is a step of a change: the lease of its run, if there is one, stays live however long it takes
+    with lease.working(root) if prove and root else nullcontext():
+        while (
+            prove
+            and seen.plan
+            and time.monotonic() < deadline
+            and not (hopeless(seen.plan) or seen.said or ended_since(first, seen.actual.get("server") or {}))
+        ):
+            time.sleep(POLL_SECONDS)
+            actual, plan = look(desired, root, run, ended)
+            plan = about(plan, linked, prove)
+            seen = Seen(actual, plan, refusal_reasons(desired, plan))
+    return seen
