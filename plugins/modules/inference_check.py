@@ -260,20 +260,15 @@ checks:
 import hashlib
 import json
 import os
-import subprocess
 import time
 from functools import partial
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
-
-SHOWN = 20
-# What the engine itself answers with when it cannot run a container
-ENGINE_FAILED = 125
 
 REQUEST: Dict[str, Any] = {
     # The program that asks, an archive of Python as base64
@@ -334,35 +329,6 @@ new_module = partial(
 )
 
 
-def ask(module: AnsibleModule, host: str, document: Mapping[str, Any], program: str) -> List[Dict[str, Any]]:
-    """The results of a document, from a container that is gone afterwards. Ends the module where there are none."""
-    image = module.params["image"]
-    docker = module.get_bin_path("docker")
-    if not docker:
-        module.fail_json(msg=f"{host}: found no docker, wanted the engine to run the client in: apply the role docker_engine")
-    command = check_client.command(docker, image)
-    given = check_client.given(document, program).decode()
-    # Not run_command: an engine that refuses at once does not read what it is given, and its words count.
-    # pylint: disable-next=ansible-bad-function
-    done = subprocess.run(command, input=given, capture_output=True, text=True, errors="replace", check=False)
-    code, out, err = done.returncode, done.stdout, done.stderr
-    words = " ".join(err.split())[-600:]
-    if code == ENGINE_FAILED and "no such image" in err.lower():
-        module.fail_json(msg=f"{host}: image {image} is not on the host: apply the role triton_image, or name another image")
-    if code == ENGINE_FAILED:
-        module.fail_json(msg=f"{host}: the engine does not run the client in image {image}: {words}")
-    try:
-        answer = json.loads(out.strip().rpartition("\n")[2])
-        if "error" in answer:
-            module.fail_json(
-                msg=f"{host}: image {image} lacks the client: {answer['error']}; wanted numpy and tritonclient[http,grpc]"
-            )
-        return answer["checks"]
-    except (ValueError, KeyError, TypeError):
-        module.fail_json(msg=f"{host}: the client in image {image} ended with {code} and without a result: {words}")
-    raise AssertionError("fail_json returned")
-
-
 def keep(module: AnsibleModule, document: Mapping[str, Any], program: str) -> bool:
     """Whether the file of the probe had to be written: a line with its digests, then what the client takes on standard input."""
     path, digest = module.params["keep"]["path"], module.params["keep"]["digest"]
@@ -387,18 +353,6 @@ def keep(module: AnsibleModule, document: Mapping[str, Any], program: str) -> bo
     return not same
 
 
-def report(host: str, results: List[Dict[str, Any]], unasked: Sequence[str] = ()) -> Dict[str, Any]:
-    """The module's return values; `unasked` are models that nobody has to prove."""
-    failed = [result for result in results if not result["ok"]]
-    passed = len(results) - len(failed)
-    lines = [f"  - {check['name']}: {check['why']}" for check in failed[:SHOWN]]
-    if len(failed) > SHOWN:
-        lines.append(f"  - and {len(failed) - SHOWN} more")
-    nothing = "nothing was asked of " + ", ".join(unasked) if unasked else "no model to check"
-    count = f"{passed} of {len(results)} checks passed" if results else nothing
-    return {"msg": "\n".join([f"{host}: {count}", *lines]), "proven": not failed, "passed": passed, "checks": results}
-
-
 def main() -> None:
     """Entry point."""
     module = new_module()
@@ -415,8 +369,11 @@ def main() -> None:
         document["server"]["headers"] = {**keys.headers(wanted["key"]), **(server.get("headers") or {})}
     unproven = document.pop("unproven", [])
     host = document["host"]
-    asked = ask(module, host, document, wanted["program"]) if document["checks"] else []
-    result = report(host, unproven + asked, document.get("unasked", []))
+    try:
+        asked = check_client.ask(wanted["image"], document, wanted["program"]) if document["checks"] else []
+    except check_client.Unasked as error:
+        module.fail_json(msg=f"{host}: {error}")
+    result = check_client.report(host, unproven + asked, document.get("unasked", []))
     if not result["proven"]:
         module.fail_json(**result)
     trouble = probe_timer.renew(time.time()) if asked and not module.check_mode else None

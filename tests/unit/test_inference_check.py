@@ -16,7 +16,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import yaml
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import archive, inference
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
@@ -505,8 +504,8 @@ def call(
         return subprocess.CompletedProcess(command, *answer)
 
     with (
-        mock.patch.object(AnsibleModule, "get_bin_path", lambda _self, name, *_more: docker if name == "docker" else None),
-        mock.patch.object(inference_check.subprocess, "run", run),
+        mock.patch.object(check_client.shutil, "which", lambda name, path: docker if name == "docker" and path else None),
+        mock.patch.object(check_client.subprocess, "run", run),
     ):
         given = {"image": "sha256:abc", "program": PROGRAM, "document": DOCUMENT, **arguments}
         return run_module(inference_check, given, check=check), ran

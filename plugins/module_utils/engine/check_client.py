@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+# Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
 import json
-from typing import Any, List, Mapping, Sequence
+import os
+import shutil
+import subprocess
+from typing import Any, Dict, List, Mapping, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils import archive
 
 ENTRY = "inference.runner"
+# Failed checks that a message names
+SHOWN = 20
+# What the engine itself answers with when it cannot run a container
+ENGINE_FAILED = 125
+# Where it may lie beside the paths of whoever asks
+ALSO = "/sbin:/usr/sbin:/usr/local/sbin"
 # What python3 in the container starts with: program and document come together on standard input.
 START = f"""
 import base64, json, sys, tempfile
@@ -33,3 +43,42 @@ def command(docker: str, image: str, more: Sequence[str] = ()) -> List[str]:
     """
     options = ["--rm", "--interactive", "--pull", "never", "--network", "host", *more, "--entrypoint", "python3"]
     return [docker, "run", *options, image, "-c", START]
+
+
+class Unasked(Exception):
+    """Why the checks could not be asked at all."""
+
+
+def ask(image: str, document: Mapping[str, Any], program: str) -> List[Dict[str, Any]]:
+    """The results of a document, from a container that is gone afterwards. Raises Unasked."""
+    docker = shutil.which("docker", path=f"{os.environ.get('PATH', os.defpath)}:{ALSO}")
+    if not docker:
+        raise Unasked("found no docker, wanted the engine to run the client in: apply the role docker_engine")
+    # An engine that refuses at once does not read what it is given, and its words count
+    asked = given(document, program).decode()
+    done = subprocess.run(command(docker, image), input=asked, capture_output=True, text=True, errors="replace", check=False)
+    words = " ".join(done.stderr.split())[-600:]
+    if done.returncode == ENGINE_FAILED and "no such image" in done.stderr.lower():
+        raise Unasked(f"image {image} is not on the host: apply the role triton_image, or name another image")
+    if done.returncode == ENGINE_FAILED:
+        raise Unasked(f"the engine does not run the client in image {image}: {words}")
+    try:
+        answer = json.loads(done.stdout.strip().rpartition("\n")[2])
+        if "error" in answer:
+            raise Unasked(f"image {image} lacks the client: {answer['error']}; wanted numpy and tritonclient[http,grpc]")
+        checks: List[Dict[str, Any]] = answer["checks"]
+        return checks
+    except (ValueError, KeyError, TypeError):
+        raise Unasked(f"the client in image {image} ended with {done.returncode} and without a result: {words}") from None
+
+
+def report(host: str, results: List[Dict[str, Any]], unasked: Sequence[str] = ()) -> Dict[str, Any]:
+    """The module's return values; `unasked` are models that nobody has to prove."""
+    failed = [result for result in results if not result["ok"]]
+    passed = len(results) - len(failed)
+    lines = [f"  - {check['name']}: {check['why']}" for check in failed[:SHOWN]]
+    if len(failed) > SHOWN:
+        lines.append(f"  - and {len(failed) - SHOWN} more")
+    nothing = "nothing was asked of " + ", ".join(unasked) if unasked else "no model to check"
+    count = f"{passed} of {len(results)} checks passed" if results else nothing
+    return {"msg": "\n".join([f"{host}: {count}", *lines]), "proven": not failed, "passed": passed, "checks": results}
