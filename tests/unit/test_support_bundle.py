@@ -148,7 +148,7 @@ def test_secret_in_every_item_in_every_form_does_not_survive(monkeypatch: pytest
 def test_check_mode_names_the_items_and_writes_nothing(bare: None, tmp_path: Path) -> None:
     result = run_module(support_bundle, arguments(tmp_path), check=True)
     assert (result["failed"], result["changed"]) == (False, False)
-    assert result["msg"] == f"npu1: would collect {len(result['items'])} items"
+    assert result["msg"] == f"npu1: would collect {len(result['files'])} items"
     assert {"driver/tool.json", "server/index.json", "kernel/journal.txt"} <= set(result["files"])
     assert os.listdir(tmp_path / "fetch") == []
 
