@@ -32,17 +32,25 @@ def certificates(place: Path) -> dict[str, str]:
     for name in ("ca", "server", "client"):
         key = authority_key if name == "ca" else ec.generate_private_key(ec.SECP256R1())
         subject = issuer if name == "ca" else x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        made = (
+        unsigned = (
             x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
             .not_valid_before(now - timedelta(hours=1))
             .not_valid_after(now + timedelta(hours=1))
             .add_extension(x509.BasicConstraints(ca=name == "ca", path_length=None), critical=True)
+            # Without these a Python from 3.13 on takes no certificate
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
             .add_extension(
                 x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
                 critical=False,
             )
-            .sign(authority_key, hashes.SHA256())
         )
+        if name == "ca":
+            signs = dict.fromkeys(("key_cert_sign", "crl_sign"), True)
+            rest = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+            usage = x509.KeyUsage(**signs, **dict.fromkeys((*rest, "encipher_only", "decipher_only"), False))
+            unsigned = unsigned.add_extension(usage, critical=True)
+        made = unsigned.sign(authority_key, hashes.SHA256())
         (place / f"{name}.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
         (place / f"{name}.key").write_bytes(
             key.private_bytes(

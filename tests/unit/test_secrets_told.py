@@ -118,7 +118,7 @@ def test_preflight_tells_no_login_on_the_way_to_a_supplier(tmp_path: Path) -> No
     given = {"rbln_driver_package_url": driver, "rbln_driver_package_sha256": "0" * 64, "ansible_python_interpreter": str(python)}
     done = play(tmp_path, ROOT / "playbooks/preflight.yml", **given)
     answers = said.read_text()
-    assert '"suppliers": [' in answers and "https://store.invalid/driver.deb" in answers, done.stdout[-3000:]
+    assert "https://store.invalid/driver.deb" in answers, done.stdout[-3000:]
     assert told(answers + done.stdout + done.stderr) == []
 
 
