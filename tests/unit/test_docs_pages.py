@@ -89,6 +89,7 @@ FOREIGN = (
     "Failed to preinitialize Python stub: Python model file not found", "Lack of device memory",
     "This API is restricted", "output tensor shape does not match size of output", "Failed to increase the shared memory pool size",
     "the output has been hidden due to the fact that 'no_log: true' was specified",
+    "Missing Authority Key Identifier", "CA cert does not include key usage extension",
 )  # fmt: skip
 # What stands in a message at a place that varies
 VARYING = r"RBLN-\w+|CA\d\d/[\d.]+|[\d.]+\d|\bnpu\d|\d+|rebellions|\.deb"
