@@ -135,16 +135,12 @@ mended:
 """
 
 import os
-import time
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import request, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, releases
-from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, damage
 
-# Seconds for another process to let go of the store, such as a transfer
-STORE_WAIT = 60.0
 REQUEST = {
     **request.HOLDER,
     # Files of each model to release, with digests and the content of small ones
@@ -180,42 +176,15 @@ def main() -> None:
     unknown = sorted(set(params["models"]) - set(params["releases"])) if state == "released" else []
     if unknown:
         module.fail_json(msg="triton_models places no {} on this host".format(", ".join(unknown)))
-    new = not store.is_there(root)
     answer: Dict[str, Any] = {}
     try:
         if module.check_mode:
             answer = releases.predicted(root, params, withdraw)
-        elif (
-            state == "released"
-            and not (params["releases"] or withdraw or new or damage.found(root))
-            and store.read_transaction(root) is None
-        ):
+        elif state == "released" and releases.settled(root, params, withdraw):
             answer = {"changed": False, "switched": {}, "moves": {}}
         else:
-            with lease.working(root, lease.Holder(run.run, run.by)), store.locked(root, time.monotonic() + STORE_WAIT):
-                store.prepare(root)
-                anew = state == "forgotten" and not params["models"]
-                undecided = damage.undecided(root)
-                # A switch that is open is put back, or is as good as it was proven, whatever is held
-                if undecided and not anew and state not in ("restored", "proven"):
-                    raise store.StoreError(undecided)
-                mended = damage.mend(root, forget=anew)
-                if state == "released":
-                    answer = releases.release(root, run, params, withdraw)
-                elif state == "proven":
-                    answer = releases.prove(root, run, params, module.warn)
-                elif state == "restored":
-                    answer = releases.restore(root, run, params)
-                elif state == "rolled_back":
-                    answer = releases.roll_back(root, run, params)
-                else:
-                    answer = releases.forget(root, run, params)
-                answer["changed"] = answer["changed"] or new or bool(mended)
-                if mended:
-                    answer["mended"] = mended
-                if state == "released" and not answer["moves"] and damage.found(root):
-                    # What cannot be had again goes with its release, unless something needs it
-                    blobs.collect(root, params["keep"])
+            with lease.working(root, lease.Holder(run.run, run.by)):
+                answer = releases.apply(root, run, params, withdraw, module.warn)
         answer["open"] = store.read_transaction(root) is not None
     except lease.LeaseError as error:
         module.fail_json(msg=f"{run.host or root}: {error}")

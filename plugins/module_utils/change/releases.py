@@ -12,6 +12,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, damage, history
 
+# Seconds for another process to let go of the store, such as a transfer
+STORE_WAIT = 60.0
+
 Moves = Dict[str, store.Move]
 
 
@@ -124,6 +127,42 @@ def forget(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, An
     store.append_history(root, store.history_lines(root, run, moves, "done", params["why"]))
     store.write_holds(root, {name: hold for name, hold in holds.items() if name not in ended})
     return {"changed": bool(ended), "forgotten": ended}
+
+
+def settled(root: str, params: Mapping[str, Any], withdraw: List[str]) -> bool:
+    """Whether there is nothing to release: the store is there and whole, and no transaction is open."""
+    changes = params["releases"] or withdraw or damage.found(root) or not store.is_there(root)
+    return not changes and store.read_transaction(root) is None
+
+
+def apply(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List[str], warn: Callable[[str], None]) -> Dict[str, Any]:
+    """One state of the store, `params["state"]`, under its lock; what is damaged is put right first. Raises StoreError."""
+    state, new = params["state"], not store.is_there(root)
+    with store.locked(root, time.monotonic() + STORE_WAIT):
+        store.prepare(root)
+        anew = state == "forgotten" and not params["models"]
+        undecided = damage.undecided(root)
+        # A switch that is open is put back, or is as good as it was proven, whatever is held
+        if undecided and not anew and state not in ("restored", "proven"):
+            raise store.StoreError(undecided)
+        mended = damage.mend(root, forget=anew)
+        if state == "released":
+            answer = release(root, run, params, withdraw)
+        elif state == "proven":
+            answer = prove(root, run, params, warn)
+        elif state == "restored":
+            answer = restore(root, run, params)
+        elif state == "rolled_back":
+            answer = roll_back(root, run, params)
+        else:
+            answer = forget(root, run, params)
+        answer["changed"] = answer["changed"] or new or bool(mended)
+        if mended:
+            answer["mended"] = mended
+        if state == "released" and not answer["moves"] and damage.found(root):
+            # What cannot be had again goes with its release, unless something needs it
+            blobs.collect(root, params["keep"])
+    return answer
 
 
 def predicted(root: str, params: Mapping[str, Any], withdraw: List[str]) -> Dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease
+from ansible_collections.npufleet.triton.plugins.module_utils.change.releases import STORE_WAIT
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.models import PROVE
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, sentence
@@ -19,8 +20,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import damag
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
 
 WHY = "its run is gone, the host put it back by itself"
-# Seconds: for another process that reads or writes the store to end; between two looks at the server
-STORE_WAIT, LOOK = 60.0, 0.5
+# Seconds between two looks at the server
+LOOK = 0.5
 
 
 class Outcome(NamedTuple):
