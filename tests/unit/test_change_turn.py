@@ -1,0 +1,285 @@
+"""A change of what a server serves, on its host alone: kept where it is proven, put back where not, also where it is killed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import store
+from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, proof, resume, turn
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import item
+from played_engine import Killed, PlayedEngine
+from test_model_store import owners  # noqa: F401 (a fixture)
+from test_store_transaction import ALICE, A, B, proven, released  # noqa: F401 (a fixture)
+
+SETTINGS = {"name": "triton", "vendor_tool": "/nowhere/x", "free_timeout": 0, "stop_timeout": 1, "ready_timeout": 5, "key": None}
+CHECKS = {"image": "sha256:1", "program": "p", "document": {"host": "npu1", "server": {}, "checks": [{}], "unproven": []}}
+RIGHT = {"name": "digits/http/one", "ok": True, "why": ""}
+WRONG = {"name": "digits/http/one", "ok": False, "why": "label is 3, wanted 7"}
+REPLACE = item("server", "container.image", "old", "new", "replace")
+RESTART = item("server", "digits", "version 1 READY a", "version 1 READY b", "restart")
+LOAD = item("server", "digits", "version 1 READY a", "version 1 READY b", "load")
+WAIT = item("server", "digits", "version 1 LOADING", "version 1 READY b", "wait")
+
+
+class Host:
+    """One host whose looks are played: the first one, the proof, and every later one. The store and the steps are the real ones."""
+
+    def __init__(self, root: Path, engine: PlayedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.engine = root, engine
+        self.plan: list[Any] = []
+        self.left: list[Any] = []
+        self.later: list[Any] = []
+        self.looks: list[dict[str, Any]] = []
+        self.answers: list[dict[str, Any]] = [RIGHT]
+        self.said: list[str] = []
+        self.dies: int | None = None
+        self.held: list[str] = []
+        self.running = True
+        monkeypatch.setattr(proof, "see", self.see)
+        monkeypatch.setattr(check_client, "ask", lambda *_given: self.answers)
+        monkeypatch.setattr(turn.contexts, "look", lambda _name: {"running": self.running, "reasons": self.held})
+
+    def see(
+        self, desired: dict[str, Any], _root: str, _run: str, linked: bool = False, prove: bool = False, timeout: float = 0
+    ) -> Any:
+        self.looks.append({"concerns": sorted(desired), "linked": linked, "prove": prove})
+        plan = self.later
+        if not prove:
+            plan = self.plan
+        elif sum(look["prove"] for look in self.looks) == 1:
+            plan = self.left
+        opened = store.read_transaction(str(self.root))
+        there = self.engine.named("triton")
+        actual = {
+            "models": {"transaction": {**opened, "stale": []} if opened else None},
+            "server": {
+                "container": {"command": [f"--model-repository={self.root}/served"]} if there else None,
+                "previous": bool(self.engine.named("triton-previous")),
+            },
+        }
+        return proof.Seen(actual, list(plan), {})
+
+    def say(self, step: str) -> None:
+        if self.dies is not None and len(self.said) >= self.dies:
+            raise Killed
+        self.said.append(step)
+
+    def run(self, **order: Any) -> turn.Outcome:
+        lease.acquire(str(self.root), lease.Holder(**ALICE), 60.0, SETTINGS)
+        server = {"mode": "none", "models": {}, "grpc": False, "address": "127.0.0.1", "http_port": 8000, "cache": False}
+        given = {
+            "host": "npu1",
+            "root": str(self.root),
+            **ALICE,
+            "desired": {"models": {}, "server": {**server, **order.pop("server", {})}},
+            "linked": False,
+            "container": SETTINGS,
+            "inside": {},
+            "poll_seconds": 1,
+            "checks": CHECKS,
+            "keep": 3,
+            **order,
+        }
+        return turn.Turn(given, self.engine, self.say).run()  # type: ignore[arg-type]
+
+    def serves(self) -> dict[str, str]:
+        """The digest's first letter of what each model is linked to."""
+        return {name: (store.served_label(str(self.root), name) or "")[5] for name in store.served_names(str(self.root))}
+
+    def last(self) -> list[tuple[str, str]]:
+        return [(line["model"], line["result"]) for line in store.read_history(str(self.root))][-3:]
+
+
+@pytest.fixture
+def host(proven: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:  # noqa: F811
+    monkeypatch.setattr(lease, "WATCHDOG", str(tmp_path_factory.mktemp("watchdog") / "lock"))
+    engine = PlayedEngine()
+    monkeypatch.setattr(container, "_is_ready", lambda _address, port: engine.serving(str(port)) is not None)
+    monkeypatch.setattr(resume, "serve_linked", lambda *_given, **_more: None)
+    monkeypatch.setattr(turn, "LOOK", 0.01)
+    engine.add("triton")
+    yield Host(proven, engine, monkeypatch)
+
+
+def switched(host: Host) -> None:
+    assert released(host.root, B)["failed"] is False
+
+
+def open_ends(host: Host) -> list[str]:
+    return [name for name in (store.TRANSACTION, container.REPLACEMENT) if (host.root / name).exists()]
+
+
+def test_a_server_as_wanted_is_left_alone(host: Host) -> None:
+    assert host.run() == turn.Outcome([])
+    assert (host.engine.orders, host.said) == ([], [])
+
+
+def test_a_switch_is_brought_into_service_proven_and_kept(host: Host) -> None:
+    switched(host)
+    host.plan = [RESTART]
+    outcome = host.run()
+    assert (outcome.why, list(outcome.checks)) == (None, [RIGHT])
+    assert host.serves() == {"digits": "b", "words": "2"}
+    assert [order.split("/")[-1] for order in host.engine.orders] == ["stop", "start"]
+    assert open_ends(host) == []
+    assert host.last() == [("digits", "proven"), ("faces", "proven"), ("words", "proven")]
+    assert host.said == [
+        "wait for the cards",
+        "restart the container",
+        "prove that it serves what was asked for",
+        "prove by inference",
+        "keep it",
+    ]
+
+
+@pytest.mark.parametrize("fault", ["not served", "wrong answers"])
+def test_a_switch_that_is_not_proven_is_put_back(host: Host, fault: str) -> None:
+    switched(host)
+    host.plan = [RESTART]
+    host.left = [RESTART] if fault == "not served" else []
+    host.answers = [RIGHT, WRONG] if fault == "wrong answers" else [RIGHT]
+    outcome = host.run()
+    assert outcome.why and ("label is 3, wanted 7" if host.answers[1:] else "npu1 is not as wanted:") in outcome.why
+    assert outcome.back == "the releases before serve again"
+    assert host.serves() == {"digits": "a", "faces": "1"}
+    assert open_ends(host) == []
+    assert host.looks[-1] == {"concerns": ["server"], "linked": True, "prove": True}
+    # Once for the new ones, once for the old ones if a server that was started does not show them at once
+    assert host.engine.serving() is not None
+
+
+def test_a_new_container_is_proven_and_the_one_before_it_goes(host: Host) -> None:
+    new = host.engine.add("triton-next", "created")
+    host.plan = [REPLACE]
+    outcome = host.run()
+    assert outcome.why is None
+    assert (host.engine.names(), host.engine.serving()) == ({"triton": "running"}, new)
+    assert open_ends(host) == []
+
+
+def test_a_new_container_that_does_not_serve_gives_way(host: Host) -> None:
+    old = host.engine.serving()
+    host.engine.add("triton-next", "created", works=False)
+    host.plan, host.left = [REPLACE], [item("server", "container", "exited", "running", "start")]
+    outcome = host.run()
+    assert outcome.back == "the one before it serves again"
+    assert (host.engine.names(), host.engine.serving()) == ({"triton": "running"}, old)
+    assert open_ends(host) == []
+
+
+def test_the_first_server_has_nothing_to_go_back_to(host: Host) -> None:
+    host.engine.containers.clear()
+    host.engine.add("triton-next", "created", works=False)
+    host.plan, host.left = [item("server", "container", None, "running", "create")], [WAIT]
+    assert host.run().back == "there was none before; the next run goes on from here"
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_cards_that_somebody_holds_are_a_refusal_before_anything_stops(host: Host, running: bool) -> None:
+    host.plan, host.held, host.running = [RESTART], ["rbln0 held by sleep (pid 30): end it (`kill 30`)"], running
+    outcome = host.run()
+    assert outcome.why and "kill 30" in outcome.why
+    assert (outcome.back, host.engine.orders) == ("nothing was switched", [])
+
+
+def test_a_host_in_maintenance_is_not_touched(host: Host) -> None:
+    host.plan = [RESTART]
+    lease.acquire(str(host.root), lease.Holder(**ALICE), 60.0, SETTINGS)
+    (host.root / "maintenance.json").write_text(json.dumps({"reason": "card 2", "by": "carol", "since": "now"}))
+    with pytest.raises(lease.LeaseError, match="card 2"):
+        host.run()
+    assert host.engine.orders == []
+
+
+def test_a_load_that_is_refused_brings_the_old_ones_back_by_another_load(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    switched(host)
+    asked: list[dict[str, str]] = []
+
+    class Loads:
+        loaded = unloaded = hung = ()
+
+        def __init__(self, _server: Any, models: dict[str, Any]) -> None:
+            self.reasons: dict[str, str] = {}
+            asked.append({name: model["release"][0] for name, model in models.items()})
+
+        def apply(self) -> None:
+            self.reasons = {"digits": "status INTERNAL: no device memory"} if len(asked) == 1 else {}
+
+    monkeypatch.setattr(turn, "Change", Loads)
+    host.plan = [LOAD]
+    wanted = {name: {"release": B[name]["release"], "versions": ["1"]} for name in B}
+    outcome = host.run(server={"mode": "explicit", "models": wanted})
+    assert outcome.why == "Triton on port 8000 refused:\n  - model digits: status INTERNAL: no device memory"
+    assert outcome.back == "the releases before serve again"
+    assert asked == [{"digits": "b", "words": "2"}, {"digits": "a", "faces": "1"}]
+    assert (host.serves(), host.engine.orders) == ({"digits": "a", "faces": "1"}, [])
+
+
+def test_a_load_that_hangs_is_remembered_for_the_next_run(host: Host) -> None:
+    switched(host)
+    host.plan, host.left = [WAIT], [WAIT]
+    outcome = host.run(server={"mode": "poll"})
+    assert outcome.back == "the releases before serve again; the next run starts the server again, in which a load hangs"
+    assert json.loads((host.root / store.HUNG).read_text())["models"] == ["digits"]
+
+
+def test_what_cannot_be_put_back_says_both(host: Host) -> None:
+    switched(host)
+    host.plan, host.left, host.later = [RESTART], [RESTART], [RESTART]
+    outcome = host.run()
+    assert outcome.back.startswith("what served before could not be put back, repair that and run again: npu1 is not as wanted:")
+    # It stays open: the next run, or the host itself, goes on
+    assert open_ends(host) == [store.TRANSACTION]
+
+
+def every_step(host: Host, ends: Callable[[], None]) -> Iterator[int]:
+    """A change that is killed before its first step, then before its second, until it ends by itself."""
+    for number in range(40):
+        host.looks.clear()
+        host.said.clear()
+        host.engine.orders.clear()
+        yield number
+        try:
+            ends()
+        except Killed:
+            continue
+        return
+    raise AssertionError("it never came to its end")
+
+
+@pytest.mark.parametrize("by", ["step", "order"])
+@pytest.mark.parametrize("proves", [True, False])
+def test_killed_between_any_two_steps_the_host_ends_it_by_itself(host: Host, by: str, proves: bool) -> None:
+    """A switch and another container at once. The host puts back what was not proven, also while it was putting back."""
+    outcomes = set()
+
+    def one() -> None:
+        if not host.engine.named("triton-next"):
+            host.engine.add("triton-next", "created", works=proves)
+        switched(host)
+        host.plan, host.left = [REPLACE], ([] if proves else [WAIT])
+        try:
+            host.run()
+        finally:
+            host.dies = host.engine.kill_at = None
+            lease.acquire(str(host.root), lease.Holder("host/1", "the host itself"), 0.0, SETTINGS, ended=ALICE["run"])
+            lease.release(str(host.root), lease.Holder("host/1", "the host itself"))
+            lease.acquire(str(host.root), lease.Holder(**ALICE), 0.0, SETTINGS)
+            assert not resume.resume(str(host.root), host.engine).failed
+            assert open_ends(host) == []
+            assert host.engine.serving() is not None, host.engine.names()
+            serves = host.serves()
+            assert serves in ({"digits": "a", "faces": "1"}, {"digits": "b", "words": "2"})
+            outcomes.add(serves["digits"])
+
+    for number in every_step(host, one):
+        if by == "step":
+            host.dies = number
+        else:
+            host.engine.kill_at = number
+    assert outcomes >= {"b" if proves else "a"}
