@@ -1059,6 +1059,14 @@ def test_tool_that_is_not_there_keeps_nothing_from_starting(triton: Any) -> None
     assert host_of(triton).free([]) is True
 
 
+@pytest.mark.parametrize("script", ["exit 3", "echo no JSON", "echo '[]'", "echo '{\"contexts\": 7}'"])
+def test_tool_that_fails_does_not_say_that_the_cards_are_free(tmp_path: Path, triton: Any, script: str) -> None:
+    path = tmp_path / "rbln-stat"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    assert host_of(triton, vendor_tool=str(path)).free([]) is False
+
+
 # The program
 
 

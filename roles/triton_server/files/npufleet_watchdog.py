@@ -623,31 +623,35 @@ class Host:
         if status not in (204, 304):
             raise Failure(f"the engine could not start the container: {_line(answer)}")
 
-    def contexts(self) -> List[Tuple[str, str]]:
-        """(process, name) of every context on the cards; nothing where the vendor's tool does not tell."""
-        with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, AttributeError):
+    def contexts(self) -> Optional[List[Tuple[str, str]]]:
+        """(process, name) of every context on the cards, none without the vendor's tool; None where that fails or hangs."""
+        try:
             done = subprocess.run([self._config.vendor_tool, "-j"], capture_output=True, timeout=20, check=True)
-            return [
-                (str(context.get("pid")), str(context.get("process"))) for context in json.loads(done.stdout).get("contexts") or []
-            ]
-        return []
+            listed = json.loads(done.stdout).get("contexts") or []
+            return [(str(context.get("pid")), str(context.get("process"))) for context in listed]
+        except FileNotFoundError:
+            return []
+        except (OSError, subprocess.SubprocessError, ValueError, AttributeError, TypeError):
+            return None
 
     def foreign(self, init: int) -> List[Tuple[str, str]]:
         """Contexts of living processes that are not the container's."""
         return [
             (pid, name)
-            for pid, name in self.contexts()
+            for pid, name in self.contexts() or []
             if _pieces(f"/proc/{pid}/comm") == [name[:15]] and not _same_namespace(pid, str(init))
         ]
 
     def free(self, foreign: List[Tuple[str, str]]) -> bool:
         """Wait until only `foreign` contexts are left: a start beside one that ends can wedge the card."""
         deadline = time.monotonic() + self._config.free_limit
-        while set(self.contexts()) - set(foreign):
+        while True:
+            found = self.contexts()
+            if found is not None and not set(found) - set(foreign):
+                return True
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.5)
-        return True
 
 
 class Watchdog:
