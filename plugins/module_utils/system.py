@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from typing import Any, Dict, List, Optional, Tuple
 
 
@@ -19,6 +20,11 @@ def run(*command: str) -> Tuple[int, str]:
         return 124, f"{command[0]} did not answer within 60 s"
     output = done.stdout or done.stderr
     return done.returncode, output.decode("utf-8", "replace").strip()
+
+
+def now(at: Optional[float] = None) -> str:
+    """A time in UTC as the files of a host have it: this moment, or seconds since 1970."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
 def file_system(path: str) -> Tuple[int, int]:

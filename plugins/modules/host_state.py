@@ -141,10 +141,10 @@ origins:
 
 import os
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils import request, shapes, store
+from ansible_collections.npufleet.triton.plugins.module_utils import request, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, proof
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer, watchdog
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import as_diff, sentence
@@ -166,15 +166,6 @@ REQUEST: Dict[str, Any] = {
     # Passwords of the suppliers, by name, and under `addresses` what is secret in theirs
     "passwords": {"type": "dict", "default": {}, "no_log": True},
 }
-
-
-def maintenance(path: str) -> Optional[Dict[str, Any]]:
-    """The mark of a host in maintenance. One that cannot be read counts: whoever wrote it meant the host to be left alone."""
-    found = shapes.read(path, {"reason": str, "by": str, "since": str})
-    if not found.there:
-        return None
-    unreadable = {"reason": f"not to be read from {path}", "by": "unknown", "since": "unknown"}
-    return unreadable if found.flaw else dict(found.content)
 
 
 def main() -> None:
@@ -216,7 +207,7 @@ def main() -> None:
         if words:
             module.warn("{}: {}".format(params["host"], words))
     other = lease.of_another(root, run, ended) if root and desired else None
-    mark = maintenance(params["mark"]) if params["mark"] else None
+    mark = lease.maintenance(params["mark"]) if params["mark"] else None
     changed = bool(plan) and module.check_mode and not params["prove"] and mark is None
     report = [sentence(item) for item in plan]
     answer: Dict[str, Any] = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": held}

@@ -22,7 +22,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
-from ansible_collections.npufleet.triton.plugins.module_utils.system import text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import now, text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import last_words
 
@@ -159,7 +159,7 @@ def replace(
     ran = before["ran"] if before else bool(current and current["State"]["Running"]) or not current
     old = (previous or current or {}).get("Id")
     kept = before["inside"] if before and previous else dict(inside or {})
-    entry = {"run": run.run, "by": run.by, "since": lease.now(), "phase": SWAPPING, "ran": ran, "old": old, "inside": kept}
+    entry = {"run": run.run, "by": run.by, "since": now(), "phase": SWAPPING, "ran": ran, "old": old, "inside": kept}
     _write(root, entry)
     done = []
     if current:
@@ -189,7 +189,7 @@ def stop(engine: Docker, root: str, run: lease.Holder, name: str, settings: Mapp
     if not found or not found["State"]["Running"]:
         return False
     if read(root) is None and not engine.inspect(name + "-previous"):
-        _write(root, {**UNKNOWN, "run": run.run, "by": run.by, "since": lease.now(), "phase": STOPPED, "old": found["Id"]})
+        _write(root, {**UNKNOWN, "run": run.run, "by": run.by, "since": now(), "phase": STOPPED, "old": found["Id"]})
     engine.stop(found["Id"], settings["stop_timeout"])
     return True
 

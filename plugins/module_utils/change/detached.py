@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, Dict, Mapping, TextIO
 
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, program, turn
-from ansible_collections.npufleet.triton.plugins.module_utils.system import text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import now, text
 
 # What is asked, taken away as soon as it is read: checks may have headers that are secret; what came of it; each step as it begins
 ORDER, RESULT, STEPS = "turn.order.json", "turn.result.json", "turn.steps"
@@ -58,7 +58,7 @@ def perform(root: str) -> int:
     os.unlink(os.path.join(root, ORDER))
 
     def say(step: str) -> None:
-        print(json.dumps({"at": lease.now(), "step": step}), flush=True)
+        print(json.dumps({"at": now(), "step": step}), flush=True)
 
     result: Dict[str, Any] = {"run": order["run"], "did": [], "why": None, "back": "", "checks": [], "refused": None}
     try:

@@ -11,11 +11,11 @@ import fcntl
 import json
 import os
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import locks, shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.system import text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import now, text
 
 LEASE, LOCK, CALLS = "lease.json", "lease.lock", "lease.calls"
 # The watchdog holds it while it reloads or restarts, and looks for a lease before it begins
@@ -70,11 +70,6 @@ def boot() -> str:
     kernel = (text("/proc/sys/kernel/random/boot_id") or "").strip()
     after_name = (text("/proc/1/stat") or "").rpartition(")")[2].split()
     return f"{kernel}/{after_name[19] if len(after_name) > 19 else ''}"
-
-
-def now(at: Optional[float] = None) -> str:
-    """A time as the files of the host have it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
 def read(root: str) -> Optional[Dict[str, Any]]:
@@ -147,21 +142,20 @@ def watchdog_idle() -> Any:
     )
 
 
-def in_maintenance(mark: str) -> Optional[str]:
-    """Why a host is in maintenance, None for one that is not. A mark that cannot be read counts."""
-    found = text(mark)
-    if found is None:
+def maintenance(path: str) -> Optional[Dict[str, Any]]:
+    """The mark of a host in maintenance. One that cannot be read counts: whoever wrote it meant the host to be left alone."""
+    found = shapes.read(path, {"reason": str, "by": str, "since": str})
+    if not found.there:
         return None
-    with suppress(ValueError, KeyError, TypeError):
-        mark_of = json.loads(found)
-        return f"{mark_of['reason']} ({mark_of['by']} since {mark_of['since']})"
-    return f"the mark {mark} is there"
+    unreadable = {"reason": f"not to be read from {path}", "by": "unknown", "since": "unknown"}
+    return unreadable if found.flaw else dict(found.content)
 
 
-def refuse_maintenance(root: str, maintenance: bool) -> None:
+def refuse_maintenance(root: str, allowed: bool) -> None:
     """Raises LeaseError on a host that somebody has taken out, unless this run is the one that works on it."""
-    why = in_maintenance(os.path.join(root, "maintenance.json"))
-    if why and not maintenance:
+    mark = maintenance(os.path.join(root, "maintenance.json"))
+    if mark and not allowed:
+        why = "{reason} ({by} since {since})".format(**mark)
         raise LeaseError(f"found the host in maintenance: {why}; wanted it in service: nothing was changed, put it back first")
 
 

@@ -7,9 +7,8 @@ import os
 import shutil
 import stat
 import tempfile
-import time
 from contextlib import contextmanager
-from typing import Any, Iterator, Mapping, NamedTuple, Optional
+from typing import Any, Iterator, Mapping, NamedTuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import locks, shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.shapes import NULL, NUMBER, TEXT_OR_NULL
@@ -122,11 +121,6 @@ def write_text(root: str, path: str, text: str) -> None:
         os.fsync(sink.fileno())
     os.chmod(staging, 0o644)
     os.replace(staging, path)
-
-
-def now(at: Optional[float] = None) -> str:
-    """A time as the store writes it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
 def read(root: str, name: str) -> shapes.Found:

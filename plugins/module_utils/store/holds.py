@@ -7,10 +7,11 @@ from contextlib import suppress
 from typing import Any, Dict, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils.store import history
-from ansible_collections.npufleet.triton.plugins.module_utils.store.files import HOLDS, Run, StoreError, now, read, write_json
+from ansible_collections.npufleet.triton.plugins.module_utils.store.files import HOLDS, Run, StoreError, read, write_json
 from ansible_collections.npufleet.triton.plugins.module_utils.store.history import read_history
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import Move
 from ansible_collections.npufleet.triton.plugins.module_utils.store.releases import FACTS, read_record, wanted_of
+from ansible_collections.npufleet.triton.plugins.module_utils.system import now
 
 
 def read_holds(root: str) -> Dict[str, Any]:

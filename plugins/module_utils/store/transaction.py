@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.store import history
-from ansible_collections.npufleet.triton.plugins.module_utils.store.files import TRANSACTION, Run, StoreError, now, read, write_json
+from ansible_collections.npufleet.triton.plugins.module_utils.store.files import TRANSACTION, Run, StoreError, read, write_json
 from ansible_collections.npufleet.triton.plugins.module_utils.store.history import append_history, read_history
 from ansible_collections.npufleet.triton.plugins.module_utils.store.holds import holds_from_history, read_holds, write_holds
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import Move, Record
@@ -22,6 +22,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.releases imp
     release_again,
     served_label,
 )
+from ansible_collections.npufleet.triton.plugins.module_utils.system import now
 
 
 def read_transaction(root: str) -> Optional[Dict[str, Any]]:
