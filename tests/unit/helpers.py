@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -86,6 +86,18 @@ def ansible_playbook(place: Path, *arguments: object, cwd: Path = ROOT, **enviro
 
 class _Done(BaseException):
     """A module's result; not an Exception, so that no handler of the module takes it for its own failure."""
+
+
+def time_of(module: ModuleType, monkeypatch: Any) -> SimpleNamespace:
+    """The time of a module, which passes only by sleeping: `now`, and what was `slept`."""
+    time = SimpleNamespace(now=100.0, slept=[])
+
+    def sleep(seconds: float) -> None:
+        time.slept.append(seconds)
+        time.now += seconds
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: time.now, sleep=sleep))
+    return time
 
 
 def run_module(module: ModuleType, arguments: dict[str, Any], check: bool = False) -> dict[str, Any]:

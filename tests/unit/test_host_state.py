@@ -11,7 +11,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change import proo
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import registry
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import item
 from ansible_collections.npufleet.triton.plugins.modules import host_state
-from helpers import run_module
+from helpers import run_module, time_of
 
 LOADING = item("server", "digits", "version 1 LOADING", "version 1 READY 0123456789ab", "wait")
 PACKAGE = item("driver", "package", None, "1.2.92", "install")
@@ -36,15 +36,7 @@ class Concern:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Time that passes only by sleeping."""
-    time = SimpleNamespace(now=100.0, slept=[])
-
-    def sleep(seconds: float) -> None:
-        time.slept.append(seconds)
-        time.now += seconds
-
-    monkeypatch.setattr(proof, "time", SimpleNamespace(monotonic=lambda: time.now, sleep=sleep))
-    return time
+    return time_of(proof, monkeypatch)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, concerns: dict[str, Concern], check: bool = False, **arguments: Any) -> dict[str, Any]:

@@ -7,20 +7,12 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.modules import wait_for_npus
-from helpers import run_module
+from helpers import run_module, time_of
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Time that passes only by sleeping."""
-    time = SimpleNamespace(now=100.0, slept=[])
-
-    def sleep(seconds: float) -> None:
-        time.slept.append(seconds)
-        time.now += seconds
-
-    monkeypatch.setattr(wait_for_npus, "time", SimpleNamespace(monotonic=lambda: time.now, sleep=sleep))
-    return time
+    return time_of(wait_for_npus, monkeypatch)
 
 
 @pytest.fixture
