@@ -69,8 +69,13 @@ class Host:
             raise Killed
         self.said.append(step)
 
-    def run(self, **order: Any) -> turn.Outcome:
+    def hold(self) -> None:
         lease.acquire(str(self.root), lease.Holder(**ALICE), 60.0, SETTINGS)
+
+    def run(self, holds: bool = False, **order: Any) -> turn.Outcome:
+        """One turn, of a run that takes the host first, or `holds` it."""
+        if not holds:
+            self.hold()
         server = {"mode": "none", "models": {}, "grpc": False, "address": "127.0.0.1", "http_port": 8000, "cache": False}
         given = {
             "host": "npu1",
@@ -189,10 +194,10 @@ def test_cards_that_somebody_holds_are_a_refusal_before_anything_stops(host: Hos
 
 def test_a_host_in_maintenance_is_not_touched(host: Host) -> None:
     host.plan = [RESTART]
-    lease.acquire(str(host.root), lease.Holder(**ALICE), 60.0, SETTINGS)
+    host.hold()
     (host.root / "maintenance.json").write_text(json.dumps({"reason": "card 2", "by": "carol", "since": "now"}))
     with pytest.raises(lease.LeaseError, match="card 2"):
-        host.run()
+        host.run(holds=True)
     assert host.engine.orders == []
 
 
