@@ -71,7 +71,7 @@ taken_over:
   returned: O(state=held)
   type: dict
 settled:
-  description: What was put back because that run broke off in the midst of a replacement; null for nothing.
+  description: What was put back because that run was interrupted during a replacement; null for nothing.
   returned: O(state=held)
   type: str
 released:
@@ -113,7 +113,7 @@ def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
     settled = None
     if before is not None:
         warn(
-            "{}: the run of {} since {} has ended in the midst of its change: taken over".format(
+            "{}: the run of {} since {} ended during its change: its lease is taken over".format(
                 params["host"], before["by"], before["since"]
             )
         )

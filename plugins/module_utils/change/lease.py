@@ -73,7 +73,7 @@ def boot() -> str:
 
 
 def read(root: str) -> Optional[Dict[str, Any]]:
-    """The lease, None where there is none. One that cannot be read counts: somebody was in the midst of a change."""
+    """The lease, None where there is none. One that cannot be read counts: somebody was changing the host."""
     found = shapes.read(os.path.join(root, LEASE), SHAPE)
     if not found.there:
         return None

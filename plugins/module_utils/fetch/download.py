@@ -1,6 +1,6 @@
 """Where a large file comes from: a web server, an object store, a bundle. For the controller, and hosts that fetch themselves.
 
-What broke off is gone on with: by Range over HTTP, by rclone's offset from object stores. What has come is proven by its digest
+An interrupted download is resumed: by Range over HTTP, by rclone's offset from object stores. What has come is proven by its digest
 elsewhere. `way` says how to get there, and may be shown: {"user", "proxies", "ca", "s3": {"provider", "endpoint", "region"},
 "gs": {"endpoint"}}. `secrets` may not: {"password", "s3_access_key", "s3_secret_key", "gs_credentials"}.
 """

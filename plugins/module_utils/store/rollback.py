@@ -19,7 +19,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.releases imp
 
 
 def rollback_target(root: str, name: str, to: str) -> str:
-    """Label of the release that `to` means for a model: `previous`, a label, or the begin of a digest. Raises StoreError."""
+    """Label of the release that `to` means for a model: `previous`, a label, or the first digits of a digest. Raises StoreError."""
     here = labels(root, name)
     current = served_label(root, name)
     if current is None:

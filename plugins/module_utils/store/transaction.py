@@ -26,7 +26,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import now
 
 
 def read_transaction(root: str) -> Optional[Dict[str, Any]]:
-    """The open switch, None where there is none. One that cannot be used counts, with its `flaw`: somebody was in the midst of it,
+    """The open switch, None where there is none. One that cannot be used counts, with its `flaw`: somebody was at it,
     and what served before that the history tells."""
     found = read(root, TRANSACTION)
     if not found.there:

@@ -44,7 +44,7 @@ class Limits(NamedTuple):
 
 
 def bounded(raw: bytes, size: int) -> str:
-    """The last `size` bytes as text, from the begin of a line, for the same reason as `whole`."""
+    """The last `size` bytes as text, from the beginning of a line, for the same reason as `whole`."""
     if len(raw) <= size:
         return raw.decode("utf-8", "replace")
     tail = raw[-size:].split(b"\n", 1)

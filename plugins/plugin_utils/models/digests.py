@@ -57,6 +57,6 @@ def _known(text: str) -> Dict[str, object]:
     try:
         found = json.loads(text or "{}")
     except ValueError:
-        # Whoever wrote it was ended in the midst of it.
+        # Its writer was interrupted.
         return {}
     return found if isinstance(found, dict) else {}

@@ -36,7 +36,7 @@ BUSY = 75
 CALL, QUIET = 10.0, 60.0
 # The kernel keeps 15 characters of triton_python_backend_stub.
 STUB = "triton_python_b"
-# Up to here Triton starts a dead stub anew by itself, and one that is killed in the midst of a request takes the server with it.
+# Up to here Triton restarts a dead stub by itself, and one that is killed during a request takes the server down with it.
 LAST_TO_RESTART_STUBS = (2, 46)
 # Requests that never reached the model say nothing about it.
 NEVER_RUN = ("REJECTED", "CANCELED")
@@ -554,7 +554,7 @@ class Host:
         self._control(model, "unload", ANSWER)
         left = self._left(init, before, SETTLE)
         killed = ""
-        # Where Triton starts stubs anew, killing one in the midst of a request ends the whole server.
+        # Where Triton restarts stubs, killing one during a request ends the whole server.
         if left and self.version() > LAST_TO_RESTART_STUBS:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
