@@ -97,8 +97,8 @@ molecule: molecule-default molecule-production molecule-serving molecule-models 
 molecule-default molecule-production molecule-serving molecule-models: molecule-%: venv
 	@tests/molecule.sh $*
 
-soak: venv ## runs that are killed at random while clients ask, for MINUTES=60 on a lab of its own; figures: build/bench/kills.json
-	@SOAK_MINUTES=$(or $(MINUTES),60) tests/molecule.sh models
+soak: venv ## KILLS=70 runs that are killed at random while clients ask, on a lab of its own; figures: build/bench/kills.json
+	@SOAK_KILLS=$(or $(KILLS),70) tests/molecule.sh models
 
 sanity: venv ## ansible-test over what the collection ships (ARGS="--test validate-modules" ...)
 	@$(PY) tests/sanity/run.py $(ARGS)
@@ -136,8 +136,17 @@ test-heavy: build/heavy/.done ## what needs large downloads: models out of PyTor
 bench-serving: venv ## how fast rbln models are served, against targets (ARGS="--only memory" ...); wants a quiet machine
 	@PYTHONPATH=lab:lab/models:collections $(PY) tests/bench/serving.py $(ARGS)
 
-bench-models: venv ## a change of models beside a bare rsync, on a lab of its own: ten models, 2 GiB, 4 hosts; wants a quiet machine
+bench-models: venv ## a change of models beside what it cannot do without, on a lab of its own: ten models, 2 GiB, 4 hosts; wants a quiet machine
 	@$(PY) tests/bench/models.py $(ARGS)
+
+build/pyinfra/.done: tests/bench/requirements.txt
+	@echo "make: installing what the bench compares with into build/pyinfra"
+	@python3 -m venv build/pyinfra
+	@build/pyinfra/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+bench-converge: venv build/pyinfra/.done ## site.yml without a change beside pyinfra, on labs of 8 and of 2 hosts (BEFORE=commit: that one, too); wants a quiet machine
+	@$(PY) tests/bench/converge.py $(ARGS)
 
 bench-loading: venv ## how long clients wait while another model loads, on two bare servers of Triton; wants a quiet machine
 	@$(PY) tests/bench/loading.py
@@ -148,4 +157,4 @@ test-mutants: venv ## seed defects one at a time; each must turn a test red
 clean: ## remove what was built; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-down converge status check lint changelog lint-models lint-corpus unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models soak sanity sanity-newest test-quick test bench-serving bench-models bench-loading test-heavy test-mutants clean
+.PHONY: help venv demo lab lab-down converge status check lint changelog lint-models lint-corpus unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models soak sanity sanity-newest test-quick test bench-serving bench-models bench-converge bench-loading test-heavy test-mutants clean

@@ -60,18 +60,18 @@ def facts(status: Mapping[str, Any]) -> list[str]:
         "driver": at(actual, "driver", "module"),
         "engine": at(actual, "engine", "running", "version"),
         "Triton": at(actual, "server", "version"),
-        "SDK": next((one.split("==")[1] for one in contents if one.startswith("rebel-compiler==")), None),
+        "SDK": next((package.split("==")[1] for package in contents if package.startswith("rebel-compiler==")), None),
         "release": status.get("release"),
         "image": short(at(actual, "image", "id")),
     }
     cards = at(actual, "driver", "tool", "devices") or []
-    said = [" ".join(str(one.get(key, "?")) for key in ("device", "name", "status")) for one in cards]
+    said = [" ".join(str(card.get(key, "?")) for key in ("device", "name", "status")) for card in cards]
     lines = ["  " + "   ".join(f"{name} {version or 'unknown'}" for name, version in versions.items())]
     lines.append(f"  cards   {', '.join(said) or 'none'}")
     for model, found in sorted((at(actual, "server", "served") or {}).items()):
-        for version, one in sorted(found.items()):
-            digests = "".join(f", {name} {short(one[name])}" for name in ("source", "release") if one.get(name))
-            lines.append(f"  model   {model} version {version} {one.get('state')}{digests or ', digest unknown'}")
+        for version, entry in sorted(found.items()):
+            digests = "".join(f", {name} {short(entry[name])}" for name in ("source", "release") if entry.get(name))
+            lines.append(f"  model   {model} version {version} {entry.get('state')}{digests or ', digest unknown'}")
     return lines
 
 
@@ -98,18 +98,18 @@ def draw(image: Sequence[int], colour: bool) -> list[str]:
 
 def digits(checks: Sequence[Mapping[str, Any]], colour: bool) -> list[str]:
     """Ten drawn requests, each with the label that it got, the one expected, and the latency as the client saw it."""
-    drawable = [one for one in checks if len(one.get("image") or []) >= 4 and "label" in one]
+    drawable = [check for check in checks if len(check.get("image") or []) >= 4 and "label" in check]
     if not drawable:
         return ["  no answer to draw"]
     # One model over one protocol: HTTP stands first.
     kind = (drawable[0].get("model"), drawable[0].get("protocol"), len(drawable[0]["image"]))
-    shown = [one for one in drawable if (one.get("model"), one.get("protocol"), len(one["image"])) == kind][:DRAWN]
-    drawn = [draw(one["image"], colour) for one in shown]
+    shown = [check for check in drawable if (check.get("model"), check.get("protocol"), len(check["image"])) == kind][:DRAWN]
+    drawn = [draw(check["image"], colour) for check in shown]
     wide = math.isqrt(kind[2])
     words = {
-        "read": [f"{one['label']}{'' if one['ok'] else ' !'}" for one in shown],
-        "is": [str(one.get("expected", "?")) for one in shown],
-        "ms": [f"{one['ms']:.1f}" for one in shown],
+        "read": [f"{check['label']}{'' if check['ok'] else ' !'}" for check in shown],
+        "is": [str(check.get("expected", "?")) for check in shown],
+        "ms": [f"{check['ms']:.1f}" for check in shown],
     }
     lines = [f"{'':8}" + GAP.join(column[number] for column in drawn) for number in range(len(drawn[0]))]
     lines += [f"  {name:6}" + GAP.join(f"{word:^{wide}}" for word in row).rstrip() for name, row in words.items()]
@@ -132,22 +132,24 @@ def paint(picture: Image.Image, colour: bool) -> list[str]:
 def photographs(checks: Sequence[Mapping[str, Any]], colour: bool) -> list[str]:
     """The photographs that were sent encoded, each with its likeliest labels and the latency. Empty where there are none."""
     shown = [
-        one for one in checks if one.get("model") == "image_classifier" and one.get("picture") and BETWEEN in str(one.get("got"))
+        check
+        for check in checks
+        if check.get("model") == "image_classifier" and check.get("picture") and BETWEEN in str(check.get("got"))
     ]
     # HTTP stands first.
-    shown = [one for one in shown if one["protocol"] == shown[0]["protocol"]]
+    shown = [check for check in shown if check["protocol"] == shown[0]["protocol"]]
     if not shown:
         return []
-    labels = [one["got"].split(BETWEEN)[:LABELS] for one in shown]
-    pictures = [Image.open(io.BytesIO(base64.b64decode(one["picture"].partition(",")[2]))) for one in shown]
+    labels = [check["got"].split(BETWEEN)[:LABELS] for check in shown]
+    pictures = [Image.open(io.BytesIO(base64.b64decode(check["picture"].partition(",")[2]))) for check in shown]
     painted = zip_longest(*(paint(picture, colour) for picture in pictures), fillvalue=" " * WIDE)
     lines = ["", *((" " * 8 + GAP.join(row)).rstrip() for row in painted)]
     for number in range(min(map(len, labels))):
-        words = [f"{names[number]}{'' if one['ok'] else ' !'}" for names, one in zip(labels, shown)]
+        words = [f"{names[number]}{'' if check['ok'] else ' !'}" for names, check in zip(labels, shown)]
         lines.append(f"  {'read' if number == 0 else '':6}" + GAP.join(f"{word:<{WIDE}}" for word in words).rstrip())
-    if all(one["ok"] for one in shown):
+    if all(check["ok"] for check in shown):
         lines.append(f"  {'is':6}the same by onnxruntime alone: this network's weights are random")
-    lines.append(f"  {'ms':6}" + GAP.join(f"{one['ms']:<{WIDE}.1f}" for one in shown).rstrip())
+    lines.append(f"  {'ms':6}" + GAP.join(f"{check['ms']:<{WIDE}.1f}" for check in shown).rstrip())
     return lines
 
 
@@ -156,19 +158,19 @@ def main() -> int:
     parser.add_argument("--hosts", required=True, help="the hosts that have to serve, such as npu1,npu2")
     hosts = [name for name in parser.parse_args().hosts.split(",") if name]
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    statuses = {one.get("host"): one for one in at(read(BUILD / "status.json"), "hosts") or []}
+    statuses = {host.get("host"): host for host in at(read(BUILD / "status.json"), "hosts") or []}
     serving, passed, total = 0, 0, 0
     for host in hosts:
         result = read(BUILD / "check" / f"{host}.json") or {}
         checks, status = result.get("checks") or [], statuses.get(host, {})
-        good = [one for one in checks if one["ok"]]
+        good = [check for check in checks if check["ok"]]
         passed, total = passed + len(good), total + len(checks)
         serving += bool(good) and status.get("state") == "in sync"
         print(host)
         print("\n".join([*facts(status), *digits(checks, colour), *photographs(checks, colour)]))
-        for one in checks:
-            if not one["ok"]:
-                print(f"  WRONG   {one['name']}: {one['why']}")
+        for check in checks:
+            if not check["ok"]:
+                print(f"  WRONG   {check['name']}: {check['why']}")
         if not checks:
             print(f"  WRONG   no check was made: {result.get('msg') or 'there is no result'}")
         for line in status.get("report") or ([] if status else ["its status was not read"]):

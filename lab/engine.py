@@ -186,7 +186,7 @@ def other_engines() -> list[str]:
 
 def lab_bridges() -> list[str]:
     """Bridges of labs, of whatever checkout, that the kernel has: they outlive an engine that was killed."""
-    return sorted(one["ifname"] for one in json.loads(run("ip", "-json", "link", "show")) if one["ifname"].startswith(PREFIX))
+    return sorted(link["ifname"] for link in json.loads(run("ip", "-json", "link", "show")) if link["ifname"].startswith(PREFIX))
 
 
 def _remove_leftovers() -> None:

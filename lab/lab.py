@@ -128,7 +128,7 @@ def inventory(lab: Lab) -> None:
         "lab_artefact_url": f"http://{lab.address(0)}:{ARTEFACT_PORT}",
         "lab_artefact_user": "lab",
         "lab_artefact_password": (lab.state / "artefact_password").read_text(),
-        "lab_models": {name: {**one, "record": f"{ARTEFACTS / one['path']}.json"} for name, one in facts["models"].items()},
+        "lab_models": {name: {**model, "record": f"{ARTEFACTS / model['path']}.json"} for name, model in facts["models"].items()},
         "lab_placing": facts["placing"],
         "lab_drivers": facts["drivers"],
         "lab_sdk": facts["sdk"],

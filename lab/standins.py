@@ -96,7 +96,7 @@ def wheels_of_triton(version: str) -> list[Path]:
 def download(*what: str, into: Path) -> list[Path]:
     """`pip download` with the machine's own configuration, for the Python of the image; nothing is fetched twice."""
     done = into / ".done"
-    inputs = json.dumps([Path(one).read_text() if one.endswith(".txt") else one for one in what])
+    inputs = json.dumps([Path(word).read_text() if word.endswith(".txt") else word for word in what])
     if not done.exists() or done.read_text() != inputs:
         say(f"downloading the wheels of {into.name}")
         shutil.rmtree(into, ignore_errors=True)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any, Dict
 
-from ansible_collections.npufleet.triton.plugins.module_utils.change import program
-from ansible_collections.npufleet.triton.plugins.plugin_utils import runs
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible_collections.npufleet.triton.plugins.plugin_utils import library, runs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
-
-# Made as this is imported, which is once in a run: each task has a process of its own
-program.program()
 
 
 class ActionModule(FleetAction):
@@ -24,14 +20,16 @@ class ActionModule(FleetAction):
             return self.ask("host_lease", arguments, task_vars, holder)
         handed = {
             **holder,
-            "program": base64.b64encode(program.program()).decode(),
+            "version": library.version(),
             "patience": int(variables["npufleet_lease_timeout"]),
             "container": self.container(variables),
         }
+        brings = boolean(arguments.get("install", True)) and not self._task.check_mode
+        lacking = self.library_for_a_host if brings else None
         wait = int(arguments.get("wait", variables["npufleet_lease_wait"]))
-        result = self.ask("host_lease", {**arguments, "wait": 0}, task_vars, handed)
+        result = self.ask("host_lease", {**arguments, "wait": 0}, task_vars, handed, lacking)
         if result.get("held_by") and wait:
             # Who is at it may be a run of this machine that has ended, which nobody has to wait for
             ended = {"ended": result["held_by"]} if runs.has_ended(result["held_by"]) else {}
-            result = self.ask("host_lease", {**arguments, "wait": wait}, task_vars, {**handed, **ended})
+            result = self.ask("host_lease", {**arguments, "wait": wait}, task_vars, {**handed, **ended}, lacking)
         return result

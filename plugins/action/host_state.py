@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any, Dict, List, Mapping
+from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleUndefinedVariable
 from ansible.module_utils.parsing.convert_bool import boolean
@@ -27,8 +27,22 @@ NO_PASSWORD = re.compile(
 
 
 # What an answer is made of, where it has it
-SHAPE = {"plan": list, "report": list, "refusals": list, "actual": dict, "held": dict, "held_by": dict, "clock": float}
+SHAPE = {
+    "seen": dict,
+    "plan": list,
+    "report": list,
+    "refusals": list,
+    "actual": dict,
+    "held": dict,
+    "moves": dict,
+    "held_by": dict,
+    "clock": float,
+}
 KINDS = {list: "a list", dict: "a mapping", float: "a number"}
+# Seconds between two looks at a host that another run is changing
+AGAIN = 2.0
+# What an inventory that is wrong raises
+BAD_INPUT = (Refusal, AnsibleUndefinedVariable, KeyError, TypeError, ValueError, OSError)
 # What a change of models alone does to a server
 OF_MODELS = ("load", "unload", "restart", "wait", "prove")
 
@@ -48,6 +62,9 @@ class ActionModule(FleetAction):
     """Fills in `desired` from the inventory, the release row and the model manifests."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
+        known = self._task.args.get("known")
+        if known:
+            return {**known, "changed": False, "known": True}
         variables = self.variables(task_vars)
         concerns = self._task.args.get("concerns")
         if concerns is None:
@@ -57,18 +74,52 @@ class ActionModule(FleetAction):
         if boolean(self._task.args.get("unsealed", False)):
             with self.refusing(host):
                 return {"changed": False, "desired": desired(variables, concerns, seal=False)[0]}
-        arguments = {key: self._task.args[key] for key in ("prove", "linked", "timeout") if key in self._task.args}
+        given = ("prove", "linked", "timeout", "rollback")
+        arguments = {key: self._task.args[key] for key in given if key in self._task.args}
+        if arguments.get("rollback"):
+            return self._rollback(variables, concerns, arguments, task_vars, host)
         with self.refusing(host):
-            # The mark does not depend on what is wanted of the host
-            proof = boolean(arguments.get("prove", False))
-            wanted, manifests = desired(variables, concerns, now=proof) if concerns else ({}, {})
-            handed: Dict[str, Any] = {"desired": wanted, "host": host, "mark": self._mark(variables), "run": runs.run_id()}
+            handed, manifests = self._wanted(variables, concerns, host, boolean(arguments.get("prove", False)))
         result = self._look(arguments, handed, task_vars)
         if result.get("failed"):
             # The message says it all; the rest would bury it.
             return {key: result[key] for key in ("failed", "msg", "plan", "exception") if key in result}
         with host_text.understood(host):
-            return self._complete(result, wanted, manifests, handed)
+            return self._complete(result, manifests, handed)
+
+    def _wanted(
+        self, variables: Templated, concerns: List[str], host: str, prove: bool = False
+    ) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+        """(what the module is handed, the manifests of the models). The mark does not depend on what is wanted of the host."""
+        wanted, manifests = desired(variables, concerns, now=prove) if concerns else ({}, {})
+        return {"desired": wanted, "host": host, "mark": self._mark(variables), "run": runs.run_id()}, manifests
+
+    def _rollback(
+        self, variables: Templated, concerns: List[str], arguments: Dict[str, Any], task_vars: Dict[str, Any], host: str
+    ) -> Dict[str, Any]:
+        """What a rollback would change, and why it cannot; a reason is a result here, as all hosts' are told at once."""
+        try:
+            handed, manifests = self._wanted(variables, concerns, host)
+        except BAD_INPUT as error:
+            return self._refused(self.reasons(error))
+        result = self._answer(lambda: self._look(arguments, handed, task_vars))
+        if result.get("failed"):
+            return self._refused([self._become(result)])
+        try:
+            with host_text.understood(host):
+                return self._complete(result, manifests, handed)
+        except host_text.Misunderstood as reason:
+            return self._refused([str(reason)])
+
+    @staticmethod
+    def _answer(look: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
+        """What was seen; of a module that did not run at all, why."""
+        try:
+            return look()
+        except AnsibleConnectionFailure:
+            raise
+        except AnsibleError as error:
+            return {"failed": True, "msg": str(error.message)}
 
     def _look(self, arguments: Dict[str, Any], handed: Dict[str, Any], task_vars: Dict[str, Any]) -> Dict[str, Any]:
         """The module's answer; asked again where the run that holds the host is one of this machine and is gone."""
@@ -78,16 +129,32 @@ class ActionModule(FleetAction):
             result = self.ask("host_state", arguments, task_vars, {**handed, "ended": holder["run"]})
         return result
 
+    def _settled(self, handed: Dict[str, Any], task_vars: Dict[str, Any], wait: int) -> Dict[str, Any]:
+        """The module's answer, with `between`: when it was asked, and when it was there.
+
+        A server that another run restarts at this moment is no reason to refuse a change of models: that is judged once the other
+        one has ended, or after as many seconds as a run waits for another.
+        """
+        deadline = time.monotonic() + wait
+        while True:
+            began = time.time()
+            result = self._look({"preflight": True}, handed, task_vars)
+            result["between"] = (began, time.time())
+            with host_text.understood(handed["host"]):
+                judged = not result.get("held_by") or result.get("maintenance") or not beyond_models(result.get("plan") or [])
+            if judged or time.monotonic() >= deadline:
+                return result
+            time.sleep(AGAIN)
+
     @staticmethod
     def _mark(variables: Templated) -> str:
         """Where a host says that it is in maintenance."""
         return "{}/maintenance.json".format(variables["npufleet_root"])
 
     @staticmethod
-    def _complete(
-        result: Dict[str, Any], wanted: Dict[str, Any], manifests: Dict[str, Any], handed: Mapping[str, Any]
-    ) -> Dict[str, Any]:
+    def _complete(result: Dict[str, Any], manifests: Dict[str, Any], handed: Mapping[str, Any]) -> Dict[str, Any]:
         """Add what the apply steps need beside the plan, and no host has to see."""
+        wanted = handed["desired"]
         for key, kind in SHAPE.items():
             if not isinstance(result.get(key, kind()), kind):
                 raise host_text.NoData(f"found {key} {short(result[key], 80)}, wanted {KINDS[kind]}")
@@ -125,32 +192,27 @@ class ActionModule(FleetAction):
                 handed["suppliers"], handed["passwords"] = preflight_inputs.suppliers(variables)
                 handed["conditions"] = preflight_inputs.conditions(variables, manifests)
                 handed["passwords"]["addresses"] = secret.of_addresses([handed["suppliers"], handed["conditions"]])
-        except (Refusal, AnsibleUndefinedVariable, KeyError, TypeError, ValueError, OSError) as error:
+        except BAD_INPUT as error:
             reasons += [entry for entry in self.reasons(error) if entry not in reasons]
             return self._refused(reasons)
         if not wanted:
             return self._refused(reasons)
-        try:
-            began = time.time()
-            result = self._look({"preflight": True}, handed, task_vars)
-            ended = time.time()
-        except AnsibleConnectionFailure:
-            raise
-        except AnsibleError as error:
-            result = {"failed": True, "msg": str(error.message)}
+        models_only = "models" in concerns and "image" not in concerns
+        result = self._answer(lambda: self._settled(handed, task_vars, int(variables["npufleet_lease_wait"]) if models_only else 0))
         if result.get("failed"):
             return self._refused([*reasons, self._become(result)])
+        between = result.pop("between")
         try:
             with host_text.understood(host):
-                if "models" in concerns and "image" not in concerns and not result.get("maintenance"):
+                if models_only and not result.get("maintenance"):
                     reasons += beyond_models(result["plan"])
                 if {"driver", "models"} & set(concerns) and not result.get("maintenance"):
                     reasons += preflight_inputs.refusals(variables, manifests, result["plan"], result["actual"])
                     if result["plan"] and "driver" in result["actual"]:
-                        reasons += preflight_inputs.clock(result["clock"], began, ended, int(variables["preflight_clock_skew"]))
+                        reasons += preflight_inputs.clock(result["clock"], *between, int(variables["preflight_clock_skew"]))
                     result["warnings"] = [*result.get("warnings", []), *preflight_inputs.warnings(variables)]
                 result["refusals"] = reasons + result.get("refusals", [])
-                return self._complete(result, wanted, manifests, handed)
+                return self._complete(result, manifests, handed)
         except host_text.Misunderstood as reason:
             return self._refused([*reasons, str(reason)])
 

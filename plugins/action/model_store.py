@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any, Dict
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils import runs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import Manifest
 
 
 class ActionModule(FleetAction):
@@ -26,18 +24,8 @@ class ActionModule(FleetAction):
                 found, reasons = manifest.manifests(variables)
                 if reasons:
                     raise Refusal(reasons)
-            releases = {name: _with_contents(found[name]) for name in arguments.get("models") or [] if name in found}
+            releases = {name: manifest.to_release(found[name]) for name in arguments.get("models") or [] if name in found}
         arguments.setdefault("root", variables["npufleet_root"])
         # A play that includes one role does not see the defaults of another
         arguments.setdefault("keep", int(variables["model_repository_keep"]))
         return self.ask("model_store", arguments, task_vars, {**runs.holder(host), "releases": releases})
-
-
-def _with_contents(manifest: Manifest) -> Dict[str, Any]:
-    files = {}
-    for path, facts in manifest["files"].items():
-        files[path] = dict(facts)
-        if not facts["blob"]:
-            files[path]["content"] = base64.b64encode(manifest["contents"][path]).decode()
-    keys = ("source", "release", "versions", "steps", "cached", "shape")
-    return {**{key: value for key, value in manifest.items() if key in keys}, "files": files}

@@ -12,8 +12,8 @@ description:
   - It is live while a module call of its run is at work, and for C(npufleet_lease_timeout) seconds after the last one. What a run
     leaves behind that is gone is put back by the host itself, by its watchdog or at its next boot, or is taken over by the next
     run. A replacement of the container that broke off between two of its steps is put back as soon as the lease is taken over.
-  - Brings the program with which the host does that, and the unit that runs it at boot.
-  - A host in maintenance is refused.
+  - Brings the library with which the host does that and later calls of modules take less time, and the unit that runs it at boot.
+  - A host in maintenance is refused, or told with O(unless_maintenance).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -26,15 +26,23 @@ options:
     description: Hold a host in maintenance, as its own maintenance does.
     type: bool
     default: false
+  unless_maintenance:
+    description: Leave a host in maintenance alone, and return its mark instead of failing.
+    type: bool
+    default: false
   wait:
     description:
       - Seconds to wait for another run.
       - The controller fills in C(npufleet_lease_wait).
     type: int
     default: 0
+  seen:
+    description: What M(npufleet.triton.host_state) has returned under this name, to be told whether that still counts.
+    type: dict
+    default: {}
   install:
     description: >-
-      Bring that program and its unit where they are missing or of another version. V(false) is for a host without systemd.
+      Bring that library and its unit where they are missing or of another version. V(false) is for a host without systemd.
     type: bool
     default: true
   root:
@@ -74,6 +82,14 @@ settled:
   description: What was put back because that run was interrupted during a replacement; null for nothing.
   returned: O(state=held)
   type: str
+fresh:
+  description: Whether nobody has held the host since O(seen), which is of this minute.
+  returned: O(state=held)
+  type: bool
+maintenance:
+  description: The mark of a host that was left alone, C(reason), C(by) and C(since); null for one in service.
+  returned: O(state=held)
+  type: dict
 released:
   description: Whether it was this run's own and has ended.
   returned: O(state=released)
@@ -85,11 +101,14 @@ held_by:
 """
 
 import base64
+import os
+import time
 from typing import Any, Dict, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import request
-from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, program
+from ansible_collections.npufleet.triton.plugins.module_utils.change import boot, container, lease
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 
 REQUEST = {
     **request.HOLDER,
@@ -97,19 +116,28 @@ REQUEST = {
     "patience": {"type": "int", "default": 3600},
     # Name of the container, and the times that it needs
     "container": {"type": "dict", "default": {}},
-    # With which a host ends a change by itself, in Base64
-    "program": {"type": "str", "default": ""},
+    # Version of the library, and its archive in Base64 for a host that lacks it
+    "version": {"type": "str", "default": ""},
+    "library": {"type": "str"},
     # A run that the controller knows to be over
     "ended": {"type": "str", "default": ""},
 }
+
+NOTHING = {"changed": False, "taken": False, "taken_over": None, "settled": None, "fresh": False, "maintenance": None}
+# Seconds for which a look at a host counts: it is told out of the moment in which its run plans
+FRESH = 60.0
 
 
 def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
     """State held."""
     root, settings = params["root"], params["container"]
+    mark = lease.maintenance(os.path.join(root, lease.MARK)) if params["unless_maintenance"] else None
+    if mark:
+        return {**NOTHING, "maintenance": mark}
     me = lease.Holder(params["run"], params["by"], params["maintenance"])
+    last, seen = lease.last(root), params["seen"]
     taken, before = lease.acquire(root, me, params["patience"], settings, params["wait"], params["ended"])
-    changed = params["install"] and program.install(root, base64.b64decode(params["program"]))
+    changed = params["install"] and _install(params)
     settled = None
     if before is not None:
         warn(
@@ -126,7 +154,20 @@ def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
             settled = f"could not be put back: {error}"
         warn("{}: a replacement of the container broke off: {}".format(params["host"], settled or "there was none before"))
     over = {"by": before["by"], "since": before["since"]} if before else None
-    return {"changed": changed or settled is not None, "taken": taken, "taken_over": over, "settled": settled}
+    answer = {**NOTHING, "changed": changed or settled is not None, "taken": taken, "taken_over": over, "settled": settled}
+    return {**answer, "fresh": taken and before is None and _counts(seen, last)}
+
+
+def _install(params: Mapping[str, Any]) -> bool:
+    packed = base64.b64decode(params["library"]) if params["library"] else None
+    # Both, whatever the first one says
+    return any([library.install(params["version"], packed), boot.install(params["root"])])
+
+
+def _counts(seen: Mapping[str, Any], last: str) -> bool:
+    """Whether nobody has held the host since a look, and that was a moment ago."""
+    at = seen.get("at")
+    return isinstance(at, (int, float)) and 0 <= time.time() - at <= FRESH and seen.get("after") == last
 
 
 def main() -> None:
@@ -135,8 +176,10 @@ def main() -> None:
         argument_spec={
             "state": {"type": "str", "choices": ["held", "released"], "default": "held"},
             "maintenance": {"type": "bool", "default": False},
+            "unless_maintenance": {"type": "bool", "default": False},
             "wait": {"type": "int", "default": 0},
             "root": {"type": "path", "default": "/var/lib/npufleet"},
+            "seen": {"type": "dict", "default": {}},
             "install": {"type": "bool", "default": True},
             "_request": {"type": "dict"},
         },
@@ -146,7 +189,7 @@ def main() -> None:
     if not params["run"]:
         module.fail_json(msg="a lease is taken for a run, which the controller knows: call it as npufleet.triton.host_lease")
     if module.check_mode:
-        module.exit_json(changed=False, taken=False, taken_over=None, settled=None)
+        module.exit_json(**NOTHING)
     try:
         if params["state"] == "released":
             released = lease.release(params["root"], lease.Holder(params["run"], params["by"]))

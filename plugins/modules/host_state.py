@@ -38,10 +38,28 @@ options:
     description: Seconds that O(prove) waits for the host to become as wanted.
     type: int
     default: 0
+  known:
+    description: What it has returned before. The host is asked nothing, and this is returned with RV(known).
+    type: dict
   preflight:
     description: Also say what stands in the way of the plan, as RV(refusals).
     type: bool
     default: false
+  rollback:
+    description:
+      - Also say which models would go back to which release, as RV(moves), and what stands in the way, as RV(refusals).
+      - Of no model named, every served one that has such a release.
+    type: dict
+    suboptions:
+      models:
+        description: Names of the models.
+        type: list
+        elements: str
+        default: []
+      to:
+        description: V(previous), a label, or the first digits of a digest.
+        type: str
+        required: true
   unsealed:
     description:
       - Ask the host nothing, and return RV(desired) alone, with every secret in the clear. For a task that makes what is wanted;
@@ -69,6 +87,13 @@ EXAMPLES = r"""
 - name: Ask what differs, and what stands in the way of changing it
   npufleet.triton.host_state:
     preflight: true
+  register: state
+
+- name: Ask what a rollback would change
+  npufleet.triton.host_state:
+    concerns: [models, server]
+    linked: true
+    rollback: {to: previous}
   register: state
 
 - name: Wait until the server serves what is wanted of it, and fail if it does not
@@ -103,6 +128,10 @@ mark:
   description: The file that holds it.
   returned: success
   type: str
+seen:
+  description: When this was seen and after which run, for M(npufleet.triton.host_lease). Empty in the midst of another run.
+  returned: success
+  type: dict
 actual:
   description: What was read, by concern.
   returned: success
@@ -111,6 +140,10 @@ desired:
   description: What is wanted, by concern.
   returned: success
   type: dict
+known:
+  description: That this is what was handed over as O(known).
+  returned: with O(known)
+  type: bool
 held:
   description:
     - Models that a rollback by hand holds at an older release while the inventory wants what was rolled back, with C(by), C(when),
@@ -125,9 +158,13 @@ refusals:
   description:
     - Every reason why the plan cannot be applied, each with what was found, what is wanted and what to do. Nothing was changed.
     - A host whose variables are wrong, or that could not be read as root, has its reasons here and an empty plan.
-  returned: with O(preflight)
+  returned: with O(preflight) or O(rollback)
   type: list
   elements: str
+moves:
+  description: For each model that a rollback would change C(from) and C(to) as labels, and C(what) is done.
+  returned: with O(rollback)
+  type: dict
 clock:
   description: What the host's clock said, in seconds since 1970.
   returned: with O(preflight)
@@ -141,7 +178,7 @@ origins:
 
 import os
 import time
-from typing import Any, Dict
+from typing import Any, Dict, List, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import request, store
@@ -168,6 +205,14 @@ REQUEST: Dict[str, Any] = {
 }
 
 
+def _rollback(root: str, asked: Dict[str, Any]) -> Tuple[Dict[str, Any], List[str]]:
+    """(what a rollback would move, why it cannot be done)."""
+    try:
+        return dict(store.rollback_moves(root, asked["models"], asked["to"])), []
+    except (store.StoreError, OSError) as error:
+        return {}, [f"model store {root}: {error}"]
+
+
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(
@@ -176,7 +221,15 @@ def main() -> None:
             "prove": {"type": "bool", "default": False},
             "linked": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 0},
+            "known": {"type": "dict"},
             "preflight": {"type": "bool", "default": False},
+            "rollback": {
+                "type": "dict",
+                "options": {
+                    "models": {"type": "list", "elements": "str", "default": []},
+                    "to": {"type": "str", "required": True},
+                },
+            },
             "unsealed": {"type": "bool", "default": False},
             "_request": {"type": "dict"},
         },
@@ -200,7 +253,9 @@ def main() -> None:
             f"-e rollback_forget=true -e rollback_models={name}"
         )
     root, run, ended = os.path.dirname(params["mark"] or ""), params["run"], params["ended"]
-    actual, plan, _said = seen = proof.see(desired, root, run, ended, linked, params["prove"], params["timeout"])
+    moment = {"at": time.time(), "after": lease.last(root), "linked": linked} if root and "server" in desired else {}
+    seen = proof.see(desired, root, run, ended, linked, params["prove"], params["timeout"])
+    actual, plan = seen.actual, seen.plan
     if params["prove"] and plan and not module.check_mode:
         module.fail_json(msg="{} is not as wanted:{}".format(params["host"], seen.words()), plan=plan, actual=actual)
     for words in (watchdog.warning(actual.get("watchdog") or {}), probe_timer.warning(actual.get("probe") or {})):
@@ -211,6 +266,8 @@ def main() -> None:
     changed = bool(plan) and module.check_mode and not params["prove"] and mark is None
     report = [sentence(item) for item in plan]
     answer: Dict[str, Any] = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": held}
+    # In the midst of another run's change it tells nothing of what comes after
+    answer["seen"] = {} if other else moment
     if other:
         # No warning yet: the controller may know that run to be over
         answer["held_by"] = {key: other[key] for key in ("run", "by", "since")}
@@ -220,6 +277,8 @@ def main() -> None:
         suppliers, passwords = params["suppliers"], params["passwords"]
         answer["clock"] = time.time()
         answer["refusals"] = refusals(conditions, actual, plan, suppliers, passwords) if mark is None else []
+    if params["rollback"]:
+        answer["moves"], answer["refusals"] = _rollback(root, params["rollback"]) if mark is None else ({}, [])
     module.exit_json(changed=changed, diff=as_diff(plan) if plan else {}, **answer)
 
 

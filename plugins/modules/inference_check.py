@@ -365,18 +365,14 @@ def main() -> None:
         changed = keep(module, document, wanted["program"])
         words = "new" if changed else "as they were"
         module.exit_json(changed=changed, msg=f"{document['host']}: the probe's checks are {words}")
-    if wanted["key"]:
-        document["server"]["headers"] = {**keys.headers(wanted["key"]), **(server.get("headers") or {})}
-    unproven = document.pop("unproven", [])
     host = document["host"]
     try:
-        asked = check_client.ask(wanted["image"], document, wanted["program"]) if document["checks"] else []
+        result = check_client.prove(wanted["image"], document, wanted["program"], keys.headers(wanted["key"]))
     except check_client.Unasked as error:
         module.fail_json(msg=f"{host}: {error}")
-    result = check_client.report(host, unproven + asked, document.get("unasked", []))
     if not result["proven"]:
         module.fail_json(**result)
-    trouble = probe_timer.renew(time.time()) if asked and not module.check_mode else None
+    trouble = probe_timer.renew(time.time()) if result["checks"] and not module.check_mode else None
     if trouble:
         module.warn(f"{host}: {trouble}")
     module.exit_json(changed=False, **result)

@@ -42,24 +42,13 @@ seconds:
 """
 
 import time
-from typing import List
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import contexts
 
-POLL_SECONDS = 0.5
 # Inventory name of the host, for messages
 REQUEST = {"host": {"type": "str", "default": ""}}
-
-
-def busy(container: str, deadline: float) -> List[str]:
-    """Why the cards are not free: at once beside a running container, else of those that are left at the deadline."""
-    found = contexts.look(container)
-    while found["reasons"] and not found["running"] and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-        found = contexts.look(container)
-    return found["reasons"]
 
 
 def main() -> None:
@@ -72,7 +61,7 @@ def main() -> None:
     if params["container"] is None or params["timeout"] is None:
         module.fail_json(msg="the container is known on the controller: call it as npufleet.triton.wait_for_npus")
     began = time.monotonic()
-    reasons = busy(params["container"], began + params["timeout"])
+    reasons = contexts.wait_until_free(params["container"], params["timeout"])
     if reasons:
         lines = "".join("\n  - " + reason for reason in reasons)
         module.fail_json(msg="{}: the cards are not free, end what holds them and run again:{}".format(params["host"], lines))

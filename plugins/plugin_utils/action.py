@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+# First: all that is imported after it takes less time
+from ansible_collections.npufleet.triton.plugins.plugin_utils import bytecode  # noqa: F401  # isort: skip
+
+import base64
 import glob
 import importlib
+import json
 import os
 import traceback
 from abc import abstractmethod
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
+from ansible import constants as C
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleUndefinedVariable
+from ansible.module_utils.common.json import Direction, get_module_encoder
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import filter_loader, test_loader
-from ansible_collections.npufleet.triton.plugins.module_utils import archive, request
+from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import of_groups
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import library as host_library
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
+from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, library
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, inventory_specs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
 
@@ -44,15 +53,15 @@ def _once() -> None:
     """What every task would do again, as each has a process of its own: done as this is imported, which is once in a run."""
     inventory_specs()
     role_defaults()
+    library.version()
     # Every plan has its digest in it, by the probe
     archive.of(check_client.ENTRY)
     # Ansible's own tests and filters, for conditions
     test_loader.get("defined")
     filter_loader.get("default")
     # Where it is missing, whoever needs it says so
-    for library in ("google.protobuf.text_format", "numpy"):
-        with suppress(ImportError):
-            importlib.import_module(library)
+    with suppress(ImportError):
+        importlib.import_module("google.protobuf.text_format")
 
 
 _once()
@@ -90,6 +99,10 @@ class FleetAction(ActionBase):
         templar = self._templar.copy_with_new_env(available_variables=merged)
         return Templated(merged, templar.template, given)
 
+    def results_path(self, directory: str, host: str) -> str:
+        """Where reports find the answers of a host to its checks, in a directory of the controller."""
+        return os.path.join(self._loader.path_dwim(directory), f"{host}.json")
+
     @staticmethod
     def concerns(variables: Mapping[str, Any], task_vars: Mapping[str, Any]) -> List[str]:
         """What there is to look at on a host of these groups."""
@@ -108,17 +121,27 @@ class FleetAction(ActionBase):
         }
 
     def ask(
-        self, module: str, arguments: Mapping[str, Any], task_vars: Mapping[str, Any], handed: Optional[Mapping[str, Any]] = None
+        self,
+        module: str,
+        arguments: Mapping[str, Any],
+        task_vars: Mapping[str, Any],
+        handed: Optional[Mapping[str, Any]] = None,
+        lacking: Optional[Callable[[], Mapping[str, Any]]] = None,
     ) -> Dict[str, Any]:
         """One module call on the host, with what is handed over beside its options, and its answer as data.
 
-        Its arguments carry whole files: they are for no system log.
+        `lacking` is handed over too where the host has no library of this version. The arguments carry whole files: they are for
+        no system log.
         """
         host = task_vars["inventory_hostname"]
         given = {**arguments, request.NAME: dict(handed)} if handed is not None else dict(arguments)
         quiet = {**task_vars, "ansible_no_target_syslog": True}
         try:
-            answer = self._execute_module(f"npufleet.triton.{module}", module_args=given, task_vars=quiet)
+            answer = self._by_library(module, given, quiet)
+            if answer is None:
+                if lacking:
+                    given[request.NAME].update(lacking())
+                answer = self._execute_module(f"npufleet.triton.{module}", module_args=given, task_vars=quiet)
         except AnsibleConnectionFailure as error:
             # What ssh says is the host's, too
             raise AnsibleConnectionFailure(str(host_text.received(error.message))) from None
@@ -130,6 +153,33 @@ class FleetAction(ActionBase):
             result.pop(name, None)
         result.update({name: host_text.told(result[name]) for name in TOLD if name in result})
         return {**result, "ansible_facts": facts} if facts else result
+
+    @staticmethod
+    def library_for_a_host() -> Dict[str, Any]:
+        """What is handed to a module that brings the library to a host that lacks it."""
+        return {"library": base64.b64encode(library.packed(C.DEFAULT_LOCAL_TMP)).decode()}
+
+    def _by_library(self, module: str, given: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
+        """The answer of a module that the host has already; None where it has not, and nothing was run."""
+        if self._task.async_val or not self._is_pipelining_enabled("new"):
+            return None
+        named = str(task_vars.get("ansible_python_interpreter") or "auto")
+        python = "/usr/bin/python3" if named.startswith("auto") else self._templar.template(named)
+        arguments = dict(given)
+        self._update_module_args(f"npufleet.triton.{module}", arguments, task_vars)
+        words = [self._compute_environment_string(), python, "-I", host_library.path(library.version()), "call", module]
+        sent = json.dumps({"ANSIBLE_MODULE_ARGS": arguments}, cls=get_module_encoder("legacy", Direction.CONTROLLER_TO_MODULE))
+        done = self._low_level_execute_command(" ".join(filter(None, words)), in_data=sent.encode())
+        _before, called, told = done["stdout"].partition(host_library.CALLED)
+        if not called:
+            return None
+        try:
+            answer = json.loads(told[: told.rindex("}") + 1])
+        except ValueError:
+            answer = None
+        if isinstance(answer, dict):
+            return answer
+        return {"failed": True, "msg": f"{module} ended with {done['rc']} and without an answer", "module_stderr": done["stderr"]}
 
     @contextmanager
     def refusing(self, host: str) -> Iterator[None]:

@@ -11,6 +11,8 @@ import ssl
 import sys
 from typing import Any, Callable, Dict, Mapping, NoReturn, Optional, Sequence, Tuple
 
+# The core of gRPC, which writes to standard error by itself, keeps its own troubles for whoever asks for them
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 # The exit codes, and what each means to whoever runs the command. 130 and 141 are what a shell makes of SIGINT and SIGPIPE.
 RIGHT, WRONG, MISTAKEN, NOT_ASKED, INTERRUPTED, PIPE = 0, 1, 2, 3, 130, 141
 CODES = {

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ansible_collections.npufleet.triton.plugins.action.model_store import _with_contents
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import releases
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
@@ -205,7 +204,7 @@ class Host:
         try:
             store.prepare(self.root)
             self.transfer([found[name] for name in names], changed)
-            made = {name: _with_contents(found[name]) for name in names}
+            made = {name: manifest.to_release(found[name]) for name in names}
             releases.release(self.root, me, {"releases": made, "incoming": self.incoming}, [])
         except (store.StoreError, OSError) as error:
             raise Failed(f"{self.mode}: {error}") from error

@@ -94,15 +94,18 @@ def test_what_clients_ask_stays_open(place: Place) -> None:
         assert place.ask("GET", resource)[0] == 200
 
 
-def holders(secret: str) -> set[int]:
-    """Processes with this in their command line or environment."""
+def holders(secret: str) -> set[bytes]:
+    """Command lines of the processes that have this there or in their environment.
+
+    A child that has not become another program yet has its parent's.
+    """
     found = set()
-    for one in Path("/proc").glob("[0-9]*"):
-        for name in ("cmdline", "environ"):
-            # Which may end meanwhile
-            with contextlib.suppress(OSError):
-                if secret.encode() in (one / name).read_bytes():
-                    found.add(int(one.name))
+    for process in Path("/proc").glob("[0-9]*"):
+        # Which may end meanwhile
+        with contextlib.suppress(OSError):
+            command = (process / "cmdline").read_bytes()
+            if secret.encode() in command + (process / "environ").read_bytes():
+                found.add(command)
     return found
 
 
@@ -138,7 +141,7 @@ def test_a_load_keeps_no_other_models_client_waiting_and_shows_nobody_the_key(pl
         assert refused == []
         # Triton takes its key in its own command line alone.
         (secret,) = place.key().values()
-        assert holders(secret) == {place.host.server.pid}
+        assert holders(secret) == {Path(f"/proc/{place.host.server.pid}/cmdline").read_bytes()}
         assert secret not in place.host.log.read_text()
         asking.start()
         place.wait(lambda: len(answers) == CONNECTIONS)

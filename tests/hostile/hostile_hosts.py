@@ -64,7 +64,7 @@ class Hostile(NamedTuple):
         given = {
             **(report if playbook in ("status.yml", "check.yml", "report.yml") else {}),
             "npufleet_support_dir": str(build / "support"),
-            "inference_check_results_dir": str(build / "check"),
+            "npufleet_output_dir": str(build),
             "inference_check_image": "sha256:" + 64 * "0",
             **({"adopt_place": str(build / "adopt" / HOSTILE)} if playbook == "adopt.yml" else {}),
             **extra,
@@ -103,6 +103,7 @@ def make(site: Path) -> Hostile:
         python = site / name / "python"
         python.write_text(f"#!{sys.executable} -E\n" + (ROOT / "tests/hostile/interpreter.py").read_text())
         python.chmod(0o755)
+        (site / name / "library").touch()
         hosts[name] = {"ansible_connection": "local", "ansible_become": False, "ansible_python_interpreter": str(python)}
     (site / HONEST / "answers.json").write_text(json.dumps(honest()))
     fleet = {

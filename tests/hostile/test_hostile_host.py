@@ -22,7 +22,10 @@ def build(hostile: Hostile, path: str) -> Path:
     return hostile.site / "a/b/c/d/build" / path
 
 
-def test_status_and_its_report(hostile: Hostile) -> None:
+@pytest.mark.parametrize("library", [True, False], ids=["by the library", "by a module that is sent"])
+def test_status_and_its_report(hostile: Hostile, library: bool) -> None:
+    if not library:
+        (hostile.site / HOSTILE / "library").unlink()
     code, output = hostile.play("status.yml")
     assert code == 2, output
     states = {one["host"]: one["state"] for one in json.loads(build(hostile, "status.json").read_text())["hosts"]}

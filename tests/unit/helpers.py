@@ -96,7 +96,7 @@ def time_of(module: ModuleType, monkeypatch: Any) -> SimpleNamespace:
         time.slept.append(seconds)
         time.now += seconds
 
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: time.now, sleep=sleep))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: time.now, time=lambda: time.now, sleep=sleep))
     return time
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.action import host_state as action
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
-from helpers import ROOT, ROW, ansible_playbook
+from helpers import ROOT, ROW, ansible_playbook, time_of
 from linting import PYTHON
 
 PLAYBOOK = """
@@ -146,6 +147,44 @@ MISSING = [
     "npufleet_card is not set: it names the type of its cards, such as RBLN-CA22; set it in the inventory",
     "triton_models is not set: it names the list of models to serve; set it in the inventory",
 ]
+
+
+class Preflight(action.ActionModule):
+    """The action of models.yml over a host whose answers come one after the other; the last one stays."""
+
+    def __init__(self, *answers: dict[str, Any]) -> None:
+        self.answers = list(answers)
+
+    def ask(self, module: str, arguments: Any, _task_vars: Any, _handed: Any = None) -> dict[str, Any]:
+        assert (module, arguments) == ("host_state", {"preflight": True})
+        return self.answers.pop(0) if self.answers[1:] else self.answers[0]
+
+
+ENDED = {"plan": [{"concern": "server", "name": "container", "current": "exited (0)", "desired": "running", "action": "start"}]}
+BUSY = {**ENDED, "held_by": {"run": "elsewhere/1/1", "by": "bob@ops2", "since": "now"}}
+RELEASED = {"plan": []}
+
+
+@pytest.mark.parametrize(
+    ("answers", "wait", "judged", "slept"),
+    [
+        # A restart by somebody else's change of a model is over in a moment
+        ([BUSY, BUSY, RELEASED], 60, RELEASED, 4.0),
+        ([BUSY], 3, BUSY, 4.0),
+        ([BUSY], 0, BUSY, 0.0),
+        # Nobody is at it, or nothing of it would be refused
+        ([ENDED], 60, ENDED, 0.0),
+        ([{**BUSY, "plan": []}], 60, {**BUSY, "plan": []}, 0.0),
+        ([{**BUSY, "maintenance": {"by": "kim"}}], 60, {**BUSY, "maintenance": {"by": "kim"}}, 0.0),
+    ],
+)
+def test_a_host_that_another_run_changes_is_judged_when_that_has_ended(
+    monkeypatch: pytest.MonkeyPatch, answers: list[dict[str, Any]], wait: int, judged: dict[str, Any], slept: float
+) -> None:
+    clock = time_of(action, monkeypatch)
+    found, began, ended = Preflight(*answers)._settled({"host": "npu1"}, {}, wait)
+    assert (found, sum(clock.slept)) == (judged, slept)
+    assert began == ended
 
 
 def test_all_missing_variables_are_named_at_once(looked: dict[str, Any]) -> None:

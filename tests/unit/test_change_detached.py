@@ -8,13 +8,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.change import detached, lease, program
+from ansible_collections.npufleet.triton.plugins.module_utils.change import detached, lease, turn
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables
 from helpers import ROOT, fleet
 
@@ -31,18 +33,19 @@ SETTINGS = {
 MODULE = """
 import json, sys
 from pathlib import Path
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 from ansible_collections.npufleet.triton.plugins.module_utils.change import detached
-root = sys.argv[1]
-process = detached.begin(root, json.loads(Path(root, "given").read_text()), root + "/change.pyz")
-Path(root, "begun").write_text(str(process.pid))
-detached.wait(root, process)
+root, library.HOME = sys.argv[1:]
+detached.begin(root, json.loads(Path(root, "given").read_text()))
+Path(root, "begun").touch()
+detached.wait(root, "1", 60)
 """
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path: Path, hosts_library: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(lease, "WATCHDOG", str(tmp_path / "watchdog"))
-    (tmp_path / "change.pyz").write_bytes(program.program())
+    monkeypatch.setattr(library, "HOME", str(hosts_library))
     return tmp_path
 
 
@@ -54,6 +57,9 @@ def order(root: Path, **more: Any) -> dict[str, Any]:
     desired = {"models": {"root": str(root), "incoming": "", "verify": False, "models": {}}}
     server, _manifests = variables.desired(given, ["server"])
     return {
+        "id": "1",
+        "given_up": "",
+        "switch": None,
         "host": "npu1",
         "root": str(root),
         **ALICE,
@@ -64,8 +70,19 @@ def order(root: Path, **more: Any) -> dict[str, Any]:
         "poll_seconds": 1,
         "checks": None,
         "keep": 3,
+        "accept_within": 0,
+        "kept_unanswered": False,
+        "release_host": False,
         **more,
     }
+
+
+def turned(root: Path) -> dict[str, Any]:
+    """What becomes of the change."""
+    detached.begin(str(root), order(root))
+    result = detached.wait(str(root), "1", 60)
+    assert result is not None
+    return result
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -77,26 +94,28 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_what_came_of_it_is_for_root_alone_and_the_order_is_gone(root: Path) -> None:
     lease.acquire(str(root), lease.Holder(**ALICE), 60.0, SETTINGS)
-    result = detached.wait(str(root), detached.begin(str(root), order(root), str(root / "change.pyz")))
+    result = turned(root)
     assert (result["run"], result["refused"]) == (ALICE["run"], None)
     assert result["why"].startswith("the cards are not free")
     assert result["back"] == "there was none before; the next run goes on from here"
     assert not (root / detached.ORDER).exists()
     for name in (detached.RESULT, detached.STEPS):
         assert (root / name).stat().st_mode & 0o777 == 0o600
-    steps = [json.loads(line)["step"] for line in (root / detached.STEPS).read_text().splitlines()]
-    assert steps == ["wait for the cards", "put back what served before"]
+    steps = detached.steps(str(root))
+    assert [step["step"] for step in steps] == ["wait for the cards", "put back what served before"]
 
 
 def test_who_does_not_hold_the_host_is_refused(root: Path) -> None:
-    result = detached.wait(str(root), detached.begin(str(root), order(root), str(root / "change.pyz")))
+    result = turned(root)
     assert result["refused"].startswith("found none, wanted this run's own lease of the host")
 
 
-def test_a_process_that_ends_without_a_result_is_told_with_its_last_words(root: Path) -> None:
-    (root / "change.pyz").write_text("raise SystemExit('no such program')")
-    with pytest.raises(detached.Ended, match="ended with 1 and without a result: no such program: the next run goes on from here"):
-        detached.wait(str(root), detached.begin(str(root), order(root), str(root / "change.pyz")))
+def test_a_process_that_ends_without_a_result_is_told_with_its_last_words(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "HOME", str(root))
+    (root / library.CURRENT).mkdir()
+    (root / library.CURRENT / "__main__.py").write_text("raise SystemExit('no such program')")
+    with pytest.raises(detached.Ended, match="the change ended without a result: no such program: the next run goes on from here"):
+        turned(root)
 
 
 def test_it_outlives_its_connection(root: Path) -> None:
@@ -106,7 +125,7 @@ def test_it_outlives_its_connection(root: Path) -> None:
     with (root / lease.LOCK).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         module = subprocess.Popen(
-            [sys.executable, "-c", MODULE, str(root)],
+            [sys.executable, "-c", MODULE, str(root), library.HOME],
             env={**os.environ, "PYTHONPATH": str(ROOT / "collections")},
             start_new_session=True,
         )
@@ -116,6 +135,89 @@ def test_it_outlives_its_connection(root: Path) -> None:
         os.killpg(module.pid, signal.SIGKILL)
         module.wait()
         assert not (root / detached.RESULT).exists()
+        # Whoever asks meanwhile is told that it is at work, and begins no other one
+        assert detached.wait(str(root), "1", 0) is None
+        with pytest.raises(detached.Ended, match="has not ended yet"):
+            detached.begin(str(root), order(root))
     until((root / detached.RESULT).exists)
+    assert detached.wait(str(root), "1", 60) == detached.last(str(root))
+    with pytest.raises(detached.Ended, match="without a result"):
+        detached.wait(str(root), "2", 0)
     assert json.loads((root / detached.RESULT).read_text())["why"].startswith("the cards are not free")
     assert not lease.at_work(str(root))
+
+
+class Proven(turn.Turn):
+    """A turn that has proven what was asked for, and has it accepted."""
+
+    def run(self) -> turn.Outcome:
+        self.accepted = True
+        why = self.decide(turn.Outcome(["loaded digits"]))
+        return turn.Outcome(["loaded digits"], why, "" if why is None else "the releases before serve again", accepted=why is None)
+
+
+class Process(threading.Thread):
+    """The process of such a turn, with its lock."""
+
+    def __init__(self, root: Path, **more: Any) -> None:
+        super().__init__(daemon=True)
+        (root / detached.ORDER).write_text(json.dumps(order(root, **more)))
+        self.root, self.lock = root, (root / detached.LOCK).open("w")
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+
+    def run(self) -> None:
+        with self.lock:
+            detached.perform(str(self.root))
+
+
+@pytest.fixture
+def begun(root: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any] | None]:
+    """Begins one, and returns what a call hears that waits for the proof."""
+    monkeypatch.setattr(turn, "Turn", Proven)
+
+    def begin(**more: Any) -> dict[str, Any] | None:
+        Process(root, **more).start()
+        return detached.wait(str(root), "1", 60, proven=True)
+
+    return begin
+
+
+@pytest.mark.parametrize(("accepted", "why"), [(True, None), (False, "twice as slow")])
+def test_what_is_proven_waits_for_a_second_call(
+    root: Path, begun: Callable[..., dict[str, Any] | None], accepted: bool, why: str | None
+) -> None:
+    shown = begun(accept_within=60)
+    assert shown is not None
+    assert (shown["seconds_to_accept"], shown["did"], shown["why"]) == (60, ["loaded digits"], None)
+    # It has not ended for whoever waits for that
+    assert detached.wait(str(root), "1", 0) is None
+    assert detached.waiting(str(root)) == shown
+    detached.decide(str(root), accepted, why or "")
+    result = detached.wait(str(root), "1", 60)
+    assert result is not None
+    assert (result["accepted"], result["why"], "seconds_to_accept" in result) == (accepted, why, False)
+    assert detached.waiting(str(root)) is None
+
+
+@pytest.mark.parametrize(("kept", "why"), [(True, None), (False, "nobody accepted it within 1 s")])
+def test_at_its_deadline_the_host_does_what_was_declared(
+    root: Path, begun: Callable[..., dict[str, Any] | None], kept: bool, why: str | None
+) -> None:
+    begun(accept_within=1, kept_unanswered=kept)
+    result = detached.wait(str(root), "1", 60)
+    assert result is not None
+    assert result["why"] == why
+
+
+def test_one_that_was_killed_while_it_waited_waits_no_more(root: Path) -> None:
+    (root / detached.LOCK).touch()
+    (root / detached.RESULT).write_text(json.dumps({"id": "1", "seconds_to_accept": 60}))
+    assert detached.waiting(str(root)) is None
+    with pytest.raises(detached.Ended, match="without a result"):
+        detached.wait(str(root), "1", 0)
+
+
+def test_a_host_that_knows_of_no_change_says_so(root: Path) -> None:
+    assert detached.last(str(root)) is None
+    with pytest.raises(detached.Ended, match="found no change on this host"):
+        detached.wait(str(root), "1", 0)

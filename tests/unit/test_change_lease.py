@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
-from helpers import ROOT
+from ansible_collections.npufleet.triton.plugins.modules import host_lease
+from helpers import ROOT, run_module
 
 ALICE, BOB = lease.Holder("alice/1/1", "alice@ops1"), lease.Holder("bob/2/2", "bob@ops2")
 CONTAINER = {"name": "triton"}
@@ -194,6 +195,18 @@ def test_a_host_in_maintenance_is_left_alone(tmp_path: Path) -> None:
     assert take(tmp_path, ALICE._replace(maintenance=True))[0] is True
 
 
+def test_a_turn_is_told_of_maintenance_and_holds_nothing(tmp_path: Path) -> None:
+    mark = {"reason": "swap card 2", "by": "carol", "since": "2026-01-02T03:04:05Z"}
+    given = {"root": str(tmp_path), "install": False, "unless_maintenance": True, **ALICE._asdict(), "host": "npu1"}
+    given.pop("maintenance")
+    assert (run_module(host_lease, given)["maintenance"], by(tmp_path)) == (None, ALICE.by)
+    (tmp_path / "maintenance.json").write_text(json.dumps(mark))
+    found = run_module(host_lease, {**given, "run": "bob/1/1"})
+    assert (found["failed"], found["taken"], found["maintenance"]) == (False, False, mark)
+    assert by(tmp_path) == ALICE.by
+    assert run_module(host_lease, {**given, "unless_maintenance": False})["failed"] is True
+
+
 def test_it_is_not_taken_while_the_watchdog_is_at_work(tmp_path: Path, watchdog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 
@@ -210,3 +223,25 @@ def test_the_watchdogs_lock_is_the_watchdogs() -> None:
     assert 'LOCK = "/run/npufleet-watchdog.lock"' in program
     source = (ROOT / "plugins/module_utils/change/lease.py").read_text()
     assert 'WATCHDOG = "/run/npufleet-watchdog.lock"' in source
+
+
+@pytest.mark.parametrize(
+    ("seen", "fresh"),
+    [
+        ({"after": "", "at": 0}, True),
+        ({"after": "bob/1/1", "at": 0}, False),
+        ({"after": "", "at": -61}, False),
+        ({"after": "", "at": 5}, False),
+        ({"after": ""}, False),
+        ({"after": "", "at": "now"}, False),
+        ({}, False),
+    ],
+)
+def test_a_look_counts_where_nobody_has_held_the_host_since(tmp_path: Path, seen: dict[str, Any], fresh: bool) -> None:
+    if isinstance(seen.get("at"), int):
+        seen = {**seen, "at": time.time() + seen["at"]}
+    given = {"root": str(tmp_path), "run": ALICE.run, "by": ALICE.by, "host": "npu1", "install": False, "seen": seen}
+    assert run_module(host_lease, given)["fresh"] is fresh
+    assert lease.last(str(tmp_path)) == ALICE.run
+    # One's own lease that is renewed tells nothing of what one did in between
+    assert run_module(host_lease, given)["fresh"] is False

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import store
-from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, program, resume
+from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, resume
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 from played_engine import PlayedEngine
 from test_model_store import owners  # noqa: F401 (a fixture)
 from test_store_transaction import A, B, proven, released, served  # noqa: F401 (a fixture)
@@ -171,9 +172,8 @@ def test_what_a_run_left_that_is_gone_is_a_difference(engine: PlayedEngine, tmp_
     assert [one["name"] for one in resume.unfinished(str(tmp_path), ALICE.run, True)] == ["replacement"]
 
 
-def test_the_program_runs_on_a_host_without_ansible(tmp_path: Path) -> None:
-    (tmp_path / "change.pyz").write_bytes(program.program())
-    command = [sys.executable, "-I", str(tmp_path / "change.pyz"), "resume"]
+def test_the_library_does_it_on_a_host_without_ansible(tmp_path: Path, hosts_library: Path) -> None:
+    command = [sys.executable, "-I", str(hosts_library / library.CURRENT), "resume"]
     empty = subprocess.run([*command, str(tmp_path / "store")], capture_output=True, text=True, check=False)
     assert (empty.returncode, empty.stdout, empty.stderr) == (0, "", "")
     (tmp_path / "store").mkdir()

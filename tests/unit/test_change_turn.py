@@ -40,6 +40,15 @@ class Host:
         self.dies: int | None = None
         self.held: list[str] = []
         self.running = True
+        # Why Triton refused models in mode poll, and which it still loads
+        self.triton_says: dict[str, str] = {}
+        self.loading: list[str] = []
+        # What was proven and had to be accepted, and why it is not
+        self.shown: list[turn.Outcome] = []
+        self.unwanted: str | None = None
+        # How often the probe was asked anew
+        self.renewed = 0
+        monkeypatch.setattr(turn.probe_timer, "renew", self.renew)
         monkeypatch.setattr(proof, "see", self.see)
         monkeypatch.setattr(check_client, "ask", lambda *_given: self.answers)
         monkeypatch.setattr(turn.contexts, "look", lambda _name: {"running": self.running, "reasons": self.held})
@@ -62,12 +71,23 @@ class Host:
                 "previous": bool(self.engine.named("triton-previous")),
             },
         }
-        return proof.Seen(actual, list(plan), {})
+        return proof.Seen(actual, list(plan), self.triton_says, self.loading if prove else [])
+
+    def renew(self, _since: float) -> str:
+        self.renewed += 1
+        return "the probe cannot be asked anew"
 
     def say(self, step: str) -> None:
         if self.dies is not None and len(self.said) >= self.dies:
             raise Killed
         self.said.append(step)
+
+    def decide(self, shown: turn.Outcome) -> str | None:
+        self.shown.append(shown)
+        # Nothing of what served before is given up yet, and nobody else has the host
+        assert open_ends(self)
+        assert lease.at_work(str(self.root))
+        return self.unwanted
 
     def hold(self) -> None:
         lease.acquire(str(self.root), lease.Holder(**ALICE), 60.0, SETTINGS)
@@ -78,6 +98,9 @@ class Host:
             self.hold()
         server = {"mode": "none", "models": {}, "grpc": False, "address": "127.0.0.1", "http_port": 8000, "cache": False}
         given = {
+            "id": "1",
+            "given_up": "",
+            "switch": None,
             "host": "npu1",
             "root": str(self.root),
             **ALICE,
@@ -88,9 +111,12 @@ class Host:
             "poll_seconds": 1,
             "checks": CHECKS,
             "keep": 3,
+            "accept_within": 0,
+            "kept_unanswered": False,
+            "release_host": False,
             **order,
         }
-        return turn.Turn(given, self.engine, self.say).run()  # type: ignore[arg-type]
+        return turn.Turn(given, self.engine, self.say, self.decide).run()  # type: ignore[arg-type]
 
     def serves(self) -> dict[str, str]:
         """The digest's first letter of what each model is linked to."""
@@ -106,7 +132,7 @@ def host(proven: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
     engine = PlayedEngine()
     monkeypatch.setattr(container, "_is_ready", lambda _address, port: engine.serving(str(port)) is not None)
     monkeypatch.setattr(resume, "serve_linked", lambda *_given, **_more: None)
-    monkeypatch.setattr(turn, "LOOK", 0.01)
+    monkeypatch.setattr(turn.contexts, "POLL_SECONDS", 0.01)
     engine.add("triton")
     yield Host(proven, engine, monkeypatch)
 
@@ -120,7 +146,7 @@ def open_ends(host: Host) -> list[str]:
 
 
 def test_a_server_as_wanted_is_left_alone(host: Host) -> None:
-    assert host.run() == turn.Outcome([])
+    assert host.run() == turn.Outcome([], checks=[], warnings=[])
     assert (host.engine.orders, host.said) == ([], [])
 
 
@@ -129,6 +155,8 @@ def test_a_switch_is_brought_into_service_proven_and_kept(host: Host) -> None:
     host.plan = [RESTART]
     outcome = host.run()
     assert (outcome.why, list(outcome.checks)) == (None, [RIGHT])
+    # What it said was of the releases before
+    assert (host.renewed, outcome.warnings) == (1, ["the probe cannot be asked anew"])
     assert host.serves() == {"digits": "b", "words": "2"}
     assert [order.split("/")[-1] for order in host.engine.orders] == ["stop", "start"]
     assert open_ends(host) == []
@@ -142,6 +170,58 @@ def test_a_switch_is_brought_into_service_proven_and_kept(host: Host) -> None:
     ]
 
 
+SWITCH = {
+    "state": "released",
+    "releases": {name: B[name] for name in ("digits", "words")},
+    "withdraw": ["faces", "gone"],
+    "incoming": "",
+}
+
+
+def test_releases_are_made_and_switched_to_in_the_same_change(host: Host) -> None:
+    host.plan = [RESTART]
+    outcome = host.run(switch={**SWITCH, "incoming": str(host.root / "incoming")})
+    assert outcome.why is None
+    assert host.serves() == {"digits": "b", "words": "2"}
+    assert {name: move["what"] for name, move in outcome.moves.items()} == {
+        "digits": "deploy",
+        "faces": "withdraw",
+        "words": "deploy",
+    }
+    # What there is to do is seen behind the switch
+    assert [look["prove"] for look in host.looks] == [False, False, True]
+    assert host.said[0] == "switch the models"
+    assert open_ends(host) == []
+
+
+def test_a_release_that_cannot_be_made_switches_nothing(host: Host) -> None:
+    lacks = {"digits": {**B["digits"], "files": {"1/model.rbln": {"sha256": "9" * 64, "blob": True}}}}
+    outcome = host.run(switch={**SWITCH, "releases": lacks})
+    assert outcome.why and "999999999999" in outcome.why
+    assert (outcome.back, host.engine.orders) == ("nothing was changed", [])
+    assert host.serves() == {"digits": "a", "faces": "1"}
+    assert open_ends(host) == []
+
+
+def test_a_rollback_is_the_same_change(host: Host) -> None:
+    switched(host)
+    host.plan = [RESTART]
+    assert host.run().why is None
+    outcome = host.run(holds=True, linked=True, switch={"state": "rolled_back", "models": [], "to": "previous", "why": "wrong"})
+    assert (outcome.why, host.serves()["digits"]) == (None, "a")
+    assert {move["what"] for move in outcome.moves.values()} == {"rollback"}
+
+
+def test_a_host_that_cannot_be_read_is_left_alone(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_given: Any, **_more: Any) -> None:
+        raise store.StoreError("transaction.json is not to be read")
+
+    monkeypatch.setattr(proof, "see", fails)
+    outcome = host.run()
+    assert (outcome.why, outcome.back) == ("transaction.json is not to be read", "nothing was changed")
+    assert host.engine.orders == []
+
+
 @pytest.mark.parametrize("fault", ["not served", "wrong answers"])
 def test_a_switch_that_is_not_proven_is_put_back(host: Host, fault: str) -> None:
     switched(host)
@@ -151,11 +231,53 @@ def test_a_switch_that_is_not_proven_is_put_back(host: Host, fault: str) -> None
     outcome = host.run()
     assert outcome.why and ("label is 3, wanted 7" if host.answers[1:] else "npu1 is not as wanted:") in outcome.why
     assert outcome.back == "the releases before serve again"
+    assert (list(outcome.checks), host.renewed) == (host.answers if host.answers[1:] else [], 0)
     assert host.serves() == {"digits": "a", "faces": "1"}
     assert open_ends(host) == []
     assert host.looks[-1] == {"concerns": ["server"], "linked": True, "prove": True}
     # Once for the new ones, once for the old ones if a server that was started does not show them at once
     assert host.engine.serving() is not None
+
+
+def test_what_is_proven_waits_to_be_accepted(host: Host) -> None:
+    switched(host)
+    host.plan = [RESTART]
+    outcome = host.run(accept_within=60)
+    (shown,) = host.shown
+    assert (shown.why, list(shown.checks), shown.accepted) == (None, [RIGHT], None)
+    assert (outcome.why, outcome.accepted, host.serves()) == (None, True, {"digits": "b", "words": "2"})
+    assert (open_ends(host), host.said[-2:]) == ([], ["wait to be accepted", "keep it"])
+
+
+@pytest.mark.parametrize("replaces", [True, False])
+def test_what_is_not_accepted_is_put_back(host: Host, replaces: bool) -> None:
+    old = host.engine.serving()
+    switched(host)
+    host.plan, host.unwanted = [RESTART], "twice as slow"
+    if replaces:
+        host.plan = [REPLACE]
+        host.engine.add("triton-next", "created")
+    outcome = host.run(accept_within=60)
+    assert (outcome.why, outcome.accepted, list(outcome.checks)) == ("twice as slow", False, [RIGHT])
+    assert outcome.back == "the one before it serves again" if replaces else "the releases before serve again"
+    assert (host.serves(), open_ends(host)) == ({"digits": "a", "faces": "1"}, [])
+    assert not replaces or host.engine.serving() == old
+
+
+@pytest.mark.parametrize("proves", [True, False])
+def test_the_last_step_of_a_turn_releases_the_host_where_it_is_kept(host: Host, proves: bool) -> None:
+    """Also where no controller is left to do it. What is put back is told to a run that goes on."""
+    switched(host)
+    host.plan, host.answers = [RESTART], [RIGHT if proves else WRONG]
+    assert host.run(release_host=True).released is proves
+    assert (lease.read(str(host.root)) is None) is proves
+
+
+def test_nobody_is_asked_about_what_is_not_proven(host: Host) -> None:
+    switched(host)
+    host.plan, host.answers = [RESTART], [WRONG]
+    assert host.run(accept_within=60).accepted is None
+    assert host.shown == []
 
 
 def test_a_new_container_is_proven_and_the_one_before_it_goes(host: Host) -> None:
@@ -167,6 +289,26 @@ def test_a_new_container_is_proven_and_the_one_before_it_goes(host: Host) -> Non
     assert open_ends(host) == []
 
 
+def test_keys_that_no_container_has_any_more_go(
+    host: Host, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the container before stay for as long as it is the way back."""
+    keys = tmp_path_factory.mktemp("keys")
+    monkeypatch.setattr(turn.server, "CREDENTIALS_HOME", str(keys))
+    for name in ("cloud-old.json", "cloud-new.json", "mine.json"):
+        (keys / name).touch()
+    host.plan, host.left = [REPLACE], [item("server", "container", "exited", "running", "start")]
+    host.engine.add("triton-next", "created", works=False)
+    assert host.run(server={"credentials": {"path": "x"}}).why is not None
+    assert len(list(keys.glob("*.json"))) == 3
+    host.plan, host.left = [REPLACE], []
+    host.engine.add("triton-next", "created")
+    host.looks.clear()
+    outcome = host.run(holds=True, server={"credentials": {"path": str(keys / "cloud-new.json")}})
+    assert outcome.why is None and outcome.did[-1] == f"removed {keys / 'cloud-old.json'}"
+    assert sorted(path.name for path in keys.glob("*.json")) == ["cloud-new.json", "mine.json"]
+
+
 def test_a_new_container_that_does_not_serve_gives_way(host: Host) -> None:
     old = host.engine.serving()
     host.engine.add("triton-next", "created", works=False)
@@ -175,6 +317,18 @@ def test_a_new_container_that_does_not_serve_gives_way(host: Host) -> None:
     assert outcome.back == "the one before it serves again"
     assert (host.engine.names(), host.engine.serving()) == ({"triton": "running"}, old)
     assert open_ends(host) == []
+
+
+def test_what_fails_before_the_change_is_put_back_with_its_reason(host: Host) -> None:
+    """A container that was made for it goes, too."""
+    switched(host)
+    host.plan = [REPLACE]
+    host.engine.add("triton-next", "created")
+    outcome = host.run(given_up="no space is left")
+    assert (outcome.why, outcome.back, outcome.replaces) == ("no space is left", "the releases before serve again", True)
+    assert (host.serves(), host.engine.names()) == ({"digits": "a", "faces": "1"}, {"triton": "running"})
+    assert open_ends(host) == []
+    assert host.run(holds=True, given_up="no space is left").back == "nothing was changed"
 
 
 def test_the_first_server_has_nothing_to_go_back_to(host: Host) -> None:
@@ -189,7 +343,7 @@ def test_cards_that_somebody_holds_are_a_refusal_before_anything_stops(host: Hos
     host.plan, host.held, host.running = [RESTART], ["rbln0 held by sleep (pid 30): end it (`kill 30`)"], running
     outcome = host.run()
     assert outcome.why and "kill 30" in outcome.why
-    assert (outcome.back, host.engine.orders) == ("nothing was switched", [])
+    assert (outcome.back, host.engine.orders) == ("nothing was changed", [])
 
 
 def test_a_host_in_maintenance_is_not_touched(host: Host) -> None:
@@ -208,26 +362,36 @@ def test_a_load_that_is_refused_brings_the_old_ones_back_by_another_load(host: H
     class Loads:
         loaded = unloaded = hung = ()
 
-        def __init__(self, _server: Any, models: dict[str, Any]) -> None:
-            self.reasons: dict[str, str] = {}
+        def __init__(self, server: Any, models: dict[str, Any]) -> None:
+            # A load over HTTP would keep others waiting
+            assert server.run == "inside triton"
             asked.append({name: model["release"][0] for name, model in models.items()})
 
         def apply(self) -> None:
-            self.reasons = {"digits": "status INTERNAL: no device memory"} if len(asked) == 1 else {}
+            self.refused = "digits: no device memory" if len(asked) == 1 else ""
+
+        def why(self) -> str:
+            return self.refused
 
     monkeypatch.setattr(turn, "Change", Loads)
+    monkeypatch.setattr(turn.control, "inside", lambda name: f"inside {name}")
     host.plan = [LOAD]
     wanted = {name: {"release": B[name]["release"], "versions": ["1"]} for name in B}
-    outcome = host.run(server={"mode": "explicit", "models": wanted})
-    assert outcome.why == "Triton on port 8000 refused:\n  - model digits: status INTERNAL: no device memory"
+    outcome = host.run(server={"mode": "explicit", "models": wanted, "grpc": True})
+    assert outcome.why == "digits: no device memory"
     assert outcome.back == "the releases before serve again"
     assert asked == [{"digits": "b", "words": "2"}, {"digits": "a", "faces": "1"}]
     assert (host.serves(), host.engine.orders) == ({"digits": "a", "faces": "1"}, [])
 
 
-def test_a_load_that_hangs_is_remembered_for_the_next_run(host: Host) -> None:
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_load_that_hangs_is_remembered_for_the_next_run(host: Host, refused: bool) -> None:
     switched(host)
-    host.plan, host.left = [WAIT], [WAIT]
+    host.plan = host.left = [WAIT]
+    if refused:
+        # Beside another one
+        host.left = [WAIT, item("server", "words", "version 1 READY a", "version 1 READY b", "wait")]
+        host.triton_says, host.loading = {"words": "no memory"}, ["digits"]
     outcome = host.run(server={"mode": "poll"})
     assert outcome.back == "the releases before serve again; the next run starts the server again, in which a load hangs"
     assert json.loads((host.root / store.HUNG).read_text())["models"] == ["digits"]
@@ -266,10 +430,9 @@ def test_killed_between_any_two_steps_the_host_ends_it_by_itself(host: Host, by:
     def one() -> None:
         if not host.engine.named("triton-next"):
             host.engine.add("triton-next", "created", works=proves)
-        switched(host)
         host.plan, host.left = [REPLACE], ([] if proves else [WAIT])
         try:
-            host.run()
+            host.run(switch={**SWITCH, "incoming": str(host.root / "incoming")})
         finally:
             host.dies = host.engine.kill_at = None
             lease.acquire(str(host.root), lease.Holder("host/1", "the host itself"), 0.0, SETTINGS, ended=ALICE["run"])

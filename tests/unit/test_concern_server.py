@@ -411,6 +411,31 @@ def test_why_a_polling_server_refused_is_in_its_log(monkeypatch: pytest.MonkeyPa
     assert asked == [5.0]
 
 
+NEWER = """\
+I1124 20:15:43.489786 1 model_lifecycle.cc:472] "loading: digits:1"
+I1124 20:15:43.490288 1 model_lifecycle.cc:472] "loading: beta:1"
+I1124 20:15:43.492105 1 model_lifecycle.cc:472] "loading: alpha:1"
+E1124 20:15:43.494741 1 model_lifecycle.cc:642] "failed to load 'beta' version 1: Unsupported: Incorrect value"
+I1124 20:15:43.494813 1 model_lifecycle.cc:777] "failed to load 'beta'"
+loading: nothing:1
+I1124 20:15:45.441375 1 model_lifecycle.cc:839] "successfully loaded 'alpha'"
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "names"),
+    [
+        (NEWER, {"digits"}),
+        (LOGGED, set()),
+        ("I1121 21:00:00.000001 1 model_lifecycle.cc:461] loading: digits:1\n", {"digits"}),
+        (NEWER + 'I1124 20:15:52.1 1 model_lifecycle.cc:472] "loading: beta:1"\n', {"beta", "digits"}),
+        ("", set()),
+    ],
+)
+def test_what_a_server_still_loads_is_in_its_log(written: str, names: set[str]) -> None:
+    assert log.loading(written.splitlines()) == names
+
+
 def test_every_option_is_a_variable() -> None:
     assert command(
         "none",
@@ -727,6 +752,19 @@ def test_a_server_without_an_answer_is_asked_for_its_reasons(monkeypatch: pytest
     assert silent["log"] == words
     (one,) = server.diff({**wanted(), "container": silent["container"]}, silent)
     assert (one["name"], one["current"], one["action"]) == ("http", f"no answer on port 8000: {words}", "wait")
+
+
+@pytest.mark.parametrize(("restarts", "renewed", "since"), [(1, 5.0, 5.0), (0, 5.0, None), (1, 0, None), (1, None, None)])
+def test_one_that_the_engine_started_again_tells_all_that_it_said_in_the_switch(
+    monkeypatch: pytest.MonkeyPatch, restarts: int, renewed: float | None, since: float | None
+) -> None:
+    """It ends when it has tried every model, and its next life has come to fewer of them."""
+    asked: list[float] = []
+    silent = changed("RestartCount", restarts)
+    monkeypatch.setattr(server.store, "read_transaction", lambda _root: None if renewed is None else {"renewed": renewed})
+    monkeypatch.setattr(server, "refused", lambda _engine, _wanted, _names, begin: asked.append(begin) or {})
+    read(monkeypatch, silent, None)
+    assert asked == [since or server.epoch(silent["State"]["StartedAt"])]
 
 
 def test_a_server_that_ended_before_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:

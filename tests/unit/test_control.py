@@ -39,7 +39,9 @@ def ask(triton: SmallTriton, verb: str, model: str, timeout: float = 30, key: An
 def test_what_is_asked_arrives(triton: SmallTriton) -> None:
     assert ask(triton, "load", "double") == ("OK", "")
     assert ask(triton, "unload", "double") == ("OK", "")
-    assert triton.asked == ["load double", "unload double False"]
+    long = "빈" * 100
+    assert ask(triton, "unload", long) == ("OK", "")
+    assert triton.asked == ["load double", "unload double False", f"unload {long} False"]
 
 
 def test_tritons_own_words_come_back_and_not_without_end(triton: SmallTriton) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.change import proof
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, proof
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import registry
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import item
 from ansible_collections.npufleet.triton.plugins.modules import host_state
@@ -67,6 +67,7 @@ def test_plans_come_in_the_order_of_the_concerns(monkeypatch: pytest.MonkeyPatch
         "report": ["driver package: found nothing, wanted 1.2.92 (install)", WORDS],
         "maintenance": None,
         "held": {},
+        "seen": {},
         "actual": {"driver": {"reading": 1}, "server": {"reading": 1}},
         "diff": {
             "before_header": "found",
@@ -176,6 +177,24 @@ def test_a_server_that_ends_before_it_answers_is_not_waited_for(
     assert sum(clock.slept) == seconds
 
 
+@pytest.mark.parametrize(("ends", "slept"), [(True, 1.0), (False, 2.0)])
+def test_a_refusal_ends_the_proof_when_all_other_loads_have_ended(
+    monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace, ends: bool, slept: float
+) -> None:
+    """Every reason at once, also of a model that takes longer to fail."""
+    logs = ["loading: digits:1", "failed to load 'words' version 1: no"]
+    last = ["failed to load 'digits' version 1: no memory"] * ends
+    written = iter([logs, logs + last])
+    stamp = "E1124 20:15:43.494741 1 model_lifecycle.cc:642] "
+    monkeypatch.setattr(proof.log, "log_lines", lambda *_given: [stamp + line for line in next(written, logs + last)])
+    monkeypatch.setattr(proof.store, "read_transaction", lambda _root: {"renewed": 5.0})
+    concern = Concern([LOADING, item("server", "words", None, "version 2", "wait")])
+    wanted = {"server": {"name": "triton", "root": "/nowhere", "mode": "poll"}}
+    result = run(monkeypatch, {"server": concern}, desired=wanted, prove=True, timeout=2)
+    assert "Triton says: failed to load 'words' version 1: no" in result["msg"]
+    assert ("no memory" in result["msg"], sum(clock.slept)) == (ends, slept)
+
+
 def test_a_proof_tells_all_that_triton_says(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:
     long = "failed to load " + "x" * 400
     one = item("server", "http", long, "the model index", "wait")
@@ -195,6 +214,29 @@ def test_without_desired_state_it_says_how_to_call_it(monkeypatch: pytest.Monkey
         "failed": True,
         "msg": "host_state computes what is wanted on the controller: call it as npufleet.triton.host_state",
     }
+
+
+# A look that counts for a while
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_look_says_after_which_run_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, linked: bool) -> None:
+    monkeypatch.setattr(lease, "WATCHDOG", str(tmp_path / "watchdog"))
+    root, mark = str(tmp_path), str(tmp_path / "maintenance.json")
+    desired = {"server": {"root": root, "models": {}}}
+
+    def seen() -> dict[str, Any]:
+        found: dict[str, Any] = run(monkeypatch, {"server": Concern([])}, mark=mark, desired=desired, linked=linked, run="me")[
+            "seen"
+        ]
+        return {name: value for name, value in found.items() if name != "at"}
+
+    assert seen() == {"after": "", "linked": linked}
+    lease.acquire(root, lease.Holder("alice/1/1", "alice@ops1"), 60.0, {})
+    # In the midst of that run it tells nothing of what comes after
+    assert seen() == {}
+    lease.release(root, lease.Holder("alice/1/1", "alice@ops1"))
+    assert seen() == {"after": "alice/1/1", "linked": linked}
 
 
 # Maintenance

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient
-from ansible_collections.npufleet.triton.plugins.module_utils import archive, inference
+from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, triton_to_np_dtype
 
 ROWS = np.arange(24, dtype=np.float32).reshape(6, 4)

@@ -16,10 +16,11 @@ from unittest import mock
 import numpy as np
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils import archive, inference
+from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.modules import inference_check
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files, inputs
 from helpers import ROOT, ansible_playbook, run_module
@@ -519,7 +520,8 @@ def test_the_client_runs_in_a_container_that_leaves_nothing() -> None:
     found, ran = call(answers(result("a")))
     (((command), options),) = ran
     assert command[:2] == ["/usr/bin/docker", "run"]
-    assert command[2:-3] == ["--rm", "--interactive", "--pull", "never", "--network", "host", "--entrypoint", "python3"]
+    assert command[2:8] == ["--rm", "--interactive", "--pull", "never", "--network", "host"]
+    assert command[8:-3] == ["--name", f"npufleet-check-{os.getpid()}", "--entrypoint", "python3"]
     assert command[-3:] == ["sha256:abc", "-c", check_client.START]
     given = json.loads(options["input"])
     assert given["program"] == PROGRAM
@@ -843,7 +845,7 @@ def test_one_host_that_fails_leaves_the_others_their_proof(fleet: Path) -> None:
     found = results(fleet)
     # No file of an earlier run speaks for a host that nobody could ask: its own says why.
     away = found.pop("away")
-    assert (away["checks"], "Failed to connect" in away["msg"]) == ([], True), away
+    assert (away["checks"], "Connection refused" in away["msg"]) == ([], True), away
     assert sorted(found) == ["down", "right", "wrong"]
     assert {host: [one["ok"] for one in result["checks"]].count(True) for host, result in found.items()} == {
         "right": 22,

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.plugin_utils.report import view
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import page, view
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import status as written
 
 NOW = datetime(2026, 3, 2, 12, tzinfo=timezone.utc)
 RELEASE = "a" * 64
@@ -153,3 +154,41 @@ def test_numbers_that_are_none_and_names_of_digits_break_no_report() -> None:
     shown = row(status(actual=actual), result(check(ms=10**400)))
     assert [one["version"][:3] for one in shown["models"]["m"]["versions"]] == ["2", "10", "999"]
     assert shown["cards"][0]["memory"] == ""
+
+
+# What status.yml writes down
+
+
+def test_a_reading_keeps_what_is_known_of_hosts_that_were_not_asked() -> None:
+    item = {"concern": "driver", "name": "module", "current": "1", "desired": "2", "action": "reload"}
+    desired = {"models": {"models": {"digits": {"source": "s", "release": "r", "files": {}}}}}
+    mark = {"reason": "swap card 2", "by": "kim", "since": "then"}
+    read = {
+        "npu1": {
+            "state": {"plan": [], "report": [], "maintenance": None, "desired": desired, "actual": {"a": 1}},
+            "release": "24.01",
+        },
+        "npu2": {"state": {"plan": [item], "report": ["driver module: ..."], "maintenance": None}, "release": "24.01"},
+        "npu3": {"state": {"plan": [item], "report": ["x"], "maintenance": mark}, "release": None},
+        "npu4": {"state": {"unreachable": True, "msg": "no route"}, "release": None},
+        "npu5": {"state": {"failed": True, "msg": "refused"}, "release": None},
+        "npu6": {"state": None, "release": None},
+    }
+    before = [{"host": "npu1", "state": "drift"}, {"host": "npu7", "state": "drift"}, {"host": "gone"}, "nonsense"]
+    found = written.document("now", before, [f"npu{number}" for number in range(1, 8)], read)
+    hosts = {entry["host"]: entry for entry in found["hosts"]}
+    assert found["when"] == "now" and list(hosts) == ["npu7", *read]
+    states = ["in sync", "drift", "maintenance", "unreachable", "failed", "failed"]
+    assert [hosts[name]["state"] for name in read] == states
+    assert hosts["npu1"]["models"] == {"digits": {"source": "s", "release": "r"}}
+    assert hosts["npu3"]["report"] == ["in maintenance: swap card 2 (kim, then)"]
+    assert [hosts[name]["report"] for name in ("npu4", "npu5", "npu6")] == [["no route"], ["refused"], ["npu6 was not asked"]]
+    assert all(hosts[name]["when"] == "now" and hosts[name]["plan"] == [] for name in ("npu1", "npu4", "npu6"))
+
+
+def test_the_page_is_drawn_of_what_is_there() -> None:
+    for statuses, results in (({}, {}), ({"npu1": status()}, {}), ({"npu1": status()}, {"npu1": result(check())})):
+        whole = view.view(["npu1"], ["npu1"], statuses, results, NOW)
+        text = page.page(view.escaped(whole))
+        assert text.startswith("<!doctype html>") and text.count('id="host-npu1"') == 1
+        assert text.count("<script") == 2

@@ -15,8 +15,8 @@ OWN = "ansible_collections.npufleet.triton.plugins."
 # From the ground up; a room knows those below its own floor, and a file its neighbours. A file beside rooms is a room of its own.
 FLOORS = [
     [
-        "module_utils.archive",
         "module_utils.locks",
+        "module_utils.programs",
         "module_utils.request",
         "module_utils.secret",
         "module_utils.shapes",
@@ -30,13 +30,20 @@ FLOORS = [
     ["module_utils.concerns"],
     ["module_utils.adoption", "module_utils.change", "module_utils.preflight", "module_utils.support"],
     ["modules"],
-    ["plugin_utils.command_line", "plugin_utils.host_text", "plugin_utils.paths", "plugin_utils.runs"],
-    ["plugin_utils.archives", "plugin_utils.models"],
+    [
+        "plugin_utils.bytecode",
+        "plugin_utils.command_line",
+        "plugin_utils.host_text",
+        "plugin_utils.paths",
+        "plugin_utils.rollout",
+        "plugin_utils.runs",
+    ],
+    ["plugin_utils.archives", "plugin_utils.library", "plugin_utils.models"],
     ["plugin_utils.checks"],
     ["plugin_utils.inventory"],
     ["plugin_utils.adopt", "plugin_utils.report", "plugin_utils.transfer"],
-    ["plugin_utils.action"],
-    ["action", "filter", "lookup"],
+    ["plugin_utils.action", "plugin_utils.check_results"],
+    ["action", "callback", "filter", "lookup"],
 ]
 # What runs where no Ansible is: the commands, programs on hosts, clients in containers
 WITHOUT_ANSIBLE = (
@@ -49,7 +56,11 @@ WITHOUT_ANSIBLE = (
 # Reads what Ansible gave to a module, and is in none of those programs
 OF_MODULES = "module_utils.request"
 ROOM, FILE = 12, 400
-LARGE_ROOMS = {"plugins/plugin_utils/models/lint": "a file for each kind of rule", "plugins/modules": "each is a module of its own"}
+LARGE_ROOMS = {
+    "plugins/plugin_utils/models/lint": "a file for each kind of rule",
+    "plugins/modules": "each is a module of its own",
+    "plugins/action": "the part of a module that the controller does",
+}
 FILES = sorted(path for path in PLUGINS.rglob("*.py"))
 
 

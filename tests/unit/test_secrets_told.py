@@ -45,7 +45,7 @@ SECRETS = {
 }
 # Tasks of roles that handle secrets in the clear
 MAKING = {
-    "triton_server/tasks/replace.yml": [
+    "triton_server/tasks/container.yml": [
         "Ask for the container with its secrets",
         "Make the new container, while the old one serves",
     ],

@@ -12,7 +12,9 @@ from helpers import run_module, time_of
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    return time_of(wait_for_npus, monkeypatch)
+    time = time_of(wait_for_npus.contexts, monkeypatch)
+    monkeypatch.setattr(wait_for_npus, "time", wait_for_npus.contexts.time)
+    return time
 
 
 @pytest.fixture

@@ -287,24 +287,26 @@ class Runtime:
         chosen = list(range(wanted)) if device is None else [device] if isinstance(device, int) else list(device)
         if len(set(chosen)) != wanted or len(chosen) != wanted:
             raise RBLNRuntimeError(f"compiled for {wanted} NPUs, device is {device}.")
-        for one in chosen:
-            if not npu_is_available(one):
-                raise RBLNRuntimeError(f"NPU {one} is not available: {device_count()} NPUs are visible.")
-            here = get_npu_name(one)
+        for node in chosen:
+            if not npu_is_available(node):
+                raise RBLNRuntimeError(f"NPU {node} is not available: {device_count()} NPUs are visible.")
+            here = get_npu_name(node)
             if here and compiled.meta["npu"] != here:
-                raise RBLNRuntimeError(f"compiled for {compiled.meta['npu']}, NPU {one} is {here}.")
+                raise RBLNRuntimeError(f"compiled for {compiled.meta['npu']}, NPU {node} is {here}.")
         buckets = compiled.meta["buckets"]
         if not 0 <= input_info_index < len(buckets):
             raise RBLNRuntimeError(f"input_info_index {input_info_index} is not one of 0 to {len(buckets) - 1}.")
-        self._inputs = [(one["name"], tuple(one["shape"]), np.dtype(one["dtype"])) for one in buckets[input_info_index]["inputs"]]
-        self._rows = next((one[1][0] for one in self._inputs if one[1]), 1)
+        self._inputs = [
+            (tensor["name"], tuple(tensor["shape"]), np.dtype(tensor["dtype"])) for tensor in buckets[input_info_index]["inputs"]
+        ]
+        self._rows = next((entry[1][0] for entry in self._inputs if entry[1]), 1)
         self._timeout = None if timeout is None else int(timeout * 1_000_000_000)
         setting = os.environ.get
         self._duration = int(float(setting("RBLN_LAB_DEVICE_MS") or 0) * 1_000_000)
         self._ledger = _device.Ledger(ledger) if (ledger := setting("RBLN_LAB_LEDGER")) else None
         self._faults = _device.FaultFile(faults) if (faults := setting("RBLN_LAB_FAULTS")) else None
         # In the order of their numbers, so that runs over several NPUs never wait for each other's locks.
-        npus = sorted((_device.npu_at(_nodes()[one]) for one in chosen), key=lambda npu: npu.number)
+        npus = sorted((_device.npu_at(_nodes()[node]) for node in chosen), key=lambda npu: npu.number)
         if self._faults and self._faults.next(npus, ("no_memory",)):
             raise RBLNRuntimeError("Lack of device memory")
         memory = int(setting("RBLN_LAB_DEVICE_MEMORY") or _device.DEFAULT_MEMORY)
@@ -322,10 +324,10 @@ class Runtime:
 
     def _feed(self, inputs: Sequence[np.ndarray], named: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if named:
-            unknown = sorted(set(named) - {one[0] for one in self._inputs})
+            unknown = sorted(set(named) - {entry[0] for entry in self._inputs})
             if unknown or inputs:
                 raise RBLNRuntimeError(f"unexpected inputs {unknown or 'by position beside named ones'}.")
-            inputs = tuple(named[one[0]] for one in self._inputs if one[0] in named)
+            inputs = tuple(named[entry[0]] for entry in self._inputs if entry[0] in named)
         if len(inputs) != len(self._inputs):
             raise RBLNRuntimeError(f"{len(inputs)} inputs given, the model takes {len(self._inputs)}.")
         feed = {}
@@ -488,20 +490,20 @@ def compile_from_onnx(
         session = _session(raw)
     except Exception as error:  # onnxruntime's errors have no common base
         raise RBLNCompileError(f"not a model that can be compiled: {error}") from error
-    names = [one.name for one in session.get_inputs()]
+    names = [tensor.name for tensor in session.get_inputs()]
     buckets = []
     for info in _buckets(input_info):
-        if [one[0] for one in info] != names:
-            raise RBLNCompileError(f"input_info names {[one[0] for one in info]}, the model has {names}.")
+        if [entry[0] for entry in info] != names:
+            raise RBLNCompileError(f"input_info names {[entry[0] for entry in info]}, the model has {names}.")
         inputs = [{"name": name, "shape": [int(size) for size in shape], "dtype": _dtype(kind)} for name, shape, kind in info]
-        zeros = {one["name"]: np.zeros(one["shape"], one["dtype"]) for one in inputs}
+        zeros = {tensor["name"]: np.zeros(tensor["shape"], tensor["dtype"]) for tensor in inputs}
         try:
             found = session.run(None, zeros)
         except Exception as error:  # as above
-            raise RBLNCompileError(f"the model does not take {[one['shape'] for one in inputs]}: {error}") from error
+            raise RBLNCompileError(f"the model does not take {[tensor['shape'] for tensor in inputs]}: {error}") from error
         outputs = [
-            {"name": one.name, "shape": list(array.shape), "dtype": str(array.dtype)}
-            for one, array in zip(session.get_outputs(), found)
+            {"name": tensor.name, "shape": list(array.shape), "dtype": str(array.dtype)}
+            for tensor, array in zip(session.get_outputs(), found)
         ]
         buckets.append({"inputs": inputs, "outputs": outputs})
     chosen = npu or os.environ.get("RBLN_FORCE_NPU_NAME") or os.environ.get("RBLN_TARGET_SOC") or get_npu_name(0)
@@ -531,7 +533,7 @@ def compile_from_torch(
     except ImportError as error:
         raise RBLNCompileError("compile_from_torch needs PyTorch, and there is none here: install torch.") from error
     infos = _buckets(input_info)
-    names = [one[0] for one in infos[0]]
+    names = [entry[0] for entry in infos[0]]
     changing = {
         name: {axis: f"{name}_{axis}" for axis, sizes in enumerate(zip(*(info[place][1] for info in infos))) if len(set(sizes)) > 1}
         for place, name in enumerate(names)
@@ -546,8 +548,8 @@ def compile_from_torch(
         content.getvalue(), input_info, npu, tensor_parallel_size=tensor_parallel_size, num_devices=num_devices
     )
     for bucket in compiled.meta["buckets"]:
-        for one in bucket["outputs"]:
-            one["name"] = None
+        for tensor in bucket["outputs"]:
+            tensor["name"] = None
     return compiled
 
 

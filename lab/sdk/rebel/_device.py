@@ -226,7 +226,7 @@ class FaultFile:
             return
         except ValueError:
             return  # half written: what was read before stands until the file is whole
-        wrong = [one for one in faults if not isinstance(one, dict) or one.get("kind") not in FAULTS]
+        wrong = [fault for fault in faults if not isinstance(fault, dict) or fault.get("kind") not in FAULTS]
         if wrong or len(faults) > MOST_FAULTS:
             raise RBLNRuntimeError(f"RBLN_LAB_FAULTS: {wrong or len(faults)}, wanted at most {MOST_FAULTS} of {', '.join(FAULTS)}.")
         self._seen, self._faults = seen, faults

@@ -255,6 +255,9 @@ def put_back(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) 
         # The first one ever: there is nothing else to serve with, and it is nobody's any more who broke off
         if entry is not None and entry["phase"] == SWAPPING:
             _write(root, {**entry, "phase": SWAPPED})
+        if entry is None:
+            # Made, and never given its place
+            _drop(engine, name + "-next")
         return None
     if not previous and current and current["State"]["Running"] and _untouched(entry["inside"]):
         # It broke off before the first step; or it runs again, and whoever stopped it has to prove that

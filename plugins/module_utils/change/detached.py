@@ -1,7 +1,8 @@
 """A turn in a process of its own: no connection ends it, and whoever comes after it reads what became of it.
 
-It is started by a module and waited for there. Where that module is killed with its connection, the turn goes on to its end
-within the limits that its order has, and leaves its result on the host.
+It is started by a module and waited for there, for as long as it takes or a while. Where that module is killed with its connection,
+the turn goes on to its end within the limits that its order has, and leaves its result on the host. A lock of the kernel's tells
+whether it is at work.
 """
 
 from __future__ import annotations
@@ -9,46 +10,117 @@ from __future__ import annotations
 # Runs as a program too, which has no run_command of a module. pylint: disable=ansible-bad-function
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from contextlib import suppress
-from typing import Any, Dict, Mapping, TextIO
+from typing import Any, Dict, List, Mapping, Optional, TextIO
 
-from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, program, turn
+from ansible_collections.npufleet.triton.plugins.module_utils import locks
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, turn
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 from ansible_collections.npufleet.triton.plugins.module_utils.system import now, text
 
 # What is asked, taken away as soon as it is read: checks may have headers that are secret; what came of it; each step as it begins
 ORDER, RESULT, STEPS = "turn.order.json", "turn.result.json", "turn.steps"
+# Whether what is proven is accepted
+DECISION = "turn.decision.json"
+# Held by the process while it is at work
+LOCK = "turn.lock"
 # Characters of what a process said that ended without a result
 TOLD = 2000
+# Here a session that ends takes no process of a scope with it, whatever logind is told to kill
+SYSTEMD = "/run/systemd/system"
 
 
 class Ended(Exception):
-    """The process ended without a result."""
+    """Why there is no result."""
 
 
-def begin(root: str, order: Mapping[str, Any], path: str = program.PROGRAM) -> subprocess.Popen[bytes]:
-    """Start the turn; `path` is the program that the lease has brought to the host."""
-    for name in (RESULT, STEPS, ORDER):
-        with suppress(FileNotFoundError):
-            os.unlink(os.path.join(root, name))
-    with _private(os.path.join(root, ORDER)) as sink:
-        json.dump(order, sink)
-    # What it says is read only where it leaves no result
-    with _private(os.path.join(root, STEPS)) as said:
-        command = [sys.executable, "-I", path, "turn", root]
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True, cwd="/")
+def begin(root: str, order: Mapping[str, Any]) -> None:
+    """Start the turn, by the library that the lease has brought to the host. Raises Ended where one is at work."""
+    # Root's alone: whoever can open it can lock it
+    with os.fdopen(os.open(os.path.join(root, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as lock:
+        if not locks.take(lock, time.monotonic()):
+            raise Ended("a change of this host has not ended yet: wait for it and run again")
+        for name in (RESULT, STEPS, ORDER, DECISION):
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(root, name))
+        with _private(os.path.join(root, ORDER)) as sink:
+            json.dump(order, sink)
+        # What it says is read only where it leaves no result
+        with _private(os.path.join(root, STEPS)) as said:
+            subprocess.Popen(
+                [*_scope(), sys.executable, "-I", library.path(), "turn", root],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+                cwd="/",
+                # Its lock from the first moment on; the kernel lets go of it with the process
+                pass_fds=[lock.fileno()],
+            )
 
 
-def wait(root: str, process: subprocess.Popen[bytes]) -> Dict[str, Any]:
-    """What became of the turn, as `perform` has written it. Raises Ended."""
-    code = process.wait()
-    found = text(os.path.join(root, RESULT))
-    if found is None:
+def _scope() -> List[str]:
+    tool = shutil.which("systemd-run")
+    return [tool, "--quiet", "--collect", "--scope", "--slice=system.slice"] if tool and os.path.isdir(SYSTEMD) else []
+
+
+def wait(root: str, ident: str, seconds: float, proven: bool = False) -> Optional[Dict[str, Any]]:
+    """What became of the turn with this id, as `perform` has written it; None where it is at work still. Raises Ended.
+
+    With `proven` also what waits to be accepted (`waiting`).
+    """
+    try:
+        lock = open(os.path.join(root, LOCK), "rb")  # noqa: SIM115 (closed below)
+    except FileNotFoundError:
+        raise Ended("found no change on this host, wanted the one that was begun: run again") from None
+    deadline = time.monotonic() + seconds
+    with lock:
+        while not locks.take(lock, min(deadline, time.monotonic() + locks.LOOK)):
+            found = waiting(root) if proven else None
+            if found or time.monotonic() >= deadline:
+                return found
+        result = last(root)
+    if result is None or result["id"] != ident or "seconds_to_accept" in result:
         words = " ".join((text(os.path.join(root, STEPS)) or "").split())[-TOLD:]
-        raise Ended(f"the change ended with {code} and without a result: {words}: the next run goes on from here")
-    result: Dict[str, Any] = json.loads(found)
+        raise Ended(f"the change ended without a result: {words}: the next run goes on from here")
     return result
+
+
+def waiting(root: str) -> Optional[Dict[str, Any]]:
+    """What the turn at work has proven and waits to be accepted for, {..., "seconds_to_accept"}; None where none does."""
+    found = last(root)
+    if found is None or "seconds_to_accept" not in found:
+        return None
+    with open(os.path.join(root, LOCK), "rb") as lock:
+        # One that was killed while it waited answers nobody
+        return None if locks.take(lock, time.monotonic()) else found
+
+
+def decide(root: str, accepted: bool, why: str = "") -> None:
+    """Answer the turn that waits."""
+    _leave(root, DECISION, {"accepted": accepted, "why": why})
+
+
+def last(root: str) -> Optional[Dict[str, Any]]:
+    """What became of the last turn on this host; None where there was none, or it has left nothing."""
+    found = text(os.path.join(root, RESULT))
+    result: Optional[Dict[str, Any]] = json.loads(found) if found is not None else None
+    return result
+
+
+def steps(root: str) -> List[Dict[str, Any]]:
+    """Each step of the turn that is at work, {"at", "step"}, the latest last."""
+    found = []
+    for line in (text(os.path.join(root, STEPS)) or "").splitlines():
+        with suppress(ValueError):
+            entry = json.loads(line)
+            if isinstance(entry, dict) and "step" in entry:
+                found.append(entry)
+    return found
 
 
 def perform(root: str) -> int:
@@ -60,16 +132,41 @@ def perform(root: str) -> int:
     def say(step: str) -> None:
         print(json.dumps({"at": now(), "step": step}), flush=True)
 
-    result: Dict[str, Any] = {"run": order["run"], "did": [], "why": None, "back": "", "checks": [], "refused": None}
+    result: Dict[str, Any] = {"id": order["id"], "run": order["run"], "did": [], "why": None, "back": "", "checks": []}
+    result.update({"warnings": [], "refused": None})
+
+    def ask(proven: turn.Outcome) -> Optional[str]:
+        _leave(root, RESULT, {**result, **proven._asdict(), "seconds_to_accept": order["accept_within"]})
+        answer = _answer(root, order)
+        # From here on it is at work again
+        os.unlink(os.path.join(root, RESULT))
+        return answer
+
     try:
-        result.update(turn.Turn(order, say=say).run()._asdict())
+        result.update(turn.Turn(order, say=say, decide=ask).run()._asdict())
     except lease.LeaseError as error:
         result["refused"] = str(error)
-    draft = os.path.join(root, RESULT + ".new")
-    with _private(draft) as sink:
-        json.dump(result, sink)
-    os.replace(draft, os.path.join(root, RESULT))
+    _leave(root, RESULT, result)
     return 0
+
+
+def _answer(root: str, order: Mapping[str, Any]) -> Optional[str]:
+    """None for what is accepted, or why it is not."""
+    deadline = time.monotonic() + order["accept_within"]
+    while time.monotonic() < deadline:
+        found = text(os.path.join(root, DECISION))
+        if found is not None:
+            answer = json.loads(found)
+            return None if answer["accepted"] else str(answer["why"])
+        time.sleep(locks.LOOK)
+    return None if order["kept_unanswered"] else f"nobody accepted it within {order['accept_within']:.0f} s"
+
+
+def _leave(root: str, name: str, content: Mapping[str, Any]) -> None:
+    draft = os.path.join(root, name + ".new")
+    with _private(draft) as sink:
+        json.dump(content, sink)
+    os.replace(draft, os.path.join(root, name))
 
 
 def _private(path: str) -> TextIO:

@@ -17,7 +17,11 @@ from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import locks, shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.system import now, text
 
+# That the host is in maintenance
+MARK = "maintenance.json"
 LEASE, LOCK, CALLS = "lease.json", "lease.lock", "lease.calls"
+# The run that took the host last, also when it has released it
+LAST = "lease.last"
 # The watchdog holds it while it reloads or restarts, and looks for a lease before it begins
 WATCHDOG = "/run/npufleet-watchdog.lock"
 # Seconds that it may need for that
@@ -78,6 +82,12 @@ def read(root: str) -> Optional[Dict[str, Any]]:
     if not found.there:
         return None
     return dict(UNREADABLE) if found.flaw else dict(found.content)
+
+
+def last(root: str) -> str:
+    """The run that took the host last; empty where none ever has, or nobody can tell."""
+    found = shapes.read(os.path.join(root, LAST), {"run": str})
+    return str(found.content["run"]) if found.there and not found.flaw else ""
 
 
 def write(path: str, value: Mapping[str, Any]) -> None:
@@ -153,7 +163,7 @@ def maintenance(path: str) -> Optional[Dict[str, Any]]:
 
 def refuse_maintenance(root: str, allowed: bool) -> None:
     """Raises LeaseError on a host that somebody has taken out, unless this run is the one that works on it."""
-    mark = maintenance(os.path.join(root, "maintenance.json"))
+    mark = maintenance(os.path.join(root, MARK))
     if mark and not allowed:
         why = "{reason} ({by} since {since})".format(**mark)
         raise LeaseError(f"found the host in maintenance: {why}; wanted it in service: nothing was changed, put it back first")
@@ -177,6 +187,8 @@ def acquire(
                     holder = holder._replace(maintenance=holder.maintenance or before["maintenance"])
                 refuse_maintenance(root, holder.maintenance)
                 _write(root, holder, patience, container, before["since"] if mine and before else now())
+                if not mine:
+                    write(os.path.join(root, LAST), {"run": holder.run})
                 return not mine, None if mine else before
         if time.monotonic() >= deadline:
             raise Held(_busy(before), before["run"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
+from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, resume
@@ -63,20 +63,29 @@ def about(plan: List[Item], linked: bool, prove: bool) -> List[Item]:
     return [item for item in plan if not (linked and item in foreign)]
 
 
-def refusal_reasons(desired: Mapping[str, Any], plan: List[Item]) -> Dict[str, str]:
-    """{model: why Triton refused it} since the open switch, in mode poll, where nobody who asked is answered."""
+def polled(desired: Mapping[str, Any], plan: List[Item]) -> Tuple[Dict[str, str], Set[str]]:
+    """({model: why Triton refused it}, models that it still loads) since the open switch, in mode poll, where nobody who asked is
+    answered."""
     wanted = desired.get("server") or {}
     names = [item["name"] for item in plan if (item["concern"], item["action"]) == ("server", "wait")]
     opened = store.read_transaction(wanted["root"]) if names and wanted.get("mode") == "poll" else None
-    return log.refused(Engine(), wanted, names, opened["renewed"]) if opened else {}
+    if not opened:
+        return {}, set()
+    lines = log.log_lines(Engine(), wanted["name"], opened["renewed"])
+    return log.reasons(lines, names), log.loading(lines) & set(names)
 
 
 class Seen(NamedTuple):
-    """What was read by concern, the differences that count, and what Triton said of models that it refused."""
+    """What was read by concern, the differences that count, why Triton refused models, and which it still loads."""
 
     actual: Dict[str, Any]
     plan: List[Item]
     said: Dict[str, str]
+    loading: Collection[str] = ()
+
+    def over(self) -> bool:
+        """Whether Triton has refused a model, and has come to the end of all the others: every reason is there."""
+        return bool(self.said) and not self.loading
 
     def words(self) -> str:
         """Every difference that is left, a line each."""
@@ -109,10 +118,10 @@ def see(
             prove
             and seen.plan
             and time.monotonic() < deadline
-            and not (hopeless(seen.plan) or seen.said or ended_since(first, seen.actual.get("server") or {}))
+            and not (hopeless(seen.plan) or seen.over() or ended_since(first, seen.actual.get("server") or {}))
         ):
             time.sleep(POLL_SECONDS)
             actual, plan = look(desired, root, run, ended)
             plan = about(plan, linked, prove)
-            seen = Seen(actual, plan, refusal_reasons(desired, plan))
+            seen = Seen(actual, plan, *polled(desired, plan))
     return seen

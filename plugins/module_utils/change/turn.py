@@ -6,11 +6,14 @@ From then on no controller is needed. A change that is killed between two steps 
 
 from __future__ import annotations
 
+import glob
+import os
 import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, TypedDict
 
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, proof, releases
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer, server
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client, contexts
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.repository import Change, Refused, Server
@@ -19,7 +22,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.repository 
 REPLACES = frozenset({"create", "replace"})
 # What is done on free cards alone
 STARTS = REPLACES | {"start", "restart"}
-LOOK = 0.5
+# What was put back where the change ended before it began
+NOTHING = "nothing was changed"
 # Seconds in which a server that does not poll shows what it loaded
 SETTLE = 5.0
 
@@ -27,6 +31,8 @@ SETTLE = 5.0
 class Order(TypedDict):
     """What the controller hands over."""
 
+    # What the result is known by
+    id: str
     # The host's name in the inventory, the directory of the project on it, and who changes it
     host: str
     root: str
@@ -34,6 +40,8 @@ class Order(TypedDict):
     by: str
     # The concerns `models` and `server`, as host_state has them
     desired: Dict[str, Any]
+    # What is to be served from now on: the options of a state of releases.apply, and `withdraw`; None for what is linked already
+    switch: Optional[Dict[str, Any]]
     # Serve what is linked, whatever container and models the inventory wants
     linked: bool
     # Name of the container, and the times that it needs (container.py)
@@ -46,14 +54,26 @@ class Order(TypedDict):
     checks: Optional[Dict[str, Any]]
     # How many proven releases of a model stay
     keep: int
+    # Why nothing is to be changed any more, but what served before put back; empty for a change
+    given_up: str
+    # Seconds for which what is proven waits to be accepted, 0 for not at all; whether it is kept where nobody answers
+    accept_within: float
+    kept_unanswered: bool
+    # Whether nothing of the run follows: a change that is kept releases the host, too
+    release_host: bool
 
 
 class Unproven(Exception):
     """The server does not serve what was asked for: why, and the models whose load hangs in it until it is started again."""
 
-    def __init__(self, words: str, hung: Sequence[str] = ()) -> None:
+    def __init__(self, words: str, hung: Sequence[str] = (), checks: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__(words)
         self.hung = list(hung)
+        self.checks = list(checks)
+
+
+class NotAccepted(Unproven):
+    """It serves what was asked for, and is not wanted all the same: why."""
 
 
 class Outcome(NamedTuple):
@@ -63,57 +83,126 @@ class Outcome(NamedTuple):
     why: Optional[str] = None
     back: str = ""
     checks: Sequence[Mapping[str, Any]] = ()
+    # Whether it was to be another container
+    replaces: bool = False
+    # The models that were switched
+    moves: Mapping[str, store.Move] = {}
+    warnings: Sequence[str] = ()
+    # Whether what is proven was accepted; None where it had not to be
+    accepted: Optional[bool] = None
+    # Whether the host is nobody's any more
+    released: bool = False
 
 
+def forget_keys(wanted: Optional[Mapping[str, Any]]) -> List[str]:
+    """Remove Triton's keys to object stores that no container has any more; their paths."""
+    kept = wanted["path"] if wanted else None
+    gone = [path for path in sorted(glob.glob(os.path.join(server.CREDENTIALS_HOME, "cloud-*.json"))) if path != kept]
+    for path in gone:
+        os.unlink(path)
+    return gone
+
+
+# Asked with what is proven, until it is accepted (None) or refused (why)
+Decide = Callable[[Outcome], Optional[str]]
 # What ends a change with its way back
 FAILURES = (Unproven, Refused, check_client.Unasked, container.ContainerError, store.StoreError, OSError)
 
 
 class Turn:
-    """One host's change. `say` is told each step as it begins."""
+    """One host's change. `say` is told each step as it begins, `decide` asked where it has to be accepted."""
 
     def __init__(
-        self, order: Order, engine: Optional[container.Docker] = None, say: Callable[[str], None] = lambda step: None
+        self,
+        order: Order,
+        engine: Optional[container.Docker] = None,
+        say: Callable[[str], None] = lambda step: None,
+        decide: Decide = lambda proven: None,
     ) -> None:
         self.order = order
         self.engine = engine or container.Docker()
-        self.say = say
+        self.say, self.decide = say, decide
         self.root, self.settings = order["root"], order["container"]
         self.name: str = self.settings["name"]
         self.server: Mapping[str, Any] = order["desired"]["server"]
         self.who = store.Run(order["run"], order["by"], order["host"])
         self.did: List[str] = []
-        self.replaces = False
+        self.warnings: List[str] = []
+        self.todo: Set[str] = set()
+        # `begun`: something was done to the server
+        self.replaces = self.stale = self.begun = False
+        self.moves: Mapping[str, store.Move] = {}
+        self.accepted: Optional[bool] = None
 
     def run(self) -> Outcome:
         """Change, prove and keep, or put back. Raises LeaseError where this run does not hold the host."""
-        with lease.working(self.root, lease.Holder(self.order["run"], self.order["by"])) as held:
+        me = lease.Holder(self.order["run"], self.order["by"])
+        with lease.working(self.root, me) as held:
             # Somebody may have taken the host out since the lease was taken
             lease.refuse_maintenance(self.root, bool(held and held["maintenance"]))
-            seen = self._see(["models", "server"], linked=self.order["linked"])
-            opened = (seen.actual.get("models") or {}).get("transaction")
-            # A response cache goes on giving the answers of before
-            stale = bool(opened and opened["stale"] and self.server["cache"])
-            todo = {entry["action"] for entry in seen.plan if entry["concern"] == "server"} | ({"restart"} if stale else set())
-            self.replaces = bool(todo & REPLACES)
-            if not todo and opened is None:
-                return Outcome(self.did)
             try:
-                self._bring(seen, todo)
-                self._prove()
-                checks = self._ask()
-                self._keep()
+                seen = self._look()
             except FAILURES as error:
-                return Outcome(self.did, str(error), self._put_back(seen, error, stale))
-            return Outcome(self.did, checks=checks)
+                return Outcome(self.did, str(error), NOTHING)
+            try:
+                if self.order["given_up"]:
+                    raise Unproven(self.order["given_up"])
+                if self._switch():
+                    seen = self._look()
+                checks = self._serve(seen)
+            except FAILURES as error:
+                return self._outcome(getattr(error, "checks", []), str(error), self._put_back(seen, error))
+            return self._outcome(checks)._replace(released=self.order["release_host"] and lease.release(self.root, me))
+
+    def _outcome(self, checks: Sequence[Mapping[str, Any]], why: Optional[str] = None, back: str = "") -> Outcome:
+        return Outcome(self.did, why, back, checks, self.replaces, self.moves, self.warnings, self.accepted)
+
+    def _look(self) -> proof.Seen:
+        """What there is to do."""
+        seen = self._see(["models", "server"], linked=self.order["linked"])
+        opened = (seen.actual.get("models") or {}).get("transaction")
+        # A response cache goes on giving the answers of before
+        self.stale = bool(opened and opened["stale"] and self.server["cache"])
+        self.todo = {entry["action"] for entry in seen.plan if entry["concern"] == "server"} | (
+            {"restart"} if self.stale else set()
+        )
+        self.replaces = bool(self.todo & REPLACES)
+        return seen
+
+    def _switch(self) -> bool:
+        """Make the releases and switch to them; whether anything was done."""
+        switch = self.order["switch"]
+        if not switch:
+            return False
+        withdraw = [name for name in switch.get("withdraw", []) if os.path.lexists(os.path.join(self.root, "served", name))]
+        if switch["state"] == "released" and releases.settled(self.root, switch, withdraw):
+            return False
+        self.say("switch the models")
+        answer = self._store(switch["state"], switch, withdraw)
+        self.moves = answer["moves"]
+        self.did += [f"put {path} right" for path in answer.get("mended", [])]
+        return True
+
+    def _serve(self, seen: proof.Seen) -> List[Dict[str, Any]]:
+        """Bring it into service, prove it and keep it; the answers to the checks."""
+        if not self.todo and store.read_transaction(self.root) is None:
+            return []
+        self._bring(seen)
+        self._prove()
+        checks = self._ask()
+        self._accept(checks)
+        self._keep()
+        return checks
 
     # Into service
 
-    def _bring(self, seen: proof.Seen, todo: Set[str]) -> None:
+    def _bring(self, seen: proof.Seen) -> None:
         """Have the server serve what is wanted."""
+        todo = self.todo
         if todo & STARTS:
             self.say("wait for the cards")
             self._free_cards()
+        self.begun = True
         if self.replaces:
             self.say("replace the container")
             run = lease.Holder(self.order["run"], self.order["by"])
@@ -133,15 +222,10 @@ class Turn:
 
     def _free_cards(self) -> None:
         """Refuse to start on cards that another process has open, while the server has not changed."""
-        deadline = time.monotonic() + self.settings["free_timeout"]
-        while True:
-            found = contexts.look(self.name)
-            if not found["reasons"]:
-                return
-            if found["running"] or time.monotonic() >= deadline:
-                lines = "".join(f"\n  - {reason}" for reason in found["reasons"])
-                raise Unproven(f"the cards are not free, end what holds them and run again:{lines}")
-            time.sleep(LOOK)
+        reasons = contexts.wait_until_free(self.name, self.settings["free_timeout"])
+        if reasons:
+            lines = "".join(f"\n  - {reason}" for reason in reasons)
+            raise Unproven(f"the cards are not free, end what holds them and run again:{lines}")
 
     def _restart(self) -> None:
         self.say("restart the container")
@@ -156,9 +240,8 @@ class Turn:
         change = Change(server, models)
         change.apply()
         self.did += [f"loaded {name}" for name in change.loaded] + [f"unloaded {name}" for name in change.unloaded]
-        if change.reasons:
-            lines = "".join(f"\n  - model {name}: {why.strip()}" for name, why in change.reasons.items())
-            raise Unproven(f"Triton on port {self.server['http_port']} refused:{lines}", change.hung)
+        if change.why():
+            raise Unproven(change.why(), change.hung)
 
     def _look_again(self, seen: proof.Seen) -> None:
         """A server that polls looks again only at what is newer than what it refused, or has lost: make that anew."""
@@ -187,9 +270,11 @@ class Turn:
             raise Unproven(f"{self.order['host']} is not as wanted:{seen.words()}", self._hanging(seen))
 
     def _hanging(self, seen: proof.Seen) -> List[str]:
-        """In mode poll all that Triton says nothing about in all that time."""
-        if self.server["mode"] != "poll" or self.replaces or seen.said:
+        """In mode poll all that Triton says nothing about in all that time, or only that it loads it."""
+        if self.server["mode"] != "poll" or self.replaces:
             return []
+        if seen.said:
+            return sorted(seen.loading)
         return [entry["name"] for entry in seen.plan if entry["action"] == "wait" and entry["name"] != "http"]
 
     def _ask(self) -> List[Dict[str, Any]]:
@@ -199,17 +284,23 @@ class Turn:
             return []
         self.say("prove by inference")
         document = dict(checks["document"])
-        unproven: List[Dict[str, Any]] = document.pop("unproven", [])
-        key = document.pop("key", None)
-        if key:
-            headers = {**keys.headers(key), **(document["server"].get("headers") or {})}
-            document["server"] = {**document["server"], "headers": headers}
-        asked = check_client.ask(checks["image"], document, checks["program"]) if document["checks"] else []
-        answers = [*unproven, *asked]
-        found = check_client.report(self.order["host"], answers, document.get("unasked", []))
+        found = check_client.prove(checks["image"], document, checks["program"], keys.headers(document.pop("key", None)))
+        answers: List[Dict[str, Any]] = found["checks"]
         if not found["proven"]:
-            raise Unproven(found["msg"])
+            raise Unproven(found["msg"], checks=answers)
+        trouble = probe_timer.renew(time.time()) if answers else None
+        self.warnings += [trouble] if trouble else []
         return answers
+
+    def _accept(self, checks: Sequence[Mapping[str, Any]]) -> None:
+        """Wait until what is proven is accepted, with the way back still open."""
+        if not self.order["accept_within"]:
+            return
+        self.say("wait to be accepted")
+        why = self.decide(self._outcome(checks))
+        self.accepted = why is None
+        if why is not None:
+            raise NotAccepted(why, checks=checks)
 
     def _keep(self) -> None:
         """Close what was open: these releases and this container are what to go back to from now on."""
@@ -217,10 +308,13 @@ class Turn:
         self._store("proven", {"why": "", "keep": self.order["keep"]})
         if container.keep(self.engine, self.root, self.name):
             self.did.append(f"{self.name} is the one to go back to from now on")
+        if self.replaces:
+            # The container before this one had its own until now
+            self.did += [f"removed {path}" for path in forget_keys(self.server.get("credentials"))]
 
     # The way back
 
-    def _put_back(self, seen: proof.Seen, error: Exception, stale: bool) -> str:
+    def _put_back(self, seen: proof.Seen, error: Exception) -> str:
         """What served before serves again: what was put back, or why it could not be."""
         self.say("put back what served before")
         was: Mapping[str, Any] = seen.actual.get("server") or {}
@@ -232,7 +326,7 @@ class Turn:
             # It starts with the links as they are now
             back = container.put_back(self.engine, self.root, self.name, self.settings)
             if back is None and moves:
-                self._serve_linked(stale)
+                self._serve_linked()
             command = (was.get("container") or {}).get("command") or []
             # A container that hands had started serves from elsewhere
             if (back or moves) and (not was.get("container") or f"--model-repository={self.root}/served" in command):
@@ -242,10 +336,11 @@ class Turn:
             self._store("proven", {"why": why, "keep": self.order["keep"]})
         except FAILURES as failure:
             return f"what served before could not be put back, repair that and run again: {failure}"
-        words = "the one before it serves again" if back else "the releases before serve again" if moves else "nothing was switched"
+        nothing = "nothing was switched" if self.begun else NOTHING
+        words = "the one before it serves again" if back else "the releases before serve again" if moves else nothing
         return words + ("; the next run starts the server again, in which a load hangs" if hung else "")
 
-    def _serve_linked(self, stale: bool) -> None:
+    def _serve_linked(self) -> None:
         """Have the running server serve what is linked; one that does not by itself is started again."""
         polls = self.server["mode"] == "poll"
         try:
@@ -257,7 +352,7 @@ class Turn:
         except FAILURES:
             self._restart()
         else:
-            if stale:
+            if self.stale:
                 self._restart()
 
     # What it reads and writes
@@ -270,8 +365,11 @@ class Turn:
             store.hold_back(desired)
         return proof.see(desired, self.root, self.order["run"], linked=linked, prove=prove, timeout=timeout)
 
-    def _store(self, state: str, params: Mapping[str, Any]) -> Dict[str, Any]:
-        given = {"state": state, "models": [], "releases": {}, "incoming": "", "why": "", "hung": [], "keep": self.order["keep"]}
-        answer = releases.apply(self.root, self.who, {**given, **params}, [], self.say)
-        self.did += [f"{name} {move['what']} {move['to'] or 'no more'}" for name, move in (answer.get("moves") or {}).items()]
+    def _store(self, state: str, params: Mapping[str, Any], withdraw: Sequence[str] = ()) -> Dict[str, Any]:
+        given = {"models": [], "releases": {}, "incoming": "", "why": "", "hung": [], "keep": self.order["keep"]}
+        answer = releases.apply(self.root, self.who, {**given, **params, "state": state}, list(withdraw), self.warnings.append)
+        words = "proved {name} at {to}" if state == "proven" else "{name} is linked to {to}"
+        # What is put back was told when it was linked
+        moves = {} if state == "proven" and params["why"] else answer.get("moves") or {}
+        self.did += [words.format(name=name, to=move["to"] or "no more") for name, move in moves.items()]
         return answer

@@ -191,7 +191,7 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         if actual["served"] is None:
             if asked(wanted, "POST", "/v2/repository/index")[0] == 403:
                 actual["closed"] = True
-            said = refused(engine, wanted, sorted(wanted["models"]), epoch(state.get("StartedAt") or ""))
+            said = refused(engine, wanted, sorted(wanted["models"]), _said_since(wanted, found))
             loads = [why for why in said.values() if why.startswith("failed to load ")]
             ended = last_words(engine, wanted["name"]) if actual["restarts"] else ""
             actual["log"] = "; ".join(loads) or ended
@@ -203,6 +203,13 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         raw, kept = ([*fact["environment"].values(), *fact["command"]] for fact in (facts, shown))
         actual["log"] = secret.without(str(actual["log"]), raw, kept)
     return actual
+
+
+def _said_since(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> float:
+    """From when on its log tells why it does not answer: its start, or an open switch, where it has started again since."""
+    started = epoch(found["State"].get("StartedAt") or "")
+    opened = store.read_transaction(wanted["root"]) if found.get("RestartCount") else None
+    return min(started, opened["renewed"] or started) if opened else started
 
 
 def hung(root: str, started: str) -> List[str]:

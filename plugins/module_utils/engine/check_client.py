@@ -7,13 +7,16 @@ import json
 import os
 import shutil
 import subprocess
+from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Sequence
 
-from ansible_collections.npufleet.triton.plugins.module_utils import archive
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 
 ENTRY = "inference.runner"
 # Failed checks that a message names
 SHOWN = 20
+# Seconds for a container to start and to be taken away; a check asks over both protocols, and may ask again
+ENGINE_SECONDS, ASKED_PER_CHECK = 300.0, 4
 # What the engine itself answers with when it cannot run a container
 ENGINE_FAILED = 125
 # Where it may lie beside the paths of whoever asks
@@ -56,7 +59,17 @@ def ask(image: str, document: Mapping[str, Any], program: str) -> List[Dict[str,
         raise Unasked("found no docker, wanted the engine to run the client in: apply the role docker_engine")
     # An engine that refuses at once does not read what it is given, and its words count
     asked = given(document, program).decode()
-    done = subprocess.run(command(docker, image), input=asked, capture_output=True, text=True, errors="replace", check=False)
+    limit = ENGINE_SECONDS + ASKED_PER_CHECK * float(document.get("timeout", 30)) * len(document["checks"])
+    name = f"npufleet-check-{os.getpid()}"
+    line = command(docker, image, ["--name", name])
+    try:
+        done = subprocess.run(line, input=asked, capture_output=True, text=True, errors="replace", check=False, timeout=limit)
+    except subprocess.TimeoutExpired:
+        with suppress(subprocess.SubprocessError):
+            subprocess.run([docker, "rm", "--force", name], capture_output=True, timeout=60, check=False)
+        raise Unasked(
+            f"the client in image {image} has not ended within {limit:.0f} s, wanted its answers: see `docker ps`"
+        ) from None
     words = " ".join(done.stderr.split())[-600:]
     if done.returncode == ENGINE_FAILED and "no such image" in done.stderr.lower():
         raise Unasked(f"image {image} is not on the host: apply the role triton_image, or name another image")
@@ -82,3 +95,13 @@ def report(host: str, results: List[Dict[str, Any]], unasked: Sequence[str] = ()
     nothing = "nothing was asked of " + ", ".join(unasked) if unasked else "no model to check"
     count = f"{passed} of {len(results)} checks passed" if results else nothing
     return {"msg": "\n".join([f"{host}: {count}", *lines]), "proven": not failed, "passed": passed, "checks": results}
+
+
+def prove(image: str, document: Mapping[str, Any], program: str, headers: Mapping[str, str]) -> Dict[str, Any]:
+    """Ask a document's checks, with these headers where it names no others, and report them. Raises Unasked."""
+    server = document["server"]
+    asked = {key: value for key, value in document.items() if key != "unproven"}
+    if headers:
+        asked["server"] = {**server, "headers": {**headers, **(server.get("headers") or {})}}
+    answers = ask(image, asked, program) if asked["checks"] else []
+    return report(asked["host"], [*document.get("unproven", []), *answers], asked.get("unasked", []))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
@@ -11,6 +12,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.vendor_tool import
 
 # Both of the engine's cgroup drivers: /docker/<id>, and docker-<id>.scope below a slice
 CONTAINER = re.compile(r"docker[-/]([0-9a-f]{64})")
+POLL_SECONDS = 0.5
 # The kernel keeps this much of a process' name.
 COMM = 15
 
@@ -34,6 +36,17 @@ def look(container: str) -> Dict[str, Any]:
         found = _inspect(engine, identity)
         names[identity] = found["Name"].lstrip("/") if found else identity[:12]
     return {"running": running, "reasons": reasons(strange, names)}
+
+
+def wait_until_free(container: str, timeout: float) -> List[str]:
+    """Why the cards are not free: at once beside a running container, else of those that are left after these seconds."""
+    deadline = time.monotonic() + timeout
+    found = look(container)
+    while found["reasons"] and not found["running"] and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        found = look(container)
+    reasons_left: List[str] = found["reasons"]
+    return reasons_left
 
 
 def _inspect(engine: Engine, container: str) -> Optional[Dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import takewhile
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Sequence, Set
 
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, frames
 
@@ -14,6 +14,8 @@ LOG_LINES = 1000
 LOG_LINE = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./]+:\d+\] ?")
 REASON = 2000
 ERROR_LINE = re.compile(r"E\d{4} |error:|tritonserver: |Traceback|\w*Error: ")
+# A load that begins, and one that ends in either way, as Triton 2.41 to 2.51 log it
+BEGUN, ENDED = re.compile(r'"?loading: (.+):\d+"?$'), re.compile(r"\"?(?:successfully loaded|failed to load) '(.+?)'")
 # Where Python's frames begin in what Triton says, in one entry or, as from 2.51 on, escaped in one line
 FRAMES = re.compile(r"(\\n|\n){2}At:")
 
@@ -36,7 +38,11 @@ def log_lines(engine: Engine, name: str, since: float = 0) -> List[str]:
 
 def refused(engine: Engine, wanted: Mapping[str, Any], names: List[str], since: float) -> Dict[str, str]:
     """{model: why Triton did not take its new files}, out of its log: its index tells nothing where a config does not parse."""
-    lines = log_lines(engine, wanted["name"], since)
+    return reasons(log_lines(engine, wanted["name"], since), names)
+
+
+def reasons(lines: Sequence[str], names: Sequence[str]) -> Dict[str, str]:
+    """{model: why Triton did not take its new files}, out of lines of its log."""
     found: Dict[str, str] = {}
     for at, line in enumerate(lines):
         if not line.startswith("E"):
@@ -45,6 +51,19 @@ def refused(engine: Engine, wanted: Mapping[str, Any], names: List[str], since: 
             if LOG_LINE.match(line) and f"'{name}'" in line:
                 rest = list(takewhile(lambda entry: not LOG_LINE.match(entry), lines[at + 1 :]))
                 found[name] = plain("\n".join([line, *rest]))[-REASON:]
+    return found
+
+
+def loading(lines: Sequence[str]) -> Set[str]:
+    """The models whose load has begun in these lines of a log, and has not ended."""
+    found: Set[str] = set()
+    for line in filter(LOG_LINE.match, lines):
+        entry = LOG_LINE.sub("", line)
+        begun, ended = BEGUN.match(entry), ENDED.match(entry)
+        if begun:
+            found.add(begun[1])
+        if ended:
+            found.discard(ended[1])
     return found
 
 

@@ -237,12 +237,7 @@ class Change:
             self.reasons[name] = str(error)
         return name not in self.reasons
 
-    def answer(self) -> Dict[str, Any]:
-        """The module's result."""
-        return {
-            "loaded": self.loaded,
-            "unloaded": self.unloaded,
-            "unchanged": self.unchanged,
-            "reasons": self.reasons,
-            "hung": self.hung,
-        }
+    def why(self) -> str:
+        """What Triton refused and why, a line for each model; empty where it refused nothing."""
+        lines = "".join(f"\n  - model {name}: {why.strip()}" for name, why in self.reasons.items())
+        return f"Triton on port {self.server.port} refused:{lines}" if lines else ""

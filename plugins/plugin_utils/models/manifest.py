@@ -6,6 +6,7 @@ config.pbtxt as parameters, so the server itself can be asked what it has loaded
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -374,3 +375,14 @@ def linted(variables: Mapping[str, Any], only: Collection[str] = ()) -> Tuple[Di
     unread = [entry["name"] for entry in placed if entry["name"] not in read]
     shared = lint.check_together(read, unread, HERE)
     return found, findings + [finding for finding in shared if not only or finding.model in only], more
+
+
+def to_release(manifest: Manifest) -> Dict[str, Any]:
+    """What a host makes a release of: its facts, and its files with the content of small ones in Base64."""
+    files: Dict[str, Any] = {}
+    for path, facts in manifest["files"].items():
+        files[path] = dict(facts)
+        if not facts["blob"]:
+            files[path]["content"] = base64.b64encode(manifest["contents"][path]).decode()
+    keys = ("source", "release", "versions", "steps", "cached", "shape")
+    return {**{key: value for key, value in manifest.items() if key in keys}, "files": files}

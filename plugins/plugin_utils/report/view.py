@@ -31,6 +31,9 @@ LEVELS = {
     "in sync": "good",
     "proven": "good",
 }
+# Columns of the page before and behind those of the models: heading and kind
+FIRST = (("Host", "host"), ("State", "state"))
+LAST = (("Cards", "cards"), ("Driver", "version"), ("Triton", "version"), ("SDK", "version"), ("Seen", "seen"))
 # What a picture of a result looks like; anything else is not shown.
 PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]{1,40000}={0,2}")
 
@@ -83,6 +86,7 @@ def view(
         "stale_hours": int(STALE.total_seconds() // 3600),
         "missing": missing,
         "models": models,
+        "columns": [*FIRST, *((model.split("\n")[0], "model") for model in models), *LAST],
         "hosts": rows,
         "counts": {
             "all": len(rows),
@@ -168,7 +172,7 @@ def _states(
     return [{"word": word, "level": LEVELS[word], "count": said[word]} for word in LEVELS if word in said]
 
 
-def _versions(actual: Any) -> List[Dict[str, str]]:
+def _versions(actual: Any) -> Dict[str, str]:
     """What runs there, without what was not read."""
     contents = _list(_at(actual, "image", "contents"))
     package = _word(_at(actual, "driver", "package", "version"))
@@ -184,7 +188,7 @@ def _versions(actual: Any) -> List[Dict[str, str]]:
         "SDK": next((str(content).split("==", 1)[1] for content in contents if str(content).startswith("rebel-compiler==")), ""),
         "server": _word(_at(actual, "server", "state")),
     }
-    return [{"what": what, "is": version} for what, version in found.items() if version]
+    return {what: version for what, version in found.items() if version}
 
 
 def _cards(actual: Any) -> List[Dict[str, str]]:

@@ -30,7 +30,7 @@ LEASE = "lease.json"
 # While it is there a container is being exchanged, and nothing may serve
 REPLACEMENT = "replacement.json"
 # Ends a change whose run is gone; its exit code while that may still be at it
-CHANGE = "/usr/local/lib/npufleet/npufleet_change.pyz"
+CHANGE = "/usr/local/lib/npufleet/library/current"
 BUSY = 75
 # Seconds between two such calls, and without a sign of a run before there is any: each starts a Python of its own
 CALL, QUIET = 10.0, 60.0

@@ -129,9 +129,9 @@ def site() -> Iterator[None]:
     """Playbooks read the copy."""
     shutil.rmtree(SITE, ignore_errors=True)
     shutil.copytree(INVENTORY, SITE)
-    # What is answered here lies apart from what other scenarios are answered meanwhile.
+    # What is answered here lies apart from what other scenarios are answered meanwhile, and from the inventory
     with (SITE / "group_vars/all.yml").open("a") as sink:
-        sink.write('\ninference_check_results_dir: "{{ inventory_dir }}/check"\n')
+        sink.write('\ninference_check_results_dir: "{{ inventory_dir }}-check"\n')
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conftest, "INVENTORY", SITE)
         yield

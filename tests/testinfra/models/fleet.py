@@ -25,6 +25,9 @@ INVENTORY = ("--inventory", str(ROOT / "molecule/models/inventory/hosts.yml"))
 BUILD = ROOT / "build/models"
 STORE = "/var/lib/npufleet"
 TRANSACTION = f"{STORE}/transaction.json"
+# An edit of a model, by which its load takes a while
+INITIALIZE = '        """There is nothing to load."""\n'
+SLOW_LOAD = ("1/model.py", INITIALIZE, INITIALIZE + "        threading.Event().wait(10)\n")
 
 
 def digit(number: int) -> Asked:
@@ -129,8 +132,9 @@ class Fleet:
     def begin(self, sign: str, name: str, **variables: Any) -> subprocess.Popen[str]:
         """A run that is in the midst of it: a shell command has found the sign of that on every host."""
         process = playbook_process(name, *INVENTORY, "-e", json.dumps(variables))
-        for host in self.hosts.values():
-            wait_for(lambda h=host: h.run(sign).rc == 0 or process.poll() is not None)
+        with ThreadPoolExecutor() as pool:
+            seen = (lambda h=host: h.run(sign).rc == 0 or process.poll() is not None for host in self.hosts.values())
+            list(pool.map(wait_for, seen))
         assert process.poll() is None, f"{name} was over before {sign}"
         return process
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, ask, connect, inspect
-from fleet import HOSTS, STORE, TRANSACTION, Fleet, address
+from fleet import HOSTS, SLOW_LOAD, STORE, TRANSACTION, Fleet, address
+from test_3_reboot import wait_for
 
 # The fixture `place`
 pytest_plugins = ["fleet"]
@@ -123,7 +124,7 @@ def test_a_rollback_by_hand_holds_until_it_is_forgotten(place: Fleet, before: di
 
 
 def test_two_controllers_at_once_change_one_after_the_other(place: Fleet) -> None:
-    first = place.begin(f"test -e {TRANSACTION}", "models.yml", models_repository=place.edited(alpha=[]))
+    first = place.begin(f"test -e {TRANSACTION}", "models.yml", models_repository=place.edited(alpha=[SLOW_LOAD]))
     second = place.run("models.yml", models_repository=place.edited(edition=3, alpha=[]))
     assert first.wait(600) == 0
     assert second.code == 0, second.output
@@ -132,6 +133,22 @@ def test_two_controllers_at_once_change_one_after_the_other(place: Fleet) -> Non
         lines = [json.loads(line) for line in host.check_output(f"tail -2 {STORE}/history.jsonl").splitlines()]
         assert [(one["model"], one["what"], one["result"]) for one in lines] == [("alpha", "deploy", "proven")] * 2
         assert lines[0]["to"] == lines[1]["from"]
+    place.repair()
+
+
+@pytest.mark.parametrize(("answer", "within", "code", "edition"), [("put_back", 300, 2, 1), ("accepted", 300, 0, 2), ("", 3, 0, 1)])
+def test_what_is_proven_is_kept_when_it_is_accepted(place: Fleet, answer: str, within: int, code: int, edition: int) -> None:
+    """And put back where it is not wanted, or where nobody answers until its deadline: that is the host's own doing."""
+    host = place.hosts["explicit"]
+    variables = {"models_repository": place.edited(alpha=[]), "answer": answer, "within": within}
+    run = place.run("../tests/testinfra/models/accept.yml", limit=HOSTS["explicit"], **variables)
+    assert run.code == code, run.output
+    refused = "the change was not accepted (the releases before serve again): the traffic is slower"
+    assert (refused in " ".join(run.output.split())) is (code == 2), run.output
+    wait_for(lambda: not host.file(TRANSACTION).exists)
+    wait_for(lambda: place.clients.answered("explicit", "alpha", time.monotonic() - 5, edition))
+    last = json.loads(host.check_output(f"tail -1 {STORE}/history.jsonl"))
+    assert (last["model"], last["what"]) == ("alpha", "deploy" if edition == 2 else "put back")
     place.repair()
 
 

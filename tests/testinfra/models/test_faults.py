@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import LEASE
-from fleet import HOSTS, STORE, TRANSACTION, Fleet, address
+from fleet import HOSTS, INITIALIZE, SLOW_LOAD, STORE, TRANSACTION, Fleet, address
 from stories import cells, judge, tells
 from test_3_reboot import wait_for
 from test_4_watchdog import signal
@@ -22,7 +22,6 @@ pytest_plugins = ["fleet"]
 # What a run says of a change that it took back
 PUT_BACK = r"the server does not serve what was asked for \(the releases before serve again\)"
 PYTHON = 'backend: "python"\n'
-INITIALIZE = '        """There is nothing to load."""\n'
 DOUBLE = "            y = x * 2\n"
 Told = dict[str, str]
 
@@ -87,15 +86,19 @@ def models_that_answer_wrong(place: Fleet) -> Told:
     return told
 
 
-@tells(editions={1, 2}, interrupted=("alpha", r"transaction.*proven and closed"))
+@tells(editions={1, 2}, interrupted=("alpha",))
 def a_controller_that_is_interrupted(place: Fleet) -> Told:
-    repository = place.edited(alpha=[])
+    """The hosts go on by themselves, to the end: no other run touches them, and the next one finds nothing to tell."""
+    repository = place.edited(alpha=[SLOW_LOAD])
     place.kill_once(f"test -e {TRANSACTION}", "models.yml", models_repository=repository)
-    status = place.run("status.yml")
-    assert status.code == 2, status.output
-    run = place.run("models.yml", models_repository=repository)
-    assert run.code == 0, run.output
+    place.everywhere(f"test -e {TRANSACTION}")
+    for host in place.hosts.values():
+        wait_for(lambda h=host: not h.file(TRANSACTION).exists and not h.file(LEASE).exists)
+        last = json.loads(host.check_output(f"tail -1 {STORE}/history.jsonl"))
+        assert (last["model"], last["what"], last["result"]) == ("alpha", "deploy", "proven")
     place.wait_until_answered(edition=2, model="alpha")
+    status = place.run("status.yml", models_repository=repository)
+    assert status.code == 0, status.output
     return place.told(status)
 
 

@@ -39,12 +39,15 @@ def test_reloads_by_the_log_of_the_same_server_and_of_a_new_one() -> None:
     assert models.reloaded(before, {**same, "npu2": state({}, "new", bench0=1, bench1=1)}) == ["bench0", "bench1"]
 
 
-def row(case: str, ratio: float = 1.0, moved: int = 0, reloaded: tuple[str, ...] = ()) -> dict[str, Any]:
+def row(case: str, seconds: float = 2.0, moved: int = 0, reloaded: tuple[str, ...] = (), calls: int = 6) -> dict[str, Any]:
     return {
         "case": case,
-        "seconds": 2.0,
+        "seconds": seconds,
         "rsync_seconds": 2.0,
-        "ratio": ratio,
+        "floor_seconds": 5.0,
+        "status_seconds": 2.0,
+        "ratio": 1.0,
+        "module_calls_per_host": calls,
         "bytes_moved": moved,
         "models_reloaded": [*reloaded],
     }
@@ -53,13 +56,13 @@ def row(case: str, ratio: float = 1.0, moved: int = 0, reloaded: tuple[str, ...]
 @pytest.mark.parametrize(
     ("one", "reached"),
     [
-        (row("one_changed", 1.3, 9, ("bench0",)), [True, True]),
-        (row("one_changed", 1.31, 9, ("bench0", "bench1")), [False, False]),
-        (row("no_change"), [True]),
-        (row("no_change", moved=1), [False]),
-        (row("no_change", reloaded=("bench3",)), [False]),
-        (row("rollback", 9.0, 0, ("bench0",)), [True, True]),
-        (row("rollback", 9.0, 1), [False, False]),
+        (row("one_changed", 9.0, 9, ("bench0",)), [True, True, True]),
+        (row("one_changed", 9.01, 9, ("bench0", "bench1"), calls=7), [False, False, False]),
+        (row("no_change", 2.4), [True, True]),
+        (row("no_change", 2.5, moved=1), [False, False]),
+        (row("no_change", reloaded=("bench3",)), [False, True]),
+        (row("rollback", 8.0, 0, ("bench0",)), [True, True, True]),
+        (row("rollback", 8.1, 1), [False, False, False]),
     ],
 )
 def test_targets(one: dict[str, Any], reached: list[bool]) -> None:
@@ -80,16 +83,3 @@ def test_the_models_are_two_gib_and_nothing_is_wrong_with_them(tmp_path: Path, m
     second = (tmp_path / "models/bench0/1/weights.bin").read_bytes()
     assert len(first) == len(second) == 2**20 + 1
     assert first != second
-
-
-def test_longest_tasks_as_profile_tasks_lists_them() -> None:
-    output = """PLAY RECAP *****
-npu1                       : ok=20   changed=5
-===============================================================================
-npufleet.triton.model_repository : Transfer what is missing ------------- 4.70s
-Ask what differs, and refuse what cannot be done ------------------------ 1.02s
-"""
-    assert models.longest(output) == [
-        (4.7, "Transfer what is missing"),
-        (1.02, "Ask what differs, and refuse what cannot be done"),
-    ]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.action import inference_check
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files, inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from helpers import ROOT, fleet
 from served import REPOSITORY, config_of
@@ -114,7 +114,7 @@ def checks(*models: str, before: Path | None = None, golden: Path | None = None)
     """The checks of these models; in `before` and `golden` files are looked for first."""
     checks_dirs = [str(before)] if before else []
     golden_dirs = [str(golden)] if golden else []
-    return inference_check.documents(models, [*checks_dirs, inference_check.CHECKS], [*golden_dirs, inference_check.GOLDEN], 0)
+    return check_files.documents(models, [*checks_dirs, inputs.CHECKS], [*golden_dirs, inputs.GOLDEN], 0)
 
 
 def test_every_model_has_a_check_file_without_a_finding() -> None:

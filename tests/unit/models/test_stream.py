@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import served
-from ansible_collections.npufleet.triton.plugins.action import inference_check
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files, inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from helpers import ROOT, fleet
 
@@ -179,7 +179,7 @@ def test_it_can_be_placed_and_proven() -> None:
     config = manifest.parse_config(found["contents"]["config.pbtxt"].decode(), "config.pbtxt")
     assert [(group.kind, group.count) for group in config.instance_group] == [(config.instance_group[0].KIND_CPU, 1)]
     assert config.model_transaction_policy.decoupled
-    document = inference_check.documents(["stream"], [inference_check.CHECKS], [inference_check.GOLDEN], 0)
+    document = check_files.documents(["stream"], [inputs.CHECKS], [inputs.GOLDEN], 0)
     assert document["unproven"] == []
     checks = {check["name"]: check for check in document["checks"][0]["checks"]}
     # Cancelling proves something only where it is done more often than the model has room for.

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import served
-from ansible_collections.npufleet.triton.plugins.action import inference_check
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files, inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from helpers import ROOT, fleet
 
@@ -88,7 +88,7 @@ def test_request_that_would_become_too_long_is_refused_before_anything_is_made(m
 
 def test_golden_data_are_this_models(model: Any) -> None:
     """What the check file expects of every request that has to be answered is what the model answers."""
-    document = inference_check.documents(["text"], [inference_check.CHECKS], [inference_check.GOLDEN], 0)
+    document = check_files.documents(["text"], [inputs.CHECKS], [inputs.GOLDEN], 0)
     assert document["unproven"] == []
     proven = 0
     for raw in document["checks"][0]["checks"]:

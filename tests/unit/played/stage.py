@@ -14,7 +14,7 @@ from helpers import ROOT, ansible_playbook
 # In batches of one, of two, and of what is left
 HOSTS = ["npu-1", "npu-2", "npu-3", "npu-4"]
 # What a plan and a turn read of a host, and that a turn holds it
-READING = ("host_state preflight", "host_state", "host_lease", "host_lease released")
+READING = ("host_state preflight", "host_state", "host_state models server", "host_lease", "host_lease released")
 VARIABLES = {
     "ansible_connection": "played",
     "ansible_become": False,
@@ -71,7 +71,7 @@ def run(place: Path, playbook: str, scenario: dict[str, Any], *options: str, gro
     given = {
         **VARIABLES,
         "npufleet_lock_file": str(place / "lock.json"),
-        "inference_check_results_dir": str(place / "check"),
+        "npufleet_output_dir": str(place),
         **variables,
     }
     inventory = {group: {"hosts": {host: {} for host in scenario}, "vars": given}, "monitoring_hosts": {"hosts": {}}}

@@ -43,7 +43,7 @@ def only(host: str, *plan: dict[str, Any], **more: Any) -> dict[str, Any]:
 LOADED = "command modprobe rebellions"
 DRIVER = [differs("driver", "load", name="module", until=LOADED)]
 ENGINE = [differs("engine", "limit", until="systemd_service restarted docker")]
-MODELS = [differs("models", "release", name="add", until="model_store .*add")]
+MODELS = [differs("models", "release", name="add", until="server_change")]
 BUILD = [differs("image", "build")]
 
 # {name: (playbook, what is played, options, variables)}
@@ -52,7 +52,7 @@ SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] =
     "adopt out": ("adopt.yml", only("npu-4", out=""), ("--limit", "npu-4", "-e", "adopt_replace=true"), {}),
     "models.yml of edge": (
         "models.yml",
-        fleet(4, MODEL, npu_3={"fails": "host_state models server"}),
+        fleet(4, MODEL, npu_3={"fails": "host_state models probe server"}),
         ("-e", "npufleet_group=edge"),
         {"group": "edge"},
     ),
@@ -60,14 +60,14 @@ SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] =
     "lost before": ("models.yml", fleet(4, MODEL, npu_3={"lost": "host_state preflight"}), (), {}),
     "lost and failed": (
         "site.yml",
-        fleet(4, WHOLE, npu_2={"lost": "host_state models server"}, npu_3={"fails": "host_state models server"}),
+        fleet(4, WHOLE, npu_2={"lost": "host_state models probe server"}, npu_3={"fails": "host_state models probe server"}),
         ("--tags", "models"),
         {},
     ),
     "driver": ("site.yml", only("npu-1", *DRIVER), ("--tags", "driver"), {}),
     "driver, check": ("site.yml", only("npu-1", *DRIVER), ("--tags", "driver,check"), {}),
     "driver stays": ("site.yml", only("npu-1", *DRIVER, fails="command modprobe -r"), ("--tags", "driver"), {}),
-    "driver without a proof": ("site.yml", only("npu-1", *DRIVER, fails="inference_check"), ("--tags", "driver"), {}),
+    "driver without a proof": ("site.yml", only("npu-1", *DRIVER, fails="server_change"), ("--tags", "driver"), {}),
     "whole with a driver": ("site.yml", only("npu-1", *DRIVER), (), {}),
     "driver, then no image": ("site.yml", only("npu-1", *DRIVER, differs("image"), fails="host_state image"), (), {}),
     "engine": ("site.yml", only("npu-1", *ENGINE), ("--tags", "engine"), {}),
@@ -79,6 +79,16 @@ SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] =
         {"npufleet_build_host": "npu-1"},
     ),
     "models without their server": ("site.yml", only("npu-1", *MODELS), ("--skip-tags", "server"), {}),
+    "fresh": ("models.yml", only("npu-1", *MODELS, fresh=True), (), {}),
+    "fresh with a probe": ("models.yml", only("npu-1", *MODELS, differs("probe"), fresh=True), (), {}),
+    "fresh with a driver": ("site.yml", only("npu-1", *DRIVER, *MODELS, fresh=True), (), {}),
+    "back in service": (
+        "maintenance.yml",
+        only("npu-1", *MODELS, out="host_state"),
+        ("-e", "maintenance=in", "--limit", "npu-1"),
+        {},
+    ),
+    "fresh rollback": ("rollback.yml", only("npu-1", *MODELS, fresh=True), ROLLBACK, {}),
     "protected": ("site.yml", fleet(1, WHOLE), ("--tags", "models"), {"npufleet_protected": "prod"}),
 }
 for _tag in ("", *TAGS):
@@ -90,9 +100,9 @@ for _tag in ("", *TAGS):
     )
 for _name in CHANGING:
     _plan, _options = MODEL if _name == "models.yml" else WHOLE, ROLLBACK if _name == "rollback.yml" else ()
-    SCENES.setdefault(_name, (_name, fleet(4, _plan, npu_3={"fails": "host_state models server"}), _options, {}))
-    SCENES[f"{_name} lost"] = (_name, fleet(4, _plan, npu_3={"lost": "host_state models server"}), _options, {})
-    SCENES[f"{_name} out"] = (_name, fleet(3, _plan, npu_3={"out": "^npu-1 host_state models server"}), _options, {})
+    SCENES.setdefault(_name, (_name, fleet(4, _plan, npu_3={"fails": "host_state models probe server"}), _options, {}))
+    SCENES[f"{_name} lost"] = (_name, fleet(4, _plan, npu_3={"lost": "host_state models probe server"}), _options, {})
+    SCENES[f"{_name} out"] = (_name, fleet(3, _plan, npu_3={"out": "^npu-1 host_state models probe server"}), _options, {})
     SCENES[f"{_name} unknown"] = (_name, fleet(1, _plan), (*_options, "--tags", "unknown"), {})
 
 
@@ -174,26 +184,23 @@ def order(calls: list[str], *wanted: str) -> list[str]:
     return [one for one in dict.fromkeys(found) if one]
 
 
-STOP, START, PROVE, ASK = (
-    "triton_container stopped",
-    "triton_container started",
-    "host_state models server prove",
-    "inference_check",
-)
+# A server that is started again serves what is linked, or what is wanted by then; either way it is asked
+STOP, CHANGE = "triton_container stopped", "server_change"
 
 
 @scenes("driver", "driver, check", "whole with a driver")
 def test_a_server_that_is_stopped_for_the_driver_is_started_and_proven(ran: Run) -> None:
     assert ran.code == 0, ran.output
-    steps = (STOP, "command modprobe -r rebellions", LOADED, START, PROVE, ASK)
+    steps = (STOP, "command modprobe -r rebellions", LOADED, CHANGE)
     assert order(ran.of("npu-1"), *steps) == list(steps)
-    assert [call for call in ran.of("npu-1") if call.startswith(ASK)] == [ASK]
+    # Once, and not by another task
+    assert [call.split()[-1] for call in ran.of("npu-1") if call.startswith((CHANGE, "inference_check"))] == ["asking"]
 
 
 @scenes("driver stays", "driver, then no image")
 def test_a_change_that_fails_leaves_no_server_stopped(ran: Run) -> None:
     assert ran.code == 2, ran.output
-    assert order(ran.of("npu-1"), STOP, START, PROVE, ASK) == [STOP, START, PROVE, ASK]
+    assert order(ran.of("npu-1"), STOP, "server_change linked asking") == [STOP, "server_change linked asking"]
     assert "npu-1 is played to fail (the server serves again)" in ran.words
 
 
@@ -207,20 +214,48 @@ def test_a_server_that_does_not_come_back_fails_the_gate(ran: Run) -> None:
 
 @scenes("engine", "engine that fails", "engine of the build host")
 def test_a_server_that_an_engine_took_with_it_is_started_and_proven(ran: Run) -> None:
-    assert order(ran.of("npu-1"), "systemd_service restarted docker", START, PROVE, ASK) == [
-        "systemd_service restarted docker",
-        START,
-        PROVE,
-        ASK,
-    ]
+    steps = ["systemd_service restarted docker", "server_change linked asking"]
+    assert order(ran.of("npu-1"), *steps) == steps
     assert ran.code == (2 if "is played to fail" in ran.words else 0), ran.output
 
 
 @scenes("models without their server")
-def test_models_that_are_switched_are_proven(ran: Run) -> None:
+def test_models_are_not_switched_without_their_proof(ran: Run) -> None:
     assert ran.code == 0, ran.output
-    steps = ("model_store [", PROVE, ASK, "model_store proven")
-    assert order(ran.of("npu-1"), *steps) == list(steps)
+    # The role of the server is what switches to them: without it, nothing does
+    assert [call for call in ran.of("npu-1") if not call.startswith("host_state")] == []
+
+
+@scenes("fresh", "fresh rollback")
+def test_a_plan_that_still_counts_is_not_asked_for_again_and_the_change_ends_the_turn(ran: Run) -> None:
+    assert ran.code == 0, ran.output
+    rollback = "rollback linked asking" in ran.words or "linked" in " ".join(ran.of("npu-1"))
+    change = "server_change rollback linked asking" if rollback else "server_change asking"
+    assert ran.of("npu-1") == [change, "server_change releases"]
+    assert [call for call in ran.calls if call.endswith("host_lease released")] == []
+
+
+@scenes("fresh with a probe")
+def test_a_turn_that_goes_on_behind_its_change_releases_the_host_itself(ran: Run) -> None:
+    assert ran.code == 0, ran.output
+    assert "host_state models probe server watchdog" not in ran.of("npu-1")
+    assert ran.calls[-1] == "npu-1 host_lease released"
+
+
+@scenes("back in service")
+def test_maintenance_holds_its_host_to_the_end(ran: Run) -> None:
+    """Behind the change of its server come the probe and the mark."""
+    assert ran.code == 0, ran.output
+    assert "server_change asking" in ran.of("npu-1")
+    assert "server_change releases" not in ran.of("npu-1")
+    assert ran.calls[-1] == "npu-1 host_lease released"
+
+
+@scenes("fresh with a driver")
+def test_what_changes_below_a_server_has_it_looked_at_again(ran: Run) -> None:
+    assert ran.code == 0, ran.output
+    look = "host_state models probe server watchdog"
+    assert order(ran.of("npu-1"), look, "server_change asking") == [look, "server_change asking"]
 
 
 # 3. A host that is lost
@@ -253,9 +288,9 @@ def test_a_batch_with_a_lost_and_a_failed_host_tells_both(ran: Run) -> None:
 @scenes("lost before")
 def test_a_host_that_was_lost_before_the_plan_is_left_out(ran: Run) -> None:
     assert ran.code == 4, ran.output
-    assert [host for host in HOSTS if "inference_check" in " ".join(ran.of(host))] == []
+    assert [host for host in HOSTS if "server_change" in " ".join(ran.of(host))] == []
     assert "npu-3 does not answer any more" in ran.words
-    assert [host for host in HOSTS if "host_state models" in ran.of(host)] == ["npu-1", "npu-2", "npu-4"]
+    assert [host for host in HOSTS if "host_state models probe server watchdog" in ran.of(host)] == ["npu-1", "npu-2", "npu-4"]
 
 
 # 4. A host that is taken out

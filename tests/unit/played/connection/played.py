@@ -35,6 +35,13 @@ def call_of(module: str, arguments: dict[str, Any]) -> str:
     if module == "host_state":
         words = ["preflight"] if "preflight" in arguments else sorted(arguments["_request"]["desired"])
         return " ".join([module, *words, *(["prove"] if arguments.get("prove") else [])])
+    if module == "server_change":
+        said = {
+            "rollback": arguments.get("rollback"),
+            "linked": arguments.get("linked"),
+            "asking": (arguments.get("_request") or {}).get("checks"),
+        }
+        return " ".join(filter(None, [module, arguments.get("state"), *(word for word, given in said.items() if given)]))
     words = [json.dumps(arguments[key]).strip('"') for key in TOLD if arguments.get(key) not in (None, False)]
     return " ".join([module, *words])
 
@@ -53,12 +60,7 @@ def later(host: str, one: str, other: str) -> bool:
 
 def stopped(host: str) -> bool:
     """Whether the server's container does not run: an engine that starts again does not start it here."""
-    return later(host, "triton_container stopped|systemd_service restarted docker", "triton_container (started|restarted|replaced)")
-
-
-def open_switch(host: str) -> bool:
-    """Whether a switch of models was made and not proven."""
-    return later(host, r"model_store (\[|rolled_back)(?!.*looking)", "model_store proven")
+    return later(host, "triton_container stopped|systemd_service restarted docker", "server_change")
 
 
 def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
@@ -79,12 +81,13 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
         "driver": {"module": "1.0.0", "tool": {"contexts": 0 if stopped(host) else 1}, "kernel": "6.1", "kernel_packages": []},
         "engine": {"daemon": {}, "running": {}, "drop_ins": (asked.get("engine") or {}).get("drop_ins")},
         "image": {"engine": True, "id": None},
-        "models": {"missing": [], "transaction": {"stale": []} if open_switch(host) else None, "served": {}},
+        "models": {"missing": [], "transaction": None, "served": {}},
         "server": {"container": container, "state": "exited" if stopped(host) else "running", "engine": True, "previous": False},
     }
     report = [one["name"] for one in plan]
     answer = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": {}, "clock": time.time()}
-    return {**answer, "refusals": part.get("refusals", [])}
+    seen = {"at": time.time(), "after": "", "linked": bool(arguments.get("linked"))}
+    return {**answer, "seen": seen, "refusals": part.get("refusals", [])}
 
 
 def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> dict[str, Any]:
@@ -101,17 +104,36 @@ def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> di
         return {"failed": True, "msg": f"{host} is played to fail"}
     if module == "host_state":
         return {"changed": False, **state_of(host, arguments, part)}
-    if module == "triton_container" and arguments["state"] == "put_back":
-        # Only what was replaced can be put back
-        return {"changed": False, "did": "put back" if happened(rf"^{host} triton_container replaced") else None}
-    return {"changed": True, **ANSWERS.get(module, {})}
+    if module == "host_lease" and arguments.get("unless_maintenance") and "out" in part and happened(part["out"]):
+        return {**ANSWERS[module], "taken": False, "maintenance": MARK}
+    if module == "host_lease" and arguments.get("state") is None:
+        return {**ANSWERS[module], "fresh": "fresh" in part and bool(arguments["seen"])}
+    if module == "server_change" and arguments.get("state") == "put_back":
+        return {
+            "failed": True,
+            "msg": f"{host}: the releases before serve again: {arguments['why']}",
+            "back": "the releases before",
+        }
+    released = {"released": arguments.get("release_host", False)} if module == "server_change" else {}
+    if released.get("released"):
+        with (STAGE / "calls").open("a") as calls:
+            calls.write(f"{host} server_change releases\n")
+    return {"changed": True, **ANSWERS.get(module, {}), **released}
 
 
+MOVES = {"add": {"from": "0002-b", "to": "0001-a"}}
 ANSWERS: dict[str, dict[str, Any]] = {
-    "host_lease": {"changed": False, "taken": True, "taken_over": None, "settled": None, "released": True},
+    "host_lease": {"changed": False, "taken": True, "taken_over": None, "settled": None, "maintenance": None, "released": True},
     "triton_container": {"did": "what was asked"},
+    "server_change": {
+        "proven": True,
+        "moves": MOVES,
+        "did": ["what was asked"],
+        "checks": [],
+        "under_way": False,
+    },
     "inference_check": {"proven": True, "msg": "all passed", "checks": []},
-    "model_store": {"moves": {"add": {"from": "0002-b", "to": "0001-a"}}, "open": True},
+    "model_store": {"moves": MOVES, "open": True},
 }
 
 

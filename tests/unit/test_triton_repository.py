@@ -1,4 +1,4 @@
-"""Module triton_model against a server that behaves as Triton does: what it answers, what it keeps, and where it says nothing."""
+"""Loads and unloads of a server that behaves as Triton does: what it answers, what it keeps, and where it says nothing."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, repository
-from ansible_collections.npufleet.triton.plugins.modules import triton_model
-from helpers import NAMELESS, http_server, run_module
+from helpers import NAMELESS, http_server
 
 OLD, NEW = "0" * 64, "e" * 64
 TRACEBACK = (
@@ -108,12 +106,20 @@ def inside(triton: Triton) -> Any:
     return runner
 
 
-def run(triton: Triton, models: dict[str, Any], check: bool = False, **more: Any) -> dict[str, Any]:
-    with (
-        http_server(triton) as server,  # type: ignore[arg-type]
-        mock.patch.object(control, "inside", lambda container: inside(triton) if container == "triton" else None),
-    ):
-        return run_module(triton_model, {"models": models, "port": server.port, **more}, check)
+def change(port: int, models: dict[str, Any], timeout: float = 300, key: Any = None, runner: Any = None) -> dict[str, Any]:
+    """What became of a change; `failed` with its reason where it could not be begun."""
+    try:
+        made = repository.Change(repository.Server("127.0.0.1", port, timeout, key, runner), models)
+        made.apply()
+    except repository.Refused as error:
+        return {"failed": True, "msg": str(error)}
+    names = ("loaded", "unloaded", "unchanged", "reasons", "hung")
+    return {"failed": bool(made.why()), "msg": made.why(), **{name: getattr(made, name) for name in names}}
+
+
+def run(triton: Triton, models: dict[str, Any], grpc: bool = True, **more: Any) -> dict[str, Any]:
+    with http_server(triton) as server:  # type: ignore[arg-type]
+        return change(server.port, models, runner=inside(triton) if grpc else None, **more)
 
 
 def test_only_what_differs_is_loaded() -> None:
@@ -121,13 +127,8 @@ def test_only_what_differs_is_loaded() -> None:
     triton = Triton(disk, {"digits": OLD, "faces": NEW, "gone": OLD})
     result = run(triton, {name: model() for name in disk})
     assert triton.did == ["unload gone", "load digits", "load words"]
-    assert (result["changed"], result["loaded"], result["unloaded"], result["unchanged"]) == (
-        True,
-        ["digits", "words"],
-        ["gone"],
-        ["faces"],
-    )
-    assert result["msg"] == "loaded digits, words; unloaded gone; left alone faces"
+    assert (result["failed"], result["loaded"]) == (False, ["digits", "words"])
+    assert (result["unloaded"], result["unchanged"]) == (["gone"], ["faces"])
 
 
 def test_foreign_model_of_another_alphabet_is_unloaded() -> None:
@@ -148,13 +149,7 @@ def test_foreign_model_that_no_request_can_name_keeps_no_other_from_being_loaded
 def test_nothing_to_do_asks_for_nothing() -> None:
     triton = Triton({"digits": model()}, {"digits": NEW})
     result = run(triton, {"digits": model()})
-    assert (result["changed"], result["unchanged"], triton.did) == (False, ["digits"], [])
-
-
-def test_check_mode_tells_and_asks_for_nothing() -> None:
-    triton = Triton({"digits": model()}, {"digits": OLD, "gone": OLD})
-    result = run(triton, {"digits": model()}, check=True)
-    assert (result["changed"], result["loaded"], result["unloaded"], triton.did) == (True, ["digits"], ["gone"], [])
+    assert (result["loaded"], result["unchanged"], triton.did) == ([], ["digits"], [])
 
 
 def test_another_set_of_versions_is_a_difference() -> None:
@@ -232,17 +227,8 @@ def test_a_load_that_hangs_is_told_as_such_and_nothing_else_is_tried() -> None:
 def test_server_that_is_not_there() -> None:
     with http_server({}) as gone:
         pass
-    result = run_module(triton_model, {"models": {"digits": model()}, "port": gone.port})
+    result = change(gone.port, {"digits": model()})
     assert (result["failed"], result["msg"]) == (True, f"the server does not answer on port {gone.port}")
-
-
-def test_what_is_linked_counts_where_it_is_asked_for(tmp_path: Path) -> None:
-    store.prepare(str(tmp_path))
-    facts = {"source": "f" * 64, "versions": ["1"], "steps": [], "cached": False, "shape": "s", "files": {}}
-    store.move_links(str(tmp_path), {"digits": store.make_release(str(tmp_path), "digits", {**facts, "release": OLD})})
-    triton = Triton({"digits": model(OLD)}, {"digits": NEW, "faces": NEW})
-    result = run(triton, {"digits": model(), "faces": model()}, linked=True, root=str(tmp_path))
-    assert (result["loaded"], result["unloaded"]) == (["digits"], ["faces"])
 
 
 # How it is asked
@@ -253,7 +239,7 @@ def test_loads_and_unloads_go_by_grpc_and_no_key_is_in_their_command_line(tmp_pa
     path.write_text("0123456789-secret\n")
     triton = Triton({"digits": model()}, {"gone": OLD})
     key = {"name": "npufleet-key", "path": str(path)}
-    assert run(triton, {"digits": model()}, key=key)["changed"] is True
+    assert run(triton, {"digits": model()}, key=key)["loaded"] == ["digits"]
     assert [(one["verb"], one["model"], one["key"]) for one in triton.by_grpc] == [("unload", "gone", key), ("load", "digits", key)]
     assert "secret" not in json.dumps(triton.by_grpc)
 
@@ -263,7 +249,7 @@ def test_a_server_without_grpc_is_asked_over_http_with_its_key(tmp_path: Path) -
     triton = Triton({"digits": model()}, {"digits": OLD, "gone": OLD})
     with http_server(triton) as server:  # type: ignore[arg-type]
         key = {"name": "npufleet-key", "path": str(tmp_path / "key")}
-        result = run_module(triton_model, {"models": {"digits": model()}, "port": server.port, "grpc": False, "key": key})
+        result = change(server.port, {"digits": model()}, key=key)
         assert {headers.get("npufleet-key") for headers in server.headers} == {"0123456789-secret"}
     assert (result["loaded"], result["unloaded"], triton.by_grpc) == (["digits"], ["gone"], [])
 
@@ -283,7 +269,7 @@ def test_a_server_without_grpc_is_asked_over_http_with_its_key(tmp_path: Path) -
 def test_a_client_that_cannot_ask_is_told_as_such(said: Any, words: str) -> None:
     triton = Triton({"digits": model()}, {})
     runner = mock.Mock(side_effect=[said])
-    with http_server(triton) as server, mock.patch.object(control, "inside", lambda _name: runner):  # type: ignore[arg-type]
-        result = run_module(triton_model, {"models": {"digits": model()}, "port": server.port})
+    with http_server(triton) as server:  # type: ignore[arg-type]
+        result = change(server.port, {"digits": model()}, runner=runner)
     assert (result["failed"], result["hung"]) == (True, [])
     assert words in result["reasons"]["digits"]

@@ -1,0 +1,109 @@
+"""Controller side of server_change: what is wanted, the checks, and the patience to wait for a change that needs no controller."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any, Dict, List, Mapping
+
+from ansible.errors import AnsibleConnectionFailure
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.plugin_utils import check_results, host_text, runs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import order
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import TLS
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, desired
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
+
+# Seconds that a call waits where nobody wants a line after each, and in which a lost connection may come back
+PROGRESS, RECONNECT = 10.0, 60.0
+# What is told of a change that failed
+FAILED = ("failed", "changed", "msg", "did", "back", "warnings", "exception")
+# Between two attempts to reach it
+PAUSE = 2.0
+
+
+class ActionModule(FleetAction):
+    """Hands over the whole change, and asks again until it has ended."""
+
+    def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
+        variables = self.variables(task_vars)
+        arguments = {"root": variables["npufleet_root"], **self._task.args}
+        asks = arguments.get("ask_checks", True) and arguments.get("state", "changed") == "changed"
+        path = self.results_path(variables["inference_check_results_dir"], host) if asks else None
+        with self.refusing(host):
+            handed = self._handed(host, task_vars, variables)
+            if asks:
+                checks = order.of(host, task_vars.get("group_names", []), order.with_defaults({}, variables), variables)
+                document = {
+                    "server": checks.server,
+                    "timeout": variables["inference_check_timeout"],
+                    "latency": variables["inference_check_latency"],
+                    "key": checks.key,
+                    **checks.document,
+                }
+                handed["secrets"] = _secrets(checks.server)
+                handed["checks"] = {"image": variables["inference_check_image"], "document": document, "program": checks.program}
+        check_results.forget(path)
+        tells = int(variables["npufleet_progress"]) > 0
+        result = self._wait(host, arguments, handed, task_vars, tells)
+        with host_text.understood(host):
+            if path and result.get("checks"):
+                check_results.keep(path, host, result.get("msg", ""), result["checks"])
+            if result.get("failed"):
+                # The message says it all; the rest would bury it
+                return {key: result[key] for key in FAILED if key in result}
+            result["answered"] = bool(asks and result.get("proven"))
+            if asks and checks.unasked and result.get("proven"):
+                result["warnings"] = [*result.get("warnings", []), order.warning(host, checks.unasked)]
+        return result
+
+    def _handed(self, host: str, task_vars: Mapping[str, Any], variables: Templated) -> Dict[str, Any]:
+        wanted, manifests = desired(variables, ["models", "server"])
+        names = self._task.args.get("release") or []
+        unknown = sorted(set(names) - set(manifests))
+        if unknown:
+            raise Refusal([f"triton_models places no {', '.join(unknown)} on this host"])
+        return {
+            **runs.holder(host),
+            "id": uuid.uuid4().hex,
+            "wait": float(int(variables["npufleet_progress"]) or PROGRESS),
+            "desired": wanted,
+            "container": self.container(variables),
+            "poll_seconds": int(variables["triton_server_poll_seconds"]),
+            "keep": int(variables["model_repository_keep"]),
+            "releases": {name: manifest.to_release(manifests[name]) for name in names},
+            "incoming": variables["npufleet_incoming"],
+        }
+
+    def _wait(
+        self, host: str, arguments: Dict[str, Any], handed: Mapping[str, Any], task_vars: Mapping[str, Any], tells: bool
+    ) -> Dict[str, Any]:
+        """What became of the change; a line each while it takes longer, where it `tells`."""
+        again = {name: handed[name] for name in ("run", "by", "host", "id", "wait", "secrets") if name in handed}
+        result = self.ask("server_change", arguments, task_vars, handed)
+        lost = 0.0
+        while result.get("under_way"):
+            # Of a change that waits to be accepted: the one that it was begun with
+            again["id"] = str(result.get("id", again["id"]))
+            with host_text.understood(host):
+                step = (result.get("steps") or [{"step": "begin", "at": "now"}])[-1]
+                words = host_text.line(f"{host}: {step['step']}, since {step['at']}")
+                if tells:
+                    self._display.display(words)
+            try:
+                result = self.ask("server_change", arguments, task_vars, {**again, "begun": True})
+                lost = 0.0
+            except AnsibleConnectionFailure:
+                # The host goes on by itself
+                lost = lost or time.monotonic()
+                if time.monotonic() - lost >= RECONNECT:
+                    raise
+                time.sleep(PAUSE)
+        return result
+
+
+def _secrets(server: Mapping[str, Any]) -> List[str]:
+    """What of the server's description is known to few."""
+    keys = [server[kind]["key"] for kind in TLS if (server.get(kind) or {}).get("key")]
+    return [*map(str, (server.get("headers") or {}).values()), *keys]

@@ -1,0 +1,85 @@
+#!/usr/bin/python
+"""Module fleet_report: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: fleet_report
+short_description: Write down what is known of a fleet, and draw it
+description:
+  - Puts together what the playbooks C(status) and C(check) have left on the controller, host by host, what is wrong first, and
+    draws it as one page of HTML. A half that is missing is left out.
+  - It runs on the controller alone, once for all hosts.
+version_added: 0.2.0
+author: The npufleet developers (@npufleet)
+options:
+  state:
+    description:
+      - V(read) first writes to O(status_file) what M(npufleet.triton.host_state) has found on each host of the play, in its
+        variable C(npufleet_state); of hosts that were not asked it keeps what the file has.
+      - V(drawn) takes what the files have.
+    type: str
+    choices: [read, drawn]
+    default: drawn
+  status_file:
+    description: What was read of each host, as JSON, for its owner alone.
+    type: path
+    required: true
+  results_dir:
+    description: The directory into which the playbook C(check) writes C(<host>.json).
+    type: path
+    required: true
+  report_file:
+    description: The page, for its owner alone.
+    type: path
+    required: true
+attributes:
+  check_mode:
+    support: full
+    description: Changes no host in any case.
+"""
+
+EXAMPLES = r"""
+- name: Write down what was read, and draw it
+  npufleet.triton.fleet_report:
+    state: read
+    status_file: build/status.json
+    results_dir: build/check
+    report_file: build/report/index.html
+  run_once: true
+"""
+
+RETURN = r"""
+differs:
+  description: What differs, by host, in sentences.
+  returned: with O(state=read)
+  type: dict
+path:
+  description: Where the page is.
+  returned: success
+  type: str
+counts:
+  description: How many hosts there are, C(all), and how many of them are C(wrong), C(unknown) and C(good).
+  returned: success
+  type: dict
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+
+def main() -> None:
+    """Entry point of whoever calls it without its action."""
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["read", "drawn"], "default": "drawn"},
+            "status_file": {"type": "path", "required": True},
+            "results_dir": {"type": "path", "required": True},
+            "report_file": {"type": "path", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    module.fail_json(msg="the answers of all hosts are known on the controller alone: call it as npufleet.triton.fleet_report")
+
+
+if __name__ == "__main__":
+    main()

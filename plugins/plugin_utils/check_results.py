@@ -1,0 +1,51 @@
+"""The answers of a host to its checks, as reports find them: one file for each host. Controller only."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime, timezone
+from typing import Any, Dict, List, Optional
+
+from ansible.errors import AnsibleActionFail
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import picture
+
+
+def forget(path: Optional[str]) -> None:
+    """An old result must not outlive a host that cannot be asked."""
+    if not path:
+        return
+    try:
+        os.remove(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise AnsibleActionFail(f"the results of an earlier run cannot be removed from the controller: {error}") from None
+
+
+def keep(path: Optional[str], host: str, words: str, checks: List[Dict[str, Any]]) -> None:
+    """Write the answers down, and take from them what is for reports and not for the screen."""
+    for check in checks:
+        drawn = picture.data_uri(check.pop("picture", None))
+        if drawn:
+            check["picture"] = drawn
+    if path:
+        when = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        _write(path, {"host": host, "when": when, "msg": words, "checks": checks})
+    for check in checks:
+        # Whoever reads a failure on the screen is not helped by them
+        check.pop("image", None)
+        check.pop("picture", None)
+
+
+def _write(path: str, result: Dict[str, Any]) -> None:
+    """Write a result as a whole: a reader sees all of it or nothing."""
+    draft = path + ".draft"
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        # What a server answers is told as it came
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as target:
+            json.dump(result, target)
+        os.replace(draft, path)
+    except OSError as error:
+        raise AnsibleActionFail(f"the results cannot be written to {path} on the controller: {error}") from None

@@ -1,0 +1,45 @@
+"""What `status` writes down of each host, for people's programs and for the report. Controller only."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Sequence
+
+
+def document(when: str, before: Sequence[Any], fleet: Sequence[str], read: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
+    """{"when", "hosts": [...]}: of each host of the fleet the last reading, `before` for those that were not asked this time.
+
+    `read` has what is known of a host that was asked: `state`, the answer of host_state, and `release`.
+    """
+    kept = [entry for entry in before if isinstance(entry, Mapping) and entry.get("host") in fleet and entry["host"] not in read]
+    return {"when": when, "hosts": [*kept, *(_host(when, name, known) for name, known in read.items())]}
+
+
+def _host(when: str, name: str, known: Mapping[str, Any]) -> Dict[str, Any]:
+    found = known["state"] or {"failed": True, "msg": f"{name} was not asked"}
+    mark = found.get("maintenance")
+    state = _state(found)
+    report: List[str] = list(found.get("report") or [] if "report" in found else [found.get("msg", "")])
+    if state == "maintenance" and mark:
+        report = ["in maintenance: {reason} ({by}, {since})".format(**{"reason": "", "by": "", "since": "", **mark})]
+    models = ((found.get("desired") or {}).get("models") or {}).get("models") or {}
+    return {
+        "host": name,
+        "when": when,
+        "release": known["release"],
+        "state": state,
+        "maintenance": mark,
+        "plan": found.get("plan") or [],
+        "report": report,
+        "models": {model: {key: entry[key] for key in ("source", "release")} for model, entry in models.items()},
+        "actual": found.get("actual") or {},
+    }
+
+
+def _state(found: Mapping[str, Any]) -> str:
+    if found.get("unreachable"):
+        return "unreachable"
+    if found.get("failed"):
+        return "failed"
+    if found.get("maintenance"):
+        return "maintenance"
+    return "drift" if found.get("plan") else "in sync"

@@ -1,0 +1,177 @@
+"""What a rollout is about to do, in words, out of what was found; and the record of how long turns took."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.action import rollout as action
+from ansible_collections.npufleet.triton.plugins.filter.rollout_groups import rollout_groups
+from ansible_collections.npufleet.triton.plugins.plugin_utils import rollout
+from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import Took, Turn
+
+HOSTS = [f"npu{number}" for number in range(1, 10)]
+
+
+@pytest.mark.parametrize(
+    ("serial", "sizes"),
+    [
+        ([1, "25%", "100%"], [1, 2, 6]),
+        (["100%"], [9]),
+        ("30%", [2, 2, 2, 2, 1]),
+        (4, [4, 4, 1]),
+        ("4", [4, 4, 1]),
+        (["5%"], [1] * 9),
+        ([], [9]),
+        ([0], [9]),
+    ],
+)
+def test_batches_are_those_that_ansible_makes(serial: Any, sizes: list[int]) -> None:
+    found = rollout.batches(HOSTS, serial)
+    assert [len(batch) for batch in found] == sizes
+    assert [host for batch in found for host in batch] == HOSTS
+
+
+def test_what_lies_ahead_is_told_with_bytes_and_an_estimate() -> None:
+    one, two, three = (Turn(host, ["models", "server"], 3 << 20) for host in HOSTS[:3])
+    before = {host: Took(seconds, ["models", "server", "probe"]) for host, seconds in (("npu1", 10), ("npu2", 5), ("npu3", 8))}
+    assert rollout.words([[one], [two, three]], before, 3) == (
+        "the rollout changes 3 hosts: npu1; then npu2, npu3 (models, server; 9.0 MiB to bring); "
+        "about 18 s, as it took the last time"
+    )
+    assert rollout.words([[two, three]], {}, 3) == (
+        "the rollout goes on with 2 of 3 hosts: npu2, npu3 (models, server; 6.0 MiB to bring); "
+        "as long as it takes on npu2, npu3, which had no such change yet"
+    )
+    # A turn that changed less says nothing of this one
+    less = {**before, "npu3": Took(1, ["probe"])}
+    words = rollout.words([[one], [three]], less, 2)
+    assert words.endswith("about 10 s and as long as it takes on npu3, which had no such change yet")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ([0, 0], "nothing to bring"),
+        ([None, 0], "files of unknown size to bring"),
+        ([1 << 20, None], "1.0 MiB and files of unknown size to bring"),
+    ],
+)
+def test_bytes_that_nobody_knows_are_told_as_such(sizes: list[int | None], words: str) -> None:
+    assert words in rollout.words([[Turn("npu1", ["models"], size) for size in sizes]], {}, 2)
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{", '{"npu1": 3}', '{"npu1": {"seconds": "x", "concerns": []}}'])
+def test_a_record_that_cannot_be_read_is_none(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "below/turns.json"
+    if content is not None:
+        path.parent.mkdir()
+        path.write_text(content)
+    assert rollout.read(str(path)) == {}
+    rollout.write(str(path), {"npu2": Took(2.5, ["models"])})
+    assert rollout.read(str(path)) == {"npu2": Took(2.5, ["models"])}
+    assert path.stat().st_mode & 0o777 == 0o600
+    rollout.write(str(path), {"npu1": Took(1, [])})
+    assert sorted(rollout.read(str(path))) == ["npu1", "npu2"]
+
+
+class Action(action.ActionModule):
+    """The action in a run on these hosts."""
+
+    def __init__(self, place: Path, **arguments: Any) -> None:
+        self._task = SimpleNamespace(  # type: ignore[assignment]
+            args={"output_dir": str(place), **arguments}, async_val=0, check_mode=False, diff=False
+        )
+        self._loader = SimpleNamespace(path_dwim=str)
+        self.lines: list[str] = []
+        self._display = SimpleNamespace(display=self.lines.append)  # type: ignore[assignment]
+        self._supports_check_mode = True
+        self._supports_async = False
+        self._connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir=None))
+
+    def go(self, known: dict[str, Any], batch: list[str]) -> dict[str, Any]:
+        return self.run(task_vars={"hostvars": known, "ansible_play_batch": batch, "ansible_play_hosts_all": list(known)})
+
+
+def state(*missing: str, **origins: dict[str, Any]) -> dict[str, Any]:
+    plan = [{"concern": "models"}, {"concern": "server"}]
+    return {"npufleet_state": {"plan": plan, "actual": {"models": {"missing": list(missing)}}, "origins": origins}}
+
+
+def test_what_was_found_on_each_host_is_what_lies_ahead(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(b"x" * (1 << 20))
+    known = {
+        "npu1": state("a", "b", a={"file": str(tmp_path / "weights")}, b={"url": "https://x/b", "size": 2 << 20}),
+        "npu2": state(),
+        "npu3": state(),
+        "npu4": state(),
+    }
+    unknown = "which had no such change yet"
+    first = Action(tmp_path, serial=[1, 2, "100%"])
+    first.go(known, ["npu1"])
+    assert first.lines == [
+        "the rollout changes 4 hosts: npu1; then npu2, npu3; then npu4 (models, server; 3.0 MiB to bring); "
+        f"as long as it takes on npu1, npu2, npu3, npu4, {unknown}"
+    ]
+    # npu3 was lost before its turn
+    second = Action(tmp_path, serial=[1, 2, "100%"])
+    second.go(known, ["npu2"])
+    assert second.lines == [
+        "the rollout goes on with 3 of 4 hosts: npu2; then npu3; then npu4 (models, server; nothing to bring); "
+        f"as long as it takes on npu2, npu3, npu4, {unknown}"
+    ]
+    last = Action(tmp_path, serial=[1, 2, "100%"])
+    last.go(known, ["npu4"])
+    assert last.lines == [
+        f"the rollout goes on with 1 of 4 hosts: npu4 (models, server; nothing to bring); as long as it takes on npu4, {unknown}"
+    ]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"plan": 3},
+        {"plan": [3], "actual": {}},
+        {"plan": [], "actual": {"models": {"missing": [{}]}}, "origins": {}},
+        {"plan": [], "actual": {"models": {"missing": ["of nobody"]}}, "origins": {}},
+    ],
+)
+def test_a_host_that_lies_is_one_of_which_nothing_is_known(tmp_path: Path, lie: dict[str, Any]) -> None:
+    one = Action(tmp_path)
+    assert "files of unknown size" in one.go({"npu1": {"npufleet_state": lie}}, ["npu1"])["msg"]
+
+
+def test_only_turns_that_went_well_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(action, "time", SimpleNamespace(time=lambda: 112.0))
+    known = {
+        "npu1": {**state(), "npufleet_began": "100.0", "npufleet_failed": ""},
+        "npu2": {**state(), "npufleet_began": "100.0", "npufleet_failed": "Change: no"},
+        "npu3": state(),
+    }
+    assert Action(tmp_path, state="ended").go(known, list(known))["changed"] is False
+    assert json.loads((tmp_path / "turns.json").read_text()) == {"npu1": {"seconds": 12.0, "concerns": ["models", "server"]}}
+    (tmp_path / "file").touch()
+    (warning,) = Action(tmp_path / "file", state="ended").go(known, ["npu1"])["warnings"]
+    assert warning.startswith("how long this took cannot be remembered: ")
+
+
+def test_a_host_is_in_the_groups_of_what_it_needs() -> None:
+    build = {"action": "build"}
+    hosts = {
+        "npu1": {"npufleet_state": {"plan": [build], "maintenance": None}},
+        "npu2": {"npufleet_state": {"plan": [build], "maintenance": None}},
+        "npu3": {"npufleet_state": {"plan": [], "maintenance": None}},
+        "npu4": {"npufleet_state": {"plan": [build], "maintenance": {"reason": "x"}}, "npufleet_build_host": "npu4"},
+        "npu5": {"npufleet_state": {"plan": [], "maintenance": {"reason": "x"}}},
+    }
+    changes, out, builds = "npufleet_change_yes", "npufleet_change_maintenance", "npufleet_build"
+    assert rollout_groups(hosts, "npu1") == [
+        {"name": "npu1", "groups": [builds, changes]},
+        {"name": "npu2", "groups": [changes]},
+        {"name": "npu4", "groups": [builds, out]},
+        {"name": "npu5", "groups": [out]},
+    ]
+    assert rollout_groups(hosts, "npu1", True) == [{"name": "npu4", "groups": [out]}, {"name": "npu5", "groups": [out]}]
