@@ -201,7 +201,7 @@ class ActionModule(FleetAction):
         result = self._answer(lambda: self._settled(handed, task_vars, int(variables["npufleet_lease_wait"]) if models_only else 0))
         if result.get("failed"):
             return self._refused([*reasons, self._become(result)])
-        between = result.pop("between")
+        began, ended = result.pop("between")
         try:
             with host_text.understood(host):
                 if models_only and not result.get("maintenance"):
@@ -209,7 +209,7 @@ class ActionModule(FleetAction):
                 if {"driver", "models"} & set(concerns) and not result.get("maintenance"):
                     reasons += preflight_inputs.refusals(variables, manifests, result["plan"], result["actual"])
                     if result["plan"] and "driver" in result["actual"]:
-                        reasons += preflight_inputs.clock(result["clock"], *between, int(variables["preflight_clock_skew"]))
+                        reasons += preflight_inputs.clock(result["clock"], began, ended, int(variables["preflight_clock_skew"]))
                     result["warnings"] = [*result.get("warnings", []), *preflight_inputs.warnings(variables)]
                 result["refusals"] = reasons + result.get("refusals", [])
                 return self._complete(result, manifests, handed)

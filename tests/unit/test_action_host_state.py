@@ -182,9 +182,31 @@ def test_a_host_that_another_run_changes_is_judged_when_that_has_ended(
     monkeypatch: pytest.MonkeyPatch, answers: list[dict[str, Any]], wait: int, judged: dict[str, Any], slept: float
 ) -> None:
     clock = time_of(action, monkeypatch)
-    found, began, ended = Preflight(*answers)._settled({"host": "npu1"}, {}, wait)
+    found = Preflight(*answers)._settled({"host": "npu1"}, {}, wait)
+    began, ended = found.pop("between")
     assert (found, sum(clock.slept)) == (judged, slept)
     assert began == ended
+
+
+ROLLBACK = """
+- name: Look
+  hosts: all
+  gather_facts: false
+  tasks:
+    - name: Ask what would go back
+      npufleet.triton.host_state:
+        concerns: [models, server]
+        linked: true
+        rollback: {models: [digits], to: previous}
+"""
+
+
+def test_of_a_rollback_that_cannot_be_every_host_says_why(site: Path) -> None:
+    ran = play(site, {"npu1": variables(site), "npu2": variables(site, rbln_release="none")}, ROLLBACK)["Ask what would go back"]
+    assert [result.get("failed", False) for result in ran.values()] == [False, False]
+    (none,), (release,) = ran["npu1"]["refusals"], ran["npu2"]["refusals"]
+    assert none.startswith(f"model store {site}/root: ")
+    assert release.startswith("rbln_release is none, there are rows for ")
 
 
 def test_all_missing_variables_are_named_at_once(looked: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, proof
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import registry
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import item
@@ -237,6 +238,30 @@ def test_a_look_says_after_which_run_it_was(monkeypatch: pytest.MonkeyPatch, tmp
     assert seen() == {}
     lease.release(root, lease.Holder("alice/1/1", "alice@ops1"))
     assert seen() == {"after": "alice/1/1", "linked": linked}
+
+
+# A rollback
+
+
+@pytest.mark.parametrize("out", [False, True])
+def test_what_a_rollback_would_move_and_what_stands_in_its_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, out: bool) -> None:
+    def moves(root: str, models: list[str], to: str) -> dict[str, Any]:
+        if to != "previous":
+            raise store.StoreError("model faces: found no release; model words is not served here")
+        return {name: {"from": root, "to": "0001-a", "what": "rollback"} for name in models}
+
+    monkeypatch.setattr(store, "rollback_moves", moves)
+    if out:
+        (tmp_path / "maintenance.json").write_text('{"reason": "swap card 2", "by": "kim", "since": "now"}')
+
+    def asked(**rollback: Any) -> tuple[Any, Any]:
+        found = run(monkeypatch, {}, mark=str(tmp_path / "maintenance.json"), rollback=rollback)
+        return found["moves"], found["refusals"]
+
+    moved = {"faces": {"from": str(tmp_path), "to": "0001-a", "what": "rollback"}}
+    assert asked(models=["faces"], to="previous") == (({}, []) if out else (moved, []))
+    reason = f"model store {tmp_path}: model faces: found no release; model words is not served here"
+    assert asked(to="0042") == (({}, []) if out else ({}, [reason]))
 
 
 # Maintenance

@@ -166,6 +166,9 @@ def test_a_host_is_in_the_groups_of_what_it_needs() -> None:
         "npu3": {"npufleet_state": {"plan": [], "maintenance": None}},
         "npu4": {"npufleet_state": {"plan": [build], "maintenance": {"reason": "x"}}, "npufleet_build_host": "npu4"},
         "npu5": {"npufleet_state": {"plan": [], "maintenance": {"reason": "x"}}},
+        # Asked what a rollback would move
+        "npu6": {"npufleet_state": {"plan": [build], "maintenance": None, "moves": {}}},
+        "npu7": {"npufleet_state": {"plan": [], "maintenance": None, "moves": {"digits": {}}}},
     }
     changes, out, builds = "npufleet_change_yes", "npufleet_change_maintenance", "npufleet_build"
     assert rollout_groups(hosts, "npu1") == [
@@ -173,5 +176,6 @@ def test_a_host_is_in_the_groups_of_what_it_needs() -> None:
         {"name": "npu2", "groups": [changes]},
         {"name": "npu4", "groups": [builds, out]},
         {"name": "npu5", "groups": [out]},
+        {"name": "npu7", "groups": [changes]},
     ]
     assert rollout_groups(hosts, "npu1", True) == [{"name": "npu4", "groups": [out]}, {"name": "npu5", "groups": [out]}]

@@ -1,6 +1,6 @@
 """Loads and unloads by gRPC, with the library that the image carries, inside the server's own container.
 
-The two requests are put together here (protobuf's encoding, grpc_service.proto of Triton): importing tritonclient takes 0.6 s of a core.
+The requests are put together here (grpc_service.proto of Triton): to import tritonclient takes 0.6 s of a core.
 A load over HTTP keeps one of Triton's few HTTP threads until it ends, and all keep-alive connections that it serves wait so long.
 """
 

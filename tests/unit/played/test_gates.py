@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +89,7 @@ SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] =
         ("-e", "maintenance=in", "--limit", "npu-1"),
         {},
     ),
+    "role alone": (str(Path(__file__).with_name("server.yml")), only("npu-1", *MODELS), (), {}),
     "fresh rollback": ("rollback.yml", only("npu-1", *MODELS, fresh=True), ROLLBACK, {}),
     "protected": ("site.yml", fleet(1, WHOLE), ("--tags", "models"), {"npufleet_protected": "prod"}),
 }
@@ -233,6 +235,14 @@ def test_a_plan_that_still_counts_is_not_asked_for_again_and_the_change_ends_the
     change = "server_change rollback linked asking" if rollback else "server_change asking"
     assert ran.of("npu-1") == [change, "server_change releases"]
     assert [call for call in ran.calls if call.endswith("host_lease released")] == []
+
+
+@scenes("role alone")
+def test_a_role_that_nobody_holds_the_host_for_holds_it_itself(ran: Run) -> None:
+    assert ran.code == 0, ran.output
+    looked, change = ran.of("npu-1")
+    assert (looked, change) == ("host_state models probe server watchdog", "server_change asking")
+    assert ran.calls[-1] == "npu-1 host_lease released"
 
 
 @scenes("fresh with a probe")

@@ -87,7 +87,8 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
     report = [one["name"] for one in plan]
     answer = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": {}, "clock": time.time()}
     seen = {"at": time.time(), "after": "", "linked": bool(arguments.get("linked"))}
-    return {**answer, "seen": seen, "refusals": part.get("refusals", [])}
+    moves = {"moves": MOVES} if arguments.get("rollback") else {}
+    return {**answer, "seen": seen, "refusals": part.get("refusals", []), **moves}
 
 
 def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> dict[str, Any]:
@@ -133,7 +134,6 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "under_way": False,
     },
     "inference_check": {"proven": True, "msg": "all passed", "checks": []},
-    "model_store": {"moves": MOVES, "open": True},
 }
 
 
