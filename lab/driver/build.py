@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,23 @@ RULES = f"""\
 install rebellions {CARDS} load {{version}}
 remove rebellions {CARDS} unload
 """
-# No postinst, as little as there is to build here: like the vendor's, this package leaves loading the module to others.
+# Where the module lies until the package puts it where DKMS would, for the running kernel
+MODULE = "/usr/lib/npufleet-lab/rebellions.ko"
+# Like the vendor's, this package leaves loading the module to others.
+POSTINST = f"""\
+#!/bin/sh
+set -e
+install -D --mode=0644 {MODULE} "/lib/modules/$(uname -r)/updates/dkms/rebellions.ko"
+depmod 2>/dev/null
+"""
+POSTRM = """\
+#!/bin/sh
+set -e
+if [ "$1" = remove ]; then
+    rm --force "/lib/modules/$(uname -r)/updates/dkms/rebellions.ko"
+    depmod 2>/dev/null
+fi
+"""
 PREINST = f"""\
 #!/bin/sh
 set -e
@@ -49,9 +66,10 @@ def build_driver(version: str, directory: Path) -> Path:
     major, minor = int(numbers[1]), int(numbers[2])
     if major >= 3:
         raise BuildError(f"driver version: found {version}, wanted one below 3.0: from there on the vendor delivers no package")
-    files = {
+    files: dict[str, tuple[str | bytes, int]] = {
         "etc/modprobe.d/rebellions-lab.conf": (RULES.format(version=version), 0o644),
         "usr/local/bin/rbln-stat": ((HERE / "rbln-stat").read_text(), 0o755),
+        MODULE.lstrip("/"): (module(version), 0o644),
     }
     links = {"usr/local/bin/rbln-smi": "rbln-stat"} if (major, minor) >= (1, 3) else {}
     control = {
@@ -63,7 +81,24 @@ def build_driver(version: str, directory: Path) -> Path:
         " This is NOT the vendor's driver. It has no kernel module: `modprobe rebellions` shows emulated cards in\n"
         " sysfs and /dev of a lab host, and rbln-stat reports them. It refuses to be installed elsewhere.",
     }
-    return build(control, files, links, {"preinst": PREINST}, directory / f"rebel_driver_lab_{version}_amd64.deb")
+    scripts = {"preinst": PREINST, "postinst": POSTINST, "postrm": POSTRM}
+    return build(control, files, links, scripts, directory / f"rebel_driver_lab_{version}_amd64.deb")
+
+
+def module(version: str) -> bytes:
+    """An ELF object that carries nothing but what modinfo reads: sections of nothing, `.modinfo` and the names of both."""
+    facts = {"version": version, "name": "rebellions", "license": "none, this is emulated"}
+    modinfo = b"".join(f"{name}={value}".encode() + bytes(1) for name, value in facts.items())
+    names = b"\0.modinfo\0.shstrtab\0"
+    begin, end = 64 + len(modinfo), 64 + len(modinfo) + len(names)
+    table = (end + 7) // 8 * 8
+    # Elf64_Ehdr: a relocatable object for x86-64 with three section headers of 64 bytes each
+    header = b"\x7fELF\2\1\1" + bytes(9) + struct.pack("<HHIQQQIHHHHHH", 1, 62, 1, 0, 0, table, 0, 64, 0, 0, 64, 3, 2)
+    # Elf64_Shdr: name, type (PROGBITS, STRTAB), flags (ALLOC), address, offset, size, link, info, alignment, size of an entry
+    sections = bytes(64)
+    sections += struct.pack("<IIQQQQIIQQ", 1, 1, 2, 0, 64, len(modinfo), 0, 0, 1, 0)
+    sections += struct.pack("<IIQQQQIIQQ", 10, 3, 0, 0, begin, len(names), 0, 0, 1, 0)
+    return header + modinfo + names + bytes(table - end) + sections
 
 
 def build_kernel(release: str, directory: Path) -> Path:
@@ -79,7 +114,7 @@ def build_kernel(release: str, directory: Path) -> Path:
         "Description": "stub of the running kernel's package for the npufleet lab\n"
         " It has neither a kernel nor headers: the hosts of the lab run the kernel of the machine that they are on.",
     }
-    headers = {
+    headers: dict[str, tuple[str | bytes, int]] = {
         f"usr/lib/modules/{release}/build/README": ("The headers that DKMS would build with. The lab's driver needs none.\n", 0o644)
     }
     return build(control, headers, {}, {}, directory / f"linux-image-{release}_{release}_amd64.deb")
@@ -87,25 +122,25 @@ def build_kernel(release: str, directory: Path) -> Path:
 
 def build(
     control: Mapping[str, str],
-    files: Mapping[str, tuple[str, int]],
+    files: Mapping[str, tuple[str | bytes, int]],
     links: Mapping[str, str],
     scripts: Mapping[str, str],
     target: Path,
 ) -> Path:
-    """Build a package of `files` {path: (text, mode)}, `links` {path: to} and maintainer `scripts`; returns `target`."""
+    """Build a package of `files` {path: (content, mode)}, `links` {path: to} and maintainer `scripts`; returns `target`."""
     common = {"Architecture": "amd64", "Maintainer": "The npufleet developers <npufleet@localhost>", "Priority": "optional"}
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".deb-", dir=target.parent) as work:
         tree = Path(work, "tree")
         fields = "".join(f"{name}: {value}\n" for name, value in {**control, **common}.items())
-        everything = {
+        everything: dict[str, tuple[str | bytes, int]] = {
             "DEBIAN/control": (fields, 0o644),
             **{f"DEBIAN/{name}": (text, 0o755) for name, text in scripts.items()},
             **files,
         }
-        for path, (text, mode) in everything.items():
+        for path, (content, mode) in everything.items():
             (tree / path).parent.mkdir(parents=True, exist_ok=True)
-            (tree / path).write_text(text)
+            (tree / path).write_bytes(content if isinstance(content, bytes) else content.encode())
             (tree / path).chmod(mode)
         for path, to in links.items():
             (tree / path).symlink_to(to)

@@ -16,7 +16,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import PCI_VENDOR
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, short
-from ansible_collections.npufleet.triton.plugins.module_utils.system import file_system, packages, text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import file_system, packages, run, text
 
 GIB = 2**30
 # The supplier of models, among passwords
@@ -43,8 +43,14 @@ BY_HAND = {
     "/dev/rbln*": "see `dmesg | tail` for the card that the driver gave up on",
     "cards": "see the vendor's tool and `dmesg | tail`; a power cycle clears most faults, else call the vendor",
     "tool": "another driver's tool comes first in its path: remove it",
+    "installed module": "install the vendor's driver of this version, or choose the release whose driver is installed",
+    "dkms": "see `dmesg | tail` and `dkms status`: install the headers of the running kernel, then `dkms autoinstall`",
+    "firmware": "run the vendor's installer of this driver once more, or see its rbln-flash",
     "card type": "choose a release that supports the card, or correct npufleet_card",
 }
+# UEFI's variable, and where DKMS has the key that it signs with: Ubuntu's, Debian's
+SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+MOK_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 # Packages that cannot live beside the engine, and why
 CONFLICTS = {
     "podman-docker": "it puts podman's client in the place of Docker's",
@@ -68,6 +74,8 @@ def refusals(
         reasons += list(memory(wanted, actual["driver"]))
         if wanted["headers"] and ("driver", "install") in doing:
             reasons += headers(os.uname().release)
+        if ("driver", "install") in doing:
+            reasons += secure_boot()
     if any(concern == "engine" for concern, _action in doing):
         reasons += list(engine(actual["engine"], packages([*CONFLICTS, *ENGINES]), _engine_name()))
     if ("server", "create") in doing or ("server", "replace") in doing:
@@ -128,21 +136,29 @@ def system(wanted: Mapping[str, Any], os_release: str, kernel: str) -> List[str]
                 found, " or ".join(wanted["systems"]), wanted["release"], other
             )
         )
-    if not kernel_fits(kernel, wanted["kernels"]):
+    # Of a system that the row does not have: whether the kernel would do for any that it has
+    rules = [wanted["systems"][found]] if found in wanted["systems"] else sorted(set(wanted["systems"].values()))
+    if rules and not any(kernel_fits(kernel, rule) for rule in rules):
         reasons.append(
             "found kernel {}, wanted {} for release {}: install and boot such a kernel, and hold it".format(
-                kernel, wanted["kernels"], wanted["release"]
+                kernel, " or ".join(rules), wanted["release"]
             )
         )
     return reasons
 
 
 def kernel_fits(kernel: str, rule: str) -> bool:
-    """Whether `6.8.0-49-generic` fits a rule such as `==6.8.0` or `>=5.10`."""
-    sign, numbers = rule[:2], [int(part) for part in rule[2:].split(".")]
-    found = [int(number) for number in re.findall(r"\d+", kernel.split("-")[0])]
-    found = (found + [0] * len(numbers))[: len(numbers)]
-    return found == numbers if sign == "==" else found >= numbers
+    """Whether `6.8.0-49-generic` fits a rule such as `==6.8.0,<=6.8.0-138` or `>=5.10`: every part of it, to the length it has."""
+    version, build = re.findall(r"\d+", kernel.partition("-")[0]), re.match(r"\d+", kernel.partition("-")[2])
+    for part in rule.split(","):
+        sign, wanted = part[:2], [int(number) for number in re.findall(r"\d+", part)]
+        length = len(re.findall(r"\d+", part.partition("-")[0]))
+        found = ([int(number) for number in version] + [0] * length)[:length]
+        if "-" in part:
+            found.append(int(build[0]) if build else 0)
+        if not {"==": found == wanted, ">=": found >= wanted, "<=": found <= wanted}[sign]:
+            return False
+    return True
 
 
 def _bus_types() -> List[str]:
@@ -197,6 +213,23 @@ def headers(kernel: str) -> List[str]:
     return [
         f"found no headers of the running kernel {kernel}, wanted them for the driver's build: "
         f"`apt-get install linux-headers-{kernel}`; where that is gone from the repository, boot the newest kernel first"
+    ]
+
+
+def secure_boot() -> List[str]:
+    """Whether the kernel would take a module that DKMS builds here."""
+    try:
+        with open(SECURE_BOOT, "rb") as source:
+            # Four bytes of attributes come before the value
+            on = source.read()[4:] == b"\1"
+    except OSError:
+        on = False
+    if not on or any("is already enrolled" in run("mokutil", "--test-key", key)[1] for key in MOK_KEYS if os.path.exists(key)):
+        return []
+    return [
+        "found Secure Boot on and no enrolled key that DKMS signs modules with, wanted one, or Secure Boot off: `apt-get install "
+        f"mokutil shim-signed`, `update-secureboot-policy --new-key`, `mokutil --import {MOK_KEYS[0]}`, then reboot and enroll it "
+        "at the console; or turn Secure Boot off in the firmware's setup"
     ]
 
 

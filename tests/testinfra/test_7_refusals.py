@@ -58,7 +58,7 @@ def row(**changes: Any) -> dict[str, Any]:
 
 def test_another_system_kernel_and_card_all_at_once() -> None:
     run = site(
-        npufleet_extra_releases=row(systems=["ubuntu-22.04"], kernels="==4.4.0", cards=["RBLN-CA22"]),
+        npufleet_extra_releases=row(systems={"ubuntu-22.04": "==4.4.0"}, cards=["RBLN-CA22"]),
         npufleet_card="RBLN-CA22",
         triton_server_log_verbose=1,
     )
@@ -70,6 +70,20 @@ def test_another_system_kernel_and_card_all_at_once() -> None:
         ("model digits: found compiled files for CA12/0.6, wanted one for CA22/0.6: compile it",),
     )
     assert "1 known vulnerabilities (NVIDIA security bulletins 5816): release 26.07 clears them" in " ".join(run.output.split())
+
+
+def test_a_driver_that_somebody_else_installs_is_proven_and_never_installed() -> None:
+    run = playbook("status.yml", "-e", "rbln_driver_form=present")
+    assert run.code == 0, run.output
+    host = connect(LAST)
+    module = host.check_output("modinfo --field filename rebellions")
+    host.check_output("mv %s /root/module.ko && depmod", module)
+    try:
+        version = FACTS.get("lab_driver", "1.1.67")
+        words = f"- {LAST}: installed module: found nothing, wanted {version}: install the vendor's driver"
+        refused(site(rbln_driver_form="present"), (words,))
+    finally:
+        host.check_output("mv /root/module.ko %s && depmod", module)
 
 
 @contextmanager

@@ -32,8 +32,7 @@ ROW = {
     "driver": {"package": "rebellions", "version": "1.2.92", "form": "deb"},
     "triton": {"version": "2.42.0", "image": "triton:base", "python": "3.10", "tritonclient": "2.41.1", "numpy": "<2"},
     "cards": ["RBLN-CA12"],
-    "systems": ["ubuntu-22.04"],
-    "kernels": ">=5.10",
+    "systems": {"ubuntu-22.04": ">=5.10"},
 }
 
 

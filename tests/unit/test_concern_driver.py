@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,15 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from helpers import ROW, fleet
 
 UNIT = driver.unit(2, 120)
-WANTED = {"package": "rebellions", "version": "1.2.92", "npus": 2, "cards": ["RBLN-CA12"], "hold": True, "unit": UNIT}
+WANTED = {
+    "form": "deb",
+    "package": "rebellions",
+    "version": "1.2.92",
+    "npus": 2,
+    "cards": ["RBLN-CA12"],
+    "hold": True,
+    "unit": UNIT,
+}
 BUS = ["0000:ab:00.0", "0000:ac:00.0"]
 KERNEL = {"linux-image-6.8.0-45-generic": True, "linux-headers-6.8.0-45-generic": True}
 
@@ -65,6 +74,9 @@ def host(**changes: Any) -> dict[str, Any]:
     """A host that is as wanted, with changes."""
     return {
         "package": {"version": "1.2.92", "held": True},
+        "packages": {},
+        "installed": None,
+        "dkms": None,
         "kernel_packages": dict(KERNEL),
         "kernel": "6.8.0-45-generic",
         "module": "1.2.92",
@@ -161,30 +173,42 @@ def test_driver_of_a_form_that_cannot_be_installed_is_refused() -> None:
     with pytest.raises(Refusal) as refusal:
         driver.desired(fleet(npufleet_row=row, rbln_release="26.01"))
     assert refusal.value.reasons == [
-        "driver 3.0.0 of release 26.01 is a .run package, this version installs .deb: choose a release whose driver is one"
+        "driver 3.0.0 of release 26.01 is a .run package, this version installs .deb: install it by hand and set rbln_driver_form: "
+        "present, or choose a release whose driver is a .deb"
     ]
+    assert driver.desired(fleet(npufleet_row=row, rbln_driver_form="present"))["form"] == "present"
 
 
 # Reading
 
 
-def read(monkeypatch: pytest.MonkeyPatch, files: dict[str, str], installed: dict[str, Any], rsd0: bool = True) -> dict[str, Any]:
-    listing = {"/sys/bus/pci/devices/*/vendor": "/sys/bus", "/dev/rbln[0-9]*": "/dev/rbln"}
+def read(
+    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, str],
+    installed: dict[str, Any],
+    rsd0: bool = True,
+    form: str = "deb",
+    modinfo: tuple[int, str] = (1, "modinfo: ERROR: Module rebellions not found."),
+) -> dict[str, Any]:
+    def glob(pattern: str) -> list[str]:
+        return [path for path in files if fnmatch(path, pattern) and path.count("/") == pattern.count("/")]
+
     asked: list[list[str]] = []
 
     def packages(names: list[str]) -> dict[str, Any]:
         asked.append(names)
-        return {name: installed[name] for name in names if name in installed}
+        return {name: facts for name, facts in installed.items() if any(fnmatch(name, pattern) for pattern in names)}
 
     monkeypatch.setattr(driver, "packages", packages)
     monkeypatch.setattr(driver, "text", files.get)
-    monkeypatch.setattr(driver.glob, "glob", lambda pattern: [path for path in files if path.startswith(listing[pattern])])
+    monkeypatch.setattr(driver.glob, "glob", glob)
+    monkeypatch.setattr(driver, "run", lambda *command: modinfo)
     monkeypatch.setattr(driver.os.path, "islink", lambda path: path in files)
     monkeypatch.setattr(driver, "_is_device", lambda path: path == "/dev/rsd0" and rsd0)
     monkeypatch.setattr(driver, "ask_tool", lambda: {"error": "not asked here"})
-    actual = driver.read(WANTED)
+    actual = driver.read({**WANTED, "form": form})
     release = os.uname().release
-    assert asked == [["rebellions", "linux-image-" + release, "linux-headers-" + release]]
+    assert asked == [["rebellions", "linux-image-" + release, "linux-headers-" + release, "linux-*", "rebellions*", "librbln-*"]]
     return actual
 
 
@@ -205,6 +229,9 @@ def test_read_of_a_host_with_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = {"rebellions": {"version": "1.2.92", "held": True}, image: {"version": "6.8.0", "held": False}}
     assert read(monkeypatch, files, installed) == {
         "package": {"version": "1.2.92", "held": True},
+        "packages": {},
+        "installed": None,
+        "dkms": None,
         "kernel_packages": {image: False},
         "kernel": release,
         "module": "1.2.92-6d00b56",
@@ -305,9 +332,26 @@ def test_build_behind_the_version_is_no_difference() -> None:
     assert driver.diff(WANTED, host(module="1.2.9")) == [found("module", "1.2.9", "1.2.92", "reload")]
 
 
-def test_package_version_is_taken_literally() -> None:
-    changed = host(package={"version": "1.2.92-6d00b56", "held": True})
-    assert driver.diff(WANTED, changed) == [found("package", "1.2.92-6d00b56", "1.2.92", "install")]
+@pytest.mark.parametrize(("version", "same"), [("1.2.92-6d00b56", True), ("1.2.92-2", True), ("1.2.921", False), ("1.2.9", False)])
+def test_build_behind_the_version_of_a_package_is_no_difference(version: str, same: bool) -> None:
+    changed = host(package={"version": version, "held": True})
+    assert driver.diff(WANTED, changed) == ([] if same else [found("package", version, "1.2.92", "install")])
+
+
+def test_what_an_upgrade_would_bring_another_kernel_by_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = os.uname().release
+    bring = [
+        "linux-generic",
+        "linux-generic-hwe-22.04",
+        "linux-headers-amd64",
+        "linux-image-generic-hwe-24.04-edge",
+        "linux-virtual",
+    ]
+    others = ["linux-base", "linux-firmware", "linux-libc-dev", "linux-image-6.5.0-1-generic", "linux-tools-generic"]
+    mine = f"linux-image-{release}"
+    installed = {name: {"version": "6.8.0.49.49", "held": name == "linux-generic"} for name in [*bring, *others, mine]}
+    packages = read(monkeypatch, {}, installed)["kernel_packages"]
+    assert packages == {name: name == "linux-generic" for name in sorted([*bring, mine])}
 
 
 def test_what_is_not_held_is_named() -> None:
@@ -320,6 +364,57 @@ def test_what_is_not_held_is_named() -> None:
     assert driver.diff({**WANTED, "hold": False}, loose) == []
     kernel = host(kernel_packages={**KERNEL, "linux-image-6.8.0-45-generic": False})
     assert driver.diff(WANTED, kernel) == [found("hold", "free to change: linux-image-6.8.0-45-generic", "held", "hold")]
+
+
+# A driver that somebody else has installed
+
+PRESENT = {**WANTED, "form": "present", "version": "3.2.2"}
+LEFT = {"librbln-ml": True, "rebellions-dkms": True, "rebellions-fw": True}
+
+
+def present(**changes: Any) -> dict[str, Any]:
+    """A host with a driver of the vendor's installer that is as wanted, with changes."""
+    cards = [parsed(number, firmware="3.2.2") for number in range(2)]
+    facts = {"package": None, "packages": dict(LEFT), "installed": "3.2.2-6d00b56", "dkms": True, "module": "3.2.2"}
+    return host(**{**facts, "tool": tool(*cards, version="3.2.2"), **changes})
+
+
+def test_a_driver_that_is_there_is_read_from_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = os.uname().release
+    installed = {name: {"version": "3.2.2", "held": held} for name, held in LEFT.items()}
+    known = {"/var/lib/dkms/rebellions-dkms": ""}
+    built = {f"/var/lib/dkms/rebellions-dkms/kernel-{release}-x86_64": ""}
+    actual = read(monkeypatch, {**known, **built}, installed, form="present", modinfo=(0, "3.2.2"))
+    assert (actual["package"], actual["packages"], actual["installed"], actual["dkms"]) == (None, LEFT, "3.2.2", True)
+    other = {"/var/lib/dkms/rebellions-dkms/kernel-6.5.0-1-generic-x86_64": ""}
+    actual = read(monkeypatch, {**known, **other}, {}, form="present")
+    assert (actual["packages"], actual["installed"], actual["dkms"]) == ({}, None, False)
+    assert read(monkeypatch, {}, {}, form="present")["dkms"] is None
+
+
+def test_a_driver_that_is_there_is_held_and_loaded_and_never_installed() -> None:
+    assert driver.diff(PRESENT, present()) == []
+    assert driver.diff(PRESENT, present(dkms=None)) == []
+    loose = present(packages={**LEFT, "rebellions-dkms": False}, package={"version": "3.2.2", "held": False})
+    assert driver.diff(PRESENT, loose) == [found("hold", "free to change: rebellions, rebellions-dkms", "held", "hold")]
+    assert driver.diff(PRESENT, present(module="3.0.0")) == [found("module", "3.0.0", "3.2.2", "reload")]
+    # Packages that an older driver may have left are of no concern to one that this role installs
+    assert driver.diff(WANTED, host(packages={"librbln-ml": False})) == []
+
+
+def test_what_only_its_installer_can_put_right_is_left_to_hands() -> None:
+    other = [parsed(0, firmware="3.0.0"), parsed(1, firmware=None)]
+    wrong = present(installed="3.0.0", dkms=False, module="3.0.0", tool=tool(*other, version="3.2.2"))
+    assert driver.diff(PRESENT, wrong) == [
+        found("installed module", "3.0.0", "3.2.2", "inspect"),
+        found("dkms", "not installed", "installed for kernel 6.8.0-45-generic", "inspect"),
+        found("firmware", "rbln0 3.0.0, rbln1 unknown", "3.2.2", "inspect"),
+    ]
+    bare = present(installed=None, dkms=None, module=None, packages={}, nodes=[], rsd0=False, tool={"error": "no tool"})
+    assert driver.diff(PRESENT, bare) == [found("installed module", None, "3.2.2", "inspect")]
+
+
+# Cards
 
 
 def test_fewer_cards_on_the_bus_than_described() -> None:

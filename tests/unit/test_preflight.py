@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import p
 from helpers import FakeEngine
 
 GIB = 2**30
-ROW = {"systems": ["ubuntu-22.04", "ubuntu-24.04"], "cards": ["RBLN-CA22", "RBLN-CA25"], "kernels": "==6.8.0"}
-OLD = {"systems": ["ubuntu-20.04"], "cards": ["RBLN-CA02", "RBLN-CA12"], "kernels": ">=5.10"}
+KERNELS = "==6.8.0,<=6.8.0-117"
+ROW = {"systems": {"ubuntu-22.04": "==6.8.0", "ubuntu-24.04": KERNELS}, "cards": ["RBLN-CA22", "RBLN-CA25"]}
+OLD = {"systems": {"ubuntu-20.04": ">=5.10"}, "cards": ["RBLN-CA02", "RBLN-CA12"]}
 WANTED: dict[str, Any] = {
     "release": "25.08",
     "rows": {"25.08": ROW, "24.01": OLD},
@@ -42,7 +44,10 @@ def test_other_system_and_kernel_are_refused_at_once() -> None:
     assert system == (
         "found ubuntu-20.04, wanted ubuntu-22.04 or ubuntu-24.04 for release 25.08: install one of them, or choose release 24.01"
     )
-    assert kernel == "found kernel 5.4.0-1-generic, wanted ==6.8.0 for release 25.08: install and boot such a kernel, and hold it"
+    todo = "for release 25.08: install and boot such a kernel, and hold it"
+    assert kernel == f"found kernel 5.4.0-1-generic, wanted ==6.8.0 or {KERNELS} {todo}"
+    assert subject.system(WANTED, NOBLE, "6.8.0-118-generic") == [f"found kernel 6.8.0-118-generic, wanted {KERNELS} {todo}"]
+    assert subject.system(WANTED, NOBLE.replace("24.04", "22.04"), "6.8.0-118-generic") == []
 
 
 @pytest.mark.parametrize(
@@ -55,6 +60,13 @@ def test_other_system_and_kernel_are_refused_at_once() -> None:
         ("5.9.16", ">=5.10", False),
         ("6.1.0-18-amd64", ">=5.10", True),
         ("5.10", ">=5.10.3", False),
+        ("6.8.0-138-generic", "==6.8.0,<=6.8.0-138", True),
+        ("6.8.0-139-generic", "==6.8.0,<=6.8.0-138", False),
+        ("6.7.9-1-generic", "==6.8.0,<=6.8.0-138", False),
+        ("6.8.0", "<=6.8.0-138", True),
+        ("6.8.1-1", "<=6.8.0-138", False),
+        ("6.8.0-100-generic", ">=6.8.0-49", True),
+        ("6.8.0-9-generic", ">=6.8.0-49", False),
     ],
 )
 def test_kernels(kernel: str, rule: str, fits: bool) -> None:
@@ -117,6 +129,33 @@ def test_npus_that_lack_the_same_memory_share_a_line() -> None:
     tool = {"devices": [{"memory_total": 15 * GIB}] * 8}
     (reason,) = subject.memory({**WANTED, "models": {"a": [16 * GIB] * 8}}, {"tool": tool})
     assert "on NPU 0, 1, 2, 3, 4, 5, 6, 7, wanted 16.0" in reason
+
+
+@pytest.mark.parametrize(
+    ("variable", "key", "answer", "refused"),
+    [
+        (b"\6\0\0\0\1", True, "MOK.der is already enrolled", False),
+        (b"\6\0\0\0\1", True, "MOK.der is not enrolled", True),
+        (b"\6\0\0\0\1", True, "mokutil is not installed", True),
+        (b"\6\0\0\0\1", False, "MOK.der is already enrolled", True),
+        (b"\6\0\0\0\0", False, "", False),
+        (b"", False, "", False),
+        (None, False, "", False),
+    ],
+)
+def test_secure_boot_without_a_key_of_this_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: bytes | None, key: bool, answer: str, refused: bool
+) -> None:
+    monkeypatch.setattr(subject, "SECURE_BOOT", str(tmp_path / "SecureBoot"))
+    monkeypatch.setattr(subject, "MOK_KEYS", (str(tmp_path / "MOK.der"),))
+    monkeypatch.setattr(subject, "run", lambda *command: (1, answer))
+    if variable is not None:
+        (tmp_path / "SecureBoot").write_bytes(variable)
+    if key:
+        (tmp_path / "MOK.der").touch()
+    reasons = subject.secure_boot()
+    assert bool(reasons) is refused
+    assert all(reason.startswith("found Secure Boot on and no enrolled key") for reason in reasons)
 
 
 def test_headers_of_another_kernel_do_not_count() -> None:
@@ -209,7 +248,7 @@ def test_free_space_of_a_directory_that_is_not_there_yet() -> None:
 
 
 def test_a_host_without_a_plan_has_nothing_in_its_way() -> None:
-    assert subject.refusals({**WANTED, "systems": []}, {"driver": DRIVER}, [], [{"needed": ["image", "build"]}], {}) == []
+    assert subject.refusals({**WANTED, "systems": {}}, {"driver": DRIVER}, [], [{"needed": ["image", "build"]}], {}) == []
 
 
 def test_only_suppliers_that_the_plan_needs_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:

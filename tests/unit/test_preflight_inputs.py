@@ -13,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.preflight import L
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import preflight_inputs as subject
 from helpers import ROW, fleet, http_server
 
-FULL_ROW = {**ROW, "systems": ["ubuntu-22.04"], "kernels": ">=5.10"}
+FULL_ROW = {**ROW, "systems": {"ubuntu-22.04": ">=5.10"}}
 INSTALL = {"concern": "driver", "name": "package", "action": "install"}
 BUILD = {"concern": "image", "name": "npufleet/triton", "action": "build"}
 CHECK = """model: {model}
@@ -62,7 +62,7 @@ def test_conditions_are_plain_data() -> None:
     assert json.loads(json.dumps(made)) == made
     assert made["ports"] == {"8000": "npufleet_http_port", "8002": "npufleet_metrics_port"}
     assert made["models"] == {"a": [4 * 2**30, 0]}
-    assert made["systems"] == ["ubuntu-22.04"]
+    assert made["systems"] == {"ubuntu-22.04": ">=5.10"}
 
 
 def test_known_vulnerabilities_are_a_warning_with_the_row_that_clears_them() -> None:

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import values
 from helpers import ROOT
@@ -49,8 +50,8 @@ def test_there_are_check_files() -> None:
 def test_release_rows_fit() -> None:
     rows = yaml.safe_load((ROOT / "files/releases.yml").read_text())
     assert flaws(RELEASES, rows) == []
-    del rows["npufleet_releases"]["24.01"]["kernels"]
-    assert flaws(RELEASES, rows) == ["'kernels' is a required property"]
+    del rows["npufleet_releases"]["24.01"]["systems"]
+    assert flaws(RELEASES, rows) == ["'systems' is a required property"]
 
 
 def test_keys_are_those_of_the_reader() -> None:
@@ -85,8 +86,36 @@ def test_keys_of_a_row_are_those_of_the_inventory() -> None:
     row, spec = RELEASES["$defs"]["row"], values.ROW["options"]
     assert set(row["properties"]) == set(spec)
     for name, part in row["properties"].items():
-        if part.get("type") == "object":
+        if "properties" in part:
             assert set(part["properties"]) == set(spec[name]["options"]), name
+
+
+@pytest.mark.parametrize(
+    ("rule", "fits"),
+    [
+        (">=5.10", True),
+        ("==6.8.0,<=6.8.0-138", True),
+        ("6.8.0", False),
+        ("==6.8.0,", False),
+        ("==6.8.0 <=6.8.0-138", False),
+        ("<6.9", False),
+        ("", False),
+    ],
+)
+def test_rules_of_kernels_are_read_alike(rule: str, fits: bool) -> None:
+    rows = yaml.safe_load((ROOT / "files/releases.yml").read_text())
+    rows["npufleet_releases"]["24.01"]["systems"] = {"ubuntu-22.04": rule}
+    assert (flaws(RELEASES, rows) == []) is fits
+    row = rows["npufleet_releases"]["24.01"]
+    if fits:
+        assert values.fitted("npufleet_extra_releases", {"site": row}, {"type": "dict", "values": values.ROW})["site"] == row
+        return
+    with pytest.raises(Refusal) as refusal:
+        values.fitted("npufleet_extra_releases", {"site": row}, {"type": "dict", "values": values.ROW})
+    found = rule or '""'
+    assert refusal.value.reasons == [
+        f"npufleet_extra_releases[site].systems[ubuntu-22.04]: found {found}, wanted a rule such as ==6.8.0,<=6.8.0-138: correct it"
+    ]
 
 
 @pytest.mark.parametrize(

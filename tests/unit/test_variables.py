@@ -197,7 +197,8 @@ def test_reasons_of_all_concerns_come_at_once(repository: Path) -> None:
     assert refusal.value.reasons == [
         f"model faces: found no {directory}/faces/config.pbtxt: every model is a directory with one",
         f"model words: found no {directory}/words/config.pbtxt: every model is a directory with one",
-        "driver 3.0.0 of release 24.01 is a .run package, this version installs .deb: choose a release whose driver is one",
+        "driver 3.0.0 of release 24.01 is a .run package, this version installs .deb: install it by hand and set rbln_driver_form: "
+        "present, or choose a release whose driver is a .deb",
     ]
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import stat
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
-from ansible_collections.npufleet.triton.plugins.module_utils.system import packages, text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import packages, run, text
 from ansible_collections.npufleet.triton.plugins.module_utils.vendor_tool import ask_tool
 
 CONCERN = "driver"
@@ -47,25 +48,32 @@ ExecStart=/bin/sh -c '\
 [Install]
 WantedBy=multi-user.target
 """
-FORMS = ("deb",)
+# Form of a driver that somebody else has installed and keeps: it is proven and held, and never installed
+PRESENT = "present"
+FORMS = ("deb", PRESENT)
+# Packages that an installed driver may be of: `rebellions` below 3.0; from there on those that the vendor's installer leaves
+PACKAGES = ("rebellions*", "librbln-*")
+# Where DKMS keeps what it has built, by module; a link for each kernel that it is installed for
+DKMS = "/var/lib/dkms/rebellions*"
+# Packages that bring another kernel with an upgrade: linux-generic, linux-image-generic-hwe-22.04, linux-headers-amd64
+FLAVOURS = "generic|virtual|lowlatency|oem|kvm|aws|azure|gcp|oracle|ibm|(?:cloud-|rt-)?amd64"
+KERNELS = re.compile(rf"linux-(?:image-|headers-)?(?:{FLAVOURS})(?:-hwe)?(?:-[0-9.]+)?(?:-edge)?")
 
 
 def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, Any]:
     """The driver of the release row on a host with `npufleet_npus` NPUs."""
     row = variables["npufleet_row"]
-    driver = row["driver"]
-    if driver["form"] not in FORMS:
+    driver, form = row["driver"], variables["rbln_driver_form"]
+    if form not in FORMS:
         raise Refusal(
             [
-                "driver {} of release {} is a .{} package, this version installs {}: choose a release whose driver is one".format(
-                    driver["version"],
-                    variables["rbln_release"],
-                    driver["form"],
-                    " or ".join("." + form for form in FORMS),
-                )
+                f"driver {driver['version']} of release {variables['rbln_release']} is a .{form} "
+                "package, this version installs .deb: install it by hand "
+                f"and set rbln_driver_form: {PRESENT}, or choose a release whose driver is a .deb"
             ]
         )
     return {
+        "form": form,
         "package": driver["package"],
         "version": driver["version"],
         "npus": int(variables["npufleet_npus"]),
@@ -83,11 +91,18 @@ def unit(npus: int, timeout: int) -> str:
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     """What the package manager, the kernel and the vendor's tool say."""
     kernel = ["linux-image-" + os.uname().release, "linux-headers-" + os.uname().release]
-    installed = packages([wanted["package"], *kernel])
+    installed = packages([wanted["package"], *kernel, "linux-*", *PACKAGES])
     version = text(f"/sys/module/{MODULE}/version")
+    present = wanted["form"] == PRESENT
     return {
         "package": installed.pop(wanted["package"], None),
-        "kernel_packages": {name: facts["held"] for name, facts in installed.items()},
+        # Of a driver that somebody else has installed: its packages, its module on the disk, and where DKMS has installed it
+        "packages": {name: facts["held"] for name, facts in sorted(installed.items()) if not name.startswith("linux-")},
+        "installed": _installed() if present else None,
+        "dkms": _dkms() if present else None,
+        "kernel_packages": {
+            name: facts["held"] for name, facts in sorted(installed.items()) if name in kernel or KERNELS.fullmatch(name)
+        },
         "kernel": os.uname().release,
         "module": version.strip() if version else None,
         "boot": (text(BOOT_FILE) or "").split() == [MODULE],
@@ -104,6 +119,18 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     }
 
 
+def _installed() -> Optional[str]:
+    """Version of the module that would be loaded now, None for none."""
+    code, output = run("/sbin/modinfo", "--field", "version", MODULE)
+    return output.strip() or None if code == 0 else None
+
+
+def _dkms() -> Optional[bool]:
+    """Whether DKMS has installed the module for the running kernel; None where it does not know the module."""
+    known = glob.glob(DKMS)
+    return any(glob.glob(os.path.join(path, f"kernel-{os.uname().release}-*")) for path in known) if known else None
+
+
 def _is_device(path: str) -> bool:
     try:
         return stat.S_ISCHR(os.stat(path).st_mode)
@@ -114,11 +141,14 @@ def _is_device(path: str) -> bool:
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Package first, then the module, then what only hands can repair."""
     plan = []
-    package = actual["package"] or {}
-    if package.get("version") != wanted["version"]:
+    package, present = actual["package"] or {}, wanted["form"] == PRESENT
+    if present:
+        plan += _diff_present(wanted, actual)
+    elif not same_version(package.get("version") or "", wanted["version"]):
         plan.append(item(CONCERN, "package", package.get("version"), wanted["version"], "install"))
     if wanted["hold"]:
-        loose = [] if package.get("held") else [wanted["package"]]
+        loose = [] if package.get("held") or (present and not package) else [wanted["package"]]
+        loose += [name for name, held in actual["packages"].items() if present and not held]
         loose += sorted(name for name, held in actual["kernel_packages"].items() if not held)
         if loose:
             plan.append(item(CONCERN, "hold", "free to change: " + ", ".join(loose), "held", "hold"))
@@ -129,12 +159,32 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     elif not actual["unit_enabled"]:
         plan.append(item(CONCERN, UNIT, "disabled", "enabled", "configure"))
     loaded = actual["module"]
-    if loaded is None or not same_version(loaded, wanted["version"]):
+    # What is not there cannot be loaded
+    there = not present or (actual["installed"] is not None and same_version(actual["installed"], wanted["version"]))
+    if there and (loaded is None or not same_version(loaded, wanted["version"])):
         plan.append(item(CONCERN, "module", loaded, wanted["version"], "load" if loaded is None else "reload"))
     if len(actual["bus"]) < wanted["npus"]:
         plan.append(item(CONCERN, "bus", "{} NPUs".format(len(actual["bus"])), "{} NPUs".format(wanted["npus"]), INSPECT))
     if loaded is not None:
         plan += _diff_cards(wanted, actual)
+    return plan
+
+
+def _diff_present(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+    """What is wrong with a driver that only whoever has installed it can put right."""
+    plan = []
+    if actual["installed"] is None or not same_version(actual["installed"], wanted["version"]):
+        plan.append(item(CONCERN, "installed module", actual["installed"], wanted["version"], INSPECT))
+    if actual["dkms"] is False:
+        plan.append(item(CONCERN, "dkms", "not installed", "installed for kernel {}".format(actual["kernel"]), INSPECT))
+    devices = actual["tool"].get("devices") or []
+    other = [
+        f"{card['device']} {card['firmware'] or 'unknown'}"
+        for card in devices
+        if not same_version(card["firmware"] or "", wanted["version"])
+    ]
+    if other and actual["module"] is not None:
+        plan.append(item(CONCERN, "firmware", ", ".join(other), wanted["version"], INSPECT))
     return plan
 
 
@@ -165,5 +215,5 @@ def _diff_cards(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[It
 
 
 def same_version(found: str, wanted: str) -> bool:
-    """The kernel adds the build to the version: `1.2.92-6d00b56` is 1.2.92."""
+    """Kernel and packages add the build to the version: `1.2.92-6d00b56` and `2.0.1-2` are 1.2.92 and 2.0.1."""
     return found == wanted or found.startswith(wanted + "-")

@@ -25,12 +25,8 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
     names = {name: f"npufleet_{name}_port" for name in ("http", "grpc", "metrics")}
     return {
         "release": variables["rbln_release"],
-        "rows": {
-            name: {"systems": entry["systems"], "cards": entry["cards"], "kernels": entry["kernels"]}
-            for name, entry in rows.items()
-        },
+        "rows": {name: {"systems": entry["systems"], "cards": entry["cards"]} for name, entry in rows.items()},
         "systems": row["systems"],
-        "kernels": row["kernels"],
         "cards": row["cards"],
         "ports": {str(variables[name]): name for kind, name in names.items() if variables["triton_server_allow_" + kind]},
         "listen": listens(variables),

@@ -24,6 +24,8 @@ WANTED = {
 }
 TEXT = {"type": "str"}
 TEXTS = {"type": "list", "elements": "str"}
+# Comparisons of a kernel's version, or of that and its build, joined by commas
+KERNELS = {"type": "str", "pattern": r"((==|>=|<=)\d+(\.\d+)*(-\d+)?(,(?!$)|$))+", "form": "a rule such as ==6.8.0,<=6.8.0-138"}
 
 
 def _map(required: str, **more: Mapping[str, Any]) -> Dict[str, Any]:
@@ -32,12 +34,12 @@ def _map(required: str, **more: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 ROW = _map(
-    "kernels",
+    "",
     sdk={**_map("package version shape"), "required": True},
     driver={**_map("package version", form={**TEXT, "choices": ["deb", "rpm", "run"], "required": True}), "required": True},
     triton={**_map("version image python tritonclient numpy"), "required": True},
     cards={**TEXTS, "required": True},
-    systems={**TEXTS, "required": True},
+    systems={"type": "dict", "values": KERNELS, "required": True},
     vulnerabilities=_map("", bulletins=TEXTS, cleared_by=TEXT),
 )
 # What argument_specs.yml cannot say: of a map with names of a site's own, what each value is. `told_as` is the variable to correct.
@@ -90,6 +92,8 @@ def _fit(where: str, value: Any, spec: Mapping[str, Any], reasons: List[str]) ->
         elif isinstance(value, float) and kind in ("str", "path"):
             todo = "quote it, or YAML makes 26.10 the number 26.1"
         reasons.append(f"{where}: found {_found(value, kind, spec)}, wanted {wanted}: {todo}")
+    elif "pattern" in spec and not re.fullmatch(spec["pattern"], made):
+        reasons.append(f"{where}: found {_found(value, kind, spec)}, wanted {spec['form']}: correct it")
     elif kind == "list":
         element = _element(spec)
         return [_fit(f"{where}[{_label(entry, number)}]", entry, element, reasons) for number, entry in enumerate(made)]

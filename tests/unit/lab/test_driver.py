@@ -26,6 +26,16 @@ DEVICE_KEYS = [
 CONTEXT_KEYS = ["ctx_id", "npu", "process", "pid", "priority", "ptid", "memalloc", "status"]
 
 
+def modinfo(module: bytes) -> dict[str, str]:
+    """The section `.modinfo` of an ELF object, found by its section headers."""
+    (table,) = struct.unpack_from("<Q", module, 40)
+    size, count, names = struct.unpack_from("<HHH", module, 58)
+    sections = [struct.unpack_from("<IIQQQQ", module, table + size * number) for number in range(count)]
+    text = {name: module[offset : offset + length] for name, _type, _flags, _address, offset, length in sections}
+    index = module[sections[names][4] :].index(b".modinfo")
+    return dict(line.split("=", 1) for line in text[index].decode().split("\0") if line)
+
+
 def load_script(name: str) -> ModuleType:
     """Import a file of lab/driver under a name of its own, without leaving bytecode beside it."""
     unique = f"npufleet_lab_{Path(name).stem.replace('-', '_')}"
@@ -375,6 +385,7 @@ class TestPackages:
         assert (tree / "usr/local/bin/rbln-stat").read_bytes() == (DRIVER / "rbln-stat").read_bytes()
         assert os.access(tree / "usr/local/bin/rbln-stat", os.X_OK)
         assert not (tree / "DEBIAN/conffiles").exists(), "a removed driver leaves no rule that still loads it"
+        assert modinfo((tree / build.MODULE.lstrip("/")).read_bytes())["version"] == "1.1.67"
         entries = [line.split() for line in dpkg_deb("--contents", str(package)).splitlines()]
         assert {(owner, day) for _, owner, _, day, *_ in entries} == {("root/root", "2024-01-01")}
 
