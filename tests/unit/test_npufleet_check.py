@@ -581,12 +581,12 @@ def test_an_interrupt_is_one_line(triton: SmallTriton, site: Site, protocol: str
     site.checks(protocols=[protocol])
     words = ["--url", f"127.0.0.1:{triton.http_port}", "--grpc-url", f"127.0.0.1:{triton.grpc_port}", "--checks", str(site.place)]
     with subprocess.Popen(
-        [sys.executable, str(COMMAND), *words],
+        # Where the tests run in the background a shell has told them to pass interrupts over. Not by preexec_fn: of a process with
+        # a server of gRPC a fork that runs Python may abort.
+        ["env", "--default-signal=INT", sys.executable, str(COMMAND), *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Where the tests run in the background a shell has told them to pass interrupts over.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as asked:
         until = time.monotonic() + 60
         while not triton.asked and time.monotonic() < until:
