@@ -72,10 +72,8 @@ def refusals(
         reasons += system(wanted, text("/etc/os-release") or "", os.uname().release)
         reasons += list(cards(wanted, actual["driver"], plan, _bus_types()))
         reasons += list(memory(wanted, actual["driver"]))
-        if wanted["headers"] and ("driver", "install") in doing:
-            reasons += headers(os.uname().release)
         if ("driver", "install") in doing:
-            reasons += secure_boot()
+            reasons += [*(headers(os.uname().release) if wanted["headers"] else []), *secure_boot()]
     if any(concern == "engine" for concern, _action in doing):
         reasons += list(engine(actual["engine"], packages([*CONFLICTS, *ENGINES]), _engine_name()))
     if ("server", "create") in doing or ("server", "replace") in doing:

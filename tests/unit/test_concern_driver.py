@@ -395,7 +395,7 @@ def test_a_driver_that_is_there_is_read_from_the_disk(monkeypatch: pytest.Monkey
 def test_a_driver_that_is_there_is_held_and_loaded_and_never_installed() -> None:
     assert driver.diff(PRESENT, present()) == []
     assert driver.diff(PRESENT, present(dkms=None)) == []
-    loose = present(packages={**LEFT, "rebellions-dkms": False}, package={"version": "3.2.2", "held": False})
+    loose = present(packages={**LEFT, "rebellions-dkms": False, "rebellions": False})
     assert driver.diff(PRESENT, loose) == [found("hold", "free to change: rebellions, rebellions-dkms", "held", "hold")]
     assert driver.diff(PRESENT, present(module="3.0.0")) == [found("module", "3.0.0", "3.2.2", "reload")]
     # Packages that an older driver may have left are of no concern to one that this role installs

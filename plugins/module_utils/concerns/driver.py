@@ -91,13 +91,13 @@ def unit(npus: int, timeout: int) -> str:
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     """What the package manager, the kernel and the vendor's tool say."""
     kernel = ["linux-image-" + os.uname().release, "linux-headers-" + os.uname().release]
+    present = wanted["form"] == PRESENT
     installed = packages([wanted["package"], *kernel, "linux-*", *PACKAGES])
     version = text(f"/sys/module/{MODULE}/version")
-    present = wanted["form"] == PRESENT
     return {
-        "package": installed.pop(wanted["package"], None),
+        "package": installed.get(wanted["package"]),
         # Of a driver that somebody else has installed: its packages, its module on the disk, and where DKMS has installed it
-        "packages": {name: facts["held"] for name, facts in sorted(installed.items()) if not name.startswith("linux-")},
+        "packages": {name: facts["held"] for name, facts in sorted(installed.items()) if present and not name.startswith("linux-")},
         "installed": _installed() if present else None,
         "dkms": _dkms() if present else None,
         "kernel_packages": {
@@ -144,12 +144,11 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     package, present = actual["package"] or {}, wanted["form"] == PRESENT
     if present:
         plan += _diff_present(wanted, actual)
-    elif not same_version(package.get("version") or "", wanted["version"]):
+    elif not same_version(package.get("version"), wanted["version"]):
         plan.append(item(CONCERN, "package", package.get("version"), wanted["version"], "install"))
     if wanted["hold"]:
-        loose = [] if package.get("held") or (present and not package) else [wanted["package"]]
-        loose += [name for name, held in actual["packages"].items() if present and not held]
-        loose += sorted(name for name, held in actual["kernel_packages"].items() if not held)
+        mine = actual["packages"] if present else {wanted["package"]: bool(package.get("held"))}
+        loose = [name for held in (mine, actual["kernel_packages"]) for name in sorted(held) if not held[name]]
         if loose:
             plan.append(item(CONCERN, "hold", "free to change: " + ", ".join(loose), "held", "hold"))
     if not actual["boot"]:
@@ -160,8 +159,8 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, UNIT, "disabled", "enabled", "configure"))
     loaded = actual["module"]
     # What is not there cannot be loaded
-    there = not present or (actual["installed"] is not None and same_version(actual["installed"], wanted["version"]))
-    if there and (loaded is None or not same_version(loaded, wanted["version"])):
+    there = not present or same_version(actual["installed"], wanted["version"])
+    if there and not same_version(loaded, wanted["version"]):
         plan.append(item(CONCERN, "module", loaded, wanted["version"], "load" if loaded is None else "reload"))
     if len(actual["bus"]) < wanted["npus"]:
         plan.append(item(CONCERN, "bus", "{} NPUs".format(len(actual["bus"])), "{} NPUs".format(wanted["npus"]), INSPECT))
@@ -173,7 +172,7 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
 def _diff_present(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """What is wrong with a driver that only whoever has installed it can put right."""
     plan = []
-    if actual["installed"] is None or not same_version(actual["installed"], wanted["version"]):
+    if not same_version(actual["installed"], wanted["version"]):
         plan.append(item(CONCERN, "installed module", actual["installed"], wanted["version"], INSPECT))
     if actual["dkms"] is False:
         plan.append(item(CONCERN, "dkms", "not installed", "installed for kernel {}".format(actual["kernel"]), INSPECT))
@@ -181,7 +180,7 @@ def _diff_present(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[
     other = [
         f"{card['device']} {card['firmware'] or 'unknown'}"
         for card in devices
-        if not same_version(card["firmware"] or "", wanted["version"])
+        if not same_version(card["firmware"], wanted["version"])
     ]
     if other and actual["module"] is not None:
         plan.append(item(CONCERN, "firmware", ", ".join(other), wanted["version"], INSPECT))
@@ -214,6 +213,6 @@ def _diff_cards(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[It
     return plan
 
 
-def same_version(found: str, wanted: str) -> bool:
+def same_version(found: Optional[str], wanted: str) -> bool:
     """Kernel and packages add the build to the version: `1.2.92-6d00b56` and `2.0.1-2` are 1.2.92 and 2.0.1."""
-    return found == wanted or found.startswith(wanted + "-")
+    return found is not None and (found == wanted or found.startswith(wanted + "-"))

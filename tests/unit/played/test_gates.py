@@ -67,6 +67,12 @@ SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] =
     ),
     "driver": ("site.yml", only("npu-1", *DRIVER), ("--tags", "driver"), {}),
     "driver, check": ("site.yml", only("npu-1", *DRIVER), ("--tags", "driver,check"), {}),
+    "held in vain": (
+        "site.yml",
+        only("npu-1", differs("driver", "hold", name="hold", until="never"), fails='command .*"apt-get"'),
+        ("--tags", "driver"),
+        {},
+    ),
     "driver stays": ("site.yml", only("npu-1", *DRIVER, fails="command modprobe -r"), ("--tags", "driver"), {}),
     "driver without a proof": ("site.yml", only("npu-1", *DRIVER, fails="server_change"), ("--tags", "driver"), {}),
     "whole with a driver": ("site.yml", only("npu-1", *DRIVER), (), {}),
@@ -197,6 +203,17 @@ def test_a_server_that_is_stopped_for_the_driver_is_started_and_proven(ran: Run)
     assert order(ran.of("npu-1"), *steps) == list(steps)
     # Once, and not by another task
     assert [call.split()[-1] for call in ran.of("npu-1") if call.startswith((CHANGE, "inference_check"))] == ["asking"]
+
+
+@scenes("held in vain")
+def test_what_was_held_in_vain_is_free_again_so_that_the_next_run_says_so_too(ran: Run) -> None:
+    assert ran.code == 2, ran.output
+    assert [call.split()[0] for call in ran.of("npu-1") if not call.startswith("host_state")][:3] == [
+        "dpkg_selections",
+        "command",
+        "dpkg_selections",
+    ]
+    assert "npu-1 is played to fail" in ran.words
 
 
 @scenes("driver stays", "driver, then no image")
