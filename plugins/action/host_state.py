@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any, Callable, Dict, List, Mapping, Tuple
+from typing import Any, Callable, Dict, List, Mapping
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleUndefinedVariable
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe, secret
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, runs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
@@ -79,7 +80,10 @@ class ActionModule(FleetAction):
         if arguments.get("rollback"):
             return self._rollback(variables, concerns, arguments, task_vars, host)
         with self.refusing(host):
-            handed, manifests = self._wanted(variables, concerns, host, boolean(arguments.get("prove", False)))
+            # The mark does not depend on what is wanted of the host
+            proof = boolean(arguments.get("prove", False))
+            wanted, manifests = desired(variables, concerns, now=proof) if concerns else ({}, {})
+            handed = self._handed(variables, wanted, host)
         result = self._look(arguments, handed, task_vars)
         if result.get("failed"):
             # The message says it all; the rest would bury it.
@@ -87,19 +91,19 @@ class ActionModule(FleetAction):
         with host_text.understood(host):
             return self._complete(result, manifests, handed)
 
-    def _wanted(
-        self, variables: Templated, concerns: List[str], host: str, prove: bool = False
-    ) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-        """(what the module is handed, the manifests of the models). The mark does not depend on what is wanted of the host."""
-        wanted, manifests = desired(variables, concerns, now=prove) if concerns else ({}, {})
-        return {"desired": wanted, "host": host, "mark": self._mark(variables), "run": runs.run_id()}, manifests
+    @staticmethod
+    def _handed(variables: Templated, wanted: Dict[str, Any], host: str) -> Dict[str, Any]:
+        """What the module is handed in any case."""
+        mark = "{}/{}".format(variables["npufleet_root"], lease.MARK)
+        return {"desired": wanted, "host": host, "mark": mark, "run": runs.run_id()}
 
     def _rollback(
         self, variables: Templated, concerns: List[str], arguments: Dict[str, Any], task_vars: Dict[str, Any], host: str
     ) -> Dict[str, Any]:
         """What a rollback would change, and why it cannot; a reason is a result here, as all hosts' are told at once."""
         try:
-            handed, manifests = self._wanted(variables, concerns, host)
+            wanted, manifests = desired(variables, concerns)
+            handed = self._handed(variables, wanted, host)
         except BAD_INPUT as error:
             return self._refused(self.reasons(error))
         result = self._answer(lambda: self._look(arguments, handed, task_vars))
@@ -107,6 +111,10 @@ class ActionModule(FleetAction):
             return self._refused([self._become(result)])
         try:
             with host_text.understood(host):
+                # A host that has not said what it would move must not be taken for one that moves nothing
+                silent = sorted({"moves", "refusals"} - set(result))
+                if silent:
+                    raise host_text.NoData(f"found no {' and no '.join(silent)}, wanted what a rollback would do")
                 return self._complete(result, manifests, handed)
         except host_text.Misunderstood as reason:
             return self._refused([str(reason)])
@@ -147,11 +155,6 @@ class ActionModule(FleetAction):
             time.sleep(AGAIN)
 
     @staticmethod
-    def _mark(variables: Templated) -> str:
-        """Where a host says that it is in maintenance."""
-        return "{}/maintenance.json".format(variables["npufleet_root"])
-
-    @staticmethod
     def _complete(result: Dict[str, Any], manifests: Dict[str, Any], handed: Mapping[str, Any]) -> Dict[str, Any]:
         """Add what the apply steps need beside the plan, and no host has to see."""
         wanted = handed["desired"]
@@ -187,7 +190,7 @@ class ActionModule(FleetAction):
             reasons += findings.findings(variables, inventory_specs(), task_vars)
             wanted, manifests, more = survey(variables, concerns)
             reasons += [entry for entry in more if entry not in reasons]
-            handed: Dict[str, Any] = {"desired": wanted, "host": host, "mark": self._mark(variables), "run": runs.run_id()}
+            handed = self._handed(variables, wanted, host)
             if {"driver", "models"} & set(concerns):
                 handed["suppliers"], handed["passwords"] = preflight_inputs.suppliers(variables)
                 handed["conditions"] = preflight_inputs.conditions(variables, manifests)

@@ -209,6 +209,37 @@ def test_of_a_rollback_that_cannot_be_every_host_says_why(site: Path) -> None:
     assert release.startswith("rbln_release is none, there are rows for ")
 
 
+class Rollback(action.ActionModule):
+    """The action of rollback.yml over a host that answers this."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self.answer = answer
+
+    def ask(self, module: str, arguments: Any, _task_vars: Any, _handed: Any = None) -> dict[str, Any]:
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        ({"plan": [], "refusals": []}, "found no moves, wanted"),
+        ({"plan": [], "moves": {}}, "found no refusals, wanted"),
+        ({"plan": []}, "found no moves and no refusals, wanted"),
+        ({"plan": [], "refusals": [], "moves": []}, "found moves"),
+        ({"plan": [], "refusals": "none", "moves": {}}, "found refusals none, wanted a list"),
+    ],
+)
+def test_a_host_that_does_not_say_what_it_would_move_is_refused(
+    monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], found: str
+) -> None:
+    monkeypatch.setattr(action, "desired", lambda *_given: ({}, {}))
+    variables: Any = {"npufleet_root": "/var/lib/npufleet"}
+    seen = Rollback(answer)._rollback(variables, ["models", "server"], {"rollback": {"to": "previous"}}, {}, "npu1")
+    (reason,) = seen["refusals"]
+    assert reason.startswith("npu1 gave an answer that cannot be used (") and found in reason
+    assert "moves" not in seen
+
+
 def test_all_missing_variables_are_named_at_once(looked: dict[str, Any]) -> None:
     reasons = refused(looked, "bare")
     assert reasons[:-1] == MISSING[:-1]
