@@ -9,9 +9,9 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import MONITORING_HOSTS, NPU_HOSTS
+from ansible_collections.npufleet.triton.plugins.plugin_utils import outputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import page, status, view
-
-NPU_HOSTS, MONITORING_HOSTS = "npu_hosts", "monitoring_hosts"
 
 
 class ActionModule(ActionBase):
@@ -23,7 +23,7 @@ class ActionModule(ActionBase):
     def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
         result: Dict[str, Any] = {**super().run(tmp, task_vars), "changed": False}
         variables = task_vars or {}
-        paths = {name: self._loader.path_dwim(self._task.args[f"{name}"]) for name in ("status_file", "results_dir", "report_file")}
+        paths = {name: self._loader.path_dwim(self._task.args[name]) for name in ("status_file", "results_dir", "report_file")}
         groups: Mapping[str, List[str]] = variables["groups"]
         npu_hosts = list(groups.get(str(variables.get("npufleet_group", NPU_HOSTS)), []))
         fleet = list(dict.fromkeys([*npu_hosts, *groups.get(MONITORING_HOSTS, [])]))
@@ -33,11 +33,11 @@ class ActionModule(ActionBase):
                 before = view.read(fleet, paths["status_file"], paths["results_dir"])[0]
                 read = {host: _known(variables["hostvars"][host]) for host in variables["ansible_play_hosts_all"]}
                 document = status.document(view.iso(now), list(before.values()), fleet, read)
-                _write(paths["status_file"], json.dumps(document, indent=4, sort_keys=True))
+                outputs.write(paths["status_file"], json.dumps(document, indent=4, sort_keys=True))
                 result["differs"] = {entry["host"]: entry["report"] for entry in document["hosts"]}
             found = view.read(fleet, paths["status_file"], paths["results_dir"])
             whole = view.view(fleet, npu_hosts, *found, now)
-            _write(paths["report_file"], page.page(view.escaped(whole)))
+            outputs.write(paths["report_file"], page.page(view.escaped(whole)))
         except OSError as error:
             raise AnsibleActionFail(f"the report could not be written: {error}: correct npufleet_output_dir") from None
         counts = {name: whole["counts"][name] for name in ("all", "wrong", "unknown", "good")}
@@ -47,12 +47,3 @@ class ActionModule(ActionBase):
 def _known(variables: Mapping[str, Any]) -> Dict[str, Any]:
     """What a play knows of a host that it has asked."""
     return {"state": variables.get("npufleet_state"), "release": variables.get("rbln_release")}
-
-
-def _write(path: str, text: str) -> None:
-    """As a whole, for its owner alone."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    draft = f"{path}.{os.getpid()}"
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as sink:
-        sink.write(text)
-    os.replace(draft, path)

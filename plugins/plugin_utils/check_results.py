@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from typing import Any, Dict, List, Optional
 
 from ansible.errors import AnsibleActionFail
+from ansible_collections.npufleet.triton.plugins.plugin_utils import outputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import picture
 
 
@@ -31,21 +32,12 @@ def keep(path: Optional[str], host: str, words: str, checks: List[Dict[str, Any]
             check["picture"] = drawn
     if path:
         when = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        _write(path, {"host": host, "when": when, "msg": words, "checks": checks})
+        try:
+            # What a server answers is told as it came
+            outputs.write(path, json.dumps({"host": host, "when": when, "msg": words, "checks": checks}))
+        except OSError as error:
+            raise AnsibleActionFail(f"the results cannot be written to {path} on the controller: {error}") from None
     for check in checks:
         # Whoever reads a failure on the screen is not helped by them
         check.pop("image", None)
         check.pop("picture", None)
-
-
-def _write(path: str, result: Dict[str, Any]) -> None:
-    """Write a result as a whole: a reader sees all of it or nothing."""
-    draft = path + ".draft"
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        # What a server answers is told as it came
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as target:
-            json.dump(result, target)
-        os.replace(draft, path)
-    except OSError as error:
-        raise AnsibleActionFail(f"the results cannot be written to {path} on the controller: {error}") from None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from contextlib import suppress
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
+
+from ansible_collections.npufleet.triton.plugins.plugin_utils import outputs
 
 MIB = 1 << 20
 PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
@@ -87,10 +88,6 @@ def read(path: str) -> Dict[str, Took]:
 
 
 def write(path: str, turns: Mapping[str, Took]) -> None:
-    """Add turns to the record, for its owner alone and as a whole: a reader sees all of it or nothing."""
+    """Add turns to the record."""
     content: Dict[str, Any] = {host: took._asdict() for host, took in {**read(path), **turns}.items()}
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    draft = f"{path}.{os.getpid()}"
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as sink:
-        json.dump(content, sink, indent=1, sort_keys=True)
-    os.replace(draft, path)
+    outputs.write(path, json.dumps(content, indent=1, sort_keys=True))
