@@ -395,20 +395,11 @@ E1121 21:00:02.000000 1 model_repository_manager.cc:1335] Poll failed for model 
 """
 
 
-def test_why_a_polling_server_refused_is_in_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[float] = []
-
-    def lines(_engine: Any, _name: str, since: float) -> list[str]:
-        asked.append(since)
-        return LOGGED.splitlines()
-
-    monkeypatch.setattr(log, "log_lines", lines)
-    nobody: Any = None
-    assert log.refused(nobody, wanted("poll"), ["digits", "words", "faces"], 5.0) == {
+def test_why_a_polling_server_refused_is_in_its_log() -> None:
+    assert log.reasons(LOGGED.splitlines(), ["digits", "words", "faces"]) == {
         "digits": "failed to load 'digits' version 1: Internal: RBLNRuntimeError: no NPU 3",
         "words": "Poll failed for model directory 'words': failed to read text proto",
     }
-    assert asked == [5.0]
 
 
 NEWER = """\
@@ -434,6 +425,18 @@ I1124 20:15:45.441375 1 model_lifecycle.cc:839] "successfully loaded 'alpha'"
 )
 def test_what_a_server_still_loads_is_in_its_log(written: str, names: set[str]) -> None:
     assert log.loading(written.splitlines()) == names
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        (NEWER, "it still loads digits"),
+        (LOGGED, "its log ends with \"Poll failed for model directory 'words': failed to read text proto\""),
+        ("", "its log is empty"),
+    ],
+)
+def test_how_far_a_silent_server_has_come_is_in_its_log(written: str, words: str) -> None:
+    assert log.so_far(written.splitlines(), ["digits", "words"]) == words
 
 
 def test_every_option_is_a_variable() -> None:
@@ -717,13 +720,22 @@ E1122 01:25:26.000000 1 model.cc:1] "model 'words' is none of ours"
 
 
 def read(
-    monkeypatch: pytest.MonkeyPatch, inspect: dict[str, Any] | None, served: Any = "not asked", **inventory: Any
+    monkeypatch: pytest.MonkeyPatch,
+    inspect: dict[str, Any] | None,
+    served: Any = "not asked",
+    since: list[float] | None = None,
+    **inventory: Any,
 ) -> dict[str, Any]:
+    def lines(_engine: Any, _name: str, begin: float) -> list[str]:
+        asked.append(begin)
+        return LOG.splitlines()
+
+    asked: list[float] = [] if since is None else since
     resources = {"/containers/triton/json": inspect, f"/images/{IMAGE['Id']}/json": IMAGE}
     monkeypatch.setattr(server, "Engine", FakeEngine(resources))
     monkeypatch.setattr(server, "read_served", lambda _wanted: served)
     monkeypatch.setattr(server, "last_words", lambda _engine, name: f"the last words of {name}")
-    monkeypatch.setattr(log, "log_lines", lambda _engine, _name, _since: LOG.splitlines())
+    monkeypatch.setattr(server, "log_lines", lines)
     monkeypatch.setattr(
         HTTP_JSON,
         lambda *asked, **_more: (200, {"name": "triton", "version": "2.42.0"}) if asked[3] == "/v2" else (404, None),
@@ -754,6 +766,12 @@ def test_a_server_without_an_answer_is_asked_for_its_reasons(monkeypatch: pytest
     assert (one["name"], one["current"], one["action"]) == ("http", f"no answer on port 8000: {words}", "wait")
 
 
+def test_a_server_without_an_answer_is_told_with_what_it_still_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "LOG", 'I1124 20:15:43.489786 1 model_lifecycle.cc:472] "loading: digits:1"')
+    silent = read(monkeypatch, INSPECT, None)
+    assert server.diff(wanted(), silent)[-1]["current"] == "no answer on port 8000: it still loads digits"
+
+
 @pytest.mark.parametrize(("restarts", "renewed", "since"), [(1, 5.0, 5.0), (0, 5.0, None), (1, 0, None), (1, None, None)])
 def test_one_that_the_engine_started_again_tells_all_that_it_said_in_the_switch(
     monkeypatch: pytest.MonkeyPatch, restarts: int, renewed: float | None, since: float | None
@@ -762,8 +780,7 @@ def test_one_that_the_engine_started_again_tells_all_that_it_said_in_the_switch(
     asked: list[float] = []
     silent = changed("RestartCount", restarts)
     monkeypatch.setattr(server.store, "read_transaction", lambda _root: None if renewed is None else {"renewed": renewed})
-    monkeypatch.setattr(server, "refused", lambda _engine, _wanted, _names, begin: asked.append(begin) or {})
-    read(monkeypatch, silent, None)
+    read(monkeypatch, silent, None, since=asked)
     assert asked == [since or server.epoch(silent["State"]["StartedAt"])]
 
 

@@ -30,7 +30,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker impo
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import last_words, plain, refused
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import last_words, log_lines, plain, reasons, so_far
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import asked, read_served
 
 CONCERN = "server"
@@ -191,10 +191,11 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         if actual["served"] is None:
             if asked(wanted, "POST", "/v2/repository/index")[0] == 403:
                 actual["closed"] = True
-            said = refused(engine, wanted, sorted(wanted["models"]), _said_since(wanted, found))
-            loads = [why for why in said.values() if why.startswith("failed to load ")]
-            ended = last_words(engine, wanted["name"]) if actual["restarts"] else ""
-            actual["log"] = "; ".join(loads) or ended
+            lines = log_lines(engine, wanted["name"], _said_since(wanted, found))
+            loads = [why for why in reasons(lines, sorted(wanted["models"])).values() if why.startswith("failed to load ")]
+            # Of a life that ended, the reason; of one that goes on, how far it has come
+            said = last_words(engine, wanted["name"]) if actual["restarts"] else so_far(lines, sorted(wanted["models"]))
+            actual["log"] = "; ".join(loads) or said
         status, server = asked(wanted, "GET", "/v2")
         actual["version"] = server.get("version") if status == 200 and isinstance(server, dict) else None
     else:

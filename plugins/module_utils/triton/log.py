@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import takewhile
-from typing import Any, Dict, List, Mapping, Sequence, Set
+from typing import Dict, List, Sequence, Set
 
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, frames
 
@@ -36,11 +36,6 @@ def log_lines(engine: Engine, name: str, since: float = 0) -> List[str]:
     return frames(raw).decode("utf-8", "replace").strip().splitlines()
 
 
-def refused(engine: Engine, wanted: Mapping[str, Any], names: List[str], since: float) -> Dict[str, str]:
-    """{model: why Triton did not take its new files}, out of its log: its index tells nothing where a config does not parse."""
-    return reasons(log_lines(engine, wanted["name"], since), names)
-
-
 def reasons(lines: Sequence[str], names: Sequence[str]) -> Dict[str, str]:
     """{model: why Triton did not take its new files}, out of lines of its log."""
     found: Dict[str, str] = {}
@@ -65,6 +60,15 @@ def loading(lines: Sequence[str]) -> Set[str]:
         if ended:
             found.discard(ended[1])
     return found
+
+
+def so_far(lines: Sequence[str], names: Sequence[str]) -> str:
+    """How far a server that answers nothing yet has come: what it still loads, else how its log ends."""
+    waiting = sorted(loading(lines) & set(names))
+    if waiting:
+        return f"it still loads {', '.join(waiting)}"
+    entries = [entry for entry in map(plain, lines) if entry]
+    return f"its log ends with {entries[-1][-REASON:]!r}" if entries else "its log is empty"
 
 
 def plain(entry: str) -> str:
