@@ -55,7 +55,7 @@ class ActionModule(FleetAction):
         name = found["inspect"]["Name"].lstrip("/")
         self.arguments["name"] = name
         process = found["process"]
-        translation = adoption.translate(found, host, fleet["triton_server_vendor_tool"], fleet["npufleet_root"])
+        translation = adoption.translate(found, host, fleet["npufleet_root"])
         translation.left_out[:0] = found["left_out"]
         secrets = sorted(translation.vault.values(), key=len, reverse=True)
         result: Dict[str, Any] = {

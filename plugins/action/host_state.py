@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Mapping
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleUndefinedVariable
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible_collections.npufleet.triton.plugins.module_utils import http_probe, secret
+from ansible_collections.npufleet.triton.plugins.module_utils import driver_files, http_probe, secret
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, runs
@@ -161,6 +161,11 @@ class ActionModule(FleetAction):
         for key, kind in SHAPE.items():
             if not isinstance(result.get(key, kind()), kind):
                 raise host_text.NoData(f"found {key} {short(result[key], 80)}, wanted {KINDS[kind]}")
+        # What a host has found is mounted as it says, so it is nothing but the driver's files
+        found = (result.get("actual", {}).get("server") or {}).get("driver_files") or {}
+        strange = [bind for bind in found.get("binds", []) if not driver_files.BIND.fullmatch(str(bind))]
+        if strange:
+            raise host_text.NoData(f"found a mount {short(strange[0], 80)}, wanted files of the driver only")
         holder = result.get("held_by")
         if holder:
             words = "{}: another run is changing this host: {} since {}".format(

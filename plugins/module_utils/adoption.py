@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import driver_files
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import (
@@ -81,7 +82,7 @@ def _listens(given: Sequence[Tuple[str, str]], service: str) -> str:
     return re.sub("^ipv6:", "", last(given, service + "-address"))
 
 
-def translate(found: Mapping[str, Any], host: str, vendor_tool: str, root: str) -> Translation:
+def translate(found: Mapping[str, Any], host: str, root: str) -> Translation:
     """The variables of the host for this container.
 
     `found`: {"inspect", "image": inspect of its image, "default_runtime", "process": {"argv", "directory", "environment", "main"}}.
@@ -94,7 +95,7 @@ def translate(found: Mapping[str, Any], host: str, vendor_tool: str, root: str) 
     vault: Dict[str, str] = {}
     _name(inspect, variables, left_out)
     _resources(inspect, facts, found.get("default_runtime") or "runc", variables, left_out)
-    _volumes(inspect, process, vendor_tool, root, variables, left_out)
+    _volumes(inspect, process, root, variables, left_out)
     _environment(found, host, variables, left_out, vault)
     carry(given, host, variables, left_out, vault)
     _ports(inspect, given, variables, left_out)
@@ -160,12 +161,11 @@ def _resources(
 def _volumes(
     inspect: Mapping[str, Any],
     process: Mapping[str, Any],
-    vendor_tool: str,
     root: str,
     variables: Dict[str, Any],
     left_out: List[str],
 ) -> None:
-    """Mounts that stay beside the store and the vendor's tool; the one that holds the models gives way to the store."""
+    """Mounts that stay beside the store and the driver's files; the one that holds the models gives way to the store."""
     held = repositories(process["argv"], process.get("directory") or "/")
     kept = []
     for mount in sorted(inspect.get("Mounts") or [], key=lambda element: str(element["Destination"])):
@@ -173,16 +173,15 @@ def _volumes(
         source = mount.get("Name") if mount["Type"] == "volume" else mount.get("Source")
         if any(name == inside or name.startswith(inside.rstrip("/") + "/") for name in held):
             left_out.append(f"volume {source}:{inside}: its models were taken into the model list, what else lies in it was not")
-        elif inside in (vendor_tool, root):
+        elif inside == root or driver_files.inside(inside):
             continue
         elif mount["Type"] == "bind" or (mount["Type"] == "volume" and not re.fullmatch("[0-9a-f]{64}", str(source))):
             kept.append("{}:{}:{}".format(source, inside, "rw" if mount.get("RW", True) else "ro"))
         elif mount["Type"] != "tmpfs":
             left_out.append("{} volume at {}: it has no name to be mounted by again".format(mount["Type"], inside))
     if kept:
-        # The first two are the role's own
-        own = [Template(f"{{{{ {name} }}}}:{{{{ {name} }}}}:ro") for name in ("npufleet_root", "triton_server_vendor_tool")]
-        variables["triton_server_volumes"] = own + kept
+        # The first is the role's own
+        variables["triton_server_volumes"] = [Template("{{ npufleet_root }}:{{ npufleet_root }}:ro"), *kept]
 
 
 def own_environment(found: Mapping[str, Any]) -> Tuple[Dict[str, str], Dict[str, str]]:

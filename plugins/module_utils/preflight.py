@@ -79,6 +79,9 @@ def refusals(
     if ("server", "create") in doing or ("server", "replace") in doing:
         reasons += absent(wanted["listen"])
         reasons += list(ports(wanted, listeners(wanted["listen"]), _publishers(wanted["listen"])))
+    if "server" in actual:
+        # Of a driver that is about to come nothing is there yet
+        reasons += list(mounts(actual["server"], ("driver", "install") not in doing))
     reasons += list(disk(_needs(wanted, doing), file_system))
     reasons += filter(None, [(actual.get("models") or {}).get("undecided")])
     if "models" in actual and wanted["pulls"]:
@@ -202,6 +205,17 @@ def memory(wanted: Mapping[str, Any], driver: Mapping[str, Any]) -> Iterator[str
             short_of.setdefault(f"found {total / GIB:.1f} GiB of device memory on NPU {{}}, {words}", []).append(str(number))
     for words, numbers in short_of.items():
         yield words.format(", ".join(numbers)) + ": place fewer models or instances there"
+
+
+def mounts(server: Mapping[str, Any], installed: bool) -> Iterator[str]:
+    """What the container mounts and the host lacks; the driver's files where it is `installed`."""
+    for path in server["absent"]:
+        yield f"found nothing at {path}, wanted what triton_server_volumes mounts from there: make it, or correct that variable"
+    for files in server["driver_files"]["missing"] if installed else ():
+        yield (
+            f"found no {files}, wanted what the driver brings into the container: install the driver whole, or mount what it has "
+            "by triton_server_volumes and turn triton_server_driver_files off"
+        )
 
 
 def headers(kernel: str) -> List[str]:

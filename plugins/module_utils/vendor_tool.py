@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.system import run
 
@@ -12,9 +12,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import run
 TOOLS = ("/usr/local/bin/rbln-stat", "/usr/bin/rbln-smi", "/usr/local/bin/rbln-smi", "/usr/bin/rbln-stat")
 
 
+def find() -> Optional[str]:
+    """Where it is, None where there is none."""
+    return next((path for path in TOOLS if os.access(path, os.X_OK)), None)
+
+
 def ask_tool() -> Dict[str, Any]:
     """The vendor's tool as one shape over its versions: {"path", "version", "devices", "contexts", "holders"} or {"error"}."""
-    path = next((path for path in TOOLS if os.access(path, os.X_OK)), None)
+    path = find()
     if path is None:
         return {"error": "the vendor's tool is in none of " + ", ".join(sorted({os.path.dirname(name) for name in TOOLS}))}
     code, output = run(path, "-j")

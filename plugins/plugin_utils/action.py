@@ -113,7 +113,6 @@ class FleetAction(ActionBase):
         """What a host has to know of its container to stop, start and put it back without a controller; times in seconds."""
         return {
             "name": variables["triton_server_name"],
-            "vendor_tool": variables["triton_server_vendor_tool"],
             "free_timeout": int(variables["npufleet_free_timeout"]),
             "stop_timeout": int(variables["triton_server_stop_timeout"]),
             "ready_timeout": int(variables["triton_server_ready_timeout"]),

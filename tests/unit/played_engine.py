@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.npufleet.triton.plugins.module_utils.change.container import ContainerError, Docker
@@ -23,6 +24,9 @@ class PlayedEngine(Docker):
         self.containers: dict[str, dict[str, Any]] = {}
         self.orders: list[str] = []
         self.kill_at: int | None = None
+        # What the SDK says in a container that was made to ask it, and what such a container was made of
+        self.sees = (0, '{"npus": 2, "names": ["RBLN-CA12", "RBLN-CA12"]}')
+        self.asked: list[Any] = []
         self._ids = (f"{number:064x}" for number in itertools.count(1))
 
     def add(self, name: str, status: str = "running", works: bool = True, port: str = PORT) -> str:
@@ -31,6 +35,7 @@ class PlayedEngine(Docker):
         self.containers[identity] = {
             "Id": identity,
             "Name": "/" + name,
+            "Image": "sha256:1",
             "RestartCount": 0,
             "State": {"Status": status, "Running": status in ("running", "restarting"), "ExitCode": 0, "Pid": 0},
             "Config": {"Cmd": ["tritonserver", "--http-port=8000", "--model-control-mode=explicit"]},
@@ -86,6 +91,10 @@ class PlayedEngine(Docker):
                 return
             raise ContainerError(f"No such container: {match[1]}")
         getattr(self, "_" + (match[2] or "remove"))(found, match[3])
+
+    def run(self, name: str, config: Mapping[str, Any], limit: float) -> tuple[int, str]:
+        self.asked.append({"name": name, **config})
+        return self.sees
 
     def _set(self, found: dict[str, Any], status: str, code: int = 0) -> None:
         found["State"].update(Status=status, Running=status in ("running", "restarting"), ExitCode=code)

@@ -32,7 +32,7 @@ def found(name: str, argv: list[str] | None = None, main: bool = True, **environ
 
 
 def translate(*arguments: Any, **more: Any) -> adoption.Translation:
-    return adoption.translate(found(*arguments, **more), "npu-1", "/usr/local/bin/rbln-stat", "/var/lib/npufleet")
+    return adoption.translate(found(*arguments, **more), "npu-1", "/var/lib/npufleet")
 
 
 def test_the_guides_container_is_the_roles_own_but_for_the_mode() -> None:
@@ -75,7 +75,6 @@ def test_a_server_behind_a_shell_and_its_secrets() -> None:
     assert "npufleet_grpc_port" not in variables
     assert variables["triton_server_volumes"] == [
         "{{ npufleet_root }}:{{ npufleet_root }}:ro",
-        "{{ triton_server_vendor_tool }}:{{ triton_server_vendor_tool }}:ro",
         "/srv/tokenizers:/tokenizers:rw",
     ]
     assert variables["triton_server_extra_args"] == ["--backend-config=python,shm-default-byte-size=1048576"]
@@ -113,7 +112,7 @@ def test_a_container_of_compose() -> None:
     assert variables["triton_server_model_control_mode"] == "poll"
     assert variables["triton_server_poll_seconds"] == 30
     assert variables["triton_server_exit_on_error"] is False
-    assert variables["triton_server_volumes"][2:] == ["adorec_cache:/cache:rw"]
+    assert variables["triton_server_volumes"][1:] == ["adorec_cache:/cache:rw"]
     for word in (
         "cap_add CAP_IPC_LOCK",
         "devices /dev/null:/dev/rbln0",
@@ -306,7 +305,7 @@ def test_a_name_that_is_none_is_no_variable_of_an_environment() -> None:
     one = found("shell")
     one["process"]["environment"] = {"A{{ 7 }}": "1", "B\nC": "1", "A.B-C_1": "1"}
     one["process"]["main"] = False
-    variables, left_out, _vault = adoption.translate(one, "npu-1", "/usr/local/bin/rbln-stat", "/var/lib/npufleet")
+    variables, left_out, _vault = adoption.translate(one, "npu-1", "/var/lib/npufleet")
     assert {"A.B-C_1"} == {name for name in variables["triton_server_environment"] if name[0] in "AB"}
     assert len([line for line in left_out if "no program reads a variable of such a name" in line]) == 2
 

@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change import cont
 from helpers import unix_server
 from played_engine import Killed, PlayedEngine
 
-SETTINGS = {"vendor_tool": "/nowhere/rbln-stat", "free_timeout": 1, "stop_timeout": 1, "ready_timeout": 5}
+SETTINGS = {"free_timeout": 1, "stop_timeout": 1, "ready_timeout": 5}
 ME = lease.Holder("alice/1/1", "alice@ops1")
 
 
@@ -64,7 +64,8 @@ def test_a_new_one_is_not_started_where_the_cards_may_be_held(
     tool.chmod(0o755)
     old = engine.add("triton")
     engine.add("triton-next", "created")
-    settings = {**SETTINGS, "vendor_tool": str(tool), "free_timeout": 0}
+    monkeypatch.setattr(container.vendor_tool, "TOOLS", (str(tool),))
+    settings = {**SETTINGS, "free_timeout": 0}
     with pytest.raises(container.ContainerError, match=why):
         container.replace(engine, str(tmp_path / "store"), ME, "triton", settings)
     assert "running" not in engine.names().values()

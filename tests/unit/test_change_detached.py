@@ -23,7 +23,6 @@ from helpers import ROOT, fleet
 ALICE = {"run": "alice/1/1", "by": "alice@ops1"}
 SETTINGS = {
     "name": "no-such-container",
-    "vendor_tool": "/nowhere/x",
     "free_timeout": 0,
     "stop_timeout": 1,
     "ready_timeout": 1,

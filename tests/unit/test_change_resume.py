@@ -16,7 +16,7 @@ from played_engine import PlayedEngine
 from test_model_store import owners  # noqa: F401 (a fixture)
 from test_store_transaction import A, B, proven, released, served  # noqa: F401 (a fixture)
 
-SETTINGS = {"name": "triton", "vendor_tool": "/nowhere/x", "free_timeout": 1, "stop_timeout": 1, "ready_timeout": 5, "key": None}
+SETTINGS = {"name": "triton", "free_timeout": 1, "stop_timeout": 1, "ready_timeout": 5, "key": None}
 ALICE = lease.Holder("alice/1/1", "alice@ops1")
 
 

@@ -16,7 +16,8 @@ from played_engine import Killed, PlayedEngine
 from test_model_store import owners  # noqa: F401 (a fixture)
 from test_store_transaction import ALICE, A, B, proven, released  # noqa: F401 (a fixture)
 
-SETTINGS = {"name": "triton", "vendor_tool": "/nowhere/x", "free_timeout": 0, "stop_timeout": 1, "ready_timeout": 5, "key": None}
+SETTINGS = {"name": "triton", "free_timeout": 0, "stop_timeout": 1, "ready_timeout": 5, "key": None}
+CARDS = {"npus": 2, "card": "RBLN-CA12"}
 CHECKS = {"image": "sha256:1", "program": "p", "document": {"host": "npu1", "server": {}, "checks": [{}], "unproven": []}}
 RIGHT = {"name": "digits/http/one", "ok": True, "why": ""}
 WRONG = {"name": "digits/http/one", "ok": False, "why": "label is 3, wanted 7"}
@@ -96,7 +97,15 @@ class Host:
         """One turn, of a run that takes the host first, or `holds` it."""
         if not holds:
             self.hold()
-        server = {"mode": "none", "models": {}, "grpc": False, "address": "127.0.0.1", "http_port": 8000, "cache": False}
+        server = {
+            "mode": "none",
+            "models": {},
+            "grpc": False,
+            "address": "127.0.0.1",
+            "http_port": 8000,
+            "cache": False,
+            "cards": CARDS,
+        }
         given = {
             "id": "1",
             "given_up": "",
@@ -344,6 +353,16 @@ def test_cards_that_somebody_holds_are_a_refusal_before_anything_stops(host: Hos
     outcome = host.run()
     assert outcome.why and "kill 30" in outcome.why
     assert (outcome.back, host.engine.orders) == ("nothing was changed", [])
+
+
+def test_a_container_that_sees_other_cards_does_not_take_the_place_of_the_one_that_serves(host: Host) -> None:
+    old = host.engine.serving()
+    host.engine.add("triton-next", "created")
+    host.plan, host.engine.sees = [REPLACE], (0, '{"npus": 0, "names": []}')
+    outcome = host.run()
+    assert outcome.why and outcome.why.startswith("found 0 NPUs by the SDK in the new container, wanted 2")
+    assert (outcome.back, host.engine.names(), host.engine.serving()) == ("nothing was changed", {"triton": "running"}, old)
+    assert not open_ends(host)
 
 
 def test_a_host_in_maintenance_is_not_touched(host: Host) -> None:

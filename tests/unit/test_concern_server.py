@@ -24,13 +24,15 @@ KEY = "of this look"
 KEY_MOUNT = "/etc/npufleet/server:/etc/npufleet/server:ro"
 RELEASE, OTHER = "e" * 64, "0" * 64
 FACTS = {"source": "f" * 64, "steps": [], "memory": [0, 0], "switch": "beside", "cached": False}
+BROUGHT = {"binds": ["/usr/local/bin/rbln-stat:/usr/local/bin/rbln-stat:ro"], "missing": []}
 MANIFESTS = {"digits": {"versions": ["1"], "release": RELEASE, **FACTS}}
 
 
 @pytest.fixture(autouse=True)
 def _key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host has its key."""
+    """The host has its key, and the files of a driver below 3.0."""
     monkeypatch.setattr(server.keys, "flaw", lambda *_asked: {"words": None, "other": False})
+    monkeypatch.setattr(server.driver_files, "find", lambda _wanted: dict(BROUGHT))
 
 
 # What asks the server of this host
@@ -39,9 +41,13 @@ HTTP_JSON = "ansible_collections.npufleet.triton.plugins.module_utils.triton.ser
 
 def wanted(mode: str = "explicit", manifests: dict[str, Any] | None = None, **inventory: Any) -> dict[str, Any]:
     inventory = {"triton_server_environment": {"RBLN_DEVICES": "0,1"}, "triton_server_model_control_mode": mode, **inventory}
-    return server.desired(
+    part = server.desired(
         fleet(**inventory), Given(MANIFESTS if manifests is None else manifests, image=lambda: {"id": IMAGE["Id"]})
     )
+    # As the host finds them
+    binds = BROUGHT["binds"] if part["driver_files"] else []
+    part["container"]["volumes"] = sorted([*part["container"]["volumes"], *binds])
+    return part
 
 
 def sealed(mode: str = "explicit", **inventory: Any) -> dict[str, Any]:
@@ -65,6 +71,8 @@ def actual(inspect: dict[str, Any] = INSPECT, served: Any = None, **changes: Any
         "container": container.container_facts(inspect, IMAGE),
         "state": "running",
         "served": served,
+        "absent": [],
+        "driver_files": BROUGHT,
         **changes,
     }
 
@@ -248,6 +256,7 @@ def test_what_an_engine_leaves_out_is_what_was_not_asked_for() -> None:
     empty: dict[str, Any] = {name: [] for name in ("ulimits", "volumes", "restricted_apis")}
     asked = wanted(
         triton_server_environment={},
+        triton_server_driver_files=False,
         triton_server_log_options={},
         triton_server_open_control=True,
         **{f"triton_server_{name}": value for name, value in empty.items()},
@@ -293,7 +302,7 @@ def test_variable_that_the_image_has_too_is_no_difference() -> None:
     ("inventory", "path", "value"),
     [
         ({"triton_server_ulimits": ["memlock:-1", "stack:67108864"]}, "HostConfig.Ulimits", [MEMLOCK, STACK]),
-        ({"triton_server_volumes": ["/srv:/srv"]}, "HostConfig.Binds", ["/srv:/srv:rw", KEY_MOUNT]),
+        ({"triton_server_volumes": ["/srv:/srv"]}, "HostConfig.Binds", ["/srv:/srv:rw", KEY_MOUNT, *BROUGHT["binds"]]),
     ],
 )
 def test_short_forms_are_equal_to_what_the_engine_says(inventory: dict[str, Any], path: str, value: Any) -> None:
@@ -301,9 +310,59 @@ def test_short_forms_are_equal_to_what_the_engine_says(inventory: dict[str, Any]
 
 
 def test_no_container() -> None:
-    bare = {"engine": True, "container": None, "served": None}
+    bare = {"engine": True, "container": None, "served": None, "absent": [], "driver_files": BROUGHT}
     assert server.diff(wanted(), bare) == [found("container", None, "running triton", "create")]
     assert server.diff(wanted(triton_server_name="npu"), bare) == [found("container", None, "running npu", "create")]
+
+
+def test_what_the_driver_has_brought_is_part_of_the_container() -> None:
+    newer = {"binds": [*BROUGHT["binds"], "/usr/lib/librbln-thunk.so.3:/usr/lib/librbln-thunk.so:ro"], "missing": []}
+    (one,) = server.diff(wanted(), actual(driver_files=newer))
+    assert (one["name"], one["action"]) == ("container.volumes", "replace")
+    assert one["desired"] == sorted([*newer["binds"], "/var/lib/npufleet:/var/lib/npufleet:ro", KEY_MOUNT])
+
+
+def test_files_that_the_driver_has_not_brought_are_for_hands() -> None:
+    lacking = {**BROUGHT, "missing": ["librbln-thunk.so* of driver 3.2.2"]}
+    assert server.diff(wanted(), actual(driver_files=lacking)) == [
+        found("driver files", None, "librbln-thunk.so* of driver 3.2.2", "inspect")
+    ]
+
+
+def test_a_mount_from_nowhere_is_for_hands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The engine would make an empty directory of it."""
+    gone = str(tmp_path / "gone")
+    volumes = ["{{ npufleet_root }}:{{ npufleet_root }}:ro", "cache:/cache", f"{tmp_path}:/here:ro", f"{gone}:/there:ro"]
+    asked = wanted(triton_server_volumes=volumes)
+    assert asked["sources"] == [str(tmp_path), gone]
+    monkeypatch.setattr(server, "Engine", FakeEngine({}))
+    bare = server.read(server.sealed(asked, KEY))
+    assert bare["absent"] == [gone]
+    assert [(one["name"], one["current"], one["action"]) for one in server.diff(asked, bare)] == [
+        ("volumes", f"nothing at {gone}", "inspect"),
+        ("container", None, "create"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "files", "brought"),
+    [
+        ("2.1.0", True, {"libraries": False, "driver": "2.1.0"}),
+        ("3.0.0", True, {"libraries": True, "driver": "3.0.0"}),
+        ("10.1.0", True, {"libraries": True, "driver": "10.1.0"}),
+        ("3.0.0", False, None),
+    ],
+)
+def test_libraries_come_with_the_driver_from_3_on(version: str, files: bool, brought: Any) -> None:
+    row = {**fleet()["npufleet_row"], "driver": {"version": version}}
+    assert container.brought(fleet(npufleet_row=row, triton_server_driver_files=files)) == brought
+
+
+@pytest.mark.parametrize(
+    ("environment", "npus"), [({}, 2), ({"RBLN_DEVICES": "1"}, 1), ({"RBLN_VISIBLE_DEVICES": "0, 1,", "RBLN_DEVICES": 0}, 2)]
+)
+def test_the_sdk_has_to_see_the_npus_that_it_is_shown(environment: dict[str, Any], npus: int) -> None:
+    assert container.cards(fleet(triton_server_environment=environment)) == {"npus": npus, "card": "RBLN-CA12"}
 
 
 def test_ended_container() -> None:
@@ -755,6 +814,8 @@ def test_read_of_a_running_container(monkeypatch: pytest.MonkeyPatch) -> None:
         "hung": [],
         "served": served,
         "version": "2.42.0",
+        "absent": [],
+        "driver_files": BROUGHT,
     }
 
 
@@ -821,9 +882,10 @@ def test_read_of_a_container_that_does_not_run(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_read_without_container_or_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read(monkeypatch, None) == {"engine": True, "container": None, "served": None, "previous": False}
+    files = {"absent": [], "driver_files": BROUGHT}
+    assert read(monkeypatch, None) == {"engine": True, "container": None, "served": None, "previous": False, **files}
     monkeypatch.setattr(server, "Engine", FakeEngine(None))
-    assert server.read(sealed()) == {"engine": False, "container": None, "served": None}
+    assert server.read(sealed()) == {"engine": False, "container": None, "served": None, **files}
 
 
 def frame(stream: int, words: bytes) -> bytes:

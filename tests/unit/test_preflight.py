@@ -164,6 +164,20 @@ def test_headers_of_another_kernel_do_not_count() -> None:
     assert "apt-get install linux-headers-0.0.0-nobody" in reason
 
 
+def test_what_the_container_mounts_has_to_be_there() -> None:
+    lacks = {"server": {"absent": ["/srv/gone"], "driver_files": {"binds": [], "missing": ["librbln-thunk.so* of driver 3.2.2"]}}}
+    plan = [item("server", "container.volumes", "inspect")]
+    source, files = subject.refusals(WANTED, lacks, plan, [], {})
+    assert source.startswith("found nothing at /srv/gone, wanted what triton_server_volumes mounts from there: make it")
+    assert files.startswith("found no librbln-thunk.so* of driver 3.2.2, wanted what the driver brings into the container: install")
+
+
+def test_files_of_a_driver_that_is_about_to_come_are_not_missed() -> None:
+    lacks = {"server": {"absent": ["/srv/gone"], "driver_files": {"binds": [], "missing": ["the vendor's tool"]}}}
+    assert list(subject.mounts(lacks["server"], False)) == list(subject.mounts(lacks["server"], True))[:1]
+    assert len(list(subject.mounts(lacks["server"], True))) == 2
+
+
 def test_engines_in_the_way() -> None:
     fine = {"daemon": {}}
     assert list(subject.engine(fine, {"docker-ce": {}, "containerd.io": {}}, "Engine, containerd")) == []

@@ -23,6 +23,7 @@ FLOORS = [
         "module_utils.system",
     ],
     ["module_utils.http_probe", "module_utils.plan", "module_utils.redact", "module_utils.vendor_tool"],
+    ["module_utils.driver_files"],
     ["module_utils.engine"],
     ["module_utils.triton"],
     ["module_utils.store"],

@@ -64,7 +64,7 @@ def unpacked(path: Path) -> dict[str, str]:
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A host with no engine, no tool and not one command."""
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    monkeypatch.setattr(collect, "TOOLS", ("/nowhere/rbln-stat",))
+    monkeypatch.setattr(collect.vendor_tool, "TOOLS", ("/nowhere/rbln-stat",))
     monkeypatch.setattr(collect, "Engine", lambda timeout: Engine(str(tmp_path / "no.sock"), timeout))
 
 

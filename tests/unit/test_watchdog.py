@@ -47,7 +47,7 @@ CONFIG = {
     "metrics_port": 1,
     "mode": "explicit",
     "root": "/nowhere",
-    "vendor_tool": "/nowhere/rbln-stat",
+    "vendor_tools": ["/nowhere/rbln-stat"],
     "interval": 5,
     "fault_limit": 30,
     "stall_limit": 60,
@@ -1043,14 +1043,14 @@ def test_start_waits_for_the_cards_but_not_for_those_of_others(tmp_path: Path, t
     ours = {"npu": "0", "pid": "999999", "process": "triton_python_b"}
     comm = Path("/proc/self/comm").read_text().strip()
     theirs = {"npu": "1", "pid": str(os.getpid()), "process": comm}
-    host = host_of(triton, vendor_tool=tool(tmp_path, ours, theirs))
+    host = host_of(triton, vendor_tools=[tool(tmp_path, ours, theirs)])
     # A process of the same namespace is the container's own
     assert host.foreign(os.getpid()) == []
     assert host.foreign(999999) == [(str(os.getpid()), comm)]
     assert host.free([(str(os.getpid()), comm)]) is False
     freed = threading.Timer(0.2, tool, (tmp_path, theirs))
     freed.start()
-    patient = host_of(triton, vendor_tool=host._config.vendor_tool, free_limit=300)
+    patient = host_of(triton, vendor_tools=host._config.vendor_tools, free_limit=300)
     assert patient.free([(str(os.getpid()), comm)]) is True
     freed.join()
 
@@ -1064,7 +1064,7 @@ def test_tool_that_fails_does_not_say_that_the_cards_are_free(tmp_path: Path, tr
     path = tmp_path / "rbln-stat"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
-    assert host_of(triton, vendor_tool=str(path)).free([]) is False
+    assert host_of(triton, vendor_tools=[str(path)]).free([]) is False
 
 
 # The program

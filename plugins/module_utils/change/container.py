@@ -19,7 +19,7 @@ import urllib.parse
 from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes, vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.system import now, text
@@ -175,7 +175,7 @@ def replace(
         if why:
             raise ContainerError(
                 f"found {why} {settings['free_timeout']} s after the old container ended, wanted the cards free: see "
-                f"{settings['vendor_tool']} for who holds them, and load the module anew or reboot the host"
+                f"{vendor_tool.find()} for who holds them, and load the module anew or reboot the host"
             )
     engine.rename(upcoming["Id"], name)
     engine.start(upcoming["Id"])
@@ -216,17 +216,18 @@ def held(settings: Mapping[str, Any]) -> str:
     """
     deadline = time.monotonic() + settings["free_timeout"]
     while True:
-        why = _held(settings["vendor_tool"])
+        why = _held()
         if not why or time.monotonic() >= deadline:
             return why
         time.sleep(LOOK)
 
 
-def _held(tool: str) -> str:
+def _held() -> str:
+    tool = vendor_tool.find()
+    if tool is None:
+        return ""
     try:
         done = subprocess.run([tool, "-j"], capture_output=True, timeout=ASKING, check=False)
-    except FileNotFoundError:
-        return ""
     except (OSError, subprocess.SubprocessError) as error:
         return f"that {tool} does not tell who has the cards open ({error})"
     if done.returncode:

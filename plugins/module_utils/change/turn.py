@@ -12,7 +12,7 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, TypedDict
 
 from ansible_collections.npufleet.triton.plugins.module_utils import store
-from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, proof, releases
+from ansible_collections.npufleet.triton.plugins.module_utils.change import cards, container, lease, proof, releases
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer, server
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client, contexts
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, keys
@@ -202,6 +202,9 @@ class Turn:
         if todo & STARTS:
             self.say("wait for the cards")
             self._free_cards()
+        if self.replaces:
+            self.say("ask the SDK in the new container for the cards")
+            cards.prove(self.engine, self.name, self.server["cards"])
         self.begun = True
         if self.replaces:
             self.say("replace the container")

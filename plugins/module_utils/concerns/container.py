@@ -8,6 +8,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 
+# Variables by which the SDK shows some of the NPUs only
+SELECTS = ("RBLN_VISIBLE_DEVICES", "RBLN_DEVICES")
 CLOUD_SERVICES = ("allow-sagemaker", "allow-vertex-ai")
 # What the engine records for options that were not given: an option dropped from the inventory is then a difference.
 DEFAULTS: Dict[str, Any] = {
@@ -150,6 +152,28 @@ def volume(bind: str) -> str:
     if len(parts) != 3:
         raise Refusal([f"triton_server_volumes has {bind}, wanted host path:container path, or these with :ro behind them"])
     return bind
+
+
+def sources(variables: Mapping[str, Any]) -> List[str]:
+    """Paths of the host that its administrators have to have made: those of the project are made on the way."""
+    root = variables["npufleet_root"]
+    paths = [str(bind).partition(":")[0] for bind in variables["triton_server_volumes"]]
+    return sorted(path for path in paths if path.startswith("/") and not (path + "/").startswith(root + "/"))
+
+
+def brought(variables: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
+    """What of the driver is mounted (driver_files.find), None for nothing. From 3.0 on it brings the SDK's libraries."""
+    version = str(variables["npufleet_row"]["driver"]["version"])
+    libraries = int(version.partition(".")[0]) >= 3
+    return {"libraries": libraries, "driver": version} if variables["triton_server_driver_files"] else None
+
+
+def cards(variables: Mapping[str, Any]) -> Dict[str, Any]:
+    """What the SDK has to see in the container: {"npus": how many, "card": their type}."""
+    environment = variables["triton_server_environment"]
+    chosen = next((str(environment[name]) for name in SELECTS if name in environment), None)
+    npus = int(variables["npufleet_npus"]) if chosen is None else len([npu for npu in chosen.split(",") if npu.strip()])
+    return {"npus": npus, "card": variables["npufleet_card"]}
 
 
 def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dict[str, Any]:

@@ -11,23 +11,26 @@ import stat
 import time
 from typing import Any, Dict, List, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils import secret, store
+from ansible_collections.npufleet.triton.plugins.module_utils import driver_files, secret, store
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import (
     DEFAULTS,
     address,
+    brought,
     by_grpc,
     cache,
+    cards,
     command,
     container_facts,
     environment,
     ports,
     size_of,
+    sources,
     ulimits,
     volume,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import last_words, log_lines, plain, reasons, so_far
@@ -100,6 +103,9 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
         "key_fingerprint": keys.digest(variables),
         "grpc": by_grpc(variables),
         "container": container,
+        "sources": sources(variables),
+        "driver_files": brought(variables),
+        "cards": cards(variables),
         # Where no address is asked for, none is given
         "published_ports": [f"{where}:{port.split('/')[0]}".lstrip(":") for port, where in sorted(container["ports"].items())],
         "address": address(variables),
@@ -143,6 +149,8 @@ def credentials(given: Mapping[str, Any]) -> Optional[Dict[str, str]]:
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     """The container of that name, the server's own index and configs, and its keys where it needs any."""
     actual = _read_container(wanted)
+    actual["absent"] = [path for path in wanted["sources"] if not os.path.exists(path)]
+    actual["driver_files"] = driver_files.find(wanted["driver_files"]) if wanted["driver_files"] else {"binds": [], "missing": []}
     if wanted.get("credentials"):
         actual["credentials"] = _read_credentials(wanted["credentials"])
     flaw = keys.flaw(wanted["key"]["path"], wanted["key_fingerprint"]) if wanted.get("key") else {"words": None}
@@ -236,10 +244,16 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     if flaw:
         whose = "the operator's key" if wanted["key_fingerprint"] else "a key of this host"
         plan.append(item(CONCERN, "key", flaw["words"], whose + ", for root alone", "key"))
+    if actual["absent"]:
+        plan.append(item(CONCERN, "volumes", "nothing at " + ", ".join(actual["absent"]), "what is mounted from there", INSPECT))
     if found is None:
         return [*plan, item(CONCERN, "container", None, "running " + wanted["name"], "create")]
-    for key in sorted(wanted["container"]):
-        asked = wanted["container"][key]
+    from_driver = actual["driver_files"]
+    if from_driver["missing"]:
+        plan.append(item(CONCERN, "driver files", None, ", ".join(from_driver["missing"]), INSPECT))
+    as_wanted = {**wanted["container"], "volumes": sorted({*wanted["container"]["volumes"], *from_driver["binds"]})}
+    for key in sorted(as_wanted):
+        asked = as_wanted[key]
         if key == "environment":
             # What the image sets to the same value does not show in the container.
             asked = dict(set(asked.items()) - set(actual.get("inherited", {}).items()))
@@ -249,7 +263,7 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
                 port: where if found[key].get(port) == where else where.replace("0.0.0.0", "") for port, where in asked.items()
             }
         if found[key] != asked:
-            plan.append(item(CONCERN, "container." + key, found[key], wanted["container"][key], "replace"))
+            plan.append(item(CONCERN, "container." + key, found[key], as_wanted[key], "replace"))
     replaced = any(difference["action"] == "replace" for difference in plan)
     if actual["state"] != "running":
         words = actual["state"] + (": " + actual["log"] if actual.get("log") else "")

@@ -13,6 +13,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, short
 from ansible_collections.npufleet.triton.plugins.module_utils.system import run, text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, keys
+from ansible_collections.npufleet.triton.plugins.module_utils.vendor_tool import TOOLS
 
 CONCERN = "watchdog"
 GROUP = NPU_HOSTS
@@ -71,7 +72,7 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
         "metrics_port": int(variables["npufleet_metrics_port"]) if variables["triton_server_allow_metrics"] else None,
         "mode": variables["triton_server_model_control_mode"],
         "root": root,
-        "vendor_tool": variables["triton_server_vendor_tool"],
+        "vendor_tools": list(TOOLS),
         "load_limit": int(variables["triton_server_ready_timeout"]),
         # The engine needs a while beyond the container's own patience.
         "stop_limit": int(variables["triton_server_stop_timeout"]) + 60,

@@ -6,7 +6,8 @@ import http.client
 import json
 import socket
 import struct
-from typing import Any, List, Optional, Tuple
+import urllib.parse
+from typing import Any, List, Mapping, Optional, Tuple
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -41,9 +42,10 @@ class Engine:
         """A connection of one exchange."""
         return _UnixConnection(self._path, self._timeout)
 
-    def _exchange(self, method: str, resource: str, body: Any = None) -> Tuple[int, bytes]:
-        """(status, body) of one answer. Raises OSError when there is none."""
+    def _exchange(self, method: str, resource: str, body: Any = None, timeout: Optional[float] = None) -> Tuple[int, bytes]:
+        """(status, body) of one answer, within so many seconds. Raises OSError when there is none."""
         connection = self.connection()
+        connection.timeout = timeout or self._timeout
         try:
             if body is None:
                 connection.request(method, resource)
@@ -74,9 +76,28 @@ class Engine:
         ended = self.get(f"/exec/{made}/json") or {}
         return int(ended.get("ExitCode") or 0), said.decode("utf-8", "replace")
 
-    def _post(self, resource: str, body: Any) -> bytes:
-        status, raw = self._exchange("POST", resource, body)
-        if status not in (200, 201):
+    def run(self, name: str, config: Mapping[str, Any], limit: float) -> Tuple[int, str]:
+        """(exit code, what it wrote) of a container that is made for this and gone afterwards.
+
+        Raises OSError where it cannot be run, or has not ended after so many seconds.
+        """
+        place = "/containers/" + urllib.parse.quote(name)
+        # One that a kill has left
+        self._exchange("DELETE", place + "?force=true")
+        self._post(f"/containers/create?name={urllib.parse.quote(name)}", config)
+        try:
+            self._post(place + "/start", None)
+            ended = json.loads(self._post(place + "/wait", None, limit))
+            said = frames(self._exchange("GET", place + "/logs?stdout=1&stderr=1")[1])
+        except socket.timeout:
+            raise OSError(f"it has not ended within {limit:.0f} s") from None
+        finally:
+            self._exchange("DELETE", place + "?force=true")
+        return int(ended["StatusCode"]), said.decode("utf-8", "replace")
+
+    def _post(self, resource: str, body: Any, timeout: Optional[float] = None) -> bytes:
+        status, raw = self._exchange("POST", resource, body, timeout)
+        if status not in (200, 201, 204):
             raise OSError("the engine answered {}: {}".format(status, raw.decode("utf-8", "replace")[:200].strip()))
         return raw
 

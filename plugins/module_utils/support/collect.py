@@ -9,6 +9,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import MODULE, PCI_VENDOR
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import DAEMON_JSON
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
@@ -31,7 +32,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.support.readers im
 from ansible_collections.npufleet.triton.plugins.module_utils.system import text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS, HttpConnection, can_be_asked, netloc
-from ansible_collections.npufleet.triton.plugins.module_utils.vendor_tool import TOOLS
 
 UNITS = ("docker", "containerd", "npufleet*")
 PACKAGES = (
@@ -150,7 +150,7 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield run("kernel/journal.txt", "journalctl", "--dmesg", "--no-pager", "--output=short-iso", f"--lines={limits.lines}")
     yield Item("kernel/ring.txt", lambda: _last(command(limits, "dmesg", "--ctime"), limits.lines))
     if "driver" in wanted["concerns"]:
-        tool = next((path for path in TOOLS if os.access(path, os.X_OK)), TOOLS[0])
+        tool = vendor_tool.find() or vendor_tool.TOOLS[0]
         yield run("driver/tool.json", tool, "-j")
         yield run("driver/tool.txt", tool)
         yield run("driver/module.txt", "modinfo", MODULE)

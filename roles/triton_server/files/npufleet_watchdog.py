@@ -68,7 +68,7 @@ class Config(NamedTuple):
     metrics_port: Optional[int]
     mode: str
     root: str
-    vendor_tool: str
+    vendor_tools: List[str]
     interval: float
     fault_limit: float
     stall_limit: float
@@ -625,12 +625,13 @@ class Host:
 
     def contexts(self) -> Optional[List[Tuple[str, str]]]:
         """(process, name) of every context on the cards, none without the vendor's tool; None where that fails or hangs."""
+        tool = next((path for path in self._config.vendor_tools if os.access(path, os.X_OK)), None)
+        if tool is None:
+            return []
         try:
-            done = subprocess.run([self._config.vendor_tool, "-j"], capture_output=True, timeout=20, check=True)
+            done = subprocess.run([tool, "-j"], capture_output=True, timeout=20, check=True)
             listed = json.loads(done.stdout).get("contexts") or []
             return [(str(context.get("pid")), str(context.get("process"))) for context in listed]
-        except FileNotFoundError:
-            return []
         except (OSError, subprocess.SubprocessError, ValueError, AttributeError, TypeError):
             return None
 

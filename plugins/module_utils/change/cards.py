@@ -1,0 +1,70 @@
+"""What the SDK sees of the cards in the new container, asked before it takes the place of the one that serves."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, Mapping
+
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.change.container import ContainerError, Docker
+
+# An SDK that cannot say it is not asked
+PROGRAM = """
+import json, rebel
+count, name = (getattr(rebel, function, None) for function in ("device_count", "get_npu_name"))
+npus = count() if count else None
+print(json.dumps({"npus": npus, "names": [name(npu) for npu in range(npus)] if name and npus else []}))
+"""
+SHAPE = {"npus": (int, shapes.NULL), "names": [shapes.TEXT_OR_NULL]}
+# Seconds for the SDK to start and to look
+LIMIT = 120.0
+
+
+def prove(engine: Docker, name: str, wanted: Mapping[str, Any]) -> None:
+    """Raise ContainerError unless the SDK in `<name>-next` sees `wanted`: {"npus": how many, "card": their type}."""
+    seen = _ask(engine, name)
+    if seen["npus"] is not None and seen["npus"] != wanted["npus"]:
+        raise ContainerError(
+            f"found {seen['npus']} NPUs by the SDK in the new container, wanted {wanted['npus']}: see that the host has /dev/rsd0 "
+            "and the driver's files (docs/troubleshooting.md, No NPU in the container)"
+        )
+    other = sorted({card for card in seen["names"] if card and card != wanted["card"]})
+    if other:
+        raise ContainerError(
+            f"found {', '.join(other)} by the SDK in the new container, wanted {wanted['card']}: set npufleet_card, or see which "
+            "cards the host has"
+        )
+
+
+def _ask(engine: Docker, name: str) -> Dict[str, Any]:
+    upcoming = engine.inspect(name + "-next")
+    if upcoming is None:
+        raise ContainerError(f"found no container {name}-next, wanted it made before it takes the place of {name}")
+    config, host = upcoming["Config"], upcoming["HostConfig"]
+    asked = {
+        "Image": upcoming["Image"],
+        "Env": config.get("Env"),
+        "User": config.get("User"),
+        "Entrypoint": ["python3", "-c", PROGRAM],
+        "Healthcheck": {"Test": ["NONE"]},
+        # Mounts, devices and limits are those of the server
+        "HostConfig": {
+            **host,
+            "PortBindings": {},
+            "NetworkMode": "none",
+            "RestartPolicy": {"Name": "no"},
+            "LogConfig": {"Type": "json-file", "Config": {}},
+        },
+    }
+    try:
+        code, said = engine.run(name + "-cards", asked, LIMIT)
+    except OSError as error:
+        raise ContainerError(f"the SDK in the new container could not be asked which cards it sees: {error}") from None
+    try:
+        answer: Dict[str, Any] = json.loads(said.strip().rpartition("\n")[2])
+    except ValueError:
+        answer = {}
+    if code or shapes.misfit(answer, SHAPE):
+        words = " ".join(said.split())[-500:]
+        raise ContainerError(f"the SDK in the new container does not tell which cards it sees (it ended with {code}): {words}")
+    return answer
