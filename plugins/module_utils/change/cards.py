@@ -26,7 +26,7 @@ def prove(engine: Docker, name: str, wanted: Mapping[str, Any]) -> None:
     if seen["npus"] is not None and seen["npus"] != wanted["npus"]:
         raise ContainerError(
             f"found {seen['npus']} NPUs by the SDK in the new container, wanted {wanted['npus']}: see that the host has /dev/rsd0 "
-            "and the driver's files (docs/troubleshooting.md, No NPU in the container)"
+            "and the driver's files (docs/troubleshooting.md)"
         )
     other = sorted({card for card in seen["names"] if card and card != wanted["card"]})
     if other:
