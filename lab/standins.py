@@ -19,17 +19,17 @@ ROWS = {
 }
 # Models that are compiled here, each by lab/models/<name>.py
 MODELS = ("digits", "resnet50")
-DRIVERS = ("1.1.67", "1.2.92", "2.0.1")
+DRIVERS = ("1.1.67", "1.2.92", "2.0.1", "3.2.2")
 IMAGE_PYTHON = "3.11"
 
 
 def ensure_drivers() -> dict[str, dict[str, str]]:
-    """The driver packages by version, {version: {"path", "sha256"}}."""
+    """The drivers by version, {version: {"path", "sha256"}}."""
     directory = ARTEFACTS / "drivers"
     _script("lab/driver/build.py", str(directory), *DRIVERS, "--kernel", os.uname().release)
     found = {}
     for version in DRIVERS:
-        path = directory / f"rebel_driver_lab_{version}_amd64.deb"
+        (path,) = [*directory.glob(f"rebel_driver_lab_{version}_*.deb"), *directory.glob(f"rebellions-x86_64-{version}.run")]
         found[version] = {"path": f"drivers/{path.name}", "sha256": sha256_of(path)}
     return found
 

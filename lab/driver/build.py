@@ -1,24 +1,27 @@
 #!/usr/bin/env python3
-"""Builds the lab's driver packages: build.py DIRECTORY [VERSION...] [--kernel RELEASE].
+"""Builds the lab's drivers: build.py DIRECTORY [VERSION...] [--kernel RELEASE].
 
-A package `rebellions` per version (all the lab's without one), and with --kernel a stub of that kernel's own package.
-The same input gives the same bytes: times are fixed, and nothing is compressed, because compressors differ.
+A package `rebellions` per version below 3.0 and an installer per version from there on (all the lab's without one), and with
+--kernel a stub of that kernel's own package. The same input gives the same bytes: times are fixed, and nothing is compressed,
+because compressors differ.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import struct
 import subprocess
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 from typing import Mapping
 
 HERE = Path(__file__).resolve().parent
-VERSIONS = ("1.1.67", "1.2.92", "2.0.1")
+VERSIONS = ("1.1.67", "1.2.92", "2.0.1", "3.2.2")
 EPOCH = 1704067200  # 2024-01-01, in the past of every machine
 CARDS = "/usr/local/lib/npufleet-lab/cards.py"
 RULES = f"""\
@@ -54,18 +57,96 @@ fi
 """
 
 
+# The vendor's installer, as far as it is known: it refuses beside the old package, needs what DKMS builds with, writes firmware to
+# cards that nobody uses, and leaves packages. Whether it asks anything is not known: this one does.
+INSTALLER = f"""\
+#!/bin/sh
+# The lab's stand-in for the vendor's installer: it builds with the real DKMS, and its cards are emulated.
+set -eu
+refuse() {{ echo "rebellions-installer: $*" >&2; exit 1; }}
+[ "$(id -u)" = 0 ] || refuse "root is needed"
+[ -x {CARDS} ] || refuse "found no {CARDS}, wanted a host of the npufleet lab: this installer only emulates a driver"
+[ $# = 0 ] || refuse "unknown argument $1"
+state=$(dpkg-query --show --showformat='${{db:Status-Status}}' rebellions 2>/dev/null || :)
+[ "$state" != installed ] || refuse "found package rebellions: remove it first"
+for tool in dkms make cc; do command -v $tool >/dev/null || refuse "found no $tool"; done
+[ -e "/lib/modules/$(uname -r)/build/Makefile" ] || refuse "found no headers of kernel $(uname -r)"
+[ ! -e /sys/module/rebellions/initstate ] || refuse "the module is loaded: firmware cannot be written"
+printf 'Install driver {{version}}? [Y/n] '
+if read -r answer && [ "$answer" != Y ]; then refuse "not installed"; fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+sed '1,/^__PACKAGES__$/d' "$0" | tar -x -C "$work"
+dpkg --install "$work"/*.deb
+[ ! -e /etc/npufleet-lab/installer-fails ] || refuse "the firmware could not be written"
+echo "rebellions-installer: driver {{version}} is installed"
+exit 0
+__PACKAGES__
+"""
+DKMS_CONF = """\
+PACKAGE_NAME="rebellions-dkms"
+PACKAGE_VERSION="{version}"
+BUILT_MODULE_NAME[0]="rebellions"
+DEST_MODULE_LOCATION[0]="/updates/dkms"
+MAKE[0]="make -C ${{kernel_source_dir}} M=${{dkms_tree}}/rebellions-dkms/{version}/build modules"
+CLEAN="true"
+AUTOINSTALL="yes"
+"""
+# What modinfo reads, and nothing to run
+SOURCE = """\
+#define MODINFO(name, value) \\
+    static const char name[] __attribute__((used, section(".modinfo"), aligned(1))) = #name "=" value
+MODINFO(version, "{version}");
+MODINFO(name, "rebellions");
+MODINFO(license, "none, this is emulated");
+"""
+# The build tree that headers would bring, as far as the lab's module needs one
+BUILD_TREE = """\
+modules:
+\t$(CC) -c -o $(M)/rebellions.ko $(M)/rebellions.c
+"""
+DKMS_POSTINST = """\
+#!/bin/sh
+set -e
+dkms install -m rebellions-dkms -v {version}
+"""
+DKMS_PRERM = """\
+#!/bin/sh
+set -e
+dkms remove -m rebellions-dkms -v {version} --all
+"""
+# Keeps the module in use, as the vendor's service does
+SERVICE = """\
+[Unit]
+Description=Emulated management service of the lab's NPUs
+ConditionPathExists=/dev/rsd0
+
+[Service]
+ExecStart=/usr/bin/rbln-smd
+
+[Install]
+WantedBy=multi-user.target
+"""
+SERVICE_POSTINST = """\
+#!/bin/sh
+set -e
+systemctl daemon-reload
+systemctl enable --quiet rbln-smd.service
+"""
+
+
 class BuildError(Exception):
     """A refusal or a failure: what was found, what was wanted, what to do next."""
 
 
 def build_driver(version: str, directory: Path) -> Path:
-    """Build the package `rebellions` of this version into `directory` and return its path."""
+    """Build the driver of this version, as the vendor delivers it, into `directory` and return its path."""
     numbers = re.fullmatch(r"(\d+)\.(\d+)\.\d+(-[0-9A-Za-z.]+)?", version)
     if not numbers:
         raise BuildError(f"driver version: found {version!r}, wanted one such as {VERSIONS[0]}")
     major, minor = int(numbers[1]), int(numbers[2])
     if major >= 3:
-        raise BuildError(f"driver version: found {version}, wanted one below 3.0: from there on the vendor delivers no package")
+        return build_installer(version, directory)
     files: dict[str, tuple[str | bytes, int]] = {
         "etc/modprobe.d/rebellions-lab.conf": (RULES.format(version=version), 0o644),
         "usr/local/bin/rbln-stat": ((HERE / "rbln-stat").read_text(), 0o755),
@@ -83,6 +164,79 @@ def build_driver(version: str, directory: Path) -> Path:
     }
     scripts = {"preinst": PREINST, "postinst": POSTINST, "postrm": POSTRM}
     return build(control, files, links, scripts, directory / f"rebel_driver_lab_{version}_amd64.deb")
+
+
+def build_installer(version: str, directory: Path) -> Path:
+    """Build the installer of this version, which carries its packages, into `directory` and return its path."""
+    emulated = "\n This is NOT the vendor's driver. It refuses to be installed anywhere but on hosts of the npufleet lab."
+    source, libraries = f"usr/src/rebellions-dkms-{version}", "usr/lib"
+    names = ("librbln-thunk.so", "librbln-ccl.so")
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".run-", dir=directory) as work:
+        packages = [
+            build(
+                {
+                    "Package": "rebellions-dkms",
+                    "Version": version,
+                    "Section": "kernel",
+                    "Depends": "dkms, python3",
+                    "Description": "emulated NPU driver for the npufleet lab" + emulated,
+                },
+                {
+                    f"{source}/dkms.conf": (DKMS_CONF.format(version=version), 0o644),
+                    f"{source}/rebellions.c": (SOURCE.format(version=version), 0o644),
+                    "etc/modprobe.d/rebellions-lab.conf": (RULES.format(version=version), 0o644),
+                },
+                {},
+                {
+                    "preinst": PREINST,
+                    "postinst": DKMS_POSTINST.format(version=version),
+                    "prerm": DKMS_PRERM.format(version=version),
+                },
+                Path(work, "rebellions-dkms.deb"),
+            ),
+            build(
+                {
+                    "Package": "rebellions-fw",
+                    "Version": version,
+                    "Section": "kernel",
+                    "Description": "emulated firmware for the npufleet lab" + emulated,
+                },
+                {f"usr/lib/firmware/rebellions/{version}": ("The emulated cards have none.\n", 0o644)},
+                {},
+                {},
+                Path(work, "rebellions-fw.deb"),
+            ),
+            build(
+                {
+                    "Package": "librbln-ml",
+                    "Version": version,
+                    "Section": "libs",
+                    "Depends": "python3",
+                    "Description": "emulated libraries and tools for the npufleet lab" + emulated,
+                },
+                {
+                    **{f"{libraries}/{name}.{version}": ("The lab's SDK opens none.\n", 0o644) for name in names},
+                    f"{libraries}/librbln-ml.so": ("The lab's SDK opens none.\n", 0o644),
+                    "usr/bin/rbln-smi": ((HERE / "rbln-stat").read_text(), 0o755),
+                    "usr/bin/rbln-smd": ("#!/bin/sh\nexec sleep infinity < /dev/rsd0\n", 0o755),
+                    "lib/systemd/system/rbln-smd.service": (SERVICE, 0o644),
+                },
+                {f"{libraries}/{name}.{version.partition('.')[0]}": f"{name}.{version}" for name in names},
+                {"postinst": SERVICE_POSTINST},
+                Path(work, "librbln-ml.deb"),
+            ),
+        ]
+        carried = io.BytesIO()
+        with tarfile.open(fileobj=carried, mode="w") as archive:
+            for package in packages:
+                entry = tarfile.TarInfo(package.name)
+                entry.size, entry.mtime = package.stat().st_size, EPOCH
+                archive.addfile(entry, io.BytesIO(package.read_bytes()))
+        installer = Path(work, "installer")
+        installer.write_bytes(INSTALLER.replace("{version}", version).encode() + carried.getvalue())
+        target = directory / f"rebellions-x86_64-{version}.run"
+        return installer.replace(target)
 
 
 def module(version: str) -> bytes:
@@ -114,8 +268,11 @@ def build_kernel(release: str, directory: Path) -> Path:
         "Description": "stub of the running kernel's package for the npufleet lab\n"
         " It has neither a kernel nor headers: the hosts of the lab run the kernel of the machine that they are on.",
     }
+    tree = f"usr/lib/modules/{release}/build"
     headers: dict[str, tuple[str | bytes, int]] = {
-        f"usr/lib/modules/{release}/build/README": ("The headers that DKMS would build with. The lab's driver needs none.\n", 0o644)
+        f"{tree}/Makefile": (BUILD_TREE, 0o644),
+        # By this directory DKMS knows a build tree
+        f"{tree}/include/README": ("The lab's module includes nothing.\n", 0o644),
     }
     return build(control, headers, {}, {}, directory / f"linux-image-{release}_{release}_amd64.deb")
 

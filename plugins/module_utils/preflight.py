@@ -73,7 +73,8 @@ def refusals(
         reasons += list(cards(wanted, actual["driver"], plan, _bus_types()))
         reasons += list(memory(wanted, actual["driver"]))
         if ("driver", "install") in doing:
-            reasons += [*(headers(os.uname().release) if wanted["headers"] else []), *secure_boot()]
+            kernel = os.uname().release
+            reasons += [*(headers(kernel, wanted["brings_headers"]) if wanted["headers"] else []), *secure_boot()]
     if any(concern == "engine" for concern, _action in doing):
         reasons += list(engine(actual["engine"], packages([*CONFLICTS, *ENGINES]), _engine_name()))
     if ("server", "create") in doing or ("server", "replace") in doing:
@@ -218,9 +219,12 @@ def mounts(server: Mapping[str, Any], installed: bool) -> Iterator[str]:
         )
 
 
-def headers(kernel: str) -> List[str]:
-    """What DKMS builds the driver with."""
+def headers(kernel: str, brought: bool) -> List[str]:
+    """What DKMS builds the driver with; where they are `brought` by the role, whether they can be had: unknown without lists."""
     if os.path.isdir(f"/lib/modules/{kernel}/build"):
+        return []
+    unknown = not glob.glob("/var/lib/apt/lists/*_Packages*")
+    if brought and (unknown or run("apt-cache", "show", f"linux-headers-{kernel}")[0] == 0):
         return []
     return [
         f"found no headers of the running kernel {kernel}, wanted them for the driver's build: "

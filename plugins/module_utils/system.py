@@ -16,6 +16,8 @@ def run(*command: str) -> Tuple[int, str]:
         done = subprocess.run(list(command), capture_output=True, timeout=60, check=False)
     except FileNotFoundError:
         return 127, f"{command[0]} is not installed"
+    except OSError as error:
+        return 126, f"{command[0]} cannot be run: {error.strerror}"
     except subprocess.TimeoutExpired:
         return 124, f"{command[0]} did not answer within 60 s"
     output = done.stdout or done.stderr
@@ -43,8 +45,11 @@ def text(path: str) -> Optional[str]:
         return None
 
 
-def packages(names: List[str]) -> Dict[str, Dict[str, Any]]:
-    """Installed Debian packages out of `names` (patterns allowed): {name: {"version", "held"}}."""
+def packages(names: List[str], broken: bool = False) -> Dict[str, Dict[str, Any]]:
+    """Installed Debian packages out of `names` (patterns allowed): {name: {"version", "held"}}.
+
+    With `broken` also those that were unpacked and not set up, without a version.
+    """
     if not names:
         return {}
     form = "${binary:Package}\t${Version}\t${db:Status-Want}\t${db:Status-Status}\n"
@@ -52,6 +57,7 @@ def packages(names: List[str]) -> Dict[str, Dict[str, Any]]:
     found = {}
     for line in output.splitlines():
         columns = line.split("\t")
-        if len(columns) == 4 and columns[3] == "installed":
-            found[columns[0].split(":")[0]] = {"version": columns[1], "held": columns[2] == "hold"}
+        whole = columns[-1] == "installed"
+        if len(columns) == 4 and (whole or (broken and columns[3] not in ("not-installed", "config-files"))):
+            found[columns[0].split(":")[0]] = {"version": columns[1] if whole else None, "held": columns[2] == "hold"}
     return found

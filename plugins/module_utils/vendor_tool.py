@@ -14,7 +14,8 @@ TOOLS = ("/usr/local/bin/rbln-stat", "/usr/bin/rbln-smi", "/usr/local/bin/rbln-s
 
 def find() -> Optional[str]:
     """Where it is, None where there is none."""
-    return next((path for path in TOOLS if os.access(path, os.X_OK)), None)
+    # An engine that was to mount what was not there has made a directory of it
+    return next((path for path in TOOLS if os.path.isfile(path) and os.access(path, os.X_OK)), None)
 
 
 def ask_tool() -> Dict[str, Any]:

@@ -85,7 +85,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def variables(site: Path, **more: Any) -> dict[str, Any]:
-    row = {**ROW, "driver": {"package": "rebellions", "version": "3.0.0", "form": "run"}}
+    row = {**ROW, "driver": {"package": "rebellions", "version": "2.1.0", "form": "rpm"}}
     return {
         "rbln_release": "site",
         "npufleet_extra_releases": {"site": row},
@@ -219,6 +219,18 @@ class Rollback(action.ActionModule):
         return self.answer
 
 
+def mounting(*binds: Any) -> dict[str, Any]:
+    """An answer of a host that has found these for its container to mount."""
+    return {"plan": [], "refusals": [], "moves": {}, "actual": {"server": {"driver_files": {"binds": list(binds)}}}}
+
+
+def test_files_of_the_driver_are_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(action, "desired", lambda *_given: ({}, {}))
+    variables: Any = {"npufleet_root": "/var/lib/npufleet"}
+    answer = mounting("/usr/bin/rbln-smi:/usr/bin/rbln-smi:ro")
+    assert Rollback(answer)._rollback(variables, ["server"], {"rollback": {"to": "previous"}}, {}, "npu1")["refusals"] == []
+
+
 @pytest.mark.parametrize(
     ("answer", "found"),
     [
@@ -227,6 +239,9 @@ class Rollback(action.ActionModule):
         ({"plan": []}, "found no moves and no refusals, wanted"),
         ({"plan": [], "refusals": [], "moves": []}, "found moves"),
         ({"plan": [], "refusals": "none", "moves": {}}, "found refusals none, wanted a list"),
+        (mounting("/:/host:rw"), "found a mount /:/host:rw, wanted files of the driver only"),
+        (mounting({"/": "/"}), "wanted files of the driver only"),
+        ({**mounting(), "actual": {"server": {"driver_files": {"binds": 7}}}}, ""),
     ],
 )
 def test_a_host_that_does_not_say_what_it_would_move_is_refused(
@@ -259,7 +274,7 @@ def test_all_reasons_of_the_variables_come_at_once(looked: dict[str, Any]) -> No
 def test_all_reasons_of_the_concerns_come_at_once(site: Path, looked: dict[str, Any]) -> None:
     model, driver = refused(looked, "npu3")
     assert model == f"model words: found no {site}/models/words/config.pbtxt: every model is a directory with one"
-    assert driver.startswith("driver 3.0.0 of release site is a .run package, this version installs .deb: ")
+    assert driver.startswith("driver 2.1.0 of release site is a .rpm package, this version installs .deb and .run: ")
 
 
 def test_values_of_another_type_are_refused_all_at_once(looked: dict[str, Any]) -> None:

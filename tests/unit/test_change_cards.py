@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.change import cards
-from ansible_collections.npufleet.triton.plugins.module_utils.change.container import ContainerError
+from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import ContainerError
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from helpers import unix_server
 from played_engine import PlayedEngine

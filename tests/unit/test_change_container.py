@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -300,6 +300,30 @@ def test_a_server_inside_that_is_another_process_by_now_is_left_alone(engine: Pl
         stranger.communicate(b"\n")
 
 
+@pytest.mark.parametrize("begins", ["start", "restart", "replace", "put back"])
+def test_nothing_is_started_on_mounts_that_are_not_there(engine: PlayedEngine, tmp_path: Path, begins: str) -> None:
+    """The engine would make directories of them; and what serves has not been stopped for it."""
+    old = engine.add("triton", "exited" if begins == "start" else "running")
+    new = engine.add("triton-next", "created")
+    if begins == "put back":
+        replace(engine, tmp_path)
+    binds = ["cache:/cache:rw", f"{tmp_path}:/here:ro", f"{tmp_path}/gone:/there:ro"]
+    for identity in (old, new):
+        engine.containers[identity]["HostConfig"]["Binds"] = binds
+    orders = list(engine.orders)
+    begin: dict[str, Callable[[], Any]] = {
+        "start": lambda: container.start(engine, "triton", SETTINGS),
+        "restart": lambda: container.restart(engine, "triton", SETTINGS),
+        "replace": lambda: replace(engine, tmp_path),
+        "put back": lambda: put_back(engine, tmp_path),
+    }
+    with pytest.raises(container.ContainerError, match=f"found nothing at {tmp_path}/gone, which the container mounts"):
+        begin[begins]()
+    if begins in ("restart", "replace"):
+        assert (engine.serving(), engine.orders) == (old, orders)
+    assert not any(order == f"POST /containers/{old}/start" for order in engine.orders)
+
+
 def test_the_engines_own_words_are_told(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
     with unix_server(path, {"POST /containers/a/start": (500, {"message": "port is already allocated"})}) as served:
@@ -307,6 +331,6 @@ def test_the_engines_own_words_are_told(tmp_path: Path) -> None:
         with pytest.raises(container.ContainerError, match="refused POST /containers/a/start: port is already allocated"):
             docker.start("a")
         assert docker.inspect("b") is None
-        assert served.asked == ["POST /containers/a/start", "GET /containers/b/json"]
+        assert served.asked == ["GET /containers/a/json", "POST /containers/a/start", "GET /containers/b/json"]
     with pytest.raises(container.ContainerError, match="systemctl status docker"):
         docker.inspect("a")

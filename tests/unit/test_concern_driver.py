@@ -158,6 +158,13 @@ def test_tool_that_fails_or_is_missing_is_an_error(tmp_path: Path, monkeypatch: 
     assert vendor_tool.ask_tool() == {"error": f"{failing} ended with 3: no driver"}
     monkeypatch.setattr(vendor_tool, "TOOLS", ("/nowhere/b/rbln-smi", "/nowhere/a/rbln-stat", "/nowhere/a/rbln-smi"))
     assert vendor_tool.ask_tool() == {"error": "the vendor's tool is in none of /nowhere/a, /nowhere/b"}
+    # An engine that was to mount what was not there has made a directory of it
+    monkeypatch.setattr(vendor_tool, "TOOLS", (str(tmp_path),))
+    assert vendor_tool.find() is None
+    broken = script(tmp_path / "no-program", "")
+    Path(broken).write_bytes(b"\x7fELF nothing")
+    monkeypatch.setattr(vendor_tool, "TOOLS", (broken,))
+    assert vendor_tool.ask_tool() == {"error": f"{broken} ended with 126: {broken} cannot be run: Exec format error"}
 
 
 # What is wanted
@@ -169,14 +176,16 @@ def test_desired_comes_from_the_release_row() -> None:
 
 
 def test_driver_of_a_form_that_cannot_be_installed_is_refused() -> None:
-    row = {**ROW, "driver": {"package": "rebellions", "version": "3.0.0", "form": "run"}}
+    row = {**ROW, "driver": {"package": "rebellions", "version": "2.1.0", "form": "rpm"}}
     with pytest.raises(Refusal) as refusal:
         driver.desired(fleet(npufleet_row=row, rbln_release="26.01"))
     assert refusal.value.reasons == [
-        "driver 3.0.0 of release 26.01 is a .run package, this version installs .deb: install it by hand and set rbln_driver_form: "
-        "present, or choose a release whose driver is a .deb"
+        "driver 2.1.0 of release 26.01 is a .rpm package, this version installs .deb and .run: install it by hand and set "
+        "rbln_driver_form: present, or choose a release whose driver is one of these"
     ]
     assert driver.desired(fleet(npufleet_row=row, rbln_driver_form="present"))["form"] == "present"
+    row["driver"]["form"] = "run"
+    assert driver.desired(fleet(npufleet_row=row))["form"] == "run"
 
 
 # Reading
@@ -195,7 +204,7 @@ def read(
 
     asked: list[list[str]] = []
 
-    def packages(names: list[str]) -> dict[str, Any]:
+    def packages(names: list[str], broken: bool) -> dict[str, Any]:
         asked.append(names)
         return {name: facts for name, facts in installed.items() if any(fnmatch(name, pattern) for pattern in names)}
 
@@ -229,9 +238,11 @@ def test_read_of_a_host_with_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = {"rebellions": {"version": "1.2.92", "held": True}, image: {"version": "6.8.0", "held": False}}
     assert read(monkeypatch, files, installed) == {
         "package": {"version": "1.2.92", "held": True},
-        "packages": {},
+        "packages": {"rebellions": True},
         "installed": None,
         "dkms": None,
+        "in_the_way": [],
+        "services": [],
         "kernel_packages": {image: False},
         "kernel": release,
         "module": "1.2.92-6d00b56",
@@ -412,6 +423,56 @@ def test_what_only_its_installer_can_put_right_is_left_to_hands() -> None:
     ]
     bare = present(installed=None, dkms=None, module=None, packages={}, nodes=[], rsd0=False, tool={"error": "no tool"})
     assert driver.diff(PRESENT, bare) == [found("installed module", None, "3.2.2", "inspect")]
+
+
+# The vendor's installer
+
+RUN = {**PRESENT, "form": "run"}
+
+
+def test_what_an_installer_puts_right() -> None:
+    assert driver.diff(RUN, present()) == []
+    assert driver.diff(RUN, present(installed="3.0.0", module="3.0.0", tool=tool(parsed(0), parsed(1), version="3.2.2"))) == [
+        found("package", "3.0.0", "3.2.2", "install"),
+        found("module", "3.0.0", "3.2.2", "reload"),
+    ]
+    bare = present(installed=None, dkms=None, module=None, packages={}, nodes=[], rsd0=False, tool={"error": "no tool"})
+    assert driver.diff(RUN, bare) == [found("package", None, "3.2.2", "install"), found("module", None, "3.2.2", "load")]
+    other_kernel = present(dkms=False, module=None)
+    assert driver.diff(RUN, other_kernel)[0] == found(
+        "package", "3.2.2-6d00b56, not built for kernel 6.8.0-45-generic", "3.2.2 for kernel 6.8.0-45-generic", "install"
+    )
+
+
+def test_what_an_installer_has_left_is_held() -> None:
+    loose = present(packages={**LEFT, "rebellions-fw": False})
+    assert driver.diff(RUN, loose) == [found("hold", "free to change: rebellions-fw", "held", "hold")]
+
+
+def test_firmware_that_an_installer_has_not_written_is_for_hands() -> None:
+    old = present(tool=tool(parsed(0, firmware="3.0.0"), parsed(1, firmware="3.2.2"), version="3.2.2"))
+    assert driver.diff(RUN, old) == [found("firmware", "rbln0 3.0.0", "3.2.2", "inspect")]
+
+
+def test_directories_in_the_place_of_the_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    empty, full, tool = tmp_path / "empty", tmp_path / "full", tmp_path / "tool"
+    empty.mkdir()
+    (full / "of").mkdir(parents=True)
+    script(tool, "")
+    monkeypatch.setattr(driver, "TOOLS", tuple(map(str, (empty, full, tool, tmp_path / "none"))))
+    assert read(monkeypatch, {}, {})["in_the_way"] == [str(empty)]
+
+
+def test_services_of_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = ("/lib/systemd/system/rbln-smd.service", "/etc/systemd/system/other.service")
+    monkeypatch.setattr(driver.os.path, "exists", lambda path: path in there)
+    assert read(monkeypatch, {}, {})["services"] == ["rbln-smd.service"]
+
+
+def test_a_package_of_another_name_is_none_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("librbln-ml", "rebellions-dkms", "librbln-$(id)", "rebellions X")
+    installed = {name: {"version": "1", "held": True} for name in names}
+    assert sorted(read(monkeypatch, {}, installed)["packages"]) == ["librbln-ml", "rebellions-dkms"]
 
 
 # Cards

@@ -23,6 +23,7 @@ WANTED: dict[str, Any] = {
     "ports": {"8000": "npufleet_http_port", "8001": "npufleet_grpc_port"},
     "container": "triton",
     "headers": True,
+    "brings_headers": False,
     "disk": {"/var/lib/docker": {"image": 60 * GIB}, "/var/lib/npufleet": {"image": 30 * GIB, "models": 5 * GIB}},
     "models": {},
 }
@@ -159,9 +160,20 @@ def test_secure_boot_without_a_key_of_this_host(
 
 
 def test_headers_of_another_kernel_do_not_count() -> None:
-    (reason,) = subject.headers("0.0.0-nobody")
+    (reason,) = subject.headers("0.0.0-nobody", False)
     assert "found no headers of the running kernel 0.0.0-nobody" in reason
     assert "apt-get install linux-headers-0.0.0-nobody" in reason
+
+
+@pytest.mark.parametrize(("lists", "known", "refused"), [([], 100, 0), (["a_Packages.lz4"], 0, 0), (["a_Packages"], 100, 1)])
+def test_headers_that_the_role_brings_have_to_be_known(
+    monkeypatch: pytest.MonkeyPatch, lists: list[str], known: int, refused: int
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(subject.glob, "glob", lambda _pattern: lists)
+    monkeypatch.setattr(subject, "run", lambda *command: asked.append(command) or (known, ""))
+    assert len(subject.headers("0.0.0-nobody", True)) == refused
+    assert asked == [("apt-cache", "show", "linux-headers-0.0.0-nobody")] * bool(lists)
 
 
 def test_what_the_container_mounts_has_to_be_there() -> None:

@@ -188,7 +188,7 @@ def test_now_reaches_the_monitoring(repository: Path) -> None:
 
 
 def test_reasons_of_all_concerns_come_at_once(repository: Path) -> None:
-    row = {**ROW, "driver": {"package": "rebellions", "version": "3.0.0", "form": "run"}}
+    row = {**ROW, "driver": {"package": "rebellions", "version": "2.1.0", "form": "rpm"}}
     variables = host(repository, npufleet_row=row)
     variables = fleet(**{**dict(variables._raw), "triton_models": [{"name": "faces"}, {"name": "words"}]})
     with pytest.raises(Refusal) as refusal:
@@ -197,8 +197,8 @@ def test_reasons_of_all_concerns_come_at_once(repository: Path) -> None:
     assert refusal.value.reasons == [
         f"model faces: found no {directory}/faces/config.pbtxt: every model is a directory with one",
         f"model words: found no {directory}/words/config.pbtxt: every model is a directory with one",
-        "driver 3.0.0 of release 24.01 is a .run package, this version installs .deb: install it by hand and set rbln_driver_form: "
-        "present, or choose a release whose driver is a .deb",
+        "driver 2.1.0 of release 24.01 is a .rpm package, this version installs .deb and .run: install it by hand and set "
+        "rbln_driver_form: present, or choose a release whose driver is one of these",
     ]
 
 

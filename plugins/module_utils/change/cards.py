@@ -6,7 +6,7 @@ import json
 from typing import Any, Dict, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.change.container import ContainerError, Docker
+from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import ContainerError, Docker
 
 # An SDK that cannot say it is not asked
 PROGRAM = """

@@ -8,20 +8,22 @@ how far it is; it is written before the first step and removed with the last.
 from __future__ import annotations
 
 # Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
-import http.client
-import json
 import os
 import re
 import signal
 import subprocess
 import time
-import urllib.parse
 from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes, vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
-from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import (
+    ENGINE_EXTRA,
+    ContainerError,
+    Docker,
+    refuse_absent,
+)
 from ansible_collections.npufleet.triton.plugins.module_utils.system import now, text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import last_words
@@ -56,61 +58,6 @@ KEEPS_ENDING = 3
 LOOK = 0.2
 # Seconds for one answer of the vendor's tool
 ASKING = 20.0
-# Seconds beyond the container's own patience in which the engine has to answer a stop
-ENGINE_EXTRA = 60.0
-
-
-class ContainerError(Exception):
-    """What the engine or the server refused, in words for an operator."""
-
-
-class Docker(Engine):
-    """The engine, asked to change containers."""
-
-    def inspect(self, name: str) -> Optional[Dict[str, Any]]:
-        """`docker inspect`, None for a container that is not there. Raises ContainerError when no engine answers."""
-        try:
-            found: Optional[Dict[str, Any]] = self.get(f"/containers/{urllib.parse.quote(name)}/json")
-        except (OSError, ValueError) as error:
-            raise ContainerError(f"the engine does not answer ({error}): see `systemctl status docker`") from error
-        return found
-
-    def order(self, method: str, resource: str, timeout: float, allowed: Tuple[int, ...] = (204, 304)) -> None:
-        """One change. Raises ContainerError with the engine's own words."""
-        connection = self.connection()
-        connection.timeout = timeout
-        try:
-            connection.request(method, resource)
-            answer = connection.getresponse()
-            body = answer.read().decode("utf-8", "replace")
-        except (OSError, http.client.HTTPException) as error:
-            raise ContainerError(f"the engine did not answer {method} {resource}: {error or type(error).__name__}") from error
-        finally:
-            connection.close()
-        if answer.status not in allowed:
-            with suppress(ValueError, KeyError, TypeError):
-                body = json.loads(body)["message"]
-            raise ContainerError(f"the engine refused {method} {resource.partition('?')[0]}: {' '.join(body.split())[:500]}")
-
-    def stop(self, identity: str, patience: float) -> None:
-        """Stop it as patiently as it says itself; one that restarts in a loop stays ended."""
-        self.order("POST", f"/containers/{identity}/stop", patience + ENGINE_EXTRA)
-
-    def start(self, identity: str) -> None:
-        """Start it."""
-        self.order("POST", f"/containers/{identity}/start", ENGINE_EXTRA)
-
-    def rename(self, identity: str, name: str) -> None:
-        """Give it another name."""
-        self.order("POST", f"/containers/{identity}/rename?name={urllib.parse.quote(name)}", ENGINE_EXTRA)
-
-    def remove(self, identity: str) -> None:
-        """Take it away, running or not."""
-        self.order("DELETE", f"/containers/{identity}?force=true", ENGINE_EXTRA, (204, 404))
-
-    def kill(self, identity: str) -> None:
-        """End its first process; one that has ended is as good."""
-        self.order("POST", f"/containers/{identity}/kill", ENGINE_EXTRA, (204, 409))
 
 
 def read(root: str) -> Optional[Dict[str, Any]]:
@@ -161,6 +108,7 @@ def replace(
     kept = before["inside"] if before and previous else dict(inside or {})
     entry = {"run": run.run, "by": run.by, "since": now(), "phase": SWAPPING, "ran": ran, "old": old, "inside": kept}
     _write(root, entry)
+    refuse_absent(upcoming)
     done = []
     if current:
         # Before it gets another name: an engine does not rename what it is just about to start again
@@ -321,6 +269,7 @@ def _start_inside(name: str, inside: Mapping[str, Any]) -> None:
 def restart(engine: Docker, name: str, settings: Mapping[str, Any]) -> None:
     """Stop it, wait for the cards, start it. Also when they do not get free, which is raised after that."""
     found = _there(engine, name)
+    refuse_absent(found)
     engine.stop(found["Id"], settings["stop_timeout"])
     why = held(settings)
     engine.start(found["Id"])

@@ -53,6 +53,8 @@ def about(plan: List[Item], linked: bool, prove: bool) -> List[Item]:
     be another release in another container than the wanted ones."""
     # A release whose record is lost goes when the one after it is proven
     plan = [item for item in plan if not (prove and item["action"] in (models.PROVE, models.MEND))]
+    # Of the container that would be made next: the one that serves has what it mounts
+    plan = [item for item in plan if not ((prove or linked) and item["name"] in server.TO_MOUNT)]
     foreign = [
         item
         for item in plan

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
 from ansible_collections.npufleet.triton.plugins.module_utils.system import packages, run, text
-from ansible_collections.npufleet.triton.plugins.module_utils.vendor_tool import ask_tool
+from ansible_collections.npufleet.triton.plugins.module_utils.vendor_tool import TOOLS, ask_tool
 
 CONCERN = "driver"
 GROUP = NPU_HOSTS
@@ -48,11 +48,15 @@ ExecStart=/bin/sh -c '\
 [Install]
 WantedBy=multi-user.target
 """
-# Form of a driver that somebody else has installed and keeps: it is proven and held, and never installed
-PRESENT = "present"
-FORMS = ("deb", PRESENT)
+# Forms: a driver that somebody else has installed and keeps, which is proven and held and never installed; the vendor's installer
+PRESENT, RUN = "present", "run"
+FORMS = ("deb", RUN, PRESENT)
 # Packages that an installed driver may be of: `rebellions` below 3.0; from there on those that the vendor's installer leaves
 PACKAGES = ("rebellions*", "librbln-*")
+PACKAGE = re.compile(r"(?:rebellions|librbln-)[a-z0-9.+-]*")
+# Services of the driver, by age, which keep its module in use
+SERVICES = ("rbln_daemon.service", "rbln-smd.service")
+UNITS = ("/etc/systemd/system", "/lib/systemd/system", "/usr/local/lib/systemd/system")
 # Where DKMS keeps what it has built, by module; a link for each kernel that it is installed for
 DKMS = "/var/lib/dkms/rebellions*"
 # Packages that bring another kernel with an upgrade: linux-generic, linux-image-generic-hwe-22.04, linux-headers-amd64
@@ -68,8 +72,8 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
         raise Refusal(
             [
                 f"driver {driver['version']} of release {variables['rbln_release']} is a .{form} "
-                "package, this version installs .deb: install it by hand "
-                f"and set rbln_driver_form: {PRESENT}, or choose a release whose driver is a .deb"
+                "package, this version installs .deb and .run: install it by hand "
+                f"and set rbln_driver_form: {PRESENT}, or choose a release whose driver is one of these"
             ]
         )
     return {
@@ -91,15 +95,18 @@ def unit(npus: int, timeout: int) -> str:
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     """What the package manager, the kernel and the vendor's tool say."""
     kernel = ["linux-image-" + os.uname().release, "linux-headers-" + os.uname().release]
-    present = wanted["form"] == PRESENT
-    installed = packages([wanted["package"], *kernel, "linux-*", *PACKAGES])
+    built = wanted["form"] in (PRESENT, RUN)
+    installed = packages([wanted["package"], *kernel, "linux-*", *PACKAGES], broken=True)
     version = text(f"/sys/module/{MODULE}/version")
     return {
         "package": installed.get(wanted["package"]),
-        # Of a driver that somebody else has installed: its packages, its module on the disk, and where DKMS has installed it
-        "packages": {name: facts["held"] for name, facts in sorted(installed.items()) if present and not name.startswith("linux-")},
-        "installed": _installed() if present else None,
-        "dkms": _dkms() if present else None,
+        # Every package of a driver, and of one that an installer has left its module on the disk, and where DKMS has installed it
+        "packages": {name: facts["held"] for name, facts in sorted(installed.items()) if PACKAGE.fullmatch(name)},
+        "installed": _installed() if built else None,
+        "dkms": _dkms() if built else None,
+        # What an engine has made where a container was to mount the tool: no package can put a file there
+        "in_the_way": [path for path in TOOLS if os.path.isdir(path) and not os.listdir(path)],
+        "services": [unit for unit in SERVICES if any(os.path.exists(os.path.join(place, unit)) for place in UNITS)],
         "kernel_packages": {
             name: facts["held"] for name, facts in sorted(installed.items()) if name in kernel or KERNELS.fullmatch(name)
         },
@@ -144,10 +151,12 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     package, present = actual["package"] or {}, wanted["form"] == PRESENT
     if present:
         plan += _diff_present(wanted, actual)
+    elif wanted["form"] == RUN:
+        plan += _diff_run(wanted, actual)
     elif not same_version(package.get("version"), wanted["version"]):
         plan.append(item(CONCERN, "package", package.get("version"), wanted["version"], "install"))
     if wanted["hold"]:
-        mine = actual["packages"] if present else {wanted["package"]: bool(package.get("held"))}
+        mine = {wanted["package"]: bool(package.get("held"))} if wanted["form"] == "deb" else actual["packages"]
         loose = [name for held in (mine, actual["kernel_packages"]) for name in sorted(held) if not held[name]]
         if loose:
             plan.append(item(CONCERN, "hold", "free to change: " + ", ".join(loose), "held", "hold"))
@@ -176,15 +185,31 @@ def _diff_present(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[
         plan.append(item(CONCERN, "installed module", actual["installed"], wanted["version"], INSPECT))
     if actual["dkms"] is False:
         plan.append(item(CONCERN, "dkms", "not installed", "installed for kernel {}".format(actual["kernel"]), INSPECT))
+    return plan + _diff_firmware(wanted, actual)
+
+
+def _diff_run(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+    """What the vendor's installer puts right, and firmware that it has not."""
+    found = actual["installed"]
+    if not same_version(found, wanted["version"]):
+        return [item(CONCERN, "package", found, wanted["version"], "install")]
+    if actual["dkms"] is False:
+        kernel = "for kernel {}".format(actual["kernel"])
+        return [item(CONCERN, "package", f"{found}, not built {kernel}", f"{wanted['version']} {kernel}", "install")]
+    return _diff_firmware(wanted, actual)
+
+
+def _diff_firmware(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+    """Cards whose firmware is not the driver's, which is seen under a loaded module only."""
     devices = actual["tool"].get("devices") or []
     other = [
         f"{card['device']} {card['firmware'] or 'unknown'}"
         for card in devices
         if not same_version(card["firmware"], wanted["version"])
     ]
-    if other and actual["module"] is not None:
-        plan.append(item(CONCERN, "firmware", ", ".join(other), wanted["version"], INSPECT))
-    return plan
+    if not other or actual["module"] is None:
+        return []
+    return [item(CONCERN, "firmware", ", ".join(other), wanted["version"], INSPECT)]
 
 
 def _diff_cards(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:

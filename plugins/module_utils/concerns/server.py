@@ -39,6 +39,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.served impo
 CONCERN = "server"
 GROUP = NPU_HOSTS
 HANGING = "loads"
+# What a new container could not mount
+TO_MOUNT = (ABSENT, DRIVER_FILES) = ("volumes", "driver files")
 # By this variable Triton finds its keys to object stores; they lie where only root looks
 CREDENTIALS = "TRITON_CLOUD_CREDENTIAL_PATH"
 CREDENTIALS_HOME = "/etc/npufleet/credentials"
@@ -245,12 +247,12 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         whose = "the operator's key" if wanted["key_fingerprint"] else "a key of this host"
         plan.append(item(CONCERN, "key", flaw["words"], whose + ", for root alone", "key"))
     if actual["absent"]:
-        plan.append(item(CONCERN, "volumes", "nothing at " + ", ".join(actual["absent"]), "what is mounted from there", INSPECT))
+        plan.append(item(CONCERN, ABSENT, "nothing at " + ", ".join(actual["absent"]), "what is mounted from there", INSPECT))
     if found is None:
         return [*plan, item(CONCERN, "container", None, "running " + wanted["name"], "create")]
     from_driver = actual["driver_files"]
     if from_driver["missing"]:
-        plan.append(item(CONCERN, "driver files", None, ", ".join(from_driver["missing"]), INSPECT))
+        plan.append(item(CONCERN, DRIVER_FILES, None, ", ".join(from_driver["missing"]), INSPECT))
     as_wanted = {**wanted["container"], "volumes": sorted({*wanted["container"]["volumes"], *from_driver["binds"]})}
     for key in sorted(as_wanted):
         asked = as_wanted[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import struct
 import urllib.parse
@@ -29,6 +30,13 @@ def frames(raw: bytes) -> bytes:
         lines += raw[8 : 8 + length]
         raw = raw[8 + length :]
     return lines or raw
+
+
+def absent(container: Mapping[str, Any]) -> List[str]:
+    """Paths of the host that a container mounts and that are not there: the engine would make directories of them at its start."""
+    binds = (container.get("HostConfig") or {}).get("Binds") or []
+    paths = [str(bind).partition(":")[0] for bind in binds]
+    return sorted(path for path in paths if path.startswith("/") and not os.path.exists(path))
 
 
 class Engine:

@@ -32,6 +32,8 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
         "listen": listens(variables),
         "container": variables["triton_server_name"],
         "headers": bool(variables["preflight_kernel_headers"]),
+        # Whether the role installs them
+        "brings_headers": variables["rbln_driver_form"] == "run",
         "disk": {
             "/var/lib/docker": {"image": int(variables["preflight_disk_engine"]) * GIB},
             variables["npufleet_root"]: {

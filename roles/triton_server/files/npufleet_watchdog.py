@@ -625,7 +625,7 @@ class Host:
 
     def contexts(self) -> Optional[List[Tuple[str, str]]]:
         """(process, name) of every context on the cards, none without the vendor's tool; None where that fails or hangs."""
-        tool = next((path for path in self._config.vendor_tools if os.access(path, os.X_OK)), None)
+        tool = next((path for path in self._config.vendor_tools if os.path.isfile(path) and os.access(path, os.X_OK)), None)
         if tool is None:
             return []
         try:
