@@ -78,7 +78,15 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
         return {"failed": True, "msg": f"{host} is not as wanted: {plan}", "plan": plan}
     container = {"command": [], "id": "1"}
     actual = {
-        "driver": {"module": "1.0.0", "tool": {"contexts": 0 if stopped(host) else 1}, "kernel": "6.1", "kernel_packages": []},
+        "driver": {
+            "module": "1.0.0",
+            "tool": {"contexts": 0 if stopped(host) else 1},
+            "kernel": "6.1",
+            "kernel_packages": [],
+            "packages": {},
+            "services": [],
+            "in_the_way": [],
+        },
         "engine": {"daemon": {}, "running": {}, "drop_ins": (asked.get("engine") or {}).get("drop_ins")},
         "image": {"engine": True, "id": None},
         "models": {"missing": [], "transaction": None, "served": {}},
