@@ -272,8 +272,12 @@ def test_the_index_and_configs_are_read_with_the_key(host: dict[str, Any]) -> No
     assert served == {"digits": {"1": {"state": "READY", "reason": "", "release": "e" * 64}}}
 
 
+# All is there that the container mounts, and the driver has brought nothing
+MOUNTS: dict[str, Any] = {"absent": [], "driver_files": {"binds": [], "missing": []}}
+
+
 def test_a_key_that_is_missing_is_an_item_and_is_made_before_the_container() -> None:
-    bare = {"engine": True, "container": None, "served": None, "key": {"words": "nothing", "other": True}}
+    bare = {"engine": True, "container": None, "served": None, "key": {"words": "nothing", "other": True}, **MOUNTS}
     assert [(one["name"], one["current"], one["action"]) for one in server.diff(desired(), bare)] == [
         ("key", "nothing", "key"),
         ("container", None, "create"),
@@ -292,12 +296,13 @@ def test_a_key_that_is_missing_is_an_item_and_is_made_before_the_container() -> 
 )
 def test_a_server_with_another_key_than_its_hosts_is_started_again(more: dict[str, Any], plan: list[tuple[str, str]]) -> None:
     asked = desired()
-    actual = {"engine": True, "container": asked["container"], "state": "running", "served": {}, **more}
+    actual = {"engine": True, "container": asked["container"], "state": "running", "served": {}, **MOUNTS, **more}
     assert [(one["name"], one["action"]) for one in server.diff(asked, actual)] == plan
 
 
 def test_a_container_that_is_replaced_is_not_started_again_as_well() -> None:
     asked = desired()
     container = {**asked["container"], "command": ["tritonserver"]}
-    actual = {"engine": True, "container": container, "state": "running", "served": {}, "key": {"words": "nothing", "other": True}}
+    key = {"words": "nothing", "other": True}
+    actual = {"engine": True, "container": container, "state": "running", "served": {}, "key": key, **MOUNTS}
     assert [one["action"] for one in server.diff(asked, actual)] == ["key", "replace"]
