@@ -43,7 +43,7 @@ def test_one_that_fails_is_told_by_the_end_of_its_words(installer: Path) -> None
 
 def test_one_that_hangs_is_ended_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch, installer: Path, tmp_path: Path) -> None:
     monkeypatch.setattr(driver_installer, "PATIENCE", 0.2)
-    script = f"trap '' TERM; sh -c 'trap \"\" TERM; echo $$ > {tmp_path}/child; while :; do sleep 0.05; done' & echo begun; wait\n"
+    script = f"trap '' TERM; sh -c 'trap \"\" TERM; echo $$ > {tmp_path}/child; for round in $(seq 300); do sleep 0.05; done' & echo begun; wait\n"
     began = time.monotonic()
     answer = run(installer, script, timeout=1)
     assert answer["msg"].splitlines()[0].startswith("it was ended after 1 s; its last words")
