@@ -43,17 +43,18 @@ def test_one_that_fails_is_told_by_the_end_of_its_words(installer: Path) -> None
 
 def test_one_that_hangs_is_ended_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch, installer: Path, tmp_path: Path) -> None:
     monkeypatch.setattr(driver_installer, "PATIENCE", 0.2)
-    script = f"trap '' TERM; sh -c 'trap \"\" TERM; echo $$ > {tmp_path}/child; for round in $(seq 300); do sleep 0.05; done' & echo begun; wait\n"
+    child = f'trap "" TERM; echo $$ > {tmp_path}/child; for round in $(seq 300); do sleep 0.05; done'
+    script = f"trap '' TERM; sh -c '{child}' & echo begun; wait\n"
     began = time.monotonic()
     answer = run(installer, script, timeout=1)
     assert answer["msg"].splitlines()[0].startswith("it was ended after 1 s; its last words")
     assert answer["msg"].splitlines()[-1] == "begun"
     assert time.monotonic() - began < 20
-    child = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
+    stat = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
     deadline = time.monotonic() + 10
-    while child.exists() and child.read_text().rpartition(")")[2].split()[0] != "Z" and time.monotonic() < deadline:
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z" and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_one_that_cannot_be_run(installer: Path) -> None:
