@@ -102,13 +102,13 @@ def replace(
     current, previous, upcoming = (engine.inspect(name + suffix) for suffix in ("", "-previous", "-next"))
     if upcoming is None:
         raise ContainerError(f"found no container {name}-next, wanted it made before it takes the place of {name}")
+    refuse_absent(upcoming)
     before = read(root)
     ran = before["ran"] if before else bool(current and current["State"]["Running"]) or not current
     old = (previous or current or {}).get("Id")
     kept = before["inside"] if before and previous else dict(inside or {})
     entry = {"run": run.run, "by": run.by, "since": now(), "phase": SWAPPING, "ran": ran, "old": old, "inside": kept}
     _write(root, entry)
-    refuse_absent(upcoming)
     done = []
     if current:
         # Before it gets another name: an engine does not rename what it is just about to start again
