@@ -150,6 +150,9 @@ class Host:
             if path.exists():
                 path.unlink()
         self._hide("class")
+        # What only a reboot helps is beside it
+        if not (self.state / "stale-until-reboot").exists():
+            (self.state / "stale").unlink(missing_ok=True)
 
     def _show_class(self, files: Mapping[str, Union[str, bytes]]) -> None:
         """Show the device class, and the live network interfaces through it.

@@ -13,7 +13,7 @@ import socket
 import sys
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import PCI_VENDOR
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import PCI_VENDOR, REBOOT
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, short
 from ansible_collections.npufleet.triton.plugins.module_utils.system import file_system, packages, run, text
@@ -46,6 +46,7 @@ BY_HAND = {
     "installed module": "install the vendor's driver of this version, or choose the release whose driver is installed",
     "dkms": "see `dmesg | tail` and `dkms status`: install the headers of the running kernel, then `dkms autoinstall`",
     "firmware": "run the vendor's installer of this driver once more, or see its rbln-flash",
+    REBOOT: "take the host out (playbooks/maintenance.yml), reboot it and put it back, or set rbln_driver_reboot",
     "card type": "choose a release that supports the card, or correct npufleet_card",
 }
 # UEFI's variable, and where DKMS has the key that it signs with: Ubuntu's, Debian's
@@ -185,7 +186,8 @@ def cards(wanted: Mapping[str, Any], driver: Mapping[str, Any], plan: List[Item]
             ", ".join(foreign), " or ".join(wanted["cards"]), wanted["release"], other
         )
     for part in mine:
-        if part["action"] != INSPECT or (changing and part["name"] != "bus") or (foreign and part["name"] == "card type"):
+        settled = changing and part["name"] not in ("bus", REBOOT)
+        if part["action"] != INSPECT or settled or (foreign and part["name"] == "card type"):
             continue
         found = "no card" if part["name"] == "bus" and not driver["bus"] else short(part["current"])
         name = "" if part["name"] == "cards" else part["name"] + ": "

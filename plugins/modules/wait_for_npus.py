@@ -19,6 +19,12 @@ options:
   timeout:
     description: Seconds to wait. Default is the variable C(npufleet_free_timeout).
     type: int
+  ignore_gone:
+    description: >-
+      Pass over contexts that are left, after that time, of processes that are gone. For whoever loads the driver's module anew,
+      which is what ends them.
+    type: bool
+    default: false
   _request:
     description: What the controller hands over. It is nothing for a playbook to set.
     type: dict
@@ -54,14 +60,19 @@ REQUEST = {"host": {"type": "str", "default": ""}}
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(
-        argument_spec={"container": {"type": "str"}, "timeout": {"type": "int"}, "_request": {"type": "dict"}},
+        argument_spec={
+            "container": {"type": "str"},
+            "timeout": {"type": "int"},
+            "ignore_gone": {"type": "bool", "default": False},
+            "_request": {"type": "dict"},
+        },
         supports_check_mode=True,
     )
     params = request.received(module, REQUEST)
     if params["container"] is None or params["timeout"] is None:
         module.fail_json(msg="the container is known on the controller: call it as npufleet.triton.wait_for_npus")
     began = time.monotonic()
-    reasons = contexts.wait_until_free(params["container"], params["timeout"])
+    reasons = contexts.wait_until_free(params["container"], params["timeout"], params["ignore_gone"])
     if reasons:
         lines = "".join("\n  - " + reason for reason in reasons)
         module.fail_json(msg="{}: the cards are not free, end what holds them and run again:{}".format(params["host"], lines))

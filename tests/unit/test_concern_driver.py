@@ -23,6 +23,7 @@ WANTED = {
     "npus": 2,
     "cards": ["RBLN-CA12"],
     "hold": True,
+    "reboots": False,
     "unit": UNIT,
 }
 BUS = ["0000:ab:00.0", "0000:ac:00.0"]
@@ -80,6 +81,7 @@ def host(**changes: Any) -> dict[str, Any]:
         "kernel_packages": dict(KERNEL),
         "kernel": "6.8.0-45-generic",
         "module": "1.2.92",
+        "reboot": False,
         "boot": True,
         "bus": list(BUS),
         "nodes": ["rbln0", "rbln1"],
@@ -246,6 +248,7 @@ def test_read_of_a_host_with_cards(monkeypatch: pytest.MonkeyPatch) -> None:
         "kernel_packages": {image: False},
         "kernel": release,
         "module": "1.2.92-6d00b56",
+        "reboot": False,
         "boot": True,
         "bus": BUS,
         "nodes": ["rbln0", "rbln1"],
@@ -524,3 +527,40 @@ def test_card_of_a_foreign_type() -> None:
 def test_cards_are_not_judged_without_a_module() -> None:
     unloaded = host(module=None, nodes=[], rsd0=False, tool={"error": "no driver"})
     assert driver.diff(WANTED, unloaded) == [found("module", None, "1.2.92", "load")]
+
+
+# A driver that has lost its cards
+
+NUMBERED = "stale: the vendor's tool numbers 2 cards 0"
+EMPTY = "stale: the vendor's tool lists no card beside rbln0, rbln1"
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"), [([parsed(0), parsed(0, bus_id=BUS[1])], NUMBERED), ([], EMPTY)], ids=["numbered 0", "none"]
+)
+def test_a_driver_that_is_stale_is_loaded_anew_and_nothing_else_is_said_of_its_cards(devices: list[Any], words: str) -> None:
+    lost = host(tool=tool(*devices))
+    assert driver.diff(WANTED, lost) == [found("module", words, "loaded anew", "reload")]
+
+
+def test_no_card_beside_no_node_is_a_card_that_is_missing() -> None:
+    bare = host(tool=tool(), nodes=[])
+    assert [entry["action"] for entry in driver.diff(WANTED, bare)] == ["inspect", "inspect"]
+
+
+def test_a_single_card_is_number_0() -> None:
+    single = host(tool=tool(parsed(0)), bus=BUS[:1], nodes=["rbln0"])
+    assert driver.diff({**WANTED, "npus": 1}, single) == []
+
+
+def test_another_module_is_loaded_whatever_the_tool_says() -> None:
+    lost = host(tool=tool(), module="1.1.67")
+    assert driver.diff(WANTED, lost)[0] == found("module", "1.1.67", "1.2.92", "reload")
+
+
+def test_a_reboot_that_is_required_is_told_as_long_as_the_module_differs() -> None:
+    lost = host(tool=tool(), reboot=True)
+    told = found("reboot", "required", "rebooted", "inspect")
+    assert driver.diff(WANTED, lost) == [found("module", EMPTY, "loaded anew", "reload"), told]
+    assert driver.diff({**WANTED, "reboots": True}, lost)[1] == {**told, "action": "reboot"}
+    assert driver.diff(WANTED, host(reboot=True)) == []

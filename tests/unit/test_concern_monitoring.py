@@ -59,6 +59,7 @@ def target(host: str, health: str = "up", error: str = "", job: str = "npufleet-
 RULES = "/api/v1/rules?type=alert"
 ALERTS = [
     "NpufleetCheckFails",
+    "NpufleetDriverStale",
     "NpufleetModelHangs",
     "NpufleetProbeStale",
     "NpufleetProbeUnavailable",

@@ -89,3 +89,15 @@ def test_without_an_engine_every_context_counts(look: Any, monkeypatch: pytest.M
             f"rbln1 held by python3 (pid 20) in container {OTHER[:12]}: stop it (`docker stop {OTHER[:12]}`)",
         ],
     }
+
+
+def test_whoever_loads_the_module_anew_passes_over_what_is_gone(look: Any) -> None:
+    assert contexts_left(look, GONE) == []
+    (reason,) = contexts_left(look, GONE, PROCESS)
+    assert reason.startswith("rbln0 held by sleep")
+
+
+def contexts_left(look: Any, *holders: dict[str, Any]) -> list[str]:
+    """What is left of them after no time, beside a container that does not run."""
+    assert len(look(*holders, running=False)["reasons"]) == len(holders)
+    return contexts.wait_until_free("triton", 0, ignore_gone=True)

@@ -152,8 +152,8 @@ def test_every_rollout_has_the_same_gates() -> None:
         for path in PLAYBOOKS
         if "npufleet_change_yes" in path.read_text() and path.parent.name == "playbooks"
     }
-    assert sorted(rollouts) == ["models", "rollback", "site"]
-    assert rollouts["models"] == rollouts["rollback"] == rollouts["site"]
+    assert sorted(rollouts) == ["models", "recover", "rollback", "site"]
+    assert rollouts["models"] == rollouts["recover"] == rollouts["rollback"] == rollouts["site"]
     assert rollouts["site"]["max_fail_percentage"] == 0 and "npufleet_rollout_serial" in rollouts["site"]["serial"]
 
 

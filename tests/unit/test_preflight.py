@@ -115,6 +115,17 @@ def test_cards_are_not_judged_under_a_driver_that_is_about_to_change() -> None:
     assert list(subject.cards(WANTED, DRIVER, plan, ["RBLN-CA22"])) == []
 
 
+def test_a_reboot_that_nobody_may_make_is_refused_where_the_module_would_be_loaded_anew() -> None:
+    plan = [item("driver", "module", "reload"), item("driver", "reboot", "inspect", "required", "rebooted")]
+    (reason,) = subject.cards(WANTED, DRIVER, plan, ["RBLN-CA22"])
+    assert reason == (
+        "reboot: found required, wanted rebooted: take the host out (playbooks/maintenance.yml), reboot it and "
+        "put it back, or set rbln_driver_reboot"
+    )
+    allowed = [plan[0], {**plan[1], "action": "reboot"}]
+    assert list(subject.cards(WANTED, DRIVER, allowed, ["RBLN-CA22"])) == []
+
+
 def test_device_memory_of_each_npu_decides() -> None:
     assert list(subject.memory({**WANTED, "models": {"a": [8 * GIB, 8 * GIB], "b": [8 * GIB, 7 * GIB]}}, DRIVER)) == []
     (reason,) = subject.memory({**WANTED, "models": {"a": [7 * GIB] * 2, "b": [9 * GIB] * 2}}, DRIVER)

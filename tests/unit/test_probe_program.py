@@ -63,6 +63,8 @@ class Host:
             "maintenance": str(self.root / "maintenance.json"),
             "lease": str(self.root / "lease.json"),
             "key": None,
+            "vendor_tools": [str(self.place / "rbln-stat")],
+            "nodes": str(self.place / "dev"),
             **changes,
         }
         (self.place / "config.json").write_text(json.dumps(config))
@@ -143,6 +145,7 @@ def test_what_golden_data_says_is_not_kept(host: Host) -> None:
 
 def test_page_has_a_help_and_a_type_for_every_name_and_its_labels_are_escaped(host: Host) -> None:
     host.says({**PASSED, "check": 'a "b"\\c\nd'})
+    cards(host, 0, 1)
     host.run()
     text = (host.place / "npufleet.prom").read_text()
     names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE") and line.endswith(" gauge")}
@@ -317,3 +320,44 @@ def test_checks_are_asked_with_the_key_that_the_server_has_now(host: Host) -> No
         given = json.loads((host.place / "given").read_bytes())
         assert given["document"]["server"]["headers"] == {"npufleet-key": secret, "of-the-site": "1"}
     assert "second" not in (host.place / "checks.json").read_text()
+
+
+def cards(host: Host, *numbers: Any, nodes: int = 2, code: int = 0) -> None:
+    """A vendor's tool that lists cards of these numbers, beside so many device nodes."""
+    answer = json.dumps({"KMD_version": "1.1.67", "devices": [{"npu": number} for number in numbers]})
+    tool = host.place / "rbln-stat"
+    tool.write_text(f"#!/bin/sh\necho '{answer}'\nexit {code}\n")
+    tool.chmod(0o755)
+    (host.place / "dev").mkdir()
+    for node in range(nodes):
+        (host.place / f"dev/rbln{node}").touch()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "nodes", "stale"),
+    [(("0", "1"), 2, 0), ((0,), 1, 0), ((), 0, 0), ((0, 0), 2, 1), (("0", "0"), 2, 1), ((), 2, 1)],
+)
+def test_a_driver_that_has_lost_its_cards_is_told(
+    host: Host, capsys: pytest.CaptureFixture[str], numbers: tuple[Any, ...], nodes: int, stale: int
+) -> None:
+    cards(host, *numbers, nodes=nodes)
+    host.run()
+    assert host.metrics()["npufleet_driver_stale"] == stale
+    assert ("the driver is stale, run playbooks/recover.yml: the vendor's tool" in capsys.readouterr().out) == bool(stale)
+    # Whatever the server answers
+    assert host.metrics()["npufleet_checks_failed"] == 0
+
+
+@pytest.mark.parametrize("code", [1, None])
+def test_a_tool_that_does_not_say_is_no_result(host: Host, code: int | None) -> None:
+    if code:
+        cards(host, "0", "0", code=code)
+    host.run()
+    assert "npufleet_driver_stale" not in host.metrics()
+
+
+def test_cards_are_not_looked_at_while_somebody_changes_the_host(host: Host) -> None:
+    cards(host)
+    (host.root / "lease.json").write_text(held())
+    host.run()
+    assert "npufleet_driver_stale" not in host.metrics()

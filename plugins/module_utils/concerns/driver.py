@@ -6,7 +6,7 @@ import glob
 import os
 import re
 import stat
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
@@ -48,6 +48,9 @@ ExecStart=/bin/sh -c '\
 [Install]
 WantedBy=multi-user.target
 """
+# The role's mark of a driver that only a reboot helps, gone with the boot
+REBOOT = "reboot"
+REBOOT_FILE = "/run/npufleet/reboot-required"
 # Forms: a driver that somebody else has installed and keeps, which is proven and held and never installed; the vendor's installer
 PRESENT, RUN = "present", "run"
 FORMS = ("deb", RUN, PRESENT)
@@ -83,6 +86,7 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
         "npus": int(variables["npufleet_npus"]),
         "cards": list(row["cards"]),
         "hold": bool(variables["rbln_driver_hold"]),
+        "reboots": bool(variables["rbln_driver_reboot"]),
         "unit": unit(int(variables["npufleet_npus"]), int(variables["rbln_driver_boot_timeout"])),
     }
 
@@ -112,6 +116,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         },
         "kernel": os.uname().release,
         "module": version.strip() if version else None,
+        "reboot": os.path.exists(REBOOT_FILE),
         "boot": (text(BOOT_FILE) or "").split() == [MODULE],
         "bus": sorted(
             os.path.basename(os.path.dirname(path))
@@ -169,13 +174,35 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     loaded = actual["module"]
     # What is not there cannot be loaded
     there = not present or same_version(actual["installed"], wanted["version"])
+    lost = stale(actual["tool"], actual["nodes"]) if loaded is not None else None
     if there and not same_version(loaded, wanted["version"]):
         plan.append(item(CONCERN, "module", loaded, wanted["version"], "load" if loaded is None else "reload"))
+    elif lost:
+        plan.append(item(CONCERN, "module", f"stale: {lost}", "loaded anew", "reload"))
+    if actual["reboot"] and any(entry["name"] == "module" for entry in plan):
+        plan.append(item(CONCERN, REBOOT, "required", "rebooted", "reboot" if wanted["reboots"] else INSPECT))
     if len(actual["bus"]) < wanted["npus"]:
         plan.append(item(CONCERN, "bus", "{} NPUs".format(len(actual["bus"])), "{} NPUs".format(wanted["npus"]), INSPECT))
     if loaded is not None:
-        plan += _diff_cards(wanted, actual)
+        plan += _diff_cards(wanted, actual, judged=lost is None)
     return plan
+
+
+def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:
+    """How a driver has lost its cards, None where it has not: seen after processes that had them open were killed.
+
+    The tool gives every card the number 0, or lists none beside device nodes that are there. Only a module that is loaded anew,
+    or a reboot, helps (the SDK's own list of NPUs follows the tool).
+    """
+    devices = tool.get("devices")
+    if devices is None:
+        return None
+    if not devices:
+        return f"the vendor's tool lists no card beside {', '.join(nodes)}" if nodes else None
+    numbers = sorted({device["npu"] for device in devices})
+    if len(numbers) < len(devices):
+        return f"the vendor's tool numbers {len(devices)} cards {', '.join(map(str, numbers))}"
+    return None
 
 
 def _diff_present(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
@@ -212,8 +239,8 @@ def _diff_firmware(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List
     return [item(CONCERN, "firmware", ", ".join(other), wanted["version"], INSPECT)]
 
 
-def _diff_cards(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Cards are judged only under a loaded module: without one there is nothing to see."""
+def _diff_cards(wanted: Mapping[str, Any], actual: Mapping[str, Any], judged: bool) -> List[Item]:
+    """Cards under a loaded module: without one there is nothing to see. What the tool lists is `judged` unless it has lost them."""
     plan = []
     if not actual["rsd0"]:
         plan.append(item(CONCERN, "/dev/rsd0", None, "a character device", INSPECT))
@@ -225,6 +252,8 @@ def _diff_cards(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[It
         return plan
     if not same_version(tool["version"], wanted["version"]):
         plan.append(item(CONCERN, "tool", tool["version"], wanted["version"], INSPECT))
+    if not judged:
+        return plan
     listed = {device["bus_id"]: device for device in tool["devices"]}
     unlisted = [address for address in actual["bus"] if address not in listed]
     sick = ["{device} {status}".format(**device) for device in tool["devices"] if device["status"] != "normal"]

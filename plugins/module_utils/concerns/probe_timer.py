@@ -13,6 +13,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine import chec
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item, short
 from ansible_collections.npufleet.triton.plugins.module_utils.system import run, text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+from ansible_collections.npufleet.triton.plugins.module_utils.vendor_tool import TOOLS
 
 CONCERN = "probe"
 GROUP = NPU_HOSTS
@@ -89,6 +90,8 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
         "maintenance": root + "/maintenance.json",
         "lease": root + "/lease.json",
         "key": keys.for_checks(variables),
+        "vendor_tools": list(TOOLS),
+        "nodes": "/dev",
     }
     with open(SOURCE, "rb") as source:
         program = hashlib.sha256(source.read()).hexdigest()

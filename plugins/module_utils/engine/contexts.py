@@ -17,8 +17,9 @@ POLL_SECONDS = 0.5
 COMM = 15
 
 
-def look(container: str) -> Dict[str, Any]:
-    """{"running": whether that container runs, "reasons": why the cards are not free}: its own contexts are none while it runs."""
+def look(container: str, ignore_gone: bool = False) -> Dict[str, Any]:
+    """{"running": whether that container runs, "reasons": why the cards are not free}: its own contexts are none while it runs,
+    nor with `ignore_gone` those of processes that are gone."""
     engine = Engine()
     own = _inspect(engine, container)
     running = bool(own and own["State"]["Running"])
@@ -29,7 +30,7 @@ def look(container: str) -> Dict[str, Any]:
     for other in tool["holders"]:
         owner = whose(other)
         # A process that is not to be found may be the container's own, under a number of its own.
-        if not (own and running and (owner["gone"] or owner["container"] == own["Id"])):
+        if not (ignore_gone and owner["gone"]) and not (own and running and (owner["gone"] or owner["container"] == own["Id"])):
             strange.append({**other, **owner})
     names = {}
     for identity in {holder["container"] for holder in strange if holder["container"]}:
@@ -38,13 +39,18 @@ def look(container: str) -> Dict[str, Any]:
     return {"running": running, "reasons": reasons(strange, names)}
 
 
-def wait_until_free(container: str, timeout: float) -> List[str]:
-    """Why the cards are not free: at once beside a running container, else of those that are left after these seconds."""
+def wait_until_free(container: str, timeout: float, ignore_gone: bool = False) -> List[str]:
+    """Why the cards are not free: at once beside a running container, else of those that are left after these seconds.
+
+    A context is waited for in any case; `ignore_gone` is for whoever loads the module anew, which ends those of gone processes.
+    """
     deadline = time.monotonic() + timeout
     found = look(container)
     while found["reasons"] and not found["running"] and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
         found = look(container)
+    if found["reasons"] and ignore_gone:
+        found = look(container, ignore_gone)
     reasons_left: List[str] = found["reasons"]
     return reasons_left
 

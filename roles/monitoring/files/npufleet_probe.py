@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -25,12 +26,15 @@ ENGINE_FAILED = 125
 UNAVAILABLE = ("checks", "client", "engine", "image", "nothing", "time")
 PAUSED = ("deployment", "maintenance")
 SHOWN = 20
+# Seconds for one answer of the vendor's tool
+TOOL = 20
 # What is kept of a result: pictures and golden texts are not
 KEPT = ("name", "model", "check", "protocol", "ok", "why", "ms", "latency")
 
 HELP = {
     "npufleet_check_ok": "Whether a check by inference passed (1) or not (0).",
     "npufleet_check_duration_seconds": "Time that the slowest request of a check took.",
+    "npufleet_driver_stale": "Whether the driver has lost its cards, and has to be loaded anew (1).",
     "npufleet_checks": "Checks that were asked, each over one protocol.",
     "npufleet_checks_failed": "Checks that did not pass.",
     "npufleet_models_unasked": "Models that no check asks anything.",
@@ -61,6 +65,9 @@ class Config(NamedTuple):
     lease: str
     # Of restricted APIs that the checks ask: name of the header, and the file that holds the key
     key: Optional[Dict[str, str]]
+    # Where the vendor's tool may be, and the directory of the device nodes
+    vendor_tools: List[str]
+    nodes: str
 
 
 class Unavailable(Exception):
@@ -153,6 +160,27 @@ def _run(config: Config, given: bytes) -> subprocess.CompletedProcess[bytes]:
         raise Unavailable("time", f"it did not end within {config.limit:g} s") from None
 
 
+def lost_cards(config: Config) -> Optional[str]:
+    """How the driver has lost its cards, empty where it has them, None where the vendor's tool does not say.
+
+    The concern `driver` judges the same way: cards that share a number, or none beside device nodes that are there.
+    """
+    tool = next((path for path in config.vendor_tools if os.path.isfile(path) and os.access(path, os.X_OK)), None)
+    if tool is None:
+        return None
+    try:
+        done = subprocess.run([tool, "-j"], capture_output=True, timeout=TOOL, check=True)
+        numbers = [int(device["npu"]) for device in json.loads(done.stdout)["devices"]]
+        nodes = [name for name in os.listdir(config.nodes) if re.fullmatch(r"rbln\d+", name)]
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+        return None
+    if nodes and not numbers:
+        return f"the vendor's tool lists no card beside {', '.join(sorted(nodes))}"
+    if len(set(numbers)) < len(numbers):
+        return f"the vendor's tool numbers {len(numbers)} cards {', '.join(map(str, sorted(set(numbers))))}"
+    return ""
+
+
 def probe(config: Config, before: Mapping[str, Any]) -> Dict[str, Any]:
     """The state that one probe leaves; `before` is that of the probe before it."""
     began = time.time()
@@ -166,11 +194,13 @@ def probe(config: Config, before: Mapping[str, Any]) -> Dict[str, Any]:
         "paused": paused(config, began),
         "unavailable": None,
         "document": None,
+        "lost_cards": None,
         "unasked": [],
         "checks": [],
     }
     if state["paused"]:
         return state
+    state["lost_cards"] = lost_cards(config)
     try:
         state["document"], given = document(config.document)
         state["checks"], state["unasked"] = ask(config, given)
@@ -182,7 +212,7 @@ def probe(config: Config, before: Mapping[str, Any]) -> Dict[str, Any]:
     wrong = state["unavailable"] or not all(check["ok"] for check in state["checks"])
     state["paused"] = paused(config, time.time()) if wrong else None
     if state["paused"]:
-        state.update(unavailable=None, unasked=[], checks=[], last_run=before.get("last_run", 0))
+        state.update(unavailable=None, lost_cards=None, unasked=[], checks=[], last_run=before.get("last_run", 0))
     return state
 
 
@@ -204,6 +234,8 @@ def page(state: Mapping[str, Any]) -> str:
         "npufleet_probe_paused": [({"reason": reason}, reason == state["paused"]) for reason in PAUSED],
         "npufleet_probe_unavailable": [({"reason": reason}, reason == unavailable) for reason in UNAVAILABLE],
     }
+    if state["lost_cards"] is not None:
+        found["npufleet_driver_stale"] = [({}, bool(state["lost_cards"]))]
     if state["last_run"] == state["at"]:
         found["npufleet_checks"] = [({}, len(checks))]
         found["npufleet_models_unasked"] = [({}, len(state["unasked"]))]
@@ -248,11 +280,12 @@ def summary(state: Mapping[str, Any]) -> str:
     """The state for the journal."""
     if state["paused"]:
         return f"nothing was asked: {state['paused']}"
+    lost = f"the driver is stale, run playbooks/recover.yml: {state['lost_cards']}\n" if state["lost_cards"] else ""
     if state["unavailable"]:
-        return "nothing could be asked, {reason}: {why}".format(**state["unavailable"])
+        return lost + "nothing could be asked, {reason}: {why}".format(**state["unavailable"])
     failed = [f"  {check['name']}: {check['why']}" for check in state["checks"] if not check["ok"]]
     count = len(state["checks"])
-    lines = [f"{count - len(failed)} of {count} checks passed in {state['seconds']:g} s", *failed[:SHOWN]]
+    lines = [f"{lost}{count - len(failed)} of {count} checks passed in {state['seconds']:g} s", *failed[:SHOWN]]
     lines += ["  no check asks anything of " + ", ".join(state["unasked"])] if state["unasked"] else []
     return "\n".join(lines + ([f"  and {len(failed) - SHOWN} more"] if len(failed) > SHOWN else []))
 

@@ -336,6 +336,20 @@ class TestStat:
         assert [one["bus_id"] for one in answer["devices"]] == ["0000:81:00.0", "0000:82:00.0"]
         assert answer["contexts"] == 1
 
+    @pytest.mark.parametrize(("lost", "numbers"), [("numbers", [0, 0]), ("none", [])])
+    def test_a_stale_driver_loses_its_cards_until_it_is_loaded_anew(self, root: Path, lost: str, numbers: list[int]) -> None:
+        host = started(root, "2.0.1")
+        cards.write(root / "run/npufleet-lab/stale", lost + "\n")
+        assert [one["npu"] for one in devices(root)] == numbers
+        (root / "run/npufleet-lab/stale-until-reboot").touch()
+        host.unload()
+        host.load("2.0.1")
+        assert [one["npu"] for one in devices(root)] == numbers
+        (root / "run/npufleet-lab/stale-until-reboot").unlink()
+        host.unload()
+        host.load("2.0.1")
+        assert [one["npu"] for one in devices(root)] == [0, 1]
+
     def test_table(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
         started(root)
         open_by(root, 5, "/dev/rbln1")

@@ -14,7 +14,14 @@ from helpers import ROOT, ansible_playbook
 # In batches of one, of two, and of what is left
 HOSTS = ["npu-1", "npu-2", "npu-3", "npu-4"]
 # What a plan and a turn read of a host, and that a turn holds it
-READING = ("host_state preflight", "host_state", "host_state models server", "host_lease", "host_lease released")
+READING = (
+    "host_state preflight",
+    "host_state",
+    "host_state models server",
+    "host_state driver engine models server",
+    "host_lease",
+    "host_lease released",
+)
 VARIABLES = {
     "ansible_connection": "played",
     "ansible_become": False,

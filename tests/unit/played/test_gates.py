@@ -13,7 +13,7 @@ import yaml
 from helpers import ROOT
 from stage import HOSTS, Run, differs, run
 
-CHANGING = ("site.yml", "models.yml", "rollback.yml")
+CHANGING = ("site.yml", "models.yml", "rollback.yml", "recover.yml")
 ROLLBACK = ("-e", "rollback_to=previous")
 MODEL = [differs("models")]
 WHOLE = [differs("driver"), differs("engine"), differs("image"), differs("models"), differs("server")]
@@ -43,6 +43,9 @@ def only(host: str, *plan: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 LOADED = "command modprobe rebellions"
 DRIVER = [differs("driver", "load", name="module", until=LOADED)]
+STALE = [differs("driver", "reload", name="module", until=f"({LOADED}|reboot)")]
+MISSING = [differs("driver", "inspect", name="bus", until="never")]
+STOPPED = [differs("server", "start", name="container", until="server_change")]
 ENGINE = [differs("engine", "limit", until="systemd_service restarted docker")]
 MODELS = [differs("models", "release", name="add", until="server_change")]
 BUILD = [differs("image", "build")]
@@ -75,6 +78,20 @@ SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] =
     ),
     "driver stays": ("site.yml", only("npu-1", *DRIVER, fails="command modprobe -r"), ("--tags", "driver"), {}),
     "driver without a proof": ("site.yml", only("npu-1", *DRIVER, fails="server_change"), ("--tags", "driver"), {}),
+    "stale": ("recover.yml", only("npu-1", *STALE), (), {}),
+    "stale, but looked at": ("recover.yml", only("npu-1", *STALE), ("--check",), {}),
+    "stopped": ("recover.yml", only("npu-1", *STOPPED), (), {}),
+    "wrong answers": ("recover.yml", only("npu-1", fails="inference_check|server_change"), (), {}),
+    "wrong answers before": ("recover.yml", only("npu-1", fails="inference_check"), (), {}),
+    "well": ("recover.yml", only("npu-1"), (), {}),
+    "beyond recovery": ("recover.yml", {**fleet(2, STOPPED), **only("npu-3", *STALE, *MISSING)}, (), {}),
+    "stays in use": ("recover.yml", only("npu-1", *STALE, fails="command modprobe -r"), (), {}),
+    "stays in use, may reboot": (
+        "recover.yml",
+        only("npu-1", *STALE, fails="command modprobe -r"),
+        ("-e", "rbln_driver_reboot=true"),
+        {},
+    ),
     "whole with a driver": ("site.yml", only("npu-1", *DRIVER), (), {}),
     "driver, then no image": ("site.yml", only("npu-1", *DRIVER, differs("image"), fails="host_state image"), (), {}),
     "engine": ("site.yml", only("npu-1", *ENGINE), ("--tags", "engine"), {}),
@@ -99,6 +116,8 @@ SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] =
     "fresh rollback": ("rollback.yml", only("npu-1", *MODELS, fresh=True), ROLLBACK, {}),
     "protected": ("site.yml", fleet(1, WHOLE), ("--tags", "models"), {"npufleet_protected": "prod"}),
 }
+# What each of them changes, where that is not all
+PLANS = {"models.yml": MODEL, "recover.yml": STOPPED}
 for _tag in ("", *TAGS):
     SCENES[f"site.yml {_tag}".strip()] = (
         "site.yml",
@@ -107,7 +126,7 @@ for _tag in ("", *TAGS):
         {},
     )
 for _name in CHANGING:
-    _plan, _options = MODEL if _name == "models.yml" else WHOLE, ROLLBACK if _name == "rollback.yml" else ()
+    _plan, _options = PLANS.get(_name, WHOLE), ROLLBACK if _name == "rollback.yml" else ()
     SCENES.setdefault(_name, (_name, fleet(4, _plan, npu_3={"fails": "host_state models probe server"}), _options, {}))
     SCENES[f"{_name} lost"] = (_name, fleet(4, _plan, npu_3={"lost": "host_state models probe server"}), _options, {})
     SCENES[f"{_name} out"] = (_name, fleet(3, _plan, npu_3={"out": "^npu-1 host_state models probe server"}), _options, {})
@@ -342,3 +361,71 @@ def test_nothing_is_adopted_on_a_host_that_is_out(ran: Run) -> None:
     assert ran.code == 0, ran.output
     assert ran.touched() == []
     assert "npu-4 is in maintenance and was left alone" in ran.words
+
+
+# 5. A host that is ill
+
+
+@scenes("stale")
+def test_a_driver_that_is_stale_is_loaded_anew_below_a_stopped_server(ran: Run) -> None:
+    assert ran.code == 0, ran.output
+    steps = (STOP, "command modprobe -r rebellions", LOADED, "server_change linked asking")
+    assert order(ran.of("npu-1"), *steps) == list(steps)
+    assert "npu-1 serves again, proven, by this: reload" in ran.words
+    assert ran.calls[-1] == "npu-1 host_lease released"
+
+
+@scenes("stopped")
+def test_a_server_that_does_not_run_is_started_and_nothing_more(ran: Run) -> None:
+    assert ran.code == 0, ran.output
+    assert "npu-1 serves again, proven, by this: serve" in ran.words
+    assert [call for call in ran.of("npu-1") if not call.startswith("host_state")] == [
+        "server_change linked asking",
+    ]
+
+
+@scenes("wrong answers")
+def test_the_steps_go_on_until_one_helps_and_all_are_told_where_none_does(ran: Run) -> None:
+    assert ran.code == 2, ran.output
+    assert order(ran.of("npu-1"), "inference_check", STOP, LOADED) == ["inference_check", STOP, LOADED]
+    assert "npu-1 is not recovered. restart did not help: npu-1 is played to fail; reload did not help:" in ran.words
+
+
+@scenes("wrong answers before")
+def test_the_step_that_helps_is_the_last(ran: Run) -> None:
+    assert ran.code == 0, ran.output
+    assert order(ran.of("npu-1"), STOP, LOADED, "server_change linked asking") == [STOP, "server_change linked asking"]
+    assert "npu-1 serves again, proven, by this: restart" in ran.words
+
+
+@scenes("well", "stale, but looked at")
+def test_a_host_that_is_well_and_one_that_is_only_looked_at_are_left_alone(ran: Run) -> None:
+    assert ran.code == 0, ran.output
+    assert set(ran.of("npu-1")) <= {"inference_check"}
+    assert ("as what served, and every answer was right" in ran.words) or ("found old, wanted new (reload)" in ran.words)
+
+
+@scenes("beyond recovery")
+def test_a_host_that_needs_hands_is_told_and_keeps_no_other_from_being_recovered(ran: Run) -> None:
+    assert ran.code == 2, ran.output
+    assert "npu-3 cannot be recovered, nothing was changed: driver bus: found old, wanted new (inspect)" in ran.words
+    assert [host for host in HOSTS if "server_change linked asking" in ran.of(host)] == ["npu-1", "npu-2"]
+
+
+@scenes("stays in use")
+def test_a_module_that_stays_in_use_needs_a_reboot_which_is_written_down(ran: Run) -> None:
+    assert ran.code == 2, ran.output
+    assert "Only a reboot of npu-1 helps: take it out" in ran.words
+    assert [call for call in ran.of("npu-1") if call == "file touch /run/npufleet/reboot-required"], ran.calls
+    assert [call for call in ran.of("npu-1") if call.startswith("reboot")] == []
+    # It serves as well as it did
+    assert order(ran.of("npu-1"), STOP, "server_change linked asking") == [STOP, "server_change linked asking"]
+
+
+@scenes("stays in use, may reboot")
+def test_a_host_that_may_be_rebooted_is_let_go_and_held_again(ran: Run) -> None:
+    assert ran.code == 0, ran.output
+    calls = [call.partition(" ")[2] for call in ran.calls]
+    around = [call for call in calls if call.startswith(("host_lease", "reboot"))]
+    assert around == ["host_lease", "host_lease released", "reboot", "host_lease", "host_lease released"]
+    assert "npu-1 serves again, proven, by this: reload" in ran.words

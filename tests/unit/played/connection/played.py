@@ -76,6 +76,7 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
     mark = MARK if "out" in part and happened(part["out"]) else None
     if arguments.get("prove") and plan:
         return {"failed": True, "msg": f"{host} is not as wanted: {plan}", "plan": plan}
+    down = stopped(host) or any(one["concern"] == "server" and one["action"] == "start" for one in plan)
     container = {"command": [], "id": "1"}
     actual = {
         "driver": {
@@ -86,11 +87,12 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
             "packages": {},
             "services": [],
             "in_the_way": [],
+            "reboot": False,
         },
         "engine": {"daemon": {}, "running": {}, "drop_ins": (asked.get("engine") or {}).get("drop_ins")},
         "image": {"engine": True, "id": None},
         "models": {"missing": [], "transaction": None, "served": {}},
-        "server": {"container": container, "state": "exited" if stopped(host) else "running", "engine": True, "previous": False},
+        "server": {"container": container, "state": "exited" if down else "running", "engine": True, "previous": False},
     }
     report = [one["name"] for one in plan]
     answer = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": {}, "clock": time.time()}
@@ -141,6 +143,11 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "checks": [],
         "under_way": False,
     },
+    # What a reboot asks for
+    "setup": {
+        "ansible_facts": {"ansible_distribution": "Debian", "ansible_distribution_version": "12", "ansible_os_family": "Debian"}
+    },
+    "find": {"files": [{"path": "/sbin/shutdown"}], "matched": 1},
     "inference_check": {"proven": True, "msg": "all passed", "checks": []},
 }
 
@@ -154,6 +161,14 @@ class Connection(ConnectionBase):
         return self
 
     def exec_command(self, cmd: str, in_data: bytes | None = None, sudoable: bool = True) -> tuple[int, bytes, bytes]:
+        if "shutdown -r" in cmd:
+            with (STAGE / "calls").open("a") as calls:
+                calls.write(f"{self._play_context.remote_addr} reboot\n")
+            return 0, b"", b""
+        if "boot_id" in cmd:
+            return 0, b"boot-2" if happened(rf"^{self._play_context.remote_addr} reboot") else b"boot-1", b""
+        if "whoami" in cmd:
+            return 0, b"root", b""
         raise AssertionError(f"a command for a host that is played: {cmd}")
 
     def put_file(self, in_path: str, out_path: str) -> None:
