@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,20 @@ def run(installer: Path, script: str, **params: Any) -> dict[str, Any]:
     return run_module(driver_installer, {"path": str(installer), **params})
 
 
+@pytest.fixture
+def somebody_answers() -> Iterator[None]:
+    """Whoever runs the module has something to say on standard input."""
+    kept = os.dup(0)
+    reader, writer = os.pipe()
+    os.write(writer, b"yes\n")
+    os.dup2(reader, 0)
+    yield
+    os.dup2(kept, 0)
+    for descriptor in (kept, reader, writer):
+        os.close(descriptor)
+
+
+@pytest.mark.usefixtures("somebody_answers")
 def test_nobody_answers_and_all_is_kept_for_root(installer: Path) -> None:
     script = 'echo "to $1"; read -r answer || echo "no answer"; echo "to screen" >&2; echo $$ $(ps -o sid= $$)\n'
     answer = run(installer, script, arguments=["a b"])
