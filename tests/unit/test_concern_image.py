@@ -112,7 +112,8 @@ def test_the_roles_recipe_names_what_is_installed() -> None:
 
 def test_nothing_is_locked_yet(backends: Path) -> None:
     digest = image.recipe_digest(RECIPE, str(backends), fleet()["triton_image_instructions"])
-    expected = {"reference": f"npufleet/triton:24.01-{digest[:12]}", "recipe": digest, "id": None, "archive": None, "options": []}
+    expected = {"reference": f"npufleet/triton:24.01-{digest[:12]}", "recipe": digest, "options": []}
+    expected.update(dict.fromkeys(["id", "content", "archive"]))
     assert wanted(backends) == expected
     assert wanted(backends, npufleet_lock={"25.08": {"recipe": digest, "id": ID}}) == expected
 
@@ -123,6 +124,7 @@ def test_lock_of_this_recipe_pins_the_image(backends: Path) -> None:
     pinned = wanted(backends, npufleet_lock=lock)
     assert (pinned["id"], pinned["archive"]) == (ID, "sha256:" + "d" * 64)
     # One that was proven before it was asked
+    assert pinned["content"] is None
     assert pinned["options"] == []
     lock["24.01"]["options"] = ["allow-vertex-ai"]
     assert wanted(backends, npufleet_lock=lock)["options"] == ["allow-vertex-ai"]
@@ -151,8 +153,10 @@ def test_lock_of_another_recipe_is_not_used(backends: Path) -> None:
 def test_read(monkeypatch: pytest.MonkeyPatch, labels: dict[str, str] | None, contents: list[str]) -> None:
     answers = {"/images/npufleet/triton:24.01-0123/json": {"Id": ID, "Config": {"Labels": labels}}}
     monkeypatch.setattr(image, "Engine", FakeEngine(answers))
-    assert image.read({"reference": "npufleet/triton:24.01-0123"}) == {"engine": True, "id": ID, "contents": contents}
-    assert image.read({"reference": "npufleet/triton:24.01-4567"}) == {"engine": True, "id": None, "contents": []}
+    here = {"engine": True, "id": ID, "content": None, "contents": contents}
+    assert image.read({"reference": "npufleet/triton:24.01-0123"}) == here
+    nothing = {"engine": True, "id": None, "content": None, "contents": []}
+    assert image.read({"reference": "npufleet/triton:24.01-4567"}) == nothing
 
 
 def test_read_without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,11 +176,21 @@ def test_read_without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_plan(pinned: str | None, here: str | None, expected: list[tuple[Any, ...]]) -> None:
-    plan = image.diff({"reference": "npufleet/triton:24.01-0123", "id": pinned}, {"engine": True, "id": here})
+    lock = {"reference": "npufleet/triton:24.01-0123", "id": pinned, "content": None}
+    plan = image.diff(lock, {"engine": True, "id": here, "content": None})
     assert plan == [
         {"concern": "image", "name": "npufleet/triton:24.01-0123", "current": current, "desired": desired, "action": action}
         for current, desired, action in expected
     ]
+
+
+@pytest.mark.parametrize(("content", "differs"), [("sha256:" + "c" * 64, False), ("sha256:" + "d" * 64, True), (None, True)])
+def test_an_image_of_another_engine_is_known_by_its_content(content: str | None, differs: bool) -> None:
+    lock = {"reference": "npufleet/triton:24.01-0123", "id": ID, "content": "sha256:" + "c" * 64}
+    plan = image.diff(lock, {"engine": True, "id": OTHER, "content": content})
+    assert [(entry["current"], entry["desired"], entry["action"]) for entry in plan] == (
+        [(content, lock["content"], "deliver")] if differs else []
+    )
 
 
 def test_other_instructions_are_another_recipe(tmp_path: Path) -> None:

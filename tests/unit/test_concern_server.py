@@ -14,12 +14,15 @@ import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container, server
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, as_diff, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import log
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
 from helpers import NAMELESS, UTF8, FakeEngine, fixture, fleet, http_server
 
 INSPECT, IMAGE = fixture("inspect_triton.json"), fixture("inspect_image.json")
+# A lock of before, which does not have the content of its image
+LOCKED = {"id": IMAGE["Id"], "reference": "npufleet/triton:24.01-0123456789ab", "content": None}
 KEY = "of this look"
 KEY_MOUNT = "/etc/npufleet/server:/etc/npufleet/server:ro"
 RELEASE, OTHER = "e" * 64, "0" * 64
@@ -41,9 +44,7 @@ HTTP_JSON = "ansible_collections.npufleet.triton.plugins.module_utils.triton.ser
 
 def wanted(mode: str = "explicit", manifests: dict[str, Any] | None = None, **inventory: Any) -> dict[str, Any]:
     inventory = {"triton_server_environment": {"RBLN_DEVICES": "0,1"}, "triton_server_model_control_mode": mode, **inventory}
-    part = server.desired(
-        fleet(**inventory), Given(MANIFESTS if manifests is None else manifests, image=lambda: {"id": IMAGE["Id"]})
-    )
+    part = server.desired(fleet(**inventory), Given(MANIFESTS if manifests is None else manifests, image=lambda: LOCKED))
     # As the host finds them
     binds = BROUGHT["binds"] if part["driver_files"] else []
     part["container"]["volumes"] = sorted([*part["container"]["volumes"], *binds])
@@ -802,10 +803,33 @@ def read(
     return server.read(sealed(**inventory))
 
 
+def test_the_locked_image_under_the_id_of_another_store_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    ident, other = "sha256:" + "7" * 64, "sha256:" + "8" * 64
+    held = {**IMAGE, "RootFS": {"Layers": ["sha256:1"]}}
+    strange = {**held, "RootFS": {"Layers": ["sha256:2"]}}
+    content = images.content_digest(held)
+    monkeypatch.setitem(LOCKED, "content", content)
+    monkeypatch.setattr(server, "read_served", lambda _wanted: {"digits": {"1": ready()}})
+    monkeypatch.setattr(HTTP_JSON, lambda *_asked, **_more: (404, None))
+
+    def plan(running: str) -> list[str]:
+        resources = {"/containers/triton/json": {**INSPECT, "Image": running}}
+        resources.update({f"/images/{ident}/json": {**held, "Id": ident}, f"/images/{other}/json": {**strange, "Id": other}})
+        resources[f"/images/{LOCKED['reference']}/json"] = resources[f"/images/{ident}/json"]
+        monkeypatch.setattr(server, "Engine", FakeEngine(resources))
+        actual = server.read(sealed())
+        assert actual["image"] == ident, "what a new container is made of here"
+        return [entry["name"] for entry in server.diff(sealed(), actual)]
+
+    assert plan(ident) == []
+    assert plan(other) == ["container.image"]
+
+
 def test_read_of_a_running_container(monkeypatch: pytest.MonkeyPatch) -> None:
     served = {"digits": {"1": ready()}}
     assert read(monkeypatch, INSPECT, served) == {
         "engine": True,
+        "image": None,
         "inherited": secret.settings(container.environment(IMAGE["Config"]), KEY),
         "container": sealed()["container"],
         "state": "running",
@@ -883,7 +907,7 @@ def test_read_of_a_container_that_does_not_run(monkeypatch: pytest.MonkeyPatch, 
 
 def test_read_without_container_or_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"absent": [], "driver_files": BROUGHT}
-    assert read(monkeypatch, None) == {"engine": True, "container": None, "served": None, "previous": False, **files}
+    assert read(monkeypatch, None) == {"engine": True, "container": None, "served": None, "previous": False, "image": None, **files}
     monkeypatch.setattr(server, "Engine", FakeEngine(None))
     assert server.read(sealed()) == {"engine": False, "container": None, "served": None, **files}
 
@@ -992,7 +1016,7 @@ KEYS = {"s3": {"": {"key_id": "access-of-ours", "secret_key": "secret-of-ours", 
 def test_models_of_an_object_store_have_to_be_ready_and_nothing_more() -> None:
     repositories = ["/var/lib/npufleet/served", "s3://models"]
     given = fleet(triton_server_model_control_mode="explicit", triton_server_model_repositories=repositories)
-    asked = server.desired(given, Given(MANIFESTS, ["far"], lambda: {"id": IMAGE["Id"]}))
+    asked = server.desired(given, Given(MANIFESTS, ["far"], lambda: LOCKED))
     assert [one for one in asked["container"]["command"] if one.startswith("--load-model")] == [
         "--load-model=digits",
         "--load-model=far",

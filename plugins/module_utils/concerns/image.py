@@ -8,6 +8,7 @@ import os
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 
@@ -18,17 +19,20 @@ CONTENTS = "io.npufleet.contents"
 
 
 def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, Any]:
-    """Reference, pinned ID and options; the ID is None while no image of this recipe has been built."""
+    """Reference, pinned ID, content and options; the ID is None while no image of this recipe has been built."""
     recipe = variables["triton_image_recipe"]
     digest = recipe_digest(recipe, variables["triton_image_backends"], variables.get("triton_image_instructions"))
     lock = (variables["npufleet_lock"] or {}).get(variables["rbln_release"]) or {}
+    lock = lock if lock.get("recipe") == digest else {}
     return {
         "reference": "{}:{}-{}".format(variables["triton_image_name"], variables["rbln_release"], digest[:12]),
         "recipe": digest,
-        "id": lock.get("id") if lock.get("recipe") == digest else None,
-        "archive": lock.get("archive") if lock.get("recipe") == digest else None,
+        "id": lock.get("id"),
+        # Equal on every engine, which the ID is not; a lock of before has none
+        "content": lock.get("content"),
+        "archive": lock.get("archive"),
         # Which of the options that not every Triton has this one said that it has, when it was proven
-        "options": list(lock.get("options") or []) if lock.get("recipe") == digest else [],
+        "options": list(lock.get("options") or []),
     }
 
 
@@ -51,19 +55,22 @@ def recipe_digest(recipe: Mapping[str, Any], backends: str, instructions: Option
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
-    """The ID behind the reference, None without image; `engine` tells whether there was anyone to ask."""
+    """The image behind the reference, None without one; `engine` tells whether there was anyone to ask."""
     try:
-        found = Engine().get("/images/{}/json".format(wanted["reference"]))
+        found = images.named(Engine(), wanted["reference"])
     except OSError:
-        return {"engine": False, "id": None}
+        return {"engine": False, "id": None, "content": None}
     labels = (found["Config"].get("Labels") or {}) if found else {}
-    return {"engine": True, "id": found["Id"] if found else None, "contents": labels.get(CONTENTS, "").split()}
+    content = images.content_digest(found) if found else None
+    return {"engine": True, "id": found["Id"] if found else None, "content": content, "contents": labels.get(CONTENTS, "").split()}
 
 
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Not built yet, not on this host yet, or another one under its name."""
     if wanted["id"] is None:
         return [item(CONCERN, wanted["reference"], actual["id"], "an image of this recipe", "build")]
-    if actual["id"] != wanted["id"]:
-        return [item(CONCERN, wanted["reference"], actual["id"], wanted["id"], "deliver")]
+    # Of two engines with stores of other kinds the same image has two IDs
+    kind = "content" if wanted["content"] else "id"
+    if actual[kind] != wanted[kind]:
+        return [item(CONCERN, wanted["reference"], actual[kind], wanted[kind], "deliver")]
     return []

@@ -29,6 +29,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container
     volume,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
@@ -100,6 +101,7 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
     models = {name: {key: manifest[key] for key in MODEL} for name, manifest in given.manifests.items()}
     return {
         "name": variables["triton_server_name"],
+        "image": {"reference": image["reference"], "content": image["content"]},
         "credentials": cloud_keys,
         "key": keys.desired(variables),
         "key_fingerprint": keys.digest(variables),
@@ -179,16 +181,22 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     engine = Engine()
     try:
         found = engine.get("/containers/{}/json".format(wanted["name"]))
-        image = engine.get("/images/{}/json".format(found["Image"])) if found else None
+        here = images.named(engine, wanted["image"]["reference"])
+        image = images.named(engine, found["Image"]) if found else None
         # What a run that was killed left aside
         previous = engine.get("/containers/{}-previous/json".format(wanted["name"]))
     except OSError:
         return {"engine": False, "container": None, "served": None}
+    # By which this engine knows the locked image
+    ident = here["Id"] if here else None
     if not found:
-        return {"engine": True, "container": None, "served": None, "previous": previous is not None}
+        return {"engine": True, "container": None, "served": None, "previous": previous is not None, "image": ident}
     facts = container_facts(found, image or {})
+    if wanted["image"]["content"] and images.content_digest(image or {}) == wanted["image"]["content"]:
+        # The same image under the ID of this engine's store
+        facts["image"] = wanted["container"]["image"]
     shown = sealed_container(facts, wanted["seal"])
-    actual = {"engine": True, "container": shown, "served": None}
+    actual = {"engine": True, "container": shown, "served": None, "image": ident}
     actual["inherited"] = secret.settings(environment((image or {}).get("Config") or {}), wanted["seal"])
     state = found["State"]
     actual["state"] = "running" if state["Status"] == "running" else "{} ({})".format(state["Status"], state["ExitCode"])

@@ -1,7 +1,7 @@
 """What an image is made of: where pip may get each wheel from, and whether base and wheels are those of the reviewed build.
 
-A supply is {"base": {"reference", "id"}, "requirements": [as pip takes them], "wheels": {file: SHA-256}}. The lock file keeps
-the one of the first build, which is reviewed with it.
+A supply is {"base": {"reference", "id", "content"}, "requirements": [as pip takes them], "wheels": {file: SHA-256}}. The lock
+file keeps the one of the first build, which is reviewed with it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, List, Mapping, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 
-SHAPE = {"base": {"reference": str, "id": str}, "requirements": [str], "wheels": {re.compile(".+"): str}}
+SHAPE = {"base": {"reference": str, "id": str, "content?": str}, "requirements": [str], "wheels": {re.compile(".+"): str}}
 # Options of pip by which a package may come from elsewhere; pip takes their beginnings for them too
 ELSEWHERE = ("--index-url", "--pypi-url", "--extra-index-url", "--find-links", "--requirement")
 
@@ -27,8 +27,10 @@ def flaws(found: Mapping[str, Any], locked: Mapping[str, Any], lock_file: str, r
         ]
     reasons = []
     base = locked["base"]
-    if base["reference"] == found["base"]["reference"] and base["id"] != found["base"]["id"]:
-        reasons.append("base image {}: found {}, wanted {}".format(base["reference"], found["base"]["id"], base["id"]))
+    # The ID of an image is another one in another engine's store; a lock of before has nothing else
+    kind = "content" if "content" in base else "id"
+    if base["reference"] == found["base"]["reference"] and base[kind] != found["base"][kind]:
+        reasons.append("base image {}: found {}, wanted {}".format(base["reference"], found["base"][kind], base[kind]))
     here, there = found["wheels"], locked["wheels"]
     for name in sorted(set(here) & set(there)):
         if here[name] != there[name]:

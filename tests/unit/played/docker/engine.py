@@ -11,6 +11,13 @@ import sys
 
 from ansible.module_utils.basic import AnsibleModule
 
+# The SDK has something of its own to say, before and after
+SAID = """rebel: {"telemetry": "off"}
+WARNING: no NPU
+
+npufleet: {"versions": {"rebel-compiler": "0.6.2"}, "options": []}
+rebel: bye
+"""
 STAGE = os.environ["NPUFLEET_STAGE"]
 
 
@@ -24,9 +31,13 @@ def write(name, content):
         json.dump(content, sink)
 
 
+def inspected(ident):
+    return {"Id": ident, "Os": "linux", "Architecture": "amd64", "Config": {}, "RootFS": {"Layers": [ident]}}
+
+
 def image_info(given):
     found = read("images.json").get(given["name"])
-    return {"images": [{"Id": found}] if found else []}
+    return {"images": [inspected(found)] if found else []}
 
 
 def image_load(given):
@@ -38,7 +49,7 @@ def image_load(given):
 
 def image_build(given):
     write("images.json", {**read("images.json"), given["name"]: "sha256:" + "e" * 64})
-    return {"image": {"Id": "sha256:" + "e" * 64}}
+    return {"image": inspected("sha256:" + "e" * 64)}
 
 
 def image_export(given):
@@ -55,7 +66,7 @@ def container(given):
         for name, content in read("wheels.json").items():
             with open(os.path.join(places["/wheels"], name), "w") as sink:
                 sink.write(content)
-    return {"container": {"State": {"ExitCode": 0}, "Output": '{"versions": {"rebel-compiler": "0.6.2"}, "options": []}'}}
+    return {"container": {"State": {"ExitCode": 0}, "Output": SAID}}
 
 
 def synchronize(given):

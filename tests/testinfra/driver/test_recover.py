@@ -1,0 +1,116 @@
+"""Hosts that are ill: a dead process of a model, a driver that has lost its cards, and one that only a reboot helps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import LAB, NPU_HOSTS, Run, ask, connect, containers, inspect, playbook
+
+MODELS = ("-e", "@molecule/serving/vars/models.yml")
+STALE = "/run/npufleet-lab/stale"
+STAYS = "/run/npufleet-lab/stale-until-reboot"
+ORPHAN = "/dev/shm/triton_python_backend_shm_region_orphan"
+
+
+@pytest.fixture(scope="module")
+def first() -> Any:
+    return connect(NPU_HOSTS[0])
+
+
+@pytest.fixture
+def unwatched(first: Any) -> Iterator[None]:
+    """Nobody else looks after the server."""
+    first.check_output("systemctl stop npufleet-watchdog")
+    yield
+    first.check_output("systemctl start npufleet-watchdog")
+
+
+def recover(*arguments: str) -> Run:
+    return playbook("recover.yml", *MODELS, *arguments)
+
+
+def ready(host: Any) -> bool:
+    return {model.get("state") for model in ask(host, "/v2/repository/index", "POST")} == {"READY"}
+
+
+def life(host: Any) -> tuple[str, str]:
+    found = inspect(host)
+    return found["Id"], found["State"]["StartedAt"]
+
+
+def test_a_host_that_is_well_is_left_alone(first):
+    before = life(first)
+    run = recover()
+    assert run.code == 0, run.output
+    assert "as what served, and every answer was right" in run.output
+    assert set(run.changed().values()) == {0}
+    assert life(first) == before
+
+
+@pytest.mark.usefixtures("unwatched")
+def test_a_dead_process_and_what_it_left_are_gone_with_a_restart(first):
+    before = life(first)
+    first.check_output("docker exec triton touch %s", ORPHAN)
+    (pid, *_others) = first.check_output("pgrep --full 'triton_python_backend_stub.*/digits/'").split()
+    first.check_output("kill -9 %s", pid)
+    looked = recover("--check")
+    assert looked.code == 0, looked.output
+    assert life(first) == before
+    run = recover()
+    assert run.code == 0, run.output
+    assert "serves again, proven, by this: restart" in run.output
+    after = life(first)
+    assert (after[0], after[1] != before[1], ready(first)) == (before[0], True, True)
+    assert first.run("docker exec triton test -e %s", ORPHAN).rc == 1
+    assert containers(first) == ["triton"]
+
+
+def test_a_driver_that_has_lost_its_cards_is_seen_and_loaded_anew(first):
+    before = life(first)
+    first.check_output("echo numbers > %s", STALE)
+    status = playbook("status.yml", *MODELS)
+    assert status.code == 2, status.output
+    assert "driver module: found stale: the vendor's tool numbers 2 cards 0, wanted loaded anew (reload)" in status.output
+    first.check_output("systemctl start npufleet-probe.service")
+    assert "npufleet_driver_stale 1" in first.check_output("cat /var/lib/prometheus/node-exporter/npufleet.prom")
+    run = recover()
+    assert run.code == 0, run.output
+    assert "serves again, proven, by this: reload" in run.output
+    assert not first.file(STALE).exists
+    assert (life(first)[0], ready(first)) == (before[0], True)
+    after = playbook("status.yml", *MODELS)
+    assert after.code == 0, after.output
+
+
+def test_what_only_a_reboot_helps_is_told_and_the_server_serves_as_it_did(first):
+    first.check_output("echo none > %s; touch %s", STALE, STAYS)
+    run = recover()
+    assert run.code == 2, run.output
+    assert f"Only a reboot of {NPU_HOSTS[0]} helps" in " ".join(run.output.split())
+    status = playbook("status.yml", *MODELS)
+    assert status.code == 2, status.output
+    assert "driver reboot: found required, wanted rebooted (inspect)" in " ".join(status.output.split())
+    assert ready(first)
+
+
+def test_a_host_that_may_be_rebooted_comes_back_serving(first):
+    facts = LAB["all"]["vars"]
+    update = [*facts["lab_docker"], "update", "--restart", "{}", LAB["_meta"]["hostvars"][NPU_HOSTS[0]]["lab_container"]]
+    environment = {name: value for name, value in os.environ.items() if name != "DOCKER_HOST"}
+
+    def restarts(policy: str) -> None:
+        subprocess.run([word.format(policy) for word in update], check=True, capture_output=True, env=environment)
+
+    began = first.check_output("cut -d' ' -f22 /proc/1/stat")
+    restarts("always")
+    run = recover("-e", "rbln_driver_reboot=true")
+    restarts("no")
+    assert run.code == 0, run.output
+    assert first.check_output("cut -d' ' -f22 /proc/1/stat") != began
+    assert ready(first)
+    status = playbook("status.yml", *MODELS)
+    assert status.code == 0, status.output
