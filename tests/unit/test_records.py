@@ -91,9 +91,15 @@ def test_one_batch_that_the_config_wants_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", sorted(subject.DTYPES))
 def test_every_dtype_has_its_type(tmp_path: Path, dtype: str) -> None:
     bucket = {"inputs": [tensor("a", 1, 4, dtype=dtype)], "outputs": [tensor("b", 1, 4, dtype=dtype)]}
-    config, _one = made(tmp_path, 'backend: "rbln"', record(buckets=[bucket]))
+    config, _one = made(tmp_path, 'backend: "rbln"', record(buckets=[bucket]), npufleet_row=later())
     names = config.input[0].DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
     assert names[config.input[0].data_type].name == subject.DTYPES[dtype]
+
+
+def test_bfloat16_is_refused_where_python_does_not_get_it(tmp_path: Path) -> None:
+    bucket = {"inputs": [tensor("a", 1, 4, dtype="bfloat16")], "outputs": [tensor("b", 1, 4)]}
+    (reason,) = refused(tmp_path, 'backend: "rbln"', record(buckets=[bucket]))
+    assert "input[0].data_type: found TYPE_BF16, wanted a type that release 24.01 gives to Python" in reason
 
 
 def test_what_the_config_says_stays(tmp_path: Path) -> None:
@@ -235,6 +241,19 @@ def test_too_few_npus(tmp_path: Path) -> None:
     assert reason.startswith("model m: one instance spans 4 NPUs, it may use 2: ")
     (reason,) = refused(tmp_path, 'backend: "rbln"', record(1), {"npus": [0, 2, 9]})
     assert reason == "model m: npus names 2, 9, this host has 2 NPUs, 0 to 1"
+
+
+@pytest.mark.parametrize("known, taken", [({"device_memory_async": [130]}, 130), ({}, 100)])
+def test_device_memory_is_that_of_the_runtime_that_is_used(tmp_path: Path, known: dict[str, Any], taken: int) -> None:
+    """A batch waits with the NPU where Triton lets the backend answer later, if the SDK had such a runtime."""
+    assert made(tmp_path, 'backend: "rbln"', record(1, **known))[1]["memory"] == [100, 100]
+    assert made(tmp_path, 'backend: "rbln"', record(1, **known), npufleet_row=later())[1]["memory"] == [taken] * 2
+
+
+@pytest.mark.parametrize("sizes", [100, ["100"], [-1]])
+def test_device_memory_of_a_record_is_numbers(tmp_path: Path, sizes: Any) -> None:
+    (reason,) = refused(tmp_path, 'backend: "rbln"', record(1, device_memory_async=sizes))
+    assert f"found device_memory_async: {sizes!r}, wanted a record" in reason
 
 
 def test_device_memory_of_the_entry_counts_before_the_record_s(tmp_path: Path) -> None:

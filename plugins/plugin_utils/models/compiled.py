@@ -1,7 +1,8 @@
 """What a compiled file says of itself, in the record that the compile step wrote beside it, and the config that follows.
 
 Record: {"format": 1, "sha256": of the compiled file, "npu": such as "RBLN-CA12", "compiler_version", "devices": NPUs that one
-instance spans, "device_memory": [bytes on each of them], "buckets": [{"inputs": [{"name", "shape", "dtype"}], "outputs":
+instance spans, "device_memory": [bytes on each of them], "device_memory_async": the same in an asynchronous runtime, where there
+is one, "buckets": [{"inputs": [{"name", "shape", "dtype"}], "outputs":
 [...]}, ...]} with buckets in the file's order, shapes with the batch dimension and dtypes by numpy's names. A name may be
 null where the SDK does not keep it. Runs on the controller, where no SDK is.
 """
@@ -89,6 +90,10 @@ def _flaw(raw: Any) -> Optional[str]:
     for key, kind in (("sha256", str), ("npu", str), ("devices", int), ("device_memory", list), ("buckets", list)):
         if not isinstance(raw.get(key), kind):
             return f"{key}: {raw.get(key)!r}"
+    for key in ("device_memory", "device_memory_async"):
+        sizes = raw.get(key, [])
+        if not isinstance(sizes, list) or not all(isinstance(size, int) and size >= 0 for size in sizes):
+            return f"{key}: {sizes!r}"
     if raw["devices"] < 1 or not raw["buckets"]:
         return f"{raw['devices']} devices and {len(raw['buckets'])} buckets"
     for bucket in raw["buckets"]:
@@ -102,6 +107,11 @@ def _flaw(raw: Any) -> Optional[str]:
                 ):
                     return f"{side}: {json.dumps(tensor)}"
     return None
+
+
+def device_memory(record: Mapping[str, Any], queued: bool) -> List[int]:
+    """Bytes that one instance takes on each NPU that it spans; more where it is `queued`, the next batch waiting with the NPU."""
+    return (record.get("device_memory_async") if queued else None) or record["device_memory"]
 
 
 def batches(record: Mapping[str, Any]) -> Optional[List[int]]:

@@ -310,10 +310,16 @@ def _place(
     if span > 1:
         config.parameters["npus_per_instance"].string_value = str(span)
     memory = [0] * total
+    # A record is there for the rbln backend alone, which keeps the next batch with the NPU where Triton lets it answer later
+    taken = compiled.device_memory(record, queued=_answers_later(variables)) if record else []
     for place in range(places * span):
-        known = record["device_memory"][place % span] if record and record["device_memory"] else 0
+        known = taken[place % span] if taken else 0
         memory[npus[place]] += (size(entry["device_memory"]) if entry.get("device_memory") else known) * instances
     return memory, []
+
+
+def _answers_later(variables: Mapping[str, Any]) -> bool:
+    return tuple(int(part) for part in variables["npufleet_row"]["triton"]["version"].split(".")[:2]) >= ANSWERS_LATER
 
 
 def _profile(config: Any, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> int:
@@ -321,7 +327,7 @@ def _profile(config: Any, entry: Mapping[str, Any], variables: Mapping[str, Any]
     profile = PROFILES.get(entry.get("profile") or "")
     if profile is None or config.backend != "rbln":
         return int(entry.get("instances") or 1)
-    late = tuple(int(part) for part in variables["npufleet_row"]["triton"]["version"].split(".")[:2]) >= ANSWERS_LATER
+    late = _answers_later(variables)
     batcher = config.dynamic_batching
     if config.max_batch_size > 1 and not batcher.preferred_batch_size and not batcher.max_queue_delay_microseconds:
         batcher.SetInParent()

@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import names, schema
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import REFUSES_TEXT, Finding, Row, listed
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import REFUSES, REFUSES_TEXT, Finding, Row, listed
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import PLATFORMS, Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.python_model import completes
 
@@ -16,6 +16,9 @@ KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL = range(4)
 FORMAT_NHWC, FORMAT_NCHW = 1, 2
 DELAY = 1
 CORRID = 3
+# Backends that are Python, and the first Triton that gives it bfloat16
+TAKES_DLPACK = ("python", "rbln")
+HALVES_FROM = (2, 49)
 CORRID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 
 
@@ -34,6 +37,8 @@ def check(model: Model, row: Optional[Row]) -> Iterator[Finding]:
     else:
         yield from _instances(model)
     yield from _tensors(model)
+    if row and model.backend in TAKES_DLPACK:
+        yield from _halves(model, row)
     yield from _batching(model)
     yield from _sequences(model)
     yield from _cache(model)
@@ -145,6 +150,21 @@ def _tensors(model: Model) -> Iterator[Finding]:
             for flag in ("is_shape_tensor", "is_non_linear_format_io"):
                 if getattr(tensor, flag) and not tensorrt:
                     yield model.error("tensor", f"{field}.{flag}", "true", "false, as only TensorRT has them", "take it out")
+
+
+def _halves(model: Model, row: Row) -> Iterator[Finding]:
+    """bfloat16, which Python gets as DLPack alone, and in no release before (python_backend, PR 371)."""
+    if schema.number(row.triton) >= HALVES_FROM:
+        return
+    for side in ("input", "output"):
+        for index, tensor in enumerate(getattr(model.config, side)):
+            if schema.word(tensor, "data_type") == "TYPE_BF16":
+                wanted = (
+                    f"a type that release {row.name} gives to Python: its Triton is {row.triton}, TYPE_BF16 comes with 2.49 (24.08)"
+                )
+                do = "compile the model for another type, or choose a newer release"
+                served = REFUSES if model.backend == "rbln" else "loads it, and its requests fail"
+                yield model.error("release", f"{side}[{index}].data_type", "TYPE_BF16", wanted, do, served)
 
 
 def _shape(model: Model, field: str, entry: Any) -> Iterator[Finding]:

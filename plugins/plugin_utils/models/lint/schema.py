@@ -106,7 +106,7 @@ def _strange(found: Sequence[Place]) -> Iterator[Tuple[int, str, str, str, str]]
 
 def unknown(text: str, triton: str) -> List[Tuple[Place, str, str]]:
     """(where, what, the first Triton that knows it) of fields and values that this Triton does not know."""
-    late = {name: first for name, first in load()[1].items() if _number(first) > _number(triton)}
+    late = {name: first for name, first in load()[1].items() if number(first) > number(triton)}
     # The text is walked only where a word of it could be one of them.
     if not any(name.rpartition(".")[2] in text for name in late):
         return []
@@ -120,7 +120,8 @@ def unknown(text: str, triton: str) -> List[Tuple[Place, str, str]]:
     return found
 
 
-def _number(version: str) -> Tuple[int, ...]:
+def number(version: str) -> Tuple[int, ...]:
+    """A Triton's version as one that can be compared."""
     return tuple(int(part) for part in version.split(".")[:3])
 
 
