@@ -8,7 +8,8 @@ SPEC is a JSON file, paths in it are relative to it:
    "batches": [1, 4] or [] for none, "inputs": [{"name", "shape": without the batch, "dtype"}],
    "outputs": null or as inputs, "digests": {"sha256", "spec"}, "output": file}
 
-Writes the compiled file and beside it, at its name with .json, the record of it: what it was compiled from, for and into.
+Writes the compiled file and beside it, at its name with .json, the record of it: what it was compiled from, for and into. Its
+`device_memory` is what a synchronous runtime takes, `device_memory_async` an asynchronous one, where the backend would use it.
 Prints the record; a failure is one line on standard error and exit code 1, and leaves neither of both.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import inspect
 import json
 import os
 import re
@@ -23,6 +25,16 @@ import sys
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 FORMAT = 1
+# From here on the backend runs a file of several buckets by the asynchronous runtime
+ASYNC_BUCKETS_FROM = [0, 9, 2]
+# ONNX's names of types, as the spec has them
+ONNX_NAMES = {
+    **{name.upper(): name for name in ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")},
+    "FLOAT16": "float16",
+    "BFLOAT16": "bfloat16",
+    "FLOAT": "float32",
+    "DOUBLE": "float64",
+}
 
 
 class CompileError(Exception):
@@ -51,7 +63,7 @@ def main(path: str) -> Dict[str, Any]:
             module = module_of(spec["source"])
             compiled = rebel.compile_from_torch(module, info if spec["batches"] else info[0], **options)
         else:
-            compiled = rebel.compile_from_onnx(spec["source"]["path"], info if spec["batches"] else info[0], **options)
+            compiled = compiled_onnx(rebel, spec["source"]["path"], info if spec["batches"] else info[:1], options)
     except CompileError:
         raise
     except Exception as error:  # a compiler's errors are of many kinds, and all of them are the model's
@@ -62,18 +74,16 @@ def main(path: str) -> Dict[str, Any]:
         {"inputs": [{"name": name, "shape": shape, "dtype": dtype} for name, shape, dtype in entry], "outputs": outputs}
         for entry, outputs in zip(info, outputs_of(rebel, draft, spec, info, module))
     ]
-    memory = (
-        list(compiled.get_alloc_per_node())
-        if hasattr(compiled, "get_alloc_per_node")
-        else [compiled.get_total_device_alloc() // spec["devices"]] * spec["devices"]
-    )
+    record_memory = {"device_memory": memory_of(compiled, spec["devices"])}
+    if spec["devices"] == 1 and (len(info) == 1 or numbers(rebel.__version__) >= ASYNC_BUCKETS_FROM):
+        record_memory["device_memory_async"] = memory_of(compiled, 1, non_blocking_mode=True)
     record = {
         "format": FORMAT,
         "sha256": sha256_of(draft),
         "npu": spec["npu"],
         "compiler_version": rebel.__version__,
         "devices": spec["devices"],
-        "device_memory": [int(size) for size in memory],
+        **{name: sizes for name, sizes in record_memory.items() if sizes},
         "buckets": buckets,
         "source": {"kind": spec["source"]["kind"], **spec["digests"]},
     }
@@ -84,6 +94,50 @@ def main(path: str) -> Dict[str, Any]:
     os.replace(draft, spec["output"])
     os.replace(draft + ".json", spec["output"] + ".json")
     return record
+
+
+def compiled_onnx(rebel: Any, path: str, info: Sequence[Sequence[Any]], options: Mapping[str, Any]) -> Any:
+    """An ONNX model compiled in the form that this SDK's function has: with `input_info`, or as a loaded model with `shape`."""
+    if not wants_shapes(rebel):
+        return rebel.compile_from_onnx(path, list(info) if len(info) > 1 else info[0], **options)
+    try:
+        import onnx
+    except ImportError as error:
+        raise CompileError(f"found no onnx in {sys.executable}, wanted it for an ONNX source with this SDK: {error}") from error
+    model = onnx.load(path)
+    constants = {tensor.name for tensor in model.graph.initializer}
+    types = {
+        tensor.name: ONNX_NAMES.get(onnx.TensorProto.DataType.Name(tensor.type.tensor_type.elem_type), "?")
+        for tensor in model.graph.input
+        if tensor.name not in constants
+    }
+    # This form does not say types: they are the model's own
+    wrong = [f"{name} as {kind}, the model has {types[name]}" for name, _shape, kind in info[0] if types.get(name, kind) != kind]
+    if wrong:
+        raise CompileError(f"the spec names input {'; '.join(wrong)}")
+    shapes = [{name: tuple(shape) for name, shape, _kind in bucket} for bucket in info]
+    return rebel.compile_from_onnx(model, shape=shapes if len(shapes) > 1 else shapes[0], **options)
+
+
+def wants_shapes(rebel: Any) -> bool:
+    """Whether the compiler takes a loaded ONNX model and shapes: as its signature says, else as the lines are known to."""
+    try:
+        known = inspect.signature(rebel.compile_from_onnx).parameters
+    except (TypeError, ValueError):
+        return line(rebel.__version__) >= [0, 11]
+    return "input_info" not in known and ("shape" in known or line(rebel.__version__) >= [0, 11])
+
+
+def memory_of(compiled: Any, devices: int, **mode: bool) -> List[int]:
+    """Bytes of device memory on each NPU, by the SDK; nothing where it does not tell them for this mode of runtime."""
+    try:
+        if hasattr(compiled, "get_alloc_per_node"):
+            return [int(size) for size in compiled.get_alloc_per_node(**mode)]
+        return [int(compiled.get_total_device_alloc(**mode)) // devices] * devices
+    except TypeError:
+        if not mode:
+            raise
+        return []
 
 
 def shaped(entry: Mapping[str, Any], batch: Optional[int]) -> List[int]:
@@ -98,7 +152,12 @@ def name_of_devices(version: str) -> str:
 
 def line(version: str) -> List[int]:
     """The minor line of an SDK, within which compiled files run: [0, 9] of 0.9.4."""
-    return [int(part) for part in re.findall(r"\d+", version)[:2]]
+    return numbers(version)[:2]
+
+
+def numbers(version: str) -> List[int]:
+    """[0, 9, 4] of 0.9.4+more."""
+    return [int(part) for part in re.findall(r"\d+", version)[:3]]
 
 
 def module_of(source: Mapping[str, str]) -> Any:
@@ -171,7 +230,8 @@ def described(entry: Any) -> Dict[str, Any]:
     return {
         "name": field(entry, "name"),
         "shape": [int(size) for size in field(entry, "shape")],
-        "dtype": str(field(entry, "dtype")),
+        # Some are PyTorch's: torch.float32
+        "dtype": str(field(entry, "dtype")).rpartition(".")[2],
     }
 
 

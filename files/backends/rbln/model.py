@@ -10,6 +10,8 @@ Parameters of a model:
   device_timeout_ms  a run that takes longer, its wait for other instances' runs included, is given up and the NPU's process
                      started again; default 10000
   isolation          "process" (default): a call that never returns is survived; "none": the SDK runs in the stub itself
+  runtime_per_bucket "true" or "false": whether each compiled size has a runtime of the SDK's own; default is what the SDK's
+                     version wants, "true" before 0.11
   batches            "1,2,4": compiled batch sizes in the file's order, where neither SDK nor a record beside the file says them
 The compiled file is `model.rbln` in the version directory, or what the config calls `default_model_filename`.
 """
@@ -24,9 +26,9 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from npufleet_rbln import compiled
+from npufleet_rbln import compiled, halves
 from npufleet_rbln.batching import Batcher, Item
-from npufleet_rbln.compiled import parameter
+from npufleet_rbln.compiled import BFLOAT16, parameter
 from npufleet_rbln.device import Device
 from npufleet_rbln.errors import CODES, Fault, words
 from npufleet_rbln.metrics import Metrics
@@ -108,6 +110,12 @@ class TritonPythonModel:
         self._metrics: Optional[Metrics] = None
         self._device = Device(job, isolation == "process", timeout_ms / 1000, self._changed)
         plan = self._device.plan
+        # (name, whether it is bfloat16)
+        self._inputs = [(str(tensor.name), tensor.dtype == BFLOAT16) for tensor in plan.buckets[0].inputs]
+        self._outputs = [(str(tensor.name), tensor.dtype == BFLOAT16) for tensor in plan.buckets[0].outputs]
+        if any(half for _name, half in (*self._inputs, *self._outputs)) and not halves.known(pb_utils):
+            self._device.close()
+            raise Fault("it has bfloat16 tensors, which this Triton's python backend does not take: wanted release 24.08 or newer")
         labels = {
             "model": self._name,
             "version": args["model_version"],
@@ -119,8 +127,6 @@ class TritonPythonModel:
         }
         self._metrics = Metrics(pb_utils, labels, parameter(config, "npufleet_source"), parameter(config, "npufleet_release"))
         self._batcher = Batcher(plan)
-        self._inputs = [str(tensor.name) for tensor in plan.buckets[0].inputs]
-        self._outputs = [str(tensor.name) for tensor in plan.buckets[0].outputs]
         self._busy_until = 0.0
         self._pipeline = (
             Pipeline(self._device, self._batcher, self._answer_later, self._fail_later, self._cancelled) if later else None
@@ -169,11 +175,11 @@ class TritonPythonModel:
     def _item(self, request: Any, index: int, arrived: float) -> Item:
         """A request with its inputs in the file's order."""
         tensors = []
-        for name in self._inputs:
+        for name, half in self._inputs:
             tensor = pb_utils.get_input_tensor_by_name(request, name)
             if tensor is None:
                 raise Fault(f"input {name} is missing", "bad_request")
-            tensors.append(tensor.as_numpy())
+            tensors.append(halves.read(tensor) if half else tensor.as_numpy())
         return self._batcher.item(request, tensors, index, arrived)
 
     def _run(self, items: List[Item], copy: bool) -> List[Any]:
@@ -245,7 +251,10 @@ class TritonPythonModel:
 
     def _response(self, arrays: Sequence[np.ndarray]) -> Any:
         return pb_utils.InferenceResponse(
-            output_tensors=[pb_utils.Tensor(name, entry) for name, entry in zip(self._outputs, arrays)]
+            output_tensors=[
+                halves.tensor_of(pb_utils, name, entry) if half else pb_utils.Tensor(name, entry)
+                for (name, half), entry in zip(self._outputs, arrays)
+            ]
         )
 
     def _failure(self, error: Fault) -> Any:

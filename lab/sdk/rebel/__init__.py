@@ -4,19 +4,30 @@ It needs the device nodes as the real runtime does: /dev/rblnN for the NPU and /
 NPU's node open while a runtime lives, so that the emulated vendor tool lists its process. RBLN_DEVICES selects the NPUs
 that are seen and is read once, at import. How the NPU keeps time, memory and faults: `_device.py`.
 
-The API has three shapes, by the version of the package, as far as the vendor's pages tell them apart
-(docs.rbln.ai/<version>/software/api/python/python_api.html and .../tutorial/advanced/concurrent_processing.html):
+The API has three forms, by the version of the package, as far as the vendor's pages tell them apart
+(docs.rbln.ai/<version>/software/api/python/python_api.html, .../tutorial/advanced/concurrent_processing.html and
+.../bucketing.html). Each version takes its own form and refuses that of the others:
 
-  0.6   no `RBLNCompiledModel.inspect`; `tensor_parallel_size`
+  0.6   no `RBLNCompiledModel.inspect`; `tensor_parallel_size`; a runtime serves one bucket, that of `input_info_index`;
+        `compile_from_onnx` takes a path, bytes or a model, and `input_info`
   0.9   `inspect` gives a dict (v0.9.1: it reads input, output, compiler version, target NPU, tensor parallel size and UUID
-        without loading the model; users index it, metadata["alloc_per_node"])
-  0.11  `inspect` gives an object; `num_devices` in place of `tensor_parallel_size`; `timeout` has to be an int
+        without loading the model; users index it, metadata["alloc_per_node"]); from 0.9.2 on the async runtime takes a file
+        of several buckets
+  0.11  `inspect` gives an object; `num_devices` in place of `tensor_parallel_size`; `timeout` has to be an int; one runtime
+        serves all buckets and chooses by the shapes that it is given, and there is no `input_info_index`;
+        `compile_from_onnx` takes a loaded model and `shape`, {name: tuple}, a list of them for several buckets (the list is
+        an assumption: only the dict was seen)
 
-Common to them, from the same pages: create_runtime(*, device=0, tensor_type="np") and create_async_runtime(*, device=0,
-tensor_type="np", parallel=None) exclude each other on one compiled model. `await runtime.async_run(x)` is for asyncio; for
-callers with an event loop of their own the invocation, `runtime.run(x)`, is separate from the join of the task that it
-gives. The name of that join was not readable there: `wait()` and `result()` are both offered here, and a task can be
-awaited. `parallel` (1 or 2) is how many inputs are prepared at once; 2 keeps a run queued behind the one that runs.
+Common to them, from the same pages and from a wheel of 2024: create_runtime(*, device=0, tensor_type="np") and
+create_async_runtime(*, device=0, tensor_type="np", parallel=None) exclude each other on one compiled model. `device` is an
+int, for the synchronous runtime also a list. Inputs are C-contiguous and of exactly the bucket's types and shapes; a run gives
+one array, or a list. `await runtime.async_run(x)` is for asyncio; for callers with an event loop of their own the invocation,
+`runtime.run(x)`, is separate from the join of the task that it gives, `wait(timeout)`; a task can be awaited too. `parallel`
+(1 or 2) is how many inputs are prepared at once; 2 keeps a run queued behind the one that runs. An async runtime takes more
+device memory, `get_alloc_per_node(non_blocking_mode=True)`.
+
+bfloat16 is what ml_dtypes calls it, for numpy has none: a bucket whose inputs are bfloat16 is computed in float32, and its
+floating outputs are bfloat16.
 
 Settings of the lab, read when a runtime is made:
   RBLN_LAB_DEV_ROOT (/dev)        where the nodes are (read at import)
@@ -64,7 +75,21 @@ VISIBLE = os.environ.get("RBLN_DEVICES")
 EPOCH = (2024, 1, 1, 0, 0, 0)
 # Bytes that a bucket takes in device memory beside its weights, on each NPU.
 BUCKET_BYTES = 1 << 20
+# Bytes more that a bucket takes in an async runtime, for what is prepared while a run is under way.
+ASYNC_BYTES = 1 << 16
 DEFAULT_NPU = "RBLN-CA12"
+BFLOAT16 = "bfloat16"
+# onnxruntime's names of the types that a model of ONNX takes
+ONNX_TYPES = {
+    "tensor(bool)": "bool",
+    "tensor(uint8)": "uint8",
+    "tensor(int8)": "int8",
+    "tensor(int32)": "int32",
+    "tensor(int64)": "int64",
+    "tensor(float16)": "float16",
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+}
 
 
 def _line(number: str) -> str:
@@ -73,8 +98,12 @@ def _line(number: str) -> str:
     return found.group() if found else number
 
 
-# Source that was not installed has the newest shape.
-SHAPE = (0, 99) if __version__ == "0.0.0+source" else tuple(int(part) for part in _line(__version__).split("."))
+# Source that was not installed has the form of 0.9.
+SHAPE = (0, 9) if __version__ == "0.0.0+source" else tuple(int(part) for part in _line(__version__).split("."))
+# Whether one runtime serves all buckets.
+SHARED = SHAPE >= (0, 11)
+# Whether the async runtime takes a file of several buckets: since 0.9.2.
+ASYNC_BUCKETS = __version__ == "0.0.0+source" or tuple(int(part) for part in re.findall(r"\d+", __version__)[:3]) >= (0, 9, 2)
 
 
 def _nodes() -> list[Path]:
@@ -153,47 +182,51 @@ class RBLNCompiledModel:
             for name, content in (("meta.json", json.dumps(self.meta, sort_keys=True).encode()), ("model.onnx", self.onnx)):
                 archive.writestr(zipfile.ZipInfo(name, EPOCH), content)
 
-    def get_alloc_per_node(self) -> list[int]:
-        """Bytes of device memory that all buckets take together, on each NPU that the model spans."""
-        return _alloc_per_node(self.meta)
+    def get_alloc_per_node(self, non_blocking_mode: bool = False) -> list[int]:
+        """Bytes of device memory that all buckets take together, on each NPU that the model spans.
 
-    def get_total_device_alloc(self) -> int:
+        `non_blocking_mode`: in an async runtime.
+        """
+        return _alloc_per_node(self.meta, non_blocking_mode)
+
+    def get_total_device_alloc(self, non_blocking_mode: bool = False) -> int:
         """Bytes of device memory that all buckets take together, over all NPUs."""
-        return sum(self.get_alloc_per_node())
+        return sum(self.get_alloc_per_node(non_blocking_mode))
 
     def create_runtime(
         self,
         name: Optional[str] = None,
         *,
-        input_info_index: Optional[int] = None,
         tensor_type: Optional[str] = None,
         device: Union[int, Sequence[int], None] = None,
         activate_profiler: Optional[bool] = None,
         timeout: Union[int, float, None] = None,
+        **more: Any,
     ) -> Runtime:
-        """A runtime of one bucket on one NPU, or on a list of them. Excludes async runtimes of the same instance."""
-        return Runtime(
-            self, device=device, tensor_type=tensor_type or "np", timeout=timeout, input_info_index=input_info_index or 0
-        )
+        """A runtime on one NPU, or on a list of them. Excludes async runtimes of the same instance.
+
+        Before 0.11 it is of one bucket, and `more` may be its `input_info_index`.
+        """
+        return Runtime(self, device=device, tensor_type=tensor_type or "np", timeout=timeout, **_index("create_runtime", more))
 
     def create_async_runtime(
         self,
         name: Optional[str] = None,
         *,
-        input_info_index: Optional[int] = None,
         tensor_type: Optional[str] = None,
-        device: Union[int, Sequence[int], None] = None,
+        device: Optional[int] = None,
         parallel: Optional[int] = None,
         timeout: Union[int, float, None] = None,
+        **more: Any,
     ) -> AsyncRuntime:
-        """An async runtime of one bucket. Excludes runtimes of the other kind of the same instance."""
+        """An async runtime on one NPU. Excludes runtimes of the other kind of the same instance. `more` as for create_runtime."""
         return AsyncRuntime(
             self,
             device=device,
             tensor_type=tensor_type or "np",
             parallel=parallel,
             timeout=timeout,
-            input_info_index=input_info_index or 0,
+            **_index("create_async_runtime", more),
         )
 
     if SHAPE >= (0, 9):
@@ -218,8 +251,8 @@ class RBLNCompiledModel:
             }
             return json.loads(json.dumps(found), object_hook=_as_object if SHAPE >= (0, 11) else None)
 
-    def _take(self, kind: type, npus: Sequence[_device.Npu], memory: int) -> Any:
-        """The session that all runtimes of this instance share, and device memory for one more of them."""
+    def _take(self, kind: type, npus: Sequence[_device.Npu], buckets: int, memory: int) -> Any:
+        """The session that all runtimes of this instance share; device memory for one more, which has `buckets` bytes beside it."""
         with self._making:
             if self._kind not in (None, kind):
                 raise RBLNRuntimeError("a compiled model has either runtimes or async runtimes: load the file once more.")
@@ -228,33 +261,33 @@ class RBLNCompiledModel:
             taken: list[_device.Npu] = []
             try:
                 for npu in npus:
-                    npu.allocate(BUCKET_BYTES + (0 if npu in self._sharing else self._weights()), memory)
+                    npu.allocate(buckets + (0 if npu in self._sharing else self._weights()), memory)
                     self._sharing[npu] = self._sharing.get(npu, 0) + 1
                     taken.append(npu)
             except RBLNRuntimeError:
-                self._give_unlocked(taken)
+                self._give_unlocked(taken, buckets)
                 raise
             self._kind = kind
             return self._session
 
-    def _give(self, npus: Sequence[_device.Npu]) -> None:
+    def _give(self, npus: Sequence[_device.Npu], buckets: int) -> None:
         with self._making:
-            self._give_unlocked(npus)
+            self._give_unlocked(npus, buckets)
 
-    def _give_unlocked(self, npus: Sequence[_device.Npu]) -> None:
+    def _give_unlocked(self, npus: Sequence[_device.Npu], buckets: int) -> None:
         for npu in npus:
             self._sharing[npu] -= 1
             last = not self._sharing[npu]
             if last:
                 del self._sharing[npu]
-            npu.release(BUCKET_BYTES + (self._weights() if last else 0))
+            npu.release(buckets + (self._weights() if last else 0))
 
     def _weights(self) -> int:
         return self.meta["weights"] // self.meta["devices"]
 
 
 class Runtime:
-    """One bucket of a compiled model on one NPU, or on several. Call it with the inputs in their order, or by name."""
+    """A compiled model on one NPU, or on several; before 0.11 one bucket of it. Call it with inputs in their order, or by name."""
 
     def __init__(
         self,
@@ -264,9 +297,9 @@ class Runtime:
         tensor_type: str = "np",
         activate_profiler: Optional[bool] = None,
         timeout: Union[int, float, None] = None,
-        input_info_index: int = 0,
+        **more: Any,
     ) -> None:
-        self._prepare(model, device, tensor_type, timeout, input_info_index)
+        self._prepare(model, device, tensor_type, timeout, _index("Runtime", more).get("input_info_index"))
 
     def _prepare(
         self,
@@ -274,7 +307,7 @@ class Runtime:
         device: Union[int, Sequence[int], None],
         tensor_type: str,
         timeout: Union[int, float, None],
-        input_info_index: int,
+        input_info_index: Optional[int],
     ) -> None:
         """Refuse what cannot run, then take NPUs and memory."""
         if tensor_type != "np":
@@ -294,12 +327,15 @@ class Runtime:
             if here and compiled.meta["npu"] != here:
                 raise RBLNRuntimeError(f"compiled for {compiled.meta['npu']}, NPU {node} is {here}.")
         buckets = compiled.meta["buckets"]
-        if not 0 <= input_info_index < len(buckets):
-            raise RBLNRuntimeError(f"input_info_index {input_info_index} is not one of 0 to {len(buckets) - 1}.")
-        self._inputs = [
-            (tensor["name"], tuple(tensor["shape"]), np.dtype(tensor["dtype"])) for tensor in buckets[input_info_index]["inputs"]
+        if not SHARED:
+            index = input_info_index or 0
+            if not 0 <= index < len(buckets):
+                raise RBLNRuntimeError(f"input_info_index {index} is not one of 0 to {len(buckets) - 1}.")
+            buckets = [buckets[index]]
+        self._buckets = [
+            [(tensor["name"], tuple(tensor["shape"]), _numpy(tensor["dtype"])) for tensor in bucket["inputs"]] for bucket in buckets
         ]
-        self._rows = next((entry[1][0] for entry in self._inputs if entry[1]), 1)
+        self._inputs = self._buckets[0]
         self._timeout = None if timeout is None else int(timeout * 1_000_000_000)
         setting = os.environ.get
         self._duration = int(float(setting("RBLN_LAB_DEVICE_MS") or 0) * 1_000_000)
@@ -310,14 +346,15 @@ class Runtime:
         if self._faults and self._faults.next(npus, ("no_memory",)):
             raise RBLNRuntimeError("Lack of device memory")
         memory = int(setting("RBLN_LAB_DEVICE_MEMORY") or _device.DEFAULT_MEMORY)
-        self._session = compiled._take(type(self), npus, memory)
+        self._bytes = len(buckets) * _bucket_bytes(self._call == "async")
+        self._session = compiled._take(type(self), npus, self._bytes, memory)
         self._compiled, self._npus = compiled, npus
         self._open = [open(npu.node, "rb") for npu in npus]  # noqa: SIM115  open for as long as the runtime lives
 
     _call = "sync"
 
     def run(self, *inputs: np.ndarray, **named: np.ndarray) -> Any:
-        """Outputs for these inputs: one array, or a tuple of several. Shapes and types are those of the bucket."""
+        """Outputs for these inputs: one array, or a list of several. Shapes and types are those of a bucket."""
         return self._run(self._feed(inputs, named))
 
     __call__ = run
@@ -330,15 +367,27 @@ class Runtime:
             inputs = tuple(named[entry[0]] for entry in self._inputs if entry[0] in named)
         if len(inputs) != len(self._inputs):
             raise RBLNRuntimeError(f"{len(inputs)} inputs given, the model takes {len(self._inputs)}.")
-        feed = {}
-        for (name, shape, kind), array in zip(self._inputs, inputs):
+        for (name, _shape, _kind), array in zip(self._inputs, inputs):
             if not isinstance(array, np.ndarray):
                 raise RBLNRuntimeError(f"input {name}: {type(array).__name__} given, wanted a numpy array.")
-            if array.shape != shape or array.dtype != kind:
-                found = f"{array.dtype}{list(array.shape)}"
-                raise RBLNRuntimeError(f"input {name}: {found} given, compiled for {kind}{list(shape)}.")
-            feed[name] = array
-        return feed
+        found = [(array.shape, array.dtype) for array in inputs]
+        if found not in [[entry[1:] for entry in bucket] for bucket in self._buckets]:
+            raise RBLNRuntimeError(self._misfit(found))
+        for (name, _shape, _kind), array in zip(self._inputs, inputs):
+            if not array.flags.c_contiguous:
+                raise RBLNRuntimeError(f"input {name}: not C-contiguous.")
+        return {entry[0]: array for entry, array in zip(self._inputs, inputs)}
+
+    def _misfit(self, found: Sequence[Any]) -> str:
+        """Why inputs of these shapes and types cannot be run."""
+        if len(self._buckets) > 1:
+            given = [f"{kind}{list(shape)}" for shape, kind in found]
+            compiled = [[f"{kind}{list(shape)}" for _name, shape, kind in bucket] for bucket in self._buckets]
+            return f"{given} given, compiled for {' or '.join(map(str, compiled))}."
+        for (name, shape, kind), entry in zip(self._inputs, found):
+            if entry != (shape, kind):
+                return f"input {name}: {entry[1]}{list(entry[0])} given, compiled for {kind}{list(shape)}."
+        raise AssertionError("they fit")
 
     def _run(self, feed: dict[str, np.ndarray]) -> Any:
         """One run on the NPU: it has its interval there, however fast or slow the CPU that stands in for it."""
@@ -349,12 +398,12 @@ class Runtime:
             self._suffer(self._faults, limit)
         begin, end = _device.reserve(self._npus, self._duration)
         if self._ledger:
-            self._ledger.write(self._npus, begin, end, self._rows)
+            self._ledger.write(self._npus, begin, end, next((len(array) for array in feed.values() if array.ndim), 1))
         if limit is not None and end > limit:
             self._give_up(limit)
-        outputs = self._session.run(None, feed)
+        outputs = _computed(self._session, feed)
         _device.wait_until(end)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return outputs[0] if len(outputs) == 1 else outputs
 
     def _suffer(self, faults: _device.FaultFile, limit: Optional[int]) -> None:
         """Meet the fault that the NPU has now, if any."""
@@ -381,7 +430,7 @@ class Runtime:
             opened, self._open = self._open, []
             for node in opened:
                 node.close()
-            self._compiled._give(self._npus)
+            self._compiled._give(self._npus, self._bytes)
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not ending():  # else the kernel takes it all back
@@ -410,8 +459,6 @@ class AsyncTask:
         """The outputs, or the error of the run; TimeoutError when it takes longer than `timeout` seconds."""
         return self._future.result(timeout)
 
-    result = wait
-
     def __await__(self) -> Generator[Any, None, Any]:
         return asyncio.wrap_future(self._future).__await__()
 
@@ -423,16 +470,21 @@ class AsyncRuntime:
         self,
         model: Union[PathLike, RBLNCompiledModel],
         *,
-        device: Union[int, Sequence[int], None] = None,
+        device: Optional[int] = None,
         tensor_type: str = "np",
         parallel: Optional[int] = None,
         timeout: Union[int, float, None] = None,
-        input_info_index: int = 0,
+        **more: Any,
     ) -> None:
+        if device is not None and not isinstance(device, int):
+            raise TypeError(f"create_async_runtime(): incompatible function arguments, device has to be an int, not {device!r}")
         self.parallel = 1 if parallel is None else parallel
         if self.parallel not in (1, 2):
             raise RBLNRuntimeError(f"parallel is {parallel}, wanted 1 or 2.")
-        self._core = _Core(model, device=device, tensor_type=tensor_type, timeout=timeout, input_info_index=input_info_index)
+        compiled = model if isinstance(model, RBLNCompiledModel) else RBLNCompiledModel(model)
+        if len(compiled.meta["buckets"]) > 1 and not ASYNC_BUCKETS:
+            raise RBLNRuntimeError(f"an async runtime of SDK {__version__} takes a model of one bucket.")
+        self._core = _Core(compiled, device=device, tensor_type=tensor_type, timeout=timeout, **_index("AsyncRuntime", more))
         self._queue: queue.SimpleQueue[Optional[tuple[AsyncTask, dict[str, np.ndarray]]]] = queue.SimpleQueue()
         for _number in range(self.parallel):
             # Daemons, so that a run that hangs does not keep the process; they do not know this object, so that it can go.
@@ -472,19 +524,8 @@ def _serve(core: Runtime, waiting: queue.SimpleQueue[Any]) -> None:
         del given, task, feed
 
 
-def compile_from_onnx(
-    model: Any,
-    input_info: Sequence[Any],
-    npu: Optional[str] = None,
-    *,
-    tensor_parallel_size: Optional[int] = None,
-    num_devices: Optional[int] = None,
-) -> RBLNCompiledModel:
-    """Compile an ONNX model (bytes, a path, or a ModelProto) for one or several lists of (name, shape, dtype), each a bucket.
-
-    `npu` is the type to compile for; else RBLN_FORCE_NPU_NAME or RBLN_TARGET_SOC says it, else the NPU that is here.
-    """
-    devices = _devices(tensor_parallel_size, num_devices)
+def _compile(model: Any, infos: Sequence[Sequence[Any]], npu: Optional[str], devices: int) -> RBLNCompiledModel:
+    """Compile an ONNX model (bytes, a path, or a ModelProto) for lists of (name, shape, dtype), each a bucket."""
     try:
         raw = model if isinstance(model, bytes) else Path(model).read_bytes() if _is_path(model) else model.SerializeToString()
         session = _session(raw)
@@ -492,13 +533,15 @@ def compile_from_onnx(
         raise RBLNCompileError(f"not a model that can be compiled: {error}") from error
     names = [tensor.name for tensor in session.get_inputs()]
     buckets = []
-    for info in _buckets(input_info):
+    for info in infos:
         if [entry[0] for entry in info] != names:
             raise RBLNCompileError(f"input_info names {[entry[0] for entry in info]}, the model has {names}.")
         inputs = [{"name": name, "shape": [int(size) for size in shape], "dtype": _dtype(kind)} for name, shape, kind in info]
-        zeros = {tensor["name"]: np.zeros(tensor["shape"], tensor["dtype"]) for tensor in inputs}
+        zeros = {tensor["name"]: np.zeros(tensor["shape"], _numpy(tensor["dtype"])) for tensor in inputs}
         try:
-            found = session.run(None, zeros)
+            found = _computed(session, zeros)
+        except RBLNRuntimeError:
+            raise
         except Exception as error:  # as above
             raise RBLNCompileError(f"the model does not take {[tensor['shape'] for tensor in inputs]}: {error}") from error
         outputs = [
@@ -517,6 +560,32 @@ def compile_from_onnx(
     return RBLNCompiledModel._made(meta, raw)
 
 
+# `npu` is the type to compile for; else RBLN_FORCE_NPU_NAME or RBLN_TARGET_SOC says it, else the NPU that is here.
+if SHARED:
+
+    def compile_from_onnx(
+        mod: Any, shape: Union[dict[str, Any], Sequence[dict[str, Any]]], npu: Optional[str] = None, *, num_devices: int = 1
+    ) -> RBLNCompiledModel:
+        """Compile a loaded ONNX model for the shapes of its inputs, or for several of them; the types are the model's own."""
+        if not hasattr(mod, "graph"):
+            raise TypeError(f"compile_from_onnx(): {type(mod).__name__} given, wanted a loaded model, onnx.load(path)")
+        tensors = _session(mod.SerializeToString()).get_inputs()
+        shapes = [shape] if isinstance(shape, dict) else list(shape)
+        for entry in shapes:
+            if set(entry) != {tensor.name for tensor in tensors} or not all(isinstance(sizes, tuple) for sizes in entry.values()):
+                raise RBLNCompileError(f"shape is {entry}, wanted a tuple for each of {[tensor.name for tensor in tensors]}.")
+        infos = [[(tensor.name, entry[tensor.name], ONNX_TYPES[tensor.type]) for tensor in tensors] for entry in shapes]
+        return _compile(mod, infos, npu, num_devices)
+
+else:
+
+    def compile_from_onnx(  # type: ignore[misc]
+        model: Any, input_info: Sequence[Any], npu: Optional[str] = None, *, tensor_parallel_size: int = 1
+    ) -> RBLNCompiledModel:
+        """Compile an ONNX model (bytes, a path, a ModelProto) for one or several lists of (name, shape, dtype), each a bucket."""
+        return _compile(model, _buckets(input_info), npu, tensor_parallel_size)
+
+
 def compile_from_torch(
     mod: Any,
     input_info: Sequence[Any],
@@ -526,6 +595,7 @@ def compile_from_torch(
     num_devices: Optional[int] = None,
 ) -> RBLNCompiledModel:
     """Compile a PyTorch module by way of ONNX; outputs have no names then, as with the vendor's compiler."""
+    devices = _devices(tensor_parallel_size, num_devices)
     import io
 
     try:
@@ -538,15 +608,13 @@ def compile_from_torch(
         name: {axis: f"{name}_{axis}" for axis, sizes in enumerate(zip(*(info[place][1] for info in infos))) if len(set(sizes)) > 1}
         for place, name in enumerate(names)
     }
-    example = tuple(torch.zeros(tuple(shape), dtype=getattr(torch, _dtype(kind))) for _name, shape, kind in infos[0])
+    example = tuple(torch.zeros(tuple(shape), dtype=getattr(torch, _traced(kind))) for _name, shape, kind in infos[0])
     content = io.BytesIO()
     try:
         torch.onnx.export(mod.eval(), example, content, input_names=names, dynamic_axes=changing, opset_version=17, dynamo=False)
     except Exception as error:  # whatever the module raises when it is traced
         raise RBLNCompileError(f"not a model that can be compiled: {error}") from error
-    compiled = compile_from_onnx(
-        content.getvalue(), input_info, npu, tensor_parallel_size=tensor_parallel_size, num_devices=num_devices
-    )
+    compiled = _compile(content.getvalue(), infos, npu, devices)
     for bucket in compiled.meta["buckets"]:
         for tensor in bucket["outputs"]:
             tensor["name"] = None
@@ -569,7 +637,32 @@ def _buckets(input_info: Sequence[Any]) -> list[Sequence[Any]]:
 
 def _dtype(kind: Any) -> str:
     """numpy's name of a type that is given as a string, by numpy or by PyTorch (`torch.float32`)."""
-    return str(np.dtype(str(kind).rpartition(".")[2] if str(kind).startswith("torch.") else kind))
+    return str(_numpy(str(kind).rpartition(".")[2] if str(kind).startswith("torch.") else kind))
+
+
+def _traced(kind: Any) -> str:
+    """The type that a module is traced in: what is bfloat16 is computed in float32."""
+    return "float32" if _dtype(kind) == BFLOAT16 else _dtype(kind)
+
+
+def _numpy(kind: Any) -> np.dtype[Any]:
+    """A type as numpy has it; bfloat16 is that of ml_dtypes."""
+    if str(kind) == BFLOAT16:
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise RBLNRuntimeError(f"bfloat16 needs ml_dtypes, and there is none here ({error}).") from error
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(kind)
+
+
+def _computed(session: Any, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Outputs of a run on the CPU. What is bfloat16 is computed in float32, and its floating outputs are bfloat16 again."""
+    halves = [array.dtype for array in feed.values() if array.dtype.name == BFLOAT16]
+    if not halves:
+        return session.run(None, feed)
+    wide = {name: array.astype(np.float32) if array.dtype == halves[0] else array for name, array in feed.items()}
+    return [array.astype(halves[0]) if array.dtype == np.float32 else array for array in session.run(None, wide)]
 
 
 def _is_path(model: Any) -> bool:
@@ -610,8 +703,21 @@ def _meta_of(path: PathLike) -> dict[str, Any]:
         return json.loads(archive.read("meta.json"))
 
 
-def _alloc_per_node(meta: dict[str, Any]) -> list[int]:
-    return [meta["weights"] // meta["devices"] + BUCKET_BYTES * len(meta["buckets"])] * meta["devices"]
+def _bucket_bytes(non_blocking_mode: bool) -> int:
+    return BUCKET_BYTES + (ASYNC_BYTES if non_blocking_mode else 0)
+
+
+def _alloc_per_node(meta: dict[str, Any], non_blocking_mode: bool = False) -> list[int]:
+    buckets = _bucket_bytes(non_blocking_mode) * len(meta["buckets"])
+    return [meta["weights"] // meta["devices"] + buckets] * meta["devices"]
+
+
+def _index(call: str, more: dict[str, Any]) -> dict[str, Optional[int]]:
+    """`input_info_index` out of further arguments of a call. Any other is refused, and this one too since there is none."""
+    for name in more:
+        if SHARED or name != "input_info_index":
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+    return {} if SHARED else {"input_info_index": more.get("input_info_index")}
 
 
 def _as_object(found: dict[str, Any]) -> SimpleNamespace:

@@ -13,7 +13,10 @@ class TritonPythonModel:
     """One instance on the NPU of its index."""
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Load the compiled file, a runtime for each batch size; the instance's index is the last part of its name."""
+        """Load the compiled file; the instance's index is the last part of its name.
+
+        Since SDK 0.11 one runtime serves every batch size, before it each has its own.
+        """
         config = json.loads(args["model_config"])
         self.name, largest = args["model_name"], int(config["max_batch_size"])
         batches = _numbers(config, "batches")
@@ -24,10 +27,13 @@ class TritonPythonModel:
         npus = _numbers(config, "npus") or list(range(rebel.device_count())) or [0]
         device = npus[int(args["model_instance_name"].rsplit("_", 1)[-1]) % len(npus)]
         compiled = rebel.RBLNCompiledModel(os.path.join(args["model_repository"], args["model_version"], "model.rbln"))
-        self.runtimes = {
-            size: compiled.create_runtime(input_info_index=index, tensor_type="np", device=device)
-            for index, size in enumerate(batches)
-        }
+        if [int(part) for part in rebel.__version__.split(".")[:2]] >= [0, 11]:
+            self.runtimes = dict.fromkeys(batches, compiled.create_runtime(tensor_type="np", device=device))
+        else:
+            self.runtimes = {
+                size: compiled.create_runtime(input_info_index=index, tensor_type="np", device=device)
+                for index, size in enumerate(batches)
+            }
 
     def execute(self, requests: List[Any]) -> List[Any]:
         """A response for each request in its order. The batcher joins no more rows than max_batch_size."""

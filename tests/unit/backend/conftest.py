@@ -40,6 +40,7 @@ def families() -> Families:
 def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Triton's release: 24.01 refuses response senders, 24.10 gives them."""
     monkeypatch.setattr(Request, "later", request.param == "24.10")
+    monkeypatch.setattr(Tensor, "halves", request.param == "24.10")
     return str(request.param)
 
 
@@ -57,7 +58,9 @@ def utils(monkeypatch: pytest.MonkeyPatch, log: list[str], families: Families, t
         MetricFamily=families,
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
         get_model_dir=lambda: str(tmp_path / "two" / "1"),
-        get_input_tensor_by_name=lambda request, name: Tensor(name, request[name]) if name in request else None,
+        get_input_tensor_by_name=lambda request, name: (
+            Tensor(name, request[name], name in getattr(request, "halves", ())) if name in request else None
+        ),
     )
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
     return utils
@@ -76,7 +79,16 @@ def backend(utils: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modu
         del sys.modules[name]
 
 
-PARAMETERS = ("batches", "npus", "npus_per_instance", "device_timeout_ms", "isolation", "npufleet_source", "npufleet_release")
+PARAMETERS = (
+    "batches",
+    "runtime_per_bucket",
+    "npus",
+    "npus_per_instance",
+    "device_timeout_ms",
+    "isolation",
+    "npufleet_source",
+    "npufleet_release",
+)
 
 
 @pytest.fixture

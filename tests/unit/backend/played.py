@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import threading
 import time
@@ -26,17 +27,60 @@ def until(true: Callable[[], Any], seconds: float = 120.0) -> None:
         time.sleep(0.002)
 
 
-class Tensor:
-    """Triton's tensor."""
+# DLManagedTensor of dlpack.h: where the code of its type is, and what it may be
+CODE_AT, UNSIGNED, BFLOAT = 20, 1, 4
 
-    def __init__(self, name: str, array: np.ndarray) -> None:
-        self._name, self._array = name, array
+
+def code_of(capsule: Any) -> ctypes.c_uint8:
+    """The code of what lies in the memory that a DLPack capsule lends."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return ctypes.c_uint8.from_address(pointer(capsule, b"dltensor") + CODE_AT)
+
+
+class Tensor:
+    """Triton's tensor. One of bfloat16 has its bits, uint16, and no array: it comes and goes as DLPack."""
+
+    halves = True
+
+    def __init__(self, name: str, array: np.ndarray, half: bool = False) -> None:
+        self._name, self._array, self.half = name, array, half
 
     def name(self) -> str:
         return self._name
 
     def as_numpy(self) -> np.ndarray:
+        if self.half:
+            raise TritonModelException("Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() instead.")
         return self._array
+
+    def to_dlpack(self) -> Any:
+        capsule = self._array.__dlpack__()
+        if self.half:
+            code_of(capsule).value = BFLOAT
+        return capsule
+
+    @classmethod
+    def from_dlpack(cls, name: str, capsule: Any) -> Tensor:
+        code = code_of(capsule)
+        half = code.value == BFLOAT
+        if half and not cls.halves:
+            raise TritonModelException("DLPack type is not supported")
+        code.value = UNSIGNED if half else code.value
+        return cls(name, np.from_dlpack(Lent(capsule)), half)
+
+
+class Lent:
+    """A DLPack capsule as numpy takes it."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_options: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
 
 
 class TritonError:
@@ -56,7 +100,8 @@ class Response:
     def __init__(self, output_tensors: Any = (), error: Optional[TritonError] = None) -> None:
         self.error = error
         self.names = [tensor.name() for tensor in output_tensors]
-        self.outputs = {tensor.name(): tensor.as_numpy() for tensor in output_tensors}
+        self.halves = {tensor.name() for tensor in output_tensors if tensor.half}
+        self.outputs = {tensor.name(): tensor._array for tensor in output_tensors}
 
     def taken(self) -> Response:
         self.outputs = {name: array.copy() for name, array in self.outputs.items()}
@@ -85,9 +130,10 @@ class Sender:
 
 
 class Request(dict[str, np.ndarray]):
-    """A client's request: tensors by name, and its way back where Triton gives one."""
+    """A client's request: tensors by name, those of `halves` as bits of bfloat16, and its way back where Triton gives one."""
 
     later = False
+    halves: tuple[str, ...] = ()
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -141,14 +187,18 @@ class Families:
 
 
 class NPU:
-    """The SDK with `count` NPUs: B squared and A twice, for the batches that the file was compiled for (0: no batch)."""
+    """The SDK with `count` NPUs: B squared and A twice, for the batches that the file was compiled for (0: no batch).
 
-    __version__ = ""
+    From version 0.11 on a runtime serves all of them, before it the one of its index.
+    """
 
-    def __init__(self, count: int = 2, batches: tuple[int, ...] = (1, 2, 4)) -> None:
-        self.count, self.batches = count, batches
+    def __init__(self, count: int = 2, batches: tuple[int, ...] = (1, 2, 4), version: str = "") -> None:
+        self.count, self.batches, self.__version__ = count, batches, version
+        self.takes_buckets = not version.startswith("0.11")
         self.runs: list[tuple[np.ndarray, ...]] = []
         self.devices: list[Any] = []
+        # Whether each runtime was made for one bucket
+        self.of_buckets: list[bool] = []
         self.alive = 0
         self.answer: Callable[[np.ndarray, np.ndarray], Any] = lambda a, b: (b * b, a * 2)
         self.addresses: list[int] = []
@@ -160,10 +210,14 @@ class NPU:
         assert Path(path).read_bytes() == b"compiled"
         return SimpleNamespace(create_runtime=self.create_runtime)
 
-    def create_runtime(self, *, input_info_index: int, tensor_type: str, device: Any, timeout: int) -> Any:
+    def create_runtime(self, *, tensor_type: str, device: Any, timeout: int, **bucket: int) -> Any:
         assert tensor_type == "np"
         self.devices.append(device)
-        npu, batch = self, self.batches[input_info_index]
+        self.of_buckets.append("input_info_index" in bucket)
+        npu, batches = self, self.batches
+        if self.takes_buckets:
+            batches = (batches[bucket.pop("input_info_index")],)
+        assert not bucket, f"the SDK of {self.__version__} has no {bucket}"
 
         class Runtime:
             def __init__(self) -> None:
@@ -173,7 +227,8 @@ class NPU:
                 npu.alive -= 1
 
             def run(self, a: np.ndarray, b: np.ndarray) -> Any:
-                assert batch == 0 or (len(a), len(b)) == (batch, batch), "not a compiled batch"
+                assert batches == (0,) or (len(a) == len(b) and len(a) in batches), "not a compiled batch"
+                assert a.flags.c_contiguous and b.flags.c_contiguous
                 npu.runs.append((a.copy(), b.copy()))
                 npu.addresses.append(a.ctypes.data)
                 return npu.answer(a, b)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Optional
 
+import numpy as np
 import pytest
 from played import TritonModelException, output, parameters
 
@@ -122,6 +123,62 @@ class TestFacts:
     def test_a_config_that_does_not_say_enough(self, compiled: Any, tmp_path: Path, whole: dict[str, Any], message: str) -> None:
         with pytest.raises(compiled.Fault, match=message):
             compiled.facts_of(str(tmp_path / "model.rbln"), whole, None)
+
+
+class TestInspect:
+    """What the SDK's own word is, in every form that it was seen in."""
+
+    def told(self, compiled: Any, monkeypatch: pytest.MonkeyPatch, found: Any) -> Any:
+        sdk = SimpleNamespace(__version__="0.11.2", RBLNCompiledModel=SimpleNamespace(inspect=lambda path: found))
+        monkeypatch.setitem(sys.modules, "rebel", sdk)  # type: ignore[arg-type]
+        return sys.modules["npufleet_rbln.sdk"].SDK().inspect("/none")  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize("kind", [dict, SimpleNamespace])
+    @pytest.mark.parametrize("dtype", ["float32", "torch.float32", np.float32, np.dtype(np.float32)])
+    @pytest.mark.parametrize("shape", [[4, 3], (4, 3), (np.int64(4), np.int64(3))])
+    def test_mappings_and_objects_of_lists_and_tuples(
+        self, compiled: Any, monkeypatch: pytest.MonkeyPatch, kind: Any, dtype: Any, shape: Any
+    ) -> None:
+        """The number of NPUs may be null, so may be names; neither outputs nor buckets have to be told."""
+        entry = kind(name=None, shape=shape, dtype=dtype)
+        found = kind(
+            npu="RBLN-CA25", compiler_version="0.11.2", tensor_parallel_size=None, uuid="u", inputs=[entry], alloc_per_node=[1]
+        )
+        told = self.told(compiled, monkeypatch, found)
+        assert (told["npu"], told["devices"], told["input_info"], told["outputs"]) == ("RBLN-CA25", None, [], [])
+        assert told["inputs"] == [{"name": None, "shape": [4, 3], "dtype": "float32"}]
+        facts = compiled.facts_of("/none", {}, told)
+        assert (facts.source, facts.flaw, facts.buckets[0].inputs[0].shape) == ("inspect", "", (4, 3))
+
+    @pytest.mark.parametrize(
+        "found, why",
+        [
+            (None, "gives NoneType with no fields, which this backend does not understand (it has no inputs)"),
+            (
+                {"version": 2, "graph": {}},
+                "gives dict with version, graph, which this backend does not understand (it has no inputs)",
+            ),
+            (
+                {"inputs": ["A"]},
+                "gives dict with inputs, which this backend does not understand (a tensor is 'A', wanted name, shape",
+            ),
+            ({"inputs": [{"shape": [1], "dtype": "fp4"}]}, "(a tensor's dtype is 'fp4', wanted one of bool, uint8"),
+            ({"inputs": [{"shape": "dynamic", "dtype": "int8"}]}, "(invalid literal for int()"),
+            ({"inputs": 3}, "('int' object is not iterable)"),
+            (SimpleNamespace(inputs=[{"shape": [None], "dtype": "int8"}]), "gives SimpleNamespace with inputs, which this backend"),
+        ],
+    )
+    def test_an_unknown_form_is_named_and_the_record_counts(
+        self, compiled: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: Any, why: str
+    ) -> None:
+        told = self.told(compiled, monkeypatch, found)
+        assert why in told["flaw"] and told["flaw"].startswith("inspect of SDK 0.11.2 ")
+        with pytest.raises(compiled.Fault) as refusal:
+            compiled.facts_of(str(tmp_path / "model.rbln"), {}, told)
+        assert str(refusal.value).startswith(told["flaw"]) and "no record is beside this one" in str(refusal.value)
+        record(tmp_path / "model.rbln", 1, 4)
+        facts = compiled.facts_of(str(tmp_path / "model.rbln"), {}, told)
+        assert (facts.source, facts.flaw, len(facts.buckets)) == ("model.rbln.json", told["flaw"], 2)
 
 
 class TestPlan:

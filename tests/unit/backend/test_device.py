@@ -14,12 +14,15 @@ import zlib
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
+import ml_dtypes
+import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from played import (
     BACKEND,
     ROOT,
     Families,
+    Request,
     TritonError,
     TritonModelException,
     arguments,
@@ -35,17 +38,11 @@ from played import (
 SDK = ROOT / "lab/sdk"
 SHAPES = ("0.6.2+lab", "0.9.4+lab", "0.11.2+lab")
 BOTH = pytest.mark.parametrize("release", ["24.01", "24.10"], indirect=True)
-COMPILE = """
-import sys, rebel
-info = [[("A", [rows, 3], "float32"), ("B", [rows, 2], "int64")] for rows in (4, 1, 2)]
-rebel.compile_from_onnx(sys.argv[1], info, npu="RBLN-CA22").save(sys.argv[2])
-"""
+PROGRAM = ROOT / "files/compile/rbln_compile.py"
 
 
-@pytest.fixture(scope="session")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """A file compiled for 4, 1 and 2 by each shape of the SDK: B squared and A twice."""
-    place = tmp_path_factory.mktemp("compiled")
+def compiled(place: Path, shape: str, kind: str = "float32", devices: int = 1) -> tuple[bytes, dict[str, Any]]:
+    """(a file compiled for 4, 1 and 2 by this version of the SDK, its record): B squared and A, of this kind, twice."""
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         [helper.make_node("Mul", ["B", "B"], ["SQUARE"]), helper.make_node("Add", ["A", "A"], ["TWICE"])],
@@ -54,12 +51,31 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         [value("SQUARE", TensorProto.INT64, ["n", 2]), value("TWICE", TensorProto.FLOAT, ["n", 3])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    place.mkdir()
     (place / "two.onnx").write_bytes(model.SerializeToString())
-    for shape in SHAPES:
-        environment = {**os.environ, "PYTHONPATH": str(SDK), "RBLN_LAB_VERSION": shape, "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-c", COMPILE, str(place / "two.onnx"), str(place / shape)]
-        subprocess.run(command, env=environment, check=True)
-    return {shape: (place / shape).read_bytes() for shape in SHAPES}
+    spec = {
+        "name": "two",
+        "npu": "RBLN-CA22",
+        "sdk": shape,
+        "devices": devices,
+        "batches": [4, 1, 2],
+        "outputs": None,
+        "source": {"kind": "onnx", "path": "two.onnx"},
+        "inputs": [{"name": "A", "shape": [3], "dtype": kind}, {"name": "B", "shape": [2], "dtype": "int64"}],
+        "digests": {},
+        "output": "model.rbln",
+    }
+    (place / "spec.json").write_text(json.dumps(spec))
+    environment = {**os.environ, "PYTHONPATH": str(SDK), "RBLN_LAB_VERSION": shape, "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run([sys.executable, str(PROGRAM), str(place / "spec.json")], env=environment, check=True, stdout=subprocess.DEVNULL)
+    return (place / "model.rbln").read_bytes(), json.loads((place / "model.rbln.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A file compiled by each version of the SDK that has a form of its own."""
+    place = tmp_path_factory.mktemp("compiled")
+    return {shape: compiled(place / shape, shape)[0] for shape in SHAPES}
 
 
 class Host:
@@ -103,23 +119,30 @@ Load = Callable[..., Any]
 
 @pytest.fixture
 def load(backend: Any, host: Host, files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """Load the compiled file as `two`: load(shape="0.9.4+lab", instance="two_0_0", <parameters>=...)."""
+    """Load a compiled file as `two`: load(shape="0.9.4+lab", instance="two_0_0", kind="TYPE_FP32", file=b"", <parameters>=...)."""
     models = []
     before = set(sys.modules)
 
-    def make(shape: str = "0.9.4+lab", instance: str = "two_0_0", rows: int = 4, **named: str) -> Any:
+    def make(
+        shape: str = "0.9.4+lab",
+        instance: str = "two_0_0",
+        rows: int = 4,
+        kind: str = "TYPE_FP32",
+        file: bytes = b"",
+        **named: str,
+    ) -> Any:
         monkeypatch.setenv("RBLN_LAB_VERSION", shape)
         if shape < "0.9":
             named.setdefault("batches", "4,1,2")
         config = {
             "name": "two",
             "max_batch_size": rows,
-            "input": [{"name": "A", "data_type": "TYPE_FP32", "dims": [3]}, {"name": "B", "data_type": "TYPE_INT64", "dims": [2]}],
-            "output": [output("SQUARE", "TYPE_INT64", [2]), output("TWICE", "TYPE_FP32", [3])],
+            "input": [{"name": "A", "data_type": kind, "dims": [3]}, {"name": "B", "data_type": "TYPE_INT64", "dims": [2]}],
+            "output": [output("SQUARE", "TYPE_INT64", [2]), output("TWICE", kind, [3])],
             "parameters": parameters(**named),
         }
         (tmp_path / "two/1").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "two/1/model.rbln").write_bytes(files[shape])
+        (tmp_path / "two/1/model.rbln").write_bytes(file or files[shape])
         model = backend.TritonPythonModel()
         model.initialize(arguments(tmp_path / "two", config, instance))
         models.append(model)
@@ -150,6 +173,78 @@ class TestShapes:
         assert "rebel" not in sys.modules
         nodes = {Path(link).name for link in links(process(model).pid) if link.startswith(str(host.dev))}
         assert nodes == {"rbln1"}
+
+    @pytest.mark.parametrize("release", ["24.10"], indirect=True)
+    @pytest.mark.parametrize("shape, runtimes", [("0.6.2+lab", 6), ("0.9.4+lab", 3), ("0.11.2+lab", 1)])
+    def test_as_few_runtimes_as_the_version_takes(self, load: Load, host: Host, shape: str, runtimes: int) -> None:
+        """Each keeps the NPU's node open: one for each bucket, twice where the asynchronous one takes no buckets, one for all."""
+        opened = [link for link in links(process(load(shape)).pid) if link == str(host.dev / "rbln0")]
+        assert len(opened) == runtimes
+
+    def test_a_form_that_the_sdk_refuses_is_told_in_its_words(self, load: Load) -> None:
+        with pytest.raises(TritonModelException, match="unexpected keyword argument 'input_info_index'"):
+            load("0.11.2+lab", runtime_per_bucket="true")
+
+    @BOTH
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_a_model_that_spans_npus(
+        self, load: Load, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
+    ) -> None:
+        """The synchronous runtime takes a list of NPUs, the asynchronous one does not; it is loaded once, for it is large."""
+        file, record = compiled(tmp_path / "wide", shape, devices=2)
+        monkeypatch.setenv("RBLN_LAB_DEVICE_MEMORY", str(record["device_memory"][0]))
+        model = load(shape, file=file, npus_per_instance="2")
+        asked = requests(3, 1, 2)
+        assert all(is_answer(response, one) for response, one in zip(ask(model, asked), asked))
+        assert {one["npu"] for one in host.runs()} == {0, 1}
+
+    @pytest.mark.parametrize(
+        "shape, release, figure",
+        [
+            ("0.6.2+lab", "24.01", "device_memory"),
+            ("0.9.4+lab", "24.01", "device_memory"),
+            ("0.9.4+lab", "24.10", "device_memory_async"),
+            ("0.11.2+lab", "24.10", "device_memory_async"),
+        ],
+        indirect=["release"],
+    )
+    def test_it_takes_the_device_memory_of_its_record(
+        self, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str, figure: str
+    ) -> None:
+        file, record = compiled(tmp_path / "one", shape)
+        (taken,) = record[figure]
+        monkeypatch.setenv("RBLN_LAB_DEVICE_MEMORY", str(taken - 1))
+        with pytest.raises(TritonModelException, match="NPU 0 has no memory left"):
+            load(shape, file=file)
+        monkeypatch.setenv("RBLN_LAB_DEVICE_MEMORY", str(taken))
+        assert is_answer(ask(load(shape, file=file), [request(2)])[0], request(2))
+
+    @pytest.mark.parametrize("release", ["24.10"], indirect=True)
+    @pytest.mark.parametrize("isolation", ["process", "none"])
+    def test_bfloat16(self, load: Load, tmp_path: Path, isolation: str) -> None:
+        """Its bits go through the memory that stub and NPU share; Triton lends and takes them as DLPack."""
+        half = np.dtype(ml_dtypes.bfloat16)
+        file, record = compiled(tmp_path / "half", "0.9.4+lab", "bfloat16")
+        assert record["buckets"][0]["outputs"][1]["dtype"] == "bfloat16"
+        model = load(file=file, kind="TYPE_BF16", isolation=isolation)
+        values = np.array([[0.5, -2, 3e30], [1, 0, 96]], half)
+        asked = [Request(A=rows.view(np.uint16), B=np.full((len(rows), 2), 3)) for rows in (values, values[:1], -values)]
+        for one in asked:
+            one.halves = ("A",)
+        for one, response in zip(asked, ask(model, asked)):
+            assert response.error is None, response.error.message
+            assert response.halves == {"TWICE"}
+            np.testing.assert_array_equal(response.outputs["TWICE"].view(half), one["A"].view(half) * half.type(2))
+            np.testing.assert_array_equal(response.outputs["SQUARE"], one["B"] ** 2)
+        wrong = Request(A=asked[0]["A"][:, :2], B=asked[0]["B"])
+        wrong.halves = ("A",)
+        (response,) = ask(model, [wrong])
+        assert response.error.message == "model two: input A is bfloat16[2, 2], wanted bfloat16[rows, 3]"
+
+    def test_bfloat16_where_triton_has_none(self, load: Load, tmp_path: Path, host: Host) -> None:
+        file, _record = compiled(tmp_path / "half", "0.9.4+lab", "bfloat16")
+        with pytest.raises(TritonModelException, match=r"^model two: it has bfloat16 tensors, .* wanted release 24\.08 or newer"):
+            load(file=file, kind="TYPE_BF16")
 
     def test_without_a_process_of_its_own(self, load: Load) -> None:
         model = load(isolation="none")

@@ -104,6 +104,46 @@ class TestJoining:
         (response,) = serve(npu, output=[output("TWICE", "TYPE_FP32", [3])]).execute(requests(1))
         np.testing.assert_array_equal(response.outputs["TWICE"], request(1)["A"] * 2)
 
+    @pytest.mark.parametrize("version, runtimes", [("0.9.4", 3), ("0.10.3", 3), ("0.11.0", 1), ("0.11.2+lab", 1)])
+    def test_one_runtime_serves_all_buckets_since_0_11(self, serve: Serve, version: str, runtimes: int) -> None:
+        npu = NPU(version=version)
+        model = serve(npu)
+        asked = requests(1, 4, 2)
+        for one in asked:
+            assert is_answer(ask(model, [one])[0], one)
+        assert [len(a) for a, _b in npu.runs] == [1, 4, 2]
+        assert npu.devices == [0] * runtimes
+
+    @pytest.mark.parametrize("said, runtimes", [("true", 3), ("false", 1)])
+    def test_a_parameter_counts_before_the_version(self, serve: Serve, said: str, runtimes: int) -> None:
+        """Nobody here has seen every version: a site may know better."""
+        npu = NPU(version="0.11.2" if said == "true" else "0.9.4")
+        npu.takes_buckets = said == "true"
+        serve(npu, runtime_per_bucket=said)
+        assert npu.of_buckets == [said == "true"] * runtimes
+
+    def test_inputs_reach_the_sdk_contiguous(self, serve: Serve) -> None:
+        """Where no other process reads them, a request that fills its bucket goes as it is."""
+        one = request(2)
+        strided = type(one)(A=np.asfortranarray(one["A"]), B=np.repeat(one["B"], 2, axis=1)[:, ::2])
+        assert not strided["A"].flags.c_contiguous and not strided["B"].flags.c_contiguous
+        assert is_answer(ask(serve(NPU()), [strided])[0], one)
+
+    @pytest.mark.parametrize(
+        "answer, found",
+        [
+            (lambda a, b: {"SQUARE": b * b}, "dict"),
+            (lambda a, b: None, "NoneType"),
+            (lambda a, b: [b * b, (a * 2).tolist()], "list"),
+        ],
+    )
+    def test_outputs_of_no_known_kind_are_named(self, serve: Serve, answer: Callable[..., Any], found: str) -> None:
+        npu = NPU()
+        model = serve(npu)
+        npu.answer = answer
+        (response,) = ask(model, requests(1))
+        assert response.error.message == f"model two: the SDK's runtime gave {found}, wanted an array, or a list or tuple of them"
+
 
 class TestErrors:
     def test_too_many_rows_fail_alone_and_name_the_limit(self, serve: Serve) -> None:
@@ -313,6 +353,7 @@ class TestLoading:
             (NPU(), {"batches": ""}, "parameter batches is '', wanted numbers such as 1,2,4"),
             (NPU(), {"batches": "0,4"}, "parameter batches names 0, wanted sizes of 1 and above"),
             (NPU(), {"max_batch_size": 8}, "max_batch_size is 8, compiled batches are [1, 2, 4]"),
+            (NPU(), {"runtime_per_bucket": "yes"}, "parameter runtime_per_bucket is 'yes', wanted true or false"),
             (NPU(), {"npus_per_instance": "3"}, "parameter npus_per_instance is 3, the model may use 2 NPUs: [0, 1]"),
             (NPU(), {"npus_per_instance": "0"}, "parameter npus_per_instance is '0', wanted a number of 1 and above"),
             (NPU(), {"device_timeout_ms": "soon"}, "parameter device_timeout_ms is 'soon', wanted a number of 1 and above"),

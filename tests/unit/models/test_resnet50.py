@@ -75,21 +75,26 @@ def test_the_config_is_what_is_compiled(name: str) -> None:
 class Sdk(ModuleType):
     """The SDK played: a score is the picture's first value; what was run is written down."""
 
-    def __init__(self, npus: int = 2) -> None:
+    def __init__(self, npus: int = 2, version: str = "0.9.4") -> None:
         super().__init__("rebel")
+        self.__version__ = version
         self.runs: list[tuple[int, tuple[int, ...]]] = []
         self.devices: list[int] = []
         self.fails = False
         self.device_count = lambda: npus
         self.RBLNCompiledModel = lambda path: SimpleNamespace(create_runtime=self.runtime, path=path)
 
-    def runtime(self, input_info_index: int, tensor_type: str, device: int) -> Any:
+    def runtime(self, tensor_type: str, device: int, **bucket: int) -> Any:
         assert tensor_type == "np"
         self.devices.append(device)
-        size = (1, 2, 3, 4)[input_info_index]
+        sizes = (1, 2, 3, 4)
+        if self.__version__ == "0.9.4":
+            sizes = (sizes[bucket.pop("input_info_index")],)
+        assert bucket == {}
 
         def run(batch: np.ndarray) -> np.ndarray:
-            assert batch.shape == (size, 3, 224, 224)
+            assert batch.shape in [(size, 3, 224, 224) for size in sizes]
+            size = len(batch)
             assert batch.flags["C_CONTIGUOUS"]
             self.runs.append((device, batch.shape))
             if self.fails:
@@ -122,6 +127,17 @@ def test_each_instance_is_on_the_npu_of_its_index(sdk: Sdk, monkeypatch: pytest.
         sdk.devices.clear()
         guide(monkeypatch, instance)
         assert sdk.devices == [npu] * 4
+
+
+def test_one_runtime_serves_every_batch_since_0_11(monkeypatch: pytest.MonkeyPatch) -> None:
+    sdk = Sdk(version="0.11.2")
+    monkeypatch.setitem(sys.modules, "rebel", sdk)
+    model = guide(monkeypatch)
+    assert sdk.devices == [0]
+    for rows in (1, 3):
+        (response,) = model.execute([request(*range(rows))])
+        assert answers(response)["OUTPUT__0"][:, 0].tolist() == list(range(rows))
+    assert [shape[0] for _npu, shape in sdk.runs] == [1, 3]
 
 
 def test_a_parameter_names_the_npus(monkeypatch: pytest.MonkeyPatch) -> None:

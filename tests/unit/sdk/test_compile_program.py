@@ -54,7 +54,7 @@ def test_the_record_says_all_of_the_file(place: Path, version: str) -> None:
     record = json.loads((place / "model.rbln.json").read_text())
     assert record == json.loads(done.stdout)
     content = (place / "model.rbln").read_bytes()
-    memory = record.pop("device_memory")
+    memory, queued = record.pop("device_memory"), record.pop("device_memory_async", None)
     assert record == {
         "format": 1,
         "sha256": hashlib.sha256(content).hexdigest(),
@@ -74,6 +74,8 @@ def test_the_record_says_all_of_the_file(place: Path, version: str) -> None:
         "source": {"kind": "onnx", "sha256": "of the source", "spec": "of the spec"},
     }
     assert len(memory) == 1 and memory[0] > 0
+    # Of three buckets the asynchronous runtime is none before 0.9.2
+    assert queued is None if version.startswith("0.6") else queued[0] > memory[0]
     assert sorted(path.name for path in place.iterdir()) == ["model.rbln", "model.rbln.json", "spec.json", "two.onnx"]
     assert (run(place, version).returncode, (place / "model.rbln").read_bytes()) == (0, content)
 
@@ -84,6 +86,28 @@ def test_over_several_npus(place: Path, version: str) -> None:
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert (record["devices"], len(record["device_memory"])) == (2, 2)
+    assert "device_memory_async" not in record, "it is for one NPU"
+
+
+def test_of_one_bucket_every_line_has_an_asynchronous_runtime(place: Path) -> None:
+    record = json.loads(run(place, SHAPES[0], batches=[1]).stdout)
+    assert record["device_memory_async"][0] > record["device_memory"][0]
+
+
+def test_a_loaded_model_says_its_types_itself(place: Path) -> None:
+    """Since 0.11 the compiler gets no types: what the spec says has to be what the model has."""
+    done = run(place, SHAPES[2], inputs=[{**INPUTS[0], "dtype": "float16"}, INPUTS[1]])
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "the spec names input A as float16, the model has float32\n"
+
+
+def test_a_loaded_model_needs_onnx(place: Path) -> None:
+    (place / "shadow").mkdir()
+    (place / "shadow/onnx.py").write_text("raise ImportError('no onnx')")
+    done = run(place, SHAPES[2], path=f"{place / 'shadow'}:{SDK}")
+    assert done.returncode == 1
+    assert "found no onnx in" in done.stderr
+    assert run(place, SHAPES[1], path=f"{place / 'shadow'}:{SDK}").returncode == 0
 
 
 @pytest.mark.parametrize("version", SHAPES)

@@ -138,7 +138,7 @@ for _number in range(25):
     ) -> None:
         settings(DEVICE_MS=20, LEDGER=tmp_path / "ledger")
         info = [("A", [1, 3], "float32"), ("B", [1, 2], "int64")]
-        wide = rebel.compile_from_onnx(two_onnx, info, num_devices=2).create_runtime(device=[1, 0])
+        wide = rebel.compile_from_onnx(two_onnx, info, tensor_parallel_size=2).create_runtime(device=[1, 0])
         narrow = rebel.compile_from_onnx(two_onnx, info).create_runtime(device=1)
         threads = [threading.Thread(target=runtime.run, args=inputs(1)) for runtime in (wide, narrow, wide)]
         for thread in threads:
@@ -364,11 +364,25 @@ class TestMemory:
         with pytest.raises(RBLNRuntimeError, match="Lack of device memory"):
             rebel.Runtime(path)  # a second copy of the weights
 
+    @pytest.mark.parametrize("queued", [False, True])
+    def test_a_runtime_takes_what_the_file_says_of_its_kind(
+        self, dev: Path, compiled: Compile, settings: Callable[..., None], queued: bool
+    ) -> None:
+        model = rebel.RBLNCompiledModel(compiled(1, 2))
+        (taken,) = model.get_alloc_per_node(non_blocking_mode=queued)
+        assert (taken > model.get_alloc_per_node()[0]) == queued
+        create = model.create_async_runtime if queued else model.create_runtime
+        settings(DEVICE_MEMORY=taken)
+        kept = [create(input_info_index=index) for index in (0, 1)]
+        with pytest.raises(RBLNRuntimeError, match="Lack of device memory: NPU 0 has 0 bytes free"):
+            create(input_info_index=0)
+        del kept
+
     def test_a_refused_model_over_two_npus_takes_nothing(
         self, dev: Path, compiled: Compile, settings: Callable[..., None], two_onnx: bytes
     ) -> None:
         info = [("A", [1, 3], "float32"), ("B", [1, 2], "int64")]
-        wide = rebel.compile_from_onnx(two_onnx, info, num_devices=2)
+        wide = rebel.compile_from_onnx(two_onnx, info, tensor_parallel_size=2)
         one = rebel.compile_from_onnx(two_onnx, info)
         settings(DEVICE_MEMORY=one.get_total_device_alloc())
         second = one.create_runtime(device=1)
@@ -399,6 +413,7 @@ class TestMemory:
         settings(DEVICE_MEMORY=rebel.RBLNCompiledModel(path).get_total_device_alloc())
         for _number in range(3):
             rebel.Runtime(path).run(*inputs(1))
+        settings(DEVICE_MEMORY=rebel.RBLNCompiledModel(path).get_total_device_alloc(non_blocking_mode=True))
         runtime = rebel.AsyncRuntime(path, parallel=2)
         runtime.run(*inputs(1)).wait(LONG)
         del runtime

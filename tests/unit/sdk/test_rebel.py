@@ -119,6 +119,7 @@ class TestRuntime:
             (lambda a, b: (a[:1], b[:1]), r"input A: float32\[1, 3\] given, compiled for float32\[2, 3\]"),
             (lambda a, b: (a, b.astype(np.int32)), r"input B: int32\[2, 2\] given, compiled for int64\[2, 2\]"),
             (lambda a, b: (a.tolist(), b), "input A: list given, wanted a numpy array"),
+            (lambda a, b: (np.asfortranarray(a), b), "input A: not C-contiguous"),
             (lambda a, b: (a,), "1 inputs given, the model takes 2"),
         ],
     )
@@ -139,8 +140,8 @@ class TestRuntime:
         path = compiled(1)
         with pytest.raises(RBLNRuntimeError, match="tensor_type 'pt'"):
             rebel.Runtime(path, tensor_type="pt")
-        with pytest.raises(TypeError, match="create_sync_runtime"):
-            rebel.Runtime(path, timeout=60.0)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'devices'"):
+            rebel.Runtime(path, devices=1)
         rebel.Runtime(path, timeout=60)
 
     def test_keeps_its_node_open_as_long_as_it_lives(self, dev: Path, compiled: Compile) -> None:

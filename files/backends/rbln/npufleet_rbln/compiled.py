@@ -13,6 +13,8 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+import numpy as np
+
 from .errors import Fault
 
 CONFIG = "config.pbtxt"
@@ -29,10 +31,12 @@ TYPES = {
     "int32": "TYPE_INT32",
     "int64": "TYPE_INT64",
     "float16": "TYPE_FP16",
+    "bfloat16": "TYPE_BF16",
     "float32": "TYPE_FP32",
     "float64": "TYPE_FP64",
 }
 NUMPY = {triton: numpy for numpy, triton in TYPES.items()}
+BFLOAT16 = "bfloat16"
 # INPUT__0, OUTPUT__1: Triton's convention for a tensor by its position, whatever the file calls it.
 POSITION = re.compile(r"(?:IN|OUT)PUT__(\d+)$")
 
@@ -63,6 +67,8 @@ class Facts:
     npu: Optional[str] = None
     compiler: Optional[str] = None
     devices: Optional[int] = None
+    # Why the SDK's own word is not among it
+    flaw: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,9 +125,10 @@ def find(directory: str, config: Mapping[str, Any]) -> str:
 
 
 def facts_of(path: str, config: Mapping[str, Any], inspected: Optional[Mapping[str, Any]]) -> Facts:
-    """What the file is compiled for: `inspected` (None where the SDK cannot tell), else its record, else the config."""
+    """What the file is compiled for: `inspected` (None or a flaw where the SDK cannot tell), else its record, else the config."""
     record = _record(path)
-    if inspected is not None:
+    flaw = (inspected or {}).get("flaw", "")
+    if inspected is not None and not flaw:
         buckets = inspected.get("input_info") or [inspected]
         facts = Facts("inspect", tuple(_bucket(bucket) for bucket in buckets), *(_common(inspected)))
         if len(facts.buckets) > 1:
@@ -129,7 +136,7 @@ def facts_of(path: str, config: Mapping[str, Any], inspected: Optional[Mapping[s
         if record is not None and len(record.buckets) > 1 and facts.buckets[0] in record.buckets:
             return replace(facts, buckets=record.buckets, source=f"inspect and {record.source}")
         return _spread(facts, config)
-    return record or _from_config(config)
+    return replace(record or _from_config(config, flaw), flaw=flaw)
 
 
 def _common(raw: Mapping[str, Any]) -> Tuple[Optional[str], Optional[str], Optional[int]]:
@@ -195,13 +202,13 @@ def _spread(facts: Facts, config: Mapping[str, Any]) -> Facts:
     return replace(facts, buckets=tuple(sized(rows) for rows in batches), source=f"{facts.source} and parameter batches")
 
 
-def _from_config(config: Mapping[str, Any]) -> Facts:
+def _from_config(config: Mapping[str, Any], flaw: str) -> Facts:
     """A file that nothing describes is what the config says; its outputs are learnt from a run at load."""
     inputs = config.get("input") or []
     if not inputs or not config.get("output"):
         raise Fault(
-            "the SDK cannot inspect compiled files and no record is beside this one: compile it with playbooks/compile.yml, "
-            "or write inputs, outputs and the parameter batches into config.pbtxt"
+            f"{flaw or 'the SDK cannot inspect compiled files'} and no record is beside this one: compile it with "
+            "playbooks/compile.yml, or write inputs, outputs and the parameter batches into config.pbtxt"
         )
     sizes = (batches_of(config) or [1]) if config.get("max_batch_size") else [0]
     for given in inputs:
@@ -218,6 +225,11 @@ def _from_config(config: Mapping[str, Any]) -> Facts:
             Bucket(tuple(Tensor(tensor["name"], (*lead, *_dims(tensor)), NUMPY[tensor["data_type"]]) for tensor in inputs), ())
         )
     return Facts(CONFIG, tuple(buckets))
+
+
+def lying(dtype: str) -> np.dtype[Any]:
+    """A type as it lies in memory: bfloat16, which numpy has not, as 16 bits."""
+    return np.dtype(np.uint16 if dtype == BFLOAT16 else dtype)
 
 
 def _dims(entry: Mapping[str, Any]) -> List[int]:

@@ -23,8 +23,9 @@ from typing import Any, Dict, List, Mapping, Sequence
 import numpy as np
 
 from . import compiled
+from .compiled import lying
 from .errors import Fault, vendor, words
-from .sdk import SDK, Run
+from .sdk import SDK, Run, typed
 from .shared import ENDED, START, Views, allot, attach
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
@@ -51,6 +52,7 @@ class Worker:
         except Exception as error:  # the vendor's errors have no common base
             raise Fault(words(error)) from error
         facts = compiled.facts_of(job["path"], config, inspected)
+        per_bucket = sdk.per_bucket(compiled.parameter(config, "runtime_per_bucket"))
         wrong = compiled.against_sdk(facts, sdk.version)
         wrong += compiled.against_card(facts, {npu: sdk.card(npu) for npu in self.npus}, each)
         try:
@@ -60,7 +62,7 @@ class Worker:
         if wrong:
             raise Fault("; ".join(wrong))
         try:
-            sets = sdk.load(job["path"], len(facts.buckets), self.npus, job["timeout_s"], job["parallel"])
+            sets = sdk.load(job["path"], len(facts.buckets), self.npus, job["timeout_s"], job["parallel"], per_bucket)
             if not facts.buckets[0].outputs:
                 learnt = [self._learn(run, bucket) for run, bucket in zip(sets[0], facts.buckets)]
                 self.plan = compiled.plan_of(config, replace(facts, source="a run of it", buckets=tuple(learnt)))
@@ -74,13 +76,13 @@ class Worker:
             self._sets.put(entry)
         self.descriptor = allot(self.plan, job["lanes"])
         self.memory = attach(os.dup(self.descriptor))
-        self.source = facts.source
+        self.source = f"{facts.source}, as {facts.flaw}" if facts.flaw else facts.source
         # Inputs that a stub of the same process gives by reference, by lane.
         self.given: Dict[int, Sequence[np.ndarray]] = {}
 
     def _learn(self, run: Run, bucket: compiled.Bucket) -> compiled.Bucket:
         """A bucket with the outputs that a run with zeros gives."""
-        outputs = run([np.zeros(tensor.shape, tensor.dtype) for tensor in bucket.inputs])()
+        outputs = run([typed(np.zeros(tensor.shape, lying(tensor.dtype)), tensor.dtype) for tensor in bucket.inputs])()
         return replace(bucket, outputs=tuple(compiled.Tensor(None, tensor.shape, tensor.dtype.name) for tensor in outputs))
 
     def hello(self) -> Dict[str, Any]:
@@ -126,7 +128,9 @@ class Worker:
                 while self._turn != turn:
                     self._started.wait()
                 try:
-                    join = runs[bucket](inputs)
+                    join = runs[bucket](
+                        [typed(array, entry.dtype) for array, entry in zip(inputs, self.plan.buckets[bucket].inputs)]
+                    )
                 finally:
                     self._turn += 1
                     self._started.notify_all()
@@ -137,10 +141,10 @@ class Worker:
         if len(found) != len(wanted):
             raise Fault(f"the compiled file gave {len(found)} outputs, {len(wanted)} are known of it")
         for entry, result, into in zip(wanted, found, outputs):
-            if result.dtype != into.dtype or result.shape != into.shape:
-                kinds = f"{result.dtype}{list(result.shape)}", f"{into.dtype}{list(into.shape)}"
+            if result.dtype.name != entry.dtype or result.shape != into.shape:
+                kinds = f"{result.dtype}{list(result.shape)}", f"{entry.dtype}{list(into.shape)}"
                 raise Fault(f"output {entry.name} of the compiled file is {kinds[0]}, wanted {kinds[1]}")
-            np.copyto(into, result)
+            np.copyto(typed(into, entry.dtype), result)
 
 
 def refusal(error: BaseException) -> Dict[str, Any]:

@@ -1,0 +1,56 @@
+"""bfloat16 between Triton and numpy, which has none: both lend it as DLPack, and here its elements are 16 bits without a meaning.
+
+Triton's Tensor.as_numpy() refuses bfloat16 and points at DLPack (python_backend, since release 24.08); numpy's DLPack refuses it
+too. A capsule is a struct that says where the memory is and what lies there, so the latter is said anew: nothing is copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Tuple
+
+import numpy as np
+
+# DLManagedTensor (dlpack.h): pointer to the data, device type and id, number of dimensions, then the type's code, bits and lanes
+CODE_AT = 8 + 4 + 4 + 4
+UNSIGNED, BFLOAT = 1, 4
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+class _Lent:
+    """A capsule as numpy's from_dlpack takes it."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_options: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return 1, 0  # the CPU
+
+
+def _relabel(capsule: Any, code: int) -> Any:
+    ctypes.c_uint8.from_address(_pointer(capsule, b"dltensor") + CODE_AT).value = code
+    return capsule
+
+
+def read(tensor: Any) -> np.ndarray:
+    """The bits of Triton's bfloat16 tensor, uint16, where they lie."""
+    return np.from_dlpack(_Lent(_relabel(tensor.to_dlpack(), UNSIGNED)))
+
+
+def tensor_of(utils: Any, name: str, bits: np.ndarray) -> Any:
+    """Triton's bfloat16 tensor of these bits, uint16. `utils` is Triton's module."""
+    return utils.Tensor.from_dlpack(name, _relabel(np.ascontiguousarray(bits).__dlpack__(), BFLOAT))
+
+
+def known(utils: Any) -> bool:
+    """Whether this Triton has bfloat16: before 24.08 its python backend takes none."""
+    try:
+        tensor_of(utils, "NONE", np.zeros(1, np.uint16))
+    except utils.TritonModelException:
+        return False
+    return True
