@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The lab: lab.py up | down | inventory.
 
-Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), NPUS (2 per host), LAB_MODELS (what is placed: digits, or
-images for the image classifier too; default is what the lab has, digits for a new one),
+Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), NPUS (2 per host, or those of a card), LAB_MODELS (what
+is placed: digits, or images for the image classifier too; default is what the lab has, digits for a new one),
 LAB_FAULTS (JSON, faults by host: {"npu2": [{"kind": "no_rsd0"}]}).
 """
 
@@ -69,9 +69,9 @@ def up(lab: Lab) -> None:
     base = images.ensure_triton(standins.ROWS[row]["triton"])
     hosts.prepare_state(lab)
     faults = json.loads(os.environ.get("LAB_FAULTS") or "{}")
-    npus = int(os.environ.get("NPUS", "2"))
+    npus, cards_each = standins.npus_of(row, os.environ.get("NPUS"))
     cards = {
-        name: {"type": standins.ROWS[row]["card"], "count": npus, "faults": faults.get(name, [])}
+        name: {"type": standins.ROWS[row]["card"], "count": cards_each, "faults": faults.get(name, [])}
         for name in hosts.host_names(count)[1:]
     }
     login = f"lab:{(lab.state / 'artefact_password').read_text()}"

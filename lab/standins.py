@@ -16,7 +16,11 @@ from settings import ARTEFACTS, BUILD, ROOT, LabError, run, say
 ROWS = {
     "lab-24.01": {"triton": "24.01", "sdk": "0.6.2+lab", "shape": "0.6", "card": "RBLN-CA12", "driver": "1.1.67"},
     "lab-24.10": {"triton": "24.10", "sdk": "0.9.4+lab", "shape": "0.9", "card": "RBLN-CA22", "driver": "2.0.1"},
+    # The newest Triton that there is a wheel of, under the driver and the SDK of 26.05
+    "lab-26.05": {"triton": "24.10", "sdk": "0.11.2+lab", "shape": "0.11", "card": "RBLN-CA25", "driver": "3.2.2"},
 }
+# NPUs of a card that has more than one
+NPUS_OF_CARD = {"RBLN-CA25": 4}
 # Models that are compiled here, each by lab/models/<name>.py
 MODELS = ("digits", "resnet50")
 DRIVERS = ("1.1.67", "1.2.92", "2.0.1", "3.2.2")
@@ -32,6 +36,16 @@ def ensure_drivers() -> dict[str, dict[str, str]]:
         (path,) = [*directory.glob(f"rebel_driver_lab_{version}_*.deb"), *directory.glob(f"rebellions-x86_64-{version}.run")]
         found[version] = {"path": f"drivers/{path.name}", "sha256": sha256_of(path)}
     return found
+
+
+def npus_of(row: str, wanted: str | None) -> tuple[int, int]:
+    """(NPUs, cards) of a host: as many NPUs as are wanted, by default 2, or one card's where that has more."""
+    card = ROWS[row]["card"]
+    each = NPUS_OF_CARD.get(card, 1)
+    npus = int(wanted) if wanted else max(2, each)
+    if npus % each:
+        raise LabError(f"NPUS: found {npus}, wanted a multiple of {each}, the NPUs of a {card}")
+    return npus, npus // each
 
 
 def kernel_package() -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "lab"))
@@ -181,3 +182,27 @@ def test_models_are_compiled_once_and_again_when_what_makes_them_changes(tmp_pat
         assert found == {"digits": {"key": "CA12/0.6", "path": "models/digits.rbln", "sha256": "0" * 64}}
         assert len(runs) == count
     assert runs[0][:3] == ("lab/models/digits.py", "RBLN-CA12", standins.sdk_version("lab-24.01"))
+
+
+@pytest.mark.parametrize(
+    ("row", "wanted", "found"),
+    [("lab-24.01", None, (2, 2)), ("lab-24.10", "3", (3, 3)), ("lab-26.05", None, (4, 1)), ("lab-26.05", "8", (8, 2))],
+)
+def test_npus_come_by_cards(row: str, wanted: str | None, found: tuple[int, int]) -> None:
+    assert standins.npus_of(row, wanted) == found
+
+
+def test_half_a_card_is_refused() -> None:
+    with pytest.raises(LabError, match="NPUS: found 2, wanted a multiple of 4, the NPUs of a RBLN-CA25"):
+        standins.npus_of("lab-26.05", "2")
+
+
+def test_every_row_of_the_lab_is_in_its_inventory() -> None:
+    """What the inventory says of a row is what its artefacts are made from."""
+    rows = yaml.safe_load((ROOT / "inventories/lab/group_vars/all.yml").read_text())["npufleet_extra_releases"]
+    assert set(rows) == set(standins.ROWS)
+    for name, row in rows.items():
+        made = standins.ROWS[name]
+        assert (row["sdk"]["shape"], row["cards"]) == (made["shape"], [made["card"]])
+        assert row["triton"]["image"].endswith(f":{made['triton']}-py3")
+        assert made["driver"] in standins.DRIVERS
