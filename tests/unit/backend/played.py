@@ -29,6 +29,7 @@ def until(true: Callable[[], Any], seconds: float = 120.0) -> None:
 
 # DLManagedTensor of dlpack.h: where the code of its type is, and what it may be
 CODE_AT, UNSIGNED, BFLOAT = 20, 1, 4
+USED = ctypes.c_char_p(b"used_dlpack")
 
 
 def code_of(capsule: Any) -> ctypes.c_uint8:
@@ -64,10 +65,15 @@ class Tensor:
     def from_dlpack(cls, name: str, capsule: Any) -> Tensor:
         code = code_of(capsule)
         half = code.value == BFLOAT
-        if half and not cls.halves:
+        if half and cls.halves:
+            code.value = UNSIGNED
+            array = np.from_dlpack(Lent(capsule))
+        # Triton's name for one that it took, which is not DLPack's
+        ctypes.pythonapi.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        ctypes.pythonapi.PyCapsule_SetName(capsule, USED)
+        if not (half and cls.halves):
             raise TritonModelException("DLPack type is not supported")
-        code.value = UNSIGNED if half else code.value
-        return cls(name, np.from_dlpack(Lent(capsule)), half)
+        return cls(name, array, half)
 
 
 class Lent:

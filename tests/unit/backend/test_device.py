@@ -221,6 +221,7 @@ class TestShapes:
 
     @pytest.mark.parametrize("release", ["24.10"], indirect=True)
     @pytest.mark.parametrize("isolation", ["process", "none"])
+    @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
     def test_bfloat16(self, load: Load, tmp_path: Path, isolation: str) -> None:
         """Its bits go through the memory that stub and NPU share; Triton lends and takes them as DLPack."""
         half = np.dtype(ml_dtypes.bfloat16)
@@ -241,6 +242,7 @@ class TestShapes:
         (response,) = ask(model, [wrong])
         assert response.error.message == "model two: input A is bfloat16[2, 2], wanted bfloat16[rows, 3]"
 
+    @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
     def test_bfloat16_where_triton_has_none(self, load: Load, tmp_path: Path, host: Host) -> None:
         file, _record = compiled(tmp_path / "half", "0.9.4+lab", "bfloat16")
         with pytest.raises(TritonModelException, match=r"^model two: it has bfloat16 tensors, .* wanted release 24\.08 or newer"):

@@ -15,8 +15,15 @@ import numpy as np
 CODE_AT = 8 + 4 + 4 + 4
 UNSIGNED, BFLOAT = 1, 4
 
+# What a capsule is called whose memory somebody took: the name has to live as long as it.
+TAKEN = ctypes.c_char_p(b"used_dltensor")
+
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+_is_called = ctypes.pythonapi.PyCapsule_IsValid
+_is_called.restype, _is_called.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
+_rename = ctypes.pythonapi.PyCapsule_SetName
+_rename.restype, _rename.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
 
 
 class _Lent:
@@ -44,7 +51,13 @@ def read(tensor: Any) -> np.ndarray:
 
 def tensor_of(utils: Any, name: str, bits: np.ndarray) -> Any:
     """Triton's bfloat16 tensor of these bits, uint16. `utils` is Triton's module."""
-    return utils.Tensor.from_dlpack(name, _relabel(np.ascontiguousarray(bits).__dlpack__(), BFLOAT))
+    capsule = _relabel(np.ascontiguousarray(bits).__dlpack__(), BFLOAT)
+    try:
+        return utils.Tensor.from_dlpack(name, capsule)
+    finally:
+        # Triton calls one that it took "used_dlpack", also where it then refuses it; numpy does not know that for taken.
+        if not _is_called(capsule, b"dltensor"):
+            _rename(capsule, TAKEN)
 
 
 def known(utils: Any) -> bool:
