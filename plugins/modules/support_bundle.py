@@ -9,7 +9,9 @@ short_description: Collect what a support ticket needs from a host, without its 
 description:
   - Packs the vendor tool's answers, kernel log, journals, the engine's and the container's state, the server's index, configs,
     statistics and metrics, the store's listing and the differences from what is wanted into one archive on the controller.
-  - It changes nothing. An item that cannot be got becomes a line in C(errors.txt) of the archive, on a bare host too.
+  - It changes nothing. The SDK is asked for its calls and for one compiled file in a short-lived container of the running image,
+    which has neither network nor cards.
+  - An item that cannot be got becomes a line in C(errors.txt) of the archive, on a bare host too.
   - Secrets are taken out on the host, before anything is written. The known ones are those that the host's variables hold under
     the name of a secret; more is found by its form. What was searched for is in C(redaction.txt).
   - The archive has mode 0600 and is verified by its digest after its way to the controller. Nothing is left on the host.

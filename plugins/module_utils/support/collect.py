@@ -15,6 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine im
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import contexts
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.support import vendor
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import (
     Limits,
     Missing,
@@ -44,6 +45,7 @@ PACKAGES = (
     "dkms",
     "linux-image-*",
     "linux-headers-*",
+    "kernel-*",
     "prometheus*",
 )
 SYSFS = ("vendor", "device", "class", "numa_node", "current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
@@ -53,10 +55,11 @@ GRACE = 3
 
 
 class Item(NamedTuple):
-    """One file of the bundle."""
+    """One file of the bundle. `seconds` is for one that may take longer than the others."""
 
     name: str
     get: Callable[[], Any]
+    seconds: float = 0.0
 
 
 def collect(items: List[Item], limits: Limits, deadline: float) -> Tuple[Dict[str, Any], List[str]]:
@@ -73,9 +76,10 @@ def collect(items: List[Item], limits: Limits, deadline: float) -> Tuple[Dict[st
         answer: Dict[str, Any] = {}
         thread = threading.Thread(target=_get, args=(item, answer), daemon=True)
         thread.start()
-        thread.join(limits.seconds + GRACE)
+        seconds = max(limits.seconds, item.seconds)
+        thread.join(seconds + GRACE)
         if not answer:
-            errors.append(f"{item.name}: no answer within {limits.seconds} s")
+            errors.append(f"{item.name}: no answer within {seconds:g} s")
             continue
         if answer.get("why"):
             errors.append("{}: {}".format(item.name, answer["why"]))
@@ -138,10 +142,7 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield Item("host/memory.txt", lambda: content("/proc/meminfo", limits))
     yield run("host/disk.txt", "df", "--human-readable", "--print-type", "--local")
     yield run("host/inodes.txt", "df", "--inodes", "--local")
-    # It ends with 1 where a pattern matches nothing
-    shown = "--showformat=${db:Status-Abbrev} ${binary:Package} ${Version}\n"
-    query = ("dpkg-query", "--show", shown, *PACKAGES)
-    yield Item("host/packages.txt", lambda: command(limits, *query, accept=(0, 1)))
+    yield Item("host/packages.txt", lambda: vendor.packages(limits, list(PACKAGES)))
     yield run("host/processes.txt", "ps", "-eo", "pid,ppid,user,stat,etime,pcpu,rss,comm")
     yield run("host/clock.txt", "date", "--utc", "--iso-8601=seconds")
     yield run("host/failed-units.txt", "systemctl", "--failed", "--no-pager")
@@ -152,7 +153,10 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     if "driver" in wanted["concerns"]:
         tool = vendor_tool.find() or vendor_tool.TOOLS[0]
         yield run("driver/tool.json", tool, "-j")
+        yield run("driver/tool-groups.json", tool, "-g", "-j")
         yield run("driver/tool.txt", tool)
+        yield Item("driver/installer-script.txt", _optional(lambda: vendor.installer_script(wanted["root"])))
+        yield Item("driver/installer-help.txt", _optional(lambda: vendor.installer_help(wanted["root"], limits)))
         yield run("driver/module.txt", "modinfo", MODULE)
         yield run("driver/dkms.txt", "dkms", "status")
         yield Item("driver/nodes.txt", _nodes)
@@ -237,6 +241,8 @@ def _engine(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     # Left behind by a change that broke off
     yield Item(f"container/{name}-previous.json", _optional(ask(f"/containers/{name}-previous/json")))
     yield Item(f"container/{name}-previous-log.txt", _optional(log(f"{name}-previous")))
+    # Last: it is the slowest
+    yield Item("sdk/rebel.json", lambda: vendor.sdk(engine, name, wanted["root"], limits), vendor.SDK_SECONDS)
 
 
 def _answer(
