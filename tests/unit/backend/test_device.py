@@ -248,6 +248,23 @@ class TestShapes:
         with pytest.raises(TritonModelException, match=r"^model two: it has bfloat16 tensors, .* wanted release 24\.08 or newer"):
             load(file=file, kind="TYPE_BF16")
 
+    @pytest.mark.parametrize("known", [True, False])
+    def test_bfloat16_that_triton_took_is_freed_once(self, known: bool) -> None:
+        """Also where it takes a tensor and then refuses it. In a process of its own: freed twice, it ends."""
+        code = f"""
+            import sys
+            sys.path[:0] = [{str(BACKEND)!r}, {str(Path(__file__).parent)!r}]
+            import types, played
+            from npufleet_rbln import halves
+            played.Tensor.halves = {known}
+            utils = types.SimpleNamespace(Tensor=played.Tensor, TritonModelException=played.TritonModelException)
+            print([halves.known(utils) for _number in range(3)])
+        """
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"{[known] * 3}\n", "")
+
     def test_without_a_process_of_its_own(self, load: Load) -> None:
         model = load(isolation="none")
         asked = requests(4, 1)
