@@ -2,7 +2,8 @@
 
 It needs the device nodes as the real runtime does: /dev/rblnN for the NPU and /dev/rsd0 for its group, and keeps the
 NPU's node open while a runtime lives, so that the emulated vendor tool lists its process. RBLN_DEVICES selects the NPUs
-that are seen and is read once, at import. How the NPU keeps time, memory and faults: `_device.py`.
+that are seen and is read once, at import. How the NPU keeps time, memory and faults: `_device.py`; what it computes with:
+`_cpu.py`; what is compiled: `_compiler.py`.
 
 The API has three forms, by the version of the package, as far as the vendor's pages tell them apart
 (docs.rbln.ai/<version>/software/api/python/python_api.html, .../tutorial/advanced/concurrent_processing.html and
@@ -60,7 +61,8 @@ from typing import Any, Callable, Generator, Optional, Sequence, Union
 
 import numpy as np
 
-from rebel import _device
+from rebel import _compiler, _device
+from rebel._cpu import computed, numpy_type, session_of
 from rebel.core.exception import RBLNCompileError, RBLNRuntimeError
 
 try:
@@ -78,18 +80,6 @@ BUCKET_BYTES = 1 << 20
 # Bytes more that a bucket takes in an async runtime, for what is prepared while a run is under way.
 ASYNC_BYTES = 1 << 16
 DEFAULT_NPU = "RBLN-CA12"
-BFLOAT16 = "bfloat16"
-# onnxruntime's names of the types that a model of ONNX takes
-ONNX_TYPES = {
-    "tensor(bool)": "bool",
-    "tensor(uint8)": "uint8",
-    "tensor(int8)": "int8",
-    "tensor(int32)": "int32",
-    "tensor(int64)": "int64",
-    "tensor(float16)": "float16",
-    "tensor(float)": "float32",
-    "tensor(double)": "float64",
-}
 
 
 def _line(number: str) -> str:
@@ -257,7 +247,7 @@ class RBLNCompiledModel:
             if self._kind not in (None, kind):
                 raise RBLNRuntimeError("a compiled model has either runtimes or async runtimes: load the file once more.")
             if self._session is None:
-                self._session = _session(self.onnx)
+                self._session = session_of(self.onnx)
             taken: list[_device.Npu] = []
             try:
                 for npu in npus:
@@ -333,7 +323,8 @@ class Runtime:
                 raise RBLNRuntimeError(f"input_info_index {index} is not one of 0 to {len(buckets) - 1}.")
             buckets = [buckets[index]]
         self._buckets = [
-            [(tensor["name"], tuple(tensor["shape"]), _numpy(tensor["dtype"])) for tensor in bucket["inputs"]] for bucket in buckets
+            [(tensor["name"], tuple(tensor["shape"]), numpy_type(tensor["dtype"])) for tensor in bucket["inputs"]]
+            for bucket in buckets
         ]
         self._inputs = self._buckets[0]
         self._timeout = None if timeout is None else int(timeout * 1_000_000_000)
@@ -401,7 +392,7 @@ class Runtime:
             self._ledger.write(self._npus, begin, end, next((len(array) for array in feed.values() if array.ndim), 1))
         if limit is not None and end > limit:
             self._give_up(limit)
-        outputs = _computed(self._session, feed)
+        outputs = computed(self._session, feed)
         _device.wait_until(end)
         return outputs[0] if len(outputs) == 1 else outputs
 
@@ -524,66 +515,27 @@ def _serve(core: Runtime, waiting: queue.SimpleQueue[Any]) -> None:
         del given, task, feed
 
 
-def _compile(model: Any, infos: Sequence[Sequence[Any]], npu: Optional[str], devices: int) -> RBLNCompiledModel:
-    """Compile an ONNX model (bytes, a path, or a ModelProto) for lists of (name, shape, dtype), each a bucket."""
-    try:
-        raw = model if isinstance(model, bytes) else Path(model).read_bytes() if _is_path(model) else model.SerializeToString()
-        session = _session(raw)
-    except Exception as error:  # onnxruntime's errors have no common base
-        raise RBLNCompileError(f"not a model that can be compiled: {error}") from error
-    names = [tensor.name for tensor in session.get_inputs()]
-    buckets = []
-    for info in infos:
-        if [entry[0] for entry in info] != names:
-            raise RBLNCompileError(f"input_info names {[entry[0] for entry in info]}, the model has {names}.")
-        inputs = [{"name": name, "shape": [int(size) for size in shape], "dtype": _dtype(kind)} for name, shape, kind in info]
-        zeros = {tensor["name"]: np.zeros(tensor["shape"], _numpy(tensor["dtype"])) for tensor in inputs}
-        try:
-            found = _computed(session, zeros)
-        except RBLNRuntimeError:
-            raise
-        except Exception as error:  # as above
-            raise RBLNCompileError(f"the model does not take {[tensor['shape'] for tensor in inputs]}: {error}") from error
-        outputs = [
-            {"name": tensor.name, "shape": list(array.shape), "dtype": str(array.dtype)}
-            for tensor, array in zip(session.get_outputs(), found)
-        ]
-        buckets.append({"inputs": inputs, "outputs": outputs})
-    chosen = npu or os.environ.get("RBLN_FORCE_NPU_NAME") or os.environ.get("RBLN_TARGET_SOC") or get_npu_name(0)
-    meta = {
-        "compiler_version": __version__,
-        "npu": chosen or DEFAULT_NPU,
-        "devices": devices,
-        "weights": len(raw),
-        "buckets": buckets,
-    }
-    return RBLNCompiledModel._made(meta, raw)
-
-
-# `npu` is the type to compile for; else RBLN_FORCE_NPU_NAME or RBLN_TARGET_SOC says it, else the NPU that is here.
 if SHARED:
 
     def compile_from_onnx(
         mod: Any, shape: Union[dict[str, Any], Sequence[dict[str, Any]]], npu: Optional[str] = None, *, num_devices: int = 1
     ) -> RBLNCompiledModel:
-        """Compile a loaded ONNX model for the shapes of its inputs, or for several of them; the types are the model's own."""
-        if not hasattr(mod, "graph"):
-            raise TypeError(f"compile_from_onnx(): {type(mod).__name__} given, wanted a loaded model, onnx.load(path)")
-        tensors = _session(mod.SerializeToString()).get_inputs()
-        shapes = [shape] if isinstance(shape, dict) else list(shape)
-        for entry in shapes:
-            if set(entry) != {tensor.name for tensor in tensors} or not all(isinstance(sizes, tuple) for sizes in entry.values()):
-                raise RBLNCompileError(f"shape is {entry}, wanted a tuple for each of {[tensor.name for tensor in tensors]}.")
-        infos = [[(tensor.name, entry[tensor.name], ONNX_TYPES[tensor.type]) for tensor in tensors] for entry in shapes]
-        return _compile(mod, infos, npu, num_devices)
+        """Compile a loaded ONNX model for the shapes of its inputs, or for several of them; the types are the model's own.
+
+        `npu` is the type to compile for; else RBLN_FORCE_NPU_NAME or RBLN_TARGET_SOC says it, else the NPU that is here.
+        """
+        return _compiled(*_compiler.compiled_onnx(mod, _compiler.infos_of_shapes(mod, shape)), npu, num_devices)
 
 else:
 
     def compile_from_onnx(  # type: ignore[misc]
         model: Any, input_info: Sequence[Any], npu: Optional[str] = None, *, tensor_parallel_size: int = 1
     ) -> RBLNCompiledModel:
-        """Compile an ONNX model (bytes, a path, a ModelProto) for one or several lists of (name, shape, dtype), each a bucket."""
-        return _compile(model, _buckets(input_info), npu, tensor_parallel_size)
+        """Compile an ONNX model (bytes, a path, a ModelProto) for one or several lists of (name, shape, dtype), each a bucket.
+
+        `npu` is the type to compile for; else RBLN_FORCE_NPU_NAME or RBLN_TARGET_SOC says it, else the NPU that is here.
+        """
+        return _compiled(*_compiler.compiled_onnx(model, _compiler.infos_of(input_info)), npu, tensor_parallel_size)
 
 
 def compile_from_torch(
@@ -596,29 +548,24 @@ def compile_from_torch(
 ) -> RBLNCompiledModel:
     """Compile a PyTorch module by way of ONNX; outputs have no names then, as with the vendor's compiler."""
     devices = _devices(tensor_parallel_size, num_devices)
-    import io
-
-    try:
-        import torch
-    except ImportError as error:
-        raise RBLNCompileError("compile_from_torch needs PyTorch, and there is none here: install torch.") from error
-    infos = _buckets(input_info)
-    names = [entry[0] for entry in infos[0]]
-    changing = {
-        name: {axis: f"{name}_{axis}" for axis, sizes in enumerate(zip(*(info[place][1] for info in infos))) if len(set(sizes)) > 1}
-        for place, name in enumerate(names)
-    }
-    example = tuple(torch.zeros(tuple(shape), dtype=getattr(torch, _traced(kind))) for _name, shape, kind in infos[0])
-    content = io.BytesIO()
-    try:
-        torch.onnx.export(mod.eval(), example, content, input_names=names, dynamic_axes=changing, opset_version=17, dynamo=False)
-    except Exception as error:  # whatever the module raises when it is traced
-        raise RBLNCompileError(f"not a model that can be compiled: {error}") from error
-    compiled = _compile(content.getvalue(), infos, npu, devices)
-    for bucket in compiled.meta["buckets"]:
+    infos = _compiler.infos_of(input_info)
+    raw, buckets = _compiler.compiled_onnx(_compiler.onnx_of_torch(mod, infos), infos)
+    for bucket in buckets:
         for tensor in bucket["outputs"]:
             tensor["name"] = None
-    return compiled
+    return _compiled(raw, buckets, npu, devices)
+
+
+def _compiled(raw: bytes, buckets: list[dict[str, Any]], npu: Optional[str], devices: int) -> RBLNCompiledModel:
+    chosen = npu or os.environ.get("RBLN_FORCE_NPU_NAME") or os.environ.get("RBLN_TARGET_SOC") or get_npu_name(0)
+    meta = {
+        "compiler_version": __version__,
+        "npu": chosen or DEFAULT_NPU,
+        "devices": devices,
+        "weights": len(raw),
+        "buckets": buckets,
+    }
+    return RBLNCompiledModel._made(meta, raw)
 
 
 def _devices(tensor_parallel_size: Optional[int], num_devices: Optional[int]) -> int:
@@ -628,59 +575,6 @@ def _devices(tensor_parallel_size: Optional[int], num_devices: Optional[int]) ->
         wrong = "tensor_parallel_size" if known == "num_devices" else "num_devices"
         raise TypeError(f"unexpected keyword argument {wrong!r}: SDK {__version__} calls it {known}")
     return num_devices or tensor_parallel_size or 1
-
-
-def _buckets(input_info: Sequence[Any]) -> list[Sequence[Any]]:
-    """One bucket is a list of tuples that begin with a name; several are a list of such lists."""
-    return [input_info] if isinstance(input_info[0][0], str) else list(input_info)
-
-
-def _dtype(kind: Any) -> str:
-    """numpy's name of a type that is given as a string, by numpy or by PyTorch (`torch.float32`)."""
-    return str(_numpy(str(kind).rpartition(".")[2] if str(kind).startswith("torch.") else kind))
-
-
-def _traced(kind: Any) -> str:
-    """The type that a module is traced in: what is bfloat16 is computed in float32."""
-    return "float32" if _dtype(kind) == BFLOAT16 else _dtype(kind)
-
-
-def _numpy(kind: Any) -> np.dtype[Any]:
-    """A type as numpy has it; bfloat16 is that of ml_dtypes."""
-    if str(kind) == BFLOAT16:
-        try:
-            import ml_dtypes
-        except ImportError as error:
-            raise RBLNRuntimeError(f"bfloat16 needs ml_dtypes, and there is none here ({error}).") from error
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(kind)
-
-
-def _computed(session: Any, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Outputs of a run on the CPU. What is bfloat16 is computed in float32, and its floating outputs are bfloat16 again."""
-    halves = [array.dtype for array in feed.values() if array.dtype.name == BFLOAT16]
-    if not halves:
-        return session.run(None, feed)
-    wide = {name: array.astype(np.float32) if array.dtype == halves[0] else array for name, array in feed.items()}
-    return [array.astype(halves[0]) if array.dtype == np.float32 else array for array in session.run(None, wide)]
-
-
-def _is_path(model: Any) -> bool:
-    return isinstance(model, (str, os.PathLike))
-
-
-def _session(onnx: bytes) -> Any:
-    """An onnxruntime session on one thread: the CPU belongs to the server."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    try:
-        return onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors have no common base
-        raise RBLNRuntimeError(f"LOADING_FILE_BROKEN: not a compiled model ({error}).") from error
 
 
 class _broken_is_an_error:

@@ -1,0 +1,81 @@
+"""What the emulated compiler reads out of a model: its buckets, with the outputs that a run of each gives."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any, Sequence, Union
+
+import numpy as np
+
+from rebel._cpu import ONNX_TYPES, computed, dtype_name, numpy_type, session_of, traced_type
+from rebel.core.exception import RBLNCompileError, RBLNRuntimeError
+
+
+def compiled_onnx(model: Any, infos: Sequence[Sequence[Any]]) -> tuple[bytes, list[dict[str, Any]]]:
+    """(bytes, buckets) of an ONNX model (bytes, a path, or a ModelProto) for lists of (name, shape, dtype), each a bucket."""
+    try:
+        if isinstance(model, (str, os.PathLike)):
+            raw = Path(model).read_bytes()
+        else:
+            raw = model if isinstance(model, bytes) else model.SerializeToString()
+        session = session_of(raw)
+    except Exception as error:  # onnxruntime's errors have no common base
+        raise RBLNCompileError(f"not a model that can be compiled: {error}") from error
+    names = [tensor.name for tensor in session.get_inputs()]
+    buckets = []
+    for info in infos:
+        if [entry[0] for entry in info] != names:
+            raise RBLNCompileError(f"input_info names {[entry[0] for entry in info]}, the model has {names}.")
+        inputs = [{"name": name, "shape": [int(size) for size in shape], "dtype": dtype_name(kind)} for name, shape, kind in info]
+        zeros = {tensor["name"]: np.zeros(tensor["shape"], numpy_type(tensor["dtype"])) for tensor in inputs}
+        try:
+            found = computed(session, zeros)
+        except RBLNRuntimeError:
+            raise
+        except Exception as error:  # as above
+            raise RBLNCompileError(f"the model does not take {[tensor['shape'] for tensor in inputs]}: {error}") from error
+        outputs = [
+            {"name": tensor.name, "shape": list(array.shape), "dtype": str(array.dtype)}
+            for tensor, array in zip(session.get_outputs(), found)
+        ]
+        buckets.append({"inputs": inputs, "outputs": outputs})
+    return raw, buckets
+
+
+def onnx_of_torch(mod: Any, infos: Sequence[Sequence[Any]]) -> bytes:
+    """A PyTorch module as ONNX."""
+    try:
+        import torch
+    except ImportError as error:
+        raise RBLNCompileError("compile_from_torch needs PyTorch, and there is none here: install torch.") from error
+    names = [entry[0] for entry in infos[0]]
+    changing = {
+        name: {axis: f"{name}_{axis}" for axis, sizes in enumerate(zip(*(info[place][1] for info in infos))) if len(set(sizes)) > 1}
+        for place, name in enumerate(names)
+    }
+    example = tuple(torch.zeros(tuple(shape), dtype=getattr(torch, traced_type(kind))) for _name, shape, kind in infos[0])
+    content = io.BytesIO()
+    try:
+        torch.onnx.export(mod.eval(), example, content, input_names=names, dynamic_axes=changing, opset_version=17, dynamo=False)
+    except Exception as error:  # whatever the module raises when it is traced
+        raise RBLNCompileError(f"not a model that can be compiled: {error}") from error
+    return content.getvalue()
+
+
+def infos_of_shapes(mod: Any, shape: Union[dict[str, Any], Sequence[dict[str, Any]]]) -> list[Sequence[Any]]:
+    """Lists of (name, shape, dtype) of a loaded ONNX model for shapes by name; the types are the model's own."""
+    if not hasattr(mod, "graph"):
+        raise TypeError(f"compile_from_onnx(): {type(mod).__name__} given, wanted a loaded model, onnx.load(path)")
+    tensors = session_of(mod.SerializeToString()).get_inputs()
+    shapes = [shape] if isinstance(shape, dict) else list(shape)
+    for entry in shapes:
+        if set(entry) != {tensor.name for tensor in tensors} or not all(isinstance(sizes, tuple) for sizes in entry.values()):
+            raise RBLNCompileError(f"shape is {entry}, wanted a tuple for each of {[tensor.name for tensor in tensors]}.")
+    return [[(tensor.name, entry[tensor.name], ONNX_TYPES[tensor.type]) for tensor in tensors] for entry in shapes]
+
+
+def infos_of(input_info: Sequence[Any]) -> list[Sequence[Any]]:
+    """One bucket is a list of tuples that begin with a name; several are a list of such lists."""
+    return [input_info] if isinstance(input_info[0][0], str) else list(input_info)

@@ -1,0 +1,66 @@
+"""What the emulated NPU computes with: onnxruntime on the CPU, and the types that its models have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rebel.core.exception import RBLNRuntimeError
+
+BFLOAT16 = "bfloat16"
+# onnxruntime's names of the types that a model of ONNX takes
+ONNX_TYPES = {
+    "tensor(bool)": "bool",
+    "tensor(uint8)": "uint8",
+    "tensor(int8)": "int8",
+    "tensor(int32)": "int32",
+    "tensor(int64)": "int64",
+    "tensor(float16)": "float16",
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+}
+
+
+def dtype_name(kind: Any) -> str:
+    """numpy's name of a type that is given as a string, by numpy or by PyTorch (`torch.float32`)."""
+    return str(numpy_type(str(kind).rpartition(".")[2] if str(kind).startswith("torch.") else kind))
+
+
+def traced_type(kind: Any) -> str:
+    """The type that a module is traced in: what is bfloat16 is computed in float32."""
+    return "float32" if dtype_name(kind) == BFLOAT16 else dtype_name(kind)
+
+
+def numpy_type(kind: Any) -> np.dtype[Any]:
+    """A type as numpy has it; bfloat16 is that of ml_dtypes."""
+    if str(kind) == BFLOAT16:
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise RBLNRuntimeError(f"bfloat16 needs ml_dtypes, and there is none here ({error}).") from error
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(kind)
+
+
+def computed(session: Any, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Outputs of a run on the CPU. What is bfloat16 is computed in float32, and its floating outputs are bfloat16 again."""
+    halves = [array.dtype for array in feed.values() if array.dtype.name == BFLOAT16]
+    if not halves:
+        return session.run(None, feed)
+    wide = {name: array.astype(np.float32) if array.dtype == halves[0] else array for name, array in feed.items()}
+    return [array.astype(halves[0]) if array.dtype == np.float32 else array for array in session.run(None, wide)]
+
+
+def session_of(onnx: bytes) -> Any:
+    """An onnxruntime session on one thread: the CPU belongs to the server."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no common base
+        raise RBLNRuntimeError(f"LOADING_FILE_BROKEN: not a compiled model ({error}).") from error
