@@ -26,7 +26,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from npufleet_rbln import compiled, halves
+from npufleet_rbln import bfloat16, compiled
 from npufleet_rbln.batching import Batcher, Item
 from npufleet_rbln.compiled import BFLOAT16, parameter
 from npufleet_rbln.device import Device
@@ -113,7 +113,7 @@ class TritonPythonModel:
         # (name, whether it is bfloat16)
         self._inputs = [(str(tensor.name), tensor.dtype == BFLOAT16) for tensor in plan.buckets[0].inputs]
         self._outputs = [(str(tensor.name), tensor.dtype == BFLOAT16) for tensor in plan.buckets[0].outputs]
-        if any(half for _name, half in (*self._inputs, *self._outputs)) and not halves.known(pb_utils):
+        if any(half for _name, half in (*self._inputs, *self._outputs)) and not bfloat16.known(pb_utils):
             self._device.close()
             raise Fault("it has bfloat16 tensors, which this Triton's python backend does not take: wanted release 24.08 or newer")
         labels = {
@@ -179,7 +179,7 @@ class TritonPythonModel:
             tensor = pb_utils.get_input_tensor_by_name(request, name)
             if tensor is None:
                 raise Fault(f"input {name} is missing", "bad_request")
-            tensors.append(halves.read(tensor) if half else tensor.as_numpy())
+            tensors.append(bfloat16.read(tensor) if half else tensor.as_numpy())
         return self._batcher.item(request, tensors, index, arrived)
 
     def _run(self, items: List[Item], copy: bool) -> List[Any]:
@@ -252,7 +252,7 @@ class TritonPythonModel:
     def _response(self, arrays: Sequence[np.ndarray]) -> Any:
         return pb_utils.InferenceResponse(
             output_tensors=[
-                halves.tensor_of(pb_utils, name, entry) if half else pb_utils.Tensor(name, entry)
+                bfloat16.tensor_of(pb_utils, name, entry) if half else pb_utils.Tensor(name, entry)
                 for (name, half), entry in zip(self._outputs, arrays)
             ]
         )

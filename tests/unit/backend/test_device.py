@@ -255,10 +255,10 @@ class TestShapes:
             import sys
             sys.path[:0] = [{str(BACKEND)!r}, {str(Path(__file__).parent)!r}]
             import types, played
-            from npufleet_rbln import halves
+            from npufleet_rbln import bfloat16
             played.Tensor.halves = {known}
             utils = types.SimpleNamespace(Tensor=played.Tensor, TritonModelException=played.TritonModelException)
-            print([halves.known(utils) for _number in range(3)])
+            print([bfloat16.known(utils) for _number in range(3)])
         """
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-c", textwrap.dedent(code)]

@@ -7,7 +7,7 @@ from typing import Any, List, Sequence
 
 import numpy as np
 
-from .compiled import Plan, lying
+from .compiled import Plan, memory_dtype
 from .errors import Fault
 
 
@@ -31,7 +31,9 @@ class Batcher:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.limit = plan.limit
-        self._wanted = [(tensor.name, tensor.shape[1:], tensor.dtype, lying(tensor.dtype)) for tensor in plan.buckets[0].inputs]
+        self._wanted = [
+            (tensor.name, tensor.shape[1:], tensor.dtype, memory_dtype(tensor.dtype)) for tensor in plan.buckets[0].inputs
+        ]
         order = sorted(range(len(plan.sizes)), key=plan.sizes.__getitem__)
         # By rows: the smallest bucket that holds them, whatever order the file has them in.
         self._by_rows = [next(index for index in order if plan.sizes[index] >= rows) for rows in range(self.limit + 1)]
@@ -41,9 +43,9 @@ class Batcher:
         if not self.plan.batched:
             return Item(request, tensors, 1, self._by_shape(tensors), index, arrived)
         rows = len(tensors[0]) if tensors[0].ndim else 0
-        for (name, dims, dtype, lies), tensor in zip(self._wanted, tensors):
-            if tensor.shape[1:] != dims or tensor.dtype != lies:
-                found = f"{dtype if tensor.dtype == lies else tensor.dtype}{list(tensor.shape)}"
+        for (name, dims, dtype, in_memory), tensor in zip(self._wanted, tensors):
+            if tensor.shape[1:] != dims or tensor.dtype != in_memory:
+                found = f"{dtype if tensor.dtype == in_memory else tensor.dtype}{list(tensor.shape)}"
                 raise Fault(f"input {name} is {found}, wanted {dtype}[rows, {', '.join(map(str, dims))}]", "bad_request")
             if len(tensor) != rows:
                 sizes = sorted({len(given) for given in tensors})
@@ -57,7 +59,8 @@ class Batcher:
     def _by_shape(self, tensors: List[np.ndarray]) -> int:
         for index, bucket in enumerate(self.plan.buckets):
             if all(
-                entry.shape == tensor.shape and lying(entry.dtype) == tensor.dtype for entry, tensor in zip(bucket.inputs, tensors)
+                entry.shape == tensor.shape and memory_dtype(entry.dtype) == tensor.dtype
+                for entry, tensor in zip(bucket.inputs, tensors)
             ):
                 return index
         found = [f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors]

@@ -227,7 +227,7 @@ def _from_config(config: Mapping[str, Any], flaw: str) -> Facts:
     return Facts(CONFIG, tuple(buckets))
 
 
-def lying(dtype: str) -> np.dtype[Any]:
+def memory_dtype(dtype: str) -> np.dtype[Any]:
     """A type as it lies in memory: bfloat16, which numpy has not, as 16 bits."""
     return np.dtype(np.uint16 if dtype == BFLOAT16 else dtype)
 

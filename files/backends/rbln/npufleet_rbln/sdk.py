@@ -95,7 +95,7 @@ class SDK:
         return [runs(model(path).create_runtime, _synchronous) for _number in range(parallel if len(npus) == 1 else 1)]
 
 
-def typed(array: np.ndarray, dtype: str) -> np.ndarray:
+def sdk_array(array: np.ndarray, dtype: str) -> np.ndarray:
     """Memory of a tensor as the SDK takes it: bfloat16 lies there as 16 bits, and the SDK's is of ml_dtypes, as numpy has none."""
     if dtype != BFLOAT16:
         return array

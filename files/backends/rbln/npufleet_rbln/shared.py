@@ -9,7 +9,7 @@ from typing import List, Sequence
 
 import numpy as np
 
-from .compiled import Plan, Tensor, lying
+from .compiled import Plan, Tensor, memory_dtype
 
 PAGE = 4096
 # To a lane: run this bucket, as the one of this number: they start in order.
@@ -34,13 +34,13 @@ class Views:
         ):
             for tensors in zip(*sides):
                 for into, entry in zip(views, tensors):
-                    into.append(np.ndarray(entry.shape, lying(entry.dtype), memory, offset))
+                    into.append(np.ndarray(entry.shape, memory_dtype(entry.dtype), memory, offset))
                 offset += _room(tensors)
 
 
 def _room(tensors: Sequence[Tensor]) -> int:
     """Bytes for a tensor in any bucket, in whole pages."""
-    largest = max(int(np.prod(tensor.shape, dtype=np.int64)) * lying(tensor.dtype).itemsize for tensor in tensors)
+    largest = max(int(np.prod(tensor.shape, dtype=np.int64)) * memory_dtype(tensor.dtype).itemsize for tensor in tensors)
     return max(PAGE, -(-largest // PAGE) * PAGE)
 
 

@@ -23,9 +23,9 @@ from typing import Any, Dict, List, Mapping, Sequence
 import numpy as np
 
 from . import compiled
-from .compiled import lying
+from .compiled import memory_dtype
 from .errors import Fault, vendor, words
-from .sdk import SDK, Run, typed
+from .sdk import SDK, Run, sdk_array
 from .shared import ENDED, START, Views, allot, attach
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
@@ -82,7 +82,7 @@ class Worker:
 
     def _learn(self, run: Run, bucket: compiled.Bucket) -> compiled.Bucket:
         """A bucket with the outputs that a run with zeros gives."""
-        outputs = run([typed(np.zeros(tensor.shape, lying(tensor.dtype)), tensor.dtype) for tensor in bucket.inputs])()
+        outputs = run([sdk_array(np.zeros(tensor.shape, memory_dtype(tensor.dtype)), tensor.dtype) for tensor in bucket.inputs])()
         return replace(bucket, outputs=tuple(compiled.Tensor(None, tensor.shape, tensor.dtype.name) for tensor in outputs))
 
     def hello(self) -> Dict[str, Any]:
@@ -129,7 +129,7 @@ class Worker:
                     self._started.wait()
                 try:
                     join = runs[bucket](
-                        [typed(array, entry.dtype) for array, entry in zip(inputs, self.plan.buckets[bucket].inputs)]
+                        [sdk_array(array, entry.dtype) for array, entry in zip(inputs, self.plan.buckets[bucket].inputs)]
                     )
                 finally:
                     self._turn += 1
@@ -144,7 +144,7 @@ class Worker:
             if result.dtype.name != entry.dtype or result.shape != into.shape:
                 kinds = f"{result.dtype}{list(result.shape)}", f"{entry.dtype}{list(into.shape)}"
                 raise Fault(f"output {entry.name} of the compiled file is {kinds[0]}, wanted {kinds[1]}")
-            np.copyto(typed(into, entry.dtype), result)
+            np.copyto(sdk_array(into, entry.dtype), result)
 
 
 def refusal(error: BaseException) -> Dict[str, Any]:

@@ -18,7 +18,7 @@ DELAY = 1
 CORRID = 3
 # Backends that are Python, and the first Triton that gives it bfloat16
 TAKES_DLPACK = ("python", "rbln")
-HALVES_FROM = (2, 49)
+BFLOAT16_FROM = (2, 49)
 CORRID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 
 
@@ -38,7 +38,7 @@ def check(model: Model, row: Optional[Row]) -> Iterator[Finding]:
         yield from _instances(model)
     yield from _tensors(model)
     if row and model.backend in TAKES_DLPACK:
-        yield from _halves(model, row)
+        yield from _bfloat16(model, row)
     yield from _batching(model)
     yield from _sequences(model)
     yield from _cache(model)
@@ -152,9 +152,9 @@ def _tensors(model: Model) -> Iterator[Finding]:
                     yield model.error("tensor", f"{field}.{flag}", "true", "false, as only TensorRT has them", "take it out")
 
 
-def _halves(model: Model, row: Row) -> Iterator[Finding]:
+def _bfloat16(model: Model, row: Row) -> Iterator[Finding]:
     """bfloat16, which Python gets as DLPack alone, and in no release before (python_backend, PR 371)."""
-    if schema.number(row.triton) >= HALVES_FROM:
+    if schema.number(row.triton) >= BFLOAT16_FROM:
         return
     for side in ("input", "output"):
         for index, tensor in enumerate(getattr(model.config, side)):
