@@ -121,7 +121,8 @@ def wait_until_ready(host) -> None:
 def left_behind(host) -> list[str]:
     """Files that are newer than the marker, but for what the system and the watchdog and the probe write down at any time."""
     found = host.check_output(
-        "find / -xdev -newer /root/.marker -type f -not -path '/var/log/*' -not -path '/var/lib/docker/*' -not -path '/run/*'"
+        "find / -xdev -newer /root/.marker -type f -not -path '/var/log/*' -not -path '/var/lib/docker/*' "
+        "-not -path '/var/lib/containerd/*' -not -path '/run/*'"
     )
     return [
         path
@@ -146,6 +147,10 @@ def test_bundle_holds_what_a_ticket_needs_and_no_secret(planted: list[str], tmp_
     assert "http://<redacted>@proxy:3128" in first["engine/units.json"]
     assert {one["name"] for one in json.loads(first["server/index.json"])} == {"digits", "digits_guide"}
     assert {one["status"] for one in json.loads(first["driver/tool.json"])["devices"]} == {"normal"}
+    sdk = json.loads(first["sdk/rebel.json"])
+    assert sdk["version"] in host.check_output("docker exec triton python3 -c %s", "import rebel; print(rebel.__version__)")
+    assert "input_info" in sdk["rebel"]["compile_from_onnx"]["signature"]
+    assert not [name for name in host.check_output("docker ps --all --format '{{.Names}}'").split() if "support" in name]
     assert "npufleet_artefact_password" in first["redaction.txt"]
     assert left_behind(host) == []
     host.check_output("rm /root/.marker")

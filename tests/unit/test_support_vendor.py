@@ -112,6 +112,11 @@ def test_the_calls_of_an_sdk() -> None:
     assert "input_info" in answer("0.9.4+lab")["rebel"]["compile_from_onnx"]["signature"]
 
 
+def test_an_sdk_that_cannot_inspect_is_not_asked_to() -> None:
+    told = answer("0.6.2+lab", "/models/a.rbln")
+    assert "error" not in told and "inspect" not in told and "compile_from_onnx" in told["rebel"]
+
+
 SHAPES = """
 import types, numpy
 class RBLNCompiledModel:

@@ -66,7 +66,8 @@ try:
     told["rebel"] = calls(rebel, lambda name: name in owners or name.startswith("compile_"))
     for owner in owners:
         told[owner] = calls(getattr(rebel, owner, None), lambda name: not name.startswith("_"))
-    if len(sys.argv) > 1:
+    # The SDK has it from 0.9 on
+    if len(sys.argv) > 1 and hasattr(rebel.RBLNCompiledModel, "inspect"):
         told["inspect"] = {"file": sys.argv[1]}
         given = rebel.RBLNCompiledModel.inspect(sys.argv[1])
         told["inspect"].update({"is a": str(type(given)), "gives": plain(given)})
