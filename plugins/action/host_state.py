@@ -89,7 +89,12 @@ class ActionModule(FleetAction):
             # The message says it all; the rest would bury it.
             return {key: result[key] for key in ("failed", "msg", "plan", "exception") if key in result}
         with host_text.understood(host):
-            return self._complete(result, manifests, handed)
+            told = self._complete(result, manifests, handed)
+        if self._task.args.get("concerns") is None and "image" in concerns:
+            # Of a host as a whole, once in a run of status
+            told["warnings"] = [*told.get("warnings", []), *preflight_inputs.untested(variables)]
+            told["untested"] = variables["npufleet_row"].get("untested")
+        return told
 
     @staticmethod
     def _handed(variables: Templated, wanted: Dict[str, Any], host: str) -> Dict[str, Any]:

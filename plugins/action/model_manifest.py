@@ -42,7 +42,10 @@ class ActionModule(FleetAction):
                 models, findings, more = self._in_directories(directories, only, row)
             else:
                 models, findings, more = self._placed(only, row, variables)
-        return self._result(host, models, findings, more)
+        result = self._result(host, models, findings, more)
+        if row and row.remark():
+            result["warnings"].append(row.remark())
+        return result
 
     @staticmethod
     def _row(given: Optional[str], variables: Mapping[str, Any]) -> Optional[Row]:
@@ -53,7 +56,8 @@ class ActionModule(FleetAction):
         rows = variables["npufleet_release_rows"]
         if str(name) not in rows:
             raise Refusal([f"release is {name}, there are rows for {', '.join(sorted(rows))}: name one of them"])
-        return Row(str(name), str(rows[str(name)]["triton"]["version"]))
+        row = rows[str(name)]
+        return Row(str(name), str(row["triton"]["version"]), str(row.get("untested") or ""))
 
     @staticmethod
     def _in_directories(directories: List[str], only: List[str], row: Optional[Row]) -> Found:

@@ -140,6 +140,10 @@ desired:
   description: What is wanted, by concern.
   returned: success
   type: dict
+untested:
+  description: Why nobody upstream vouches for the release row, which is a warning too; null for a row that its vendor names.
+  returned: for an NPU host as a whole, without O(concerns) and O(preflight)
+  type: str
 known:
   description: That this is what was handed over as O(known).
   returned: with O(known)

@@ -48,6 +48,14 @@ def test_program_says_one_finding_a_line_and_fails(tmp_path: Path, capsys: pytes
     assert output.err == "2 models: 2 errors, 1 warnings\n"
 
 
+def test_a_release_that_nobody_vouches_for_is_told_beside_the_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, {"m/config.pbtxt": GOOD, "m/1/model.py": PYTHON})
+    assert main([str(tmp_path), "--release", "26.07-sdk0.9", "--json"]) == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out) == []
+    assert output.err.startswith("release 26.07-sdk0.9 is untested: SDK 0.9.4 with a Triton newer than its own")
+
+
 def test_warnings_alone_do_not_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, {"m/config.pbtxt": GOOD + "response_cache { enable: true }", "m/1/model.py": PYTHON})
     assert main([str(tmp_path), "--json", "--model", "m"]) == 0
@@ -115,7 +123,10 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     }
     inventory = {"npu_hosts": {"hosts": {name: {"ansible_host": "192.0.2.1", **fleet, **one} for name, one in hosts.items()}}}
     (place / "hosts.json").write_text(json.dumps(inventory))
-    task = {"name": "Lint", "npufleet.triton.model_manifest": {"repositories": ["models"], "models": ["good"], "release": "26.07"}}
+    task = {
+        "name": "Lint",
+        "npufleet.triton.model_manifest": {"repositories": ["models"], "models": ["good"], "release": "26.07-sdk0.9"},
+    }
     lie = {"name": "Lie", "hosts": "good", "gather_facts": False, "tasks": [task]}
     (place / "play.yml").write_text(json.dumps([lie, {"import_playbook": str(ROOT / "playbooks/lint_models.yml")}]))
     callback = {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json"}
@@ -165,3 +176,5 @@ def test_a_directory_as_it_lies(played: dict[str, dict[str, Any]]) -> None:
     one = lying["models"]["good"]
     assert (one["release"], one["source"]) == (None, played["good"]["models"]["good"]["source"])
     assert lying["findings"] == []
+    (remark,) = lying["warnings"]
+    assert remark.startswith("release 26.07-sdk0.9 is untested: ")

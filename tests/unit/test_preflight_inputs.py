@@ -75,6 +75,14 @@ def test_known_vulnerabilities_are_a_warning_with_the_row_that_clears_them() -> 
     assert subject.warnings(variables()) == []
 
 
+@pytest.mark.parametrize("bulletins", [[], ["5816"]])
+def test_a_row_that_nobody_vouches_for_is_a_remark(bulletins: list[str]) -> None:
+    row = {"untested": "an older SDK", "vulnerabilities": {"bulletins": bulletins, "cleared_by": None}}
+    *more, remark = subject.warnings(variables(row=row))
+    assert remark == "release 24.01 is untested: an older SDK"
+    assert len(more) == len(bulletins)
+
+
 def test_suppliers_of_a_build_host_and_of_another() -> None:
     given: dict[str, Any] = {
         "rbln_driver_package_url": "https://a.example.com/d.deb",

@@ -165,7 +165,7 @@ def test_a_reading_keeps_what_is_known_of_hosts_that_were_not_asked() -> None:
     mark = {"reason": "swap card 2", "by": "kim", "since": "then"}
     read = {
         "npu1": {
-            "state": {"plan": [], "report": [], "maintenance": None, "desired": desired, "actual": {"a": 1}},
+            "state": {"plan": [], "report": [], "maintenance": None, "desired": desired, "actual": {"a": 1}, "untested": "old"},
             "release": "24.01",
         },
         "npu2": {"state": {"plan": [item], "report": ["driver module: ..."], "maintenance": None}, "release": "24.01"},
@@ -181,6 +181,7 @@ def test_a_reading_keeps_what_is_known_of_hosts_that_were_not_asked() -> None:
     states = ["in sync", "drift", "maintenance", "unreachable", "failed", "failed"]
     assert [hosts[name]["state"] for name in read] == states
     assert hosts["npu1"]["models"] == {"digits": {"source": "s", "release": "r"}}
+    assert [hosts[name]["untested"] for name in ("npu1", "npu2", "npu6")] == ["old", None, None]
     assert hosts["npu3"]["report"] == ["in maintenance: swap card 2 (kim, then)"]
     assert [hosts[name]["report"] for name in ("npu4", "npu5", "npu6")] == [["no route"], ["refused"], ["npu6 was not asked"]]
     assert all(hosts[name]["when"] == "now" and hosts[name]["plan"] == [] for name in ("npu1", "npu4", "npu6"))
@@ -192,3 +193,5 @@ def test_the_page_is_drawn_of_what_is_there() -> None:
         text = page.page(view.escaped(whole))
         assert text.startswith("<!doctype html>") and text.count('id="host-npu1"') == 1
         assert text.count("<script") == 2
+    whole = view.view(["npu1"], ["npu1"], {"npu1": status(release="26.07-sdk0.9", untested="old <SDK>")}, {}, NOW)
+    assert "26.07-sdk0.9 (untested: old &lt;SDK&gt;)" in page.page(view.escaped(whole))

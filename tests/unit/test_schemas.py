@@ -54,6 +54,26 @@ def test_release_rows_fit() -> None:
     assert flaws(RELEASES, rows) == ["'systems' is a required property"]
 
 
+def test_rows_stand_alone_and_clear_what_they_say() -> None:
+    """Each name is the Triton's, with the SDK's line where another row has that Triton; what clears a row is open to nothing."""
+    rows = yaml.safe_load((ROOT / "files/releases.yml").read_text())["npufleet_releases"]
+    for name, row in rows.items():
+        triton, _, line = name.partition("-sdk")
+        assert f":{triton}-" in row["triton"]["image"], name
+        assert line in ("", row["sdk"]["shape"]), name
+        assert row["sdk"]["version"].startswith(row["sdk"]["shape"] + "."), name
+        assert (row["driver"]["form"] == "run") == (int(row["driver"]["version"].split(".")[0]) >= 3), name
+        known = row["vulnerabilities"]
+        assert bool(known["bulletins"]) == (known["cleared_by"] is not None), name
+        assert not known["cleared_by"] or rows[known["cleared_by"]]["vulnerabilities"]["bulletins"] == [], name
+        # Of one Triton the bulletins are one list
+        for other in rows.values():
+            if other["triton"]["version"] == row["triton"]["version"]:
+                assert other["vulnerabilities"] == known, name
+        # A pair that the vendor does not name says so
+        assert bool(row.get("untested")) == bool(line), name
+
+
 def test_keys_are_those_of_the_reader() -> None:
     inputs, expect = CHECK["properties"]["inputs"]["additionalProperties"], CHECK["properties"]["expect"]["additionalProperties"]
     parts = [

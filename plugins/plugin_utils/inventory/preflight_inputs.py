@@ -62,18 +62,25 @@ def _pulls(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, An
 
 
 def warnings(variables: Mapping[str, Any]) -> List[str]:
-    """Known vulnerabilities of the row, and the row that clears them."""
+    """Known vulnerabilities of the row, and the row that clears them; that nobody upstream vouches for it."""
     known = variables["npufleet_row"].get("vulnerabilities") or {}
     if not known.get("bulletins"):
-        return []
+        return untested(variables)
     cleared = known.get("cleared_by")
     what = f"release {cleared} clears them" if cleared else "no release clears them yet"
     return [
         "release {} runs a Triton with {} known vulnerabilities (NVIDIA security bulletins {}): {}; until then keep its ports "
         "away from untrusted networks".format(
             variables["rbln_release"], len(known["bulletins"]), ", ".join(known["bulletins"]), what
-        )
+        ),
+        *untested(variables),
     ]
+
+
+def untested(variables: Mapping[str, Any]) -> List[str]:
+    """A remark on a row that nobody upstream vouches for."""
+    why = variables["npufleet_row"].get("untested")
+    return [f"release {variables['rbln_release']} is untested: {why}"] if why else []
 
 
 def proxies(variables: Mapping[str, Any]) -> Dict[str, str]:

@@ -40,6 +40,7 @@ ROW = _map(
     triton={**_map("version image python tritonclient numpy"), "required": True},
     cards={**TEXTS, "required": True},
     systems={"type": "dict", "values": KERNELS, "required": True},
+    untested=TEXT,
     vulnerabilities=_map("", bulletins=TEXTS, cleared_by=TEXT),
 )
 # What argument_specs.yml cannot say: of a map with names of a site's own, what each value is. `told_as` is the variable to correct.

@@ -26,6 +26,7 @@ def _host(when: str, name: str, known: Mapping[str, Any]) -> Dict[str, Any]:
         "host": name,
         "when": when,
         "release": known["release"],
+        "untested": found.get("untested"),
         "state": state,
         "maintenance": mark,
         "plan": found.get("plan") or [],

@@ -131,6 +131,7 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
         "reasons": list(dict.fromkeys(reasons)),
         "plan": steps,
         "release": _word(_at(status, "release")),
+        "untested": _word(_at(status, "untested")),
         "versions": _versions(actual),
         "cards": cards,
         "sick": sum(card["status"] != "normal" for card in cards),

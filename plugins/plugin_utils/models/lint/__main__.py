@@ -47,7 +47,8 @@ def _work(arguments: Optional[List[str]]) -> int:
             if wanted.release not in rows:
                 found = f"found rows for {', '.join(sorted(rows))}, wanted one of them: correct it"
                 raise Refusal([f"--release {wanted.release}: {found}"])
-            row = finding.Row(wanted.release, rows[wanted.release]["triton"]["version"])
+            chosen = rows[wanted.release]
+            row = finding.Row(wanted.release, chosen["triton"]["version"], chosen.get("untested", ""))
         linted = repository.lint(wanted.repository, wanted.model, row)
     except Refusal as refusal:
         raise command_line.End(command_line.MISTAKEN, "; ".join(refusal.reasons)) from None
@@ -56,6 +57,8 @@ def _work(arguments: Optional[List[str]]) -> int:
     if wanted.format in ("text", "github"):
         count = f"{errors} errors, {len(linted.findings) - errors} warnings"
         print(f"{len(linted.models)} models: {count}", file=sys.stderr)
+    if row and row.remark():
+        print(row.remark(), file=sys.stderr)
     return command_line.WRONG if errors else command_line.RIGHT
 
 

@@ -50,6 +50,12 @@ class Row(NamedTuple):
 
     name: str
     triton: str
+    # Why nobody upstream vouches for it; "" for one that its vendor names
+    untested: str = ""
+
+    def remark(self) -> str:
+        """What there is to tell of the release itself; "" for nothing."""
+        return f"release {self.name} is untested: {self.untested}" if self.untested else ""
 
 
 def reasons(findings: Sequence[Finding]) -> List[str]:

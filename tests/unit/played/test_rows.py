@@ -1,0 +1,24 @@
+"""What playbooks say of the release row that hosts run, on played hosts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from stage import run
+
+UNTESTED = "26.07-sdk0.9"
+
+
+def test_status_tells_that_a_row_is_untested_and_no_drift_comes_of_it(tmp_path: Path) -> None:
+    ran = run(tmp_path, "status.yml", {"npu-1": {}, "npu-2": {}}, rbln_release=UNTESTED)
+    assert ran.code == 0, ran.output
+    assert ran.words.count(f"release {UNTESTED} is untested: SDK 0.9.4 with a Triton newer than its own 25.08") == 1
+    hosts = json.loads((tmp_path / "status.json").read_text())["hosts"]
+    assert [(one["state"], one["untested"][:9]) for one in hosts] == [("in sync", "SDK 0.9.4")] * 2
+
+
+def test_preflight_tells_it_too_and_refuses_nothing(tmp_path: Path) -> None:
+    ran = run(tmp_path, "preflight.yml", {"npu-1": {}}, rbln_release=UNTESTED)
+    assert ran.code == 0, ran.output
+    assert f"release {UNTESTED} is untested" in ran.words
