@@ -31,25 +31,17 @@ _value:
 
 from typing import Any, Callable, Dict, List, Mapping
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
+from ansible_collections.npufleet.triton.plugins.filter.by_host import by_host
 
 
 def refusal_table(reasons: Mapping[str, List[str]]) -> str:
     """Hosts and their reasons, one line a reason, in the order in which hosts and reasons come."""
-    hosts: Dict[str, List[str]] = {}
-    for host, mine in reasons.items():
-        for reason in mine:
-            hosts.setdefault(host_text.told(reason), []).append(host)
-    if not hosts:
-        return ""
     refused = [host for host, mine in reasons.items() if mine]
-    count = "1 reason" if len(hosts) == 1 else f"{len(hosts)} reasons"
-    head = f"{len(refused)} of {len(reasons)} hosts refused, {count}, nothing was changed:"
-    return "\n".join([head, *(f"  - {_names(names, reasons)}: {reason}" for reason, names in hosts.items())])
-
-
-def _names(names: List[str], reasons: Mapping[str, List[str]]) -> str:
-    return "every host" if len(names) == len(reasons) > 1 else ", ".join(names)
+    if not refused:
+        return ""
+    different = len({reason for mine in reasons.values() for reason in mine})
+    count = "1 reason" if different == 1 else f"{different} reasons"
+    return f"{len(refused)} of {len(reasons)} hosts refused, {count}, nothing was changed:\n{by_host(reasons)}"
 
 
 class FilterModule:

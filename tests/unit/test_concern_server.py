@@ -837,6 +837,7 @@ def test_read_of_a_running_container(monkeypatch: pytest.MonkeyPatch) -> None:
         "previous": False,
         "hung": [],
         "served": served,
+        "release": "24.01",
         "version": "2.42.0",
         "absent": [],
         "driver_files": BROUGHT,

@@ -133,6 +133,38 @@ def test_authority_travels_as_text(tmp_path: Path) -> None:
     assert {one["ca"] for one in found} == {"PEM"}
 
 
+@pytest.mark.parametrize(
+    ("name", "form", "words"),
+    [
+        ("rebellions_1.2.92_amd64.deb", "deb", ""),
+        ("rebellions_1.2.92-6d00b56_amd64.deb", "deb", ""),
+        ("the-driver.deb", "deb", ""),
+        ("driver", "deb", ""),
+        # 1.3.57 is in no row: it may be a name of the site's own
+        ("rebellions_1.3.57_amd64.deb", "deb", ""),
+        (
+            "rebellions_3.2.2_amd64.deb",
+            "deb",
+            "rebellions_3.2.2_amd64.deb, which is named after another driver, wanted rebellions 1.2.92",
+        ),
+        ("rebellions-x86_64-3.2.2.run", "run", "which is named after another driver, wanted rebellions 1.2.92"),
+        ("for-1.2.92-and-3.2.2.deb", "deb", ""),
+        ("the-driver.run", "deb", "found driver package the-driver.run, wanted a .deb: set rbln_driver_package_file"),
+        ("the-driver.deb", "run", "found driver package the-driver.deb, wanted a .run: set rbln_driver_package_file"),
+    ],
+)
+@pytest.mark.parametrize("where", ["file", "url"])
+def test_a_driver_package_of_another_release(tmp_path: Path, where: str, name: str, form: str, words: str) -> None:
+    (tmp_path / name).write_bytes(b"driver")
+    digest = hashlib.sha256(b"driver").hexdigest()
+    place = str(tmp_path / name) if where == "file" else f"https://a.example.com/1.1.67/{name}?sig=3.5.1"
+    rows = {"24.01": FULL_ROW, "26.05": {**FULL_ROW, "driver": {**FULL_ROW["driver"], "version": "3.2.2"}}}
+    given = {f"rbln_driver_package_{where}": place, "rbln_driver_package_sha256": digest, "rbln_driver_form": form}
+    reasons = refused(tmp_path, [INSTALL], npufleet_release_rows=rows, **given)
+    assert len(reasons) == bool(words)
+    assert not words or words in reasons[0]
+
+
 def test_missing_driver_package(tmp_path: Path) -> None:
     (reason,) = refused(tmp_path, [INSTALL])
     assert reason.startswith("found no driver package, wanted rebellions 1.2.92 (.deb): ")

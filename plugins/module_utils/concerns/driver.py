@@ -53,6 +53,8 @@ REBOOT = "reboot"
 REBOOT_FILE = "/run/npufleet/reboot-required"
 # Forms: a driver that somebody else has installed and keeps, which is proven and held and never installed; the vendor's installer
 PRESENT, RUN = "present", "run"
+# The item of a plan that asks whoever looks after a driver for another one
+BY_OTHERS = "installed module"
 FORMS = ("deb", RUN, PRESENT)
 # Packages that an installed driver may be of: `rebellions` below 3.0; from there on those that the vendor's installer leaves
 PACKAGES = ("rebellions*", "librbln-*")
@@ -209,7 +211,7 @@ def _diff_present(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[
     """What is wrong with a driver that only whoever has installed it can put right."""
     plan = []
     if not same_version(actual["installed"], wanted["version"]):
-        plan.append(item(CONCERN, "installed module", actual["installed"], wanted["version"], INSPECT))
+        plan.append(item(CONCERN, BY_OTHERS, actual["installed"], wanted["version"], INSPECT))
     if actual["dkms"] is False:
         plan.append(item(CONCERN, "dkms", "not installed", "installed for kernel {}".format(actual["kernel"]), INSPECT))
     return plan + _diff_firmware(wanted, actual)

@@ -40,6 +40,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.served impo
 CONCERN = "server"
 GROUP = NPU_HOSTS
 HANGING = "loads"
+# Label of an image: the release row that it was built for
+RELEASE_ROW = "io.npufleet.release"
 # What a new container could not mount
 TO_MOUNT = (ABSENT, DRIVER_FILES) = ("volumes", "driver files")
 # By this variable Triton finds its keys to object stores; they lie where only root looks
@@ -197,6 +199,7 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         facts["image"] = wanted["container"]["image"]
     shown = sealed_container(facts, wanted["seal"])
     actual = {"engine": True, "container": shown, "served": None, "image": ident}
+    actual["release"] = (((image or {}).get("Config") or {}).get("Labels") or {}).get(RELEASE_ROW)
     actual["inherited"] = secret.settings(environment((image or {}).get("Config") or {}), wanted["seal"])
     state = found["State"]
     actual["state"] = "running" if state["Status"] == "running" else "{} ({})".format(state["Status"], state["ExitCode"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import urllib.parse
 import urllib.request
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
@@ -255,6 +257,21 @@ def _driver(variables: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"found no driver package, wanted {row['package']} {row['version']} (.{row['form']}): get it from the vendor's portal "
             "and set rbln_driver_package_file or rbln_driver_package_url, and rbln_driver_package_sha256"
+        )
+        return
+    name = os.path.basename(urllib.parse.urlsplit(path or variables["rbln_driver_package_url"]).path)
+    # Of a name nothing counts but that it is another driver's
+    others = {other["driver"]["version"] for other in variables["npufleet_release_rows"].values()}
+    named, ending = set(re.findall(r"\d+(?:\.\d+)+", name)), os.path.splitext(name)[1]
+    if named & others and row["version"] not in named:
+        yield (
+            f"found driver package {name}, which is named after another driver, wanted {row['package']} {row['version']}: set "
+            "rbln_driver_package_file or rbln_driver_package_url, and rbln_driver_package_sha256, for this release"
+        )
+    elif ending in (".deb", ".rpm", ".run") and ending != "." + variables["rbln_driver_form"]:
+        yield (
+            f"found driver package {name}, wanted a .{variables['rbln_driver_form']}: set rbln_driver_package_file or "
+            "rbln_driver_package_url, and rbln_driver_package_sha256, for this release"
         )
     elif path:
         yield from _file("driver package", path, digest, "rbln_driver_package_file", "rbln_driver_package_sha256")

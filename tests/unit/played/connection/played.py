@@ -92,7 +92,13 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
         "engine": {"daemon": {}, "running": {}, "drop_ins": (asked.get("engine") or {}).get("drop_ins")},
         "image": {"engine": True, "id": None},
         "models": {"missing": [], "transaction": None, "served": {}},
-        "server": {"container": container, "state": "exited" if down else "running", "engine": True, "previous": False},
+        "server": {
+            "container": container,
+            "state": "exited" if down else "running",
+            "engine": True,
+            "previous": False,
+            "release": part.get("release"),
+        },
     }
     report = [one["name"] for one in plan]
     answer = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": {}, "clock": time.time()}

@@ -1,0 +1,153 @@
+"""From one release row to another: upgrade.yml on played hosts. What its rollout does is site.yml's (test_gates.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers import ROOT
+from stage import HOSTS, Run, differs, run
+
+FROM, TO = "25.08", "26.07-sdk0.9"
+PLAN = [differs("image", "deliver"), differs("models", "release", name="add", until="server_change")]
+THERE = ("-e", f"upgrade_to={TO}")
+YES = (*THERE, "-e", "upgrade_confirm=true")
+
+
+def fleet(size: int, **more: dict[str, Any]) -> dict[str, Any]:
+    return {host: {"plan": PLAN, **more.get(host.replace("-", "_"), {})} for host in HOSTS[:size]}
+
+
+def upgrade(place: Path, hosts: dict[str, Any], *options: str, **variables: Any) -> Run:
+    return run(place, "upgrade.yml", hosts, *options, **variables)
+
+
+def test_there_is_no_second_way_to_change_a_server() -> None:
+    foretell, way, end = yaml.safe_load((ROOT / "playbooks/upgrade.yml").read_text())
+    assert "site.yml" in way["ansible.builtin.import_playbook"]
+    modules = {name for play in (foretell, end) for task in play["tasks"] for name in task if "." in name}
+    assert modules == {
+        "ansible.builtin.set_fact",
+        "ansible.builtin.fail",
+        "ansible.builtin.debug",
+        "ansible.builtin.import_role",
+        "npufleet.triton.release_change",
+    }
+
+
+@pytest.mark.parametrize("options", [THERE, (*YES, "--check")])
+def test_it_says_what_will_happen_and_changes_nothing(tmp_path: Path, options: tuple[str, ...]) -> None:
+    ran = upgrade(tmp_path, fleet(2, npu_2={"release": "24.12"}), *options)
+    assert ran.code == 0, ran.output
+    assert ran.touched() == []
+    assert f"to release {TO}, on 2 of 2 hosts:" in ran.words
+    assert f"- npu-1: release {FROM} to {TO}: SDK 0.9.4 as before, Triton 2.60.0 to 2.71.0" in ran.words
+    # What its server's image was built for outranks the inventory
+    assert f"- npu-2: release 24.12 to {TO}: SDK 0.7.4 to 0.9.4, Triton 2.53.0 to 2.71.0" in ran.words
+    assert f"- npu-2: release {TO} no longer supports RBLN-CA02" in ran.words
+    assert "- every host: clients that share memory with the server are refused from Triton 2.68.0 on" in ran.words
+    assert "- every host: image brought, as the lock file pins it" in ran.words
+    assert "nothing was changed: give -e upgrade_confirm=true, and no --check, to do it" in ran.words
+
+
+@pytest.mark.parametrize("tags", [(), ("--tags", "models")])
+def test_with_a_yes_it_goes_the_way_of_site(tmp_path: Path, tags: tuple[str, ...]) -> None:
+    ran = upgrade(tmp_path / "upgrade", fleet(3), *YES, *tags)
+    assert ran.code == 0, ran.output
+    other = run(tmp_path / "site", "site.yml", fleet(3), *tags, rbln_release=TO)
+    # One look more, for what it says beforehand
+    assert sorted(ran.calls) == sorted([*(f"{host} host_state preflight" for host in HOSTS[:3]), *other.calls])
+    assert [ran.of(host) for host in HOSTS] == [other.of(host) for host in HOSTS]
+    assert ran.touched() == HOSTS[:3]
+    assert f'npu-1, npu-2, npu-3: write rbln_release: "{TO}" into the inventory now' in ran.words
+    assert f"takes them back to {FROM}" in ran.words
+
+
+def test_a_host_that_fails_stops_what_comes_after_its_batch(tmp_path: Path) -> None:
+    ran = upgrade(tmp_path, fleet(4, npu_3={"fails": "host_state models probe server"}), *YES)
+    assert ran.code == 2, ran.output
+    assert ran.touched() == ["npu-1", "npu-2", "npu-3"]
+    assert "npu-3 failed the gate, no further batch starts" in ran.words
+    assert "into the inventory now" not in ran.words
+
+
+def test_limit_maintenance_and_hosts_that_are_not_reached(tmp_path: Path) -> None:
+    hosts = fleet(4, npu_2={"out": ""}, npu_3={"lost": "host_state preflight"})
+    ran = upgrade(tmp_path, hosts, *YES, "--limit", "npu-1,npu-2,npu-3", rbln_release=TO)
+    assert ran.code == 4, ran.output
+    assert [ran.of(host) for host in HOSTS[1:]] == [[], ["LOST"], []]
+    assert "server_change asking" in ran.of("npu-1")
+    assert f"to release {TO}, on 2 of 3 hosts; not reached: npu-3:" in ran.words
+    assert "- npu-2: in maintenance, left alone" in ran.words
+    assert "npu-2 is in maintenance and was left alone: swap card 2" in ran.words
+    # The inventory has that row already
+    assert "into the inventory" not in ran.words
+
+
+ONE = {"triton_models": [{"name": "add", "artefacts": {"CA22/0.9": {"url": "https://a.example.com/x", "sha256": "a" * 64}}}]}
+FILE = {"rbln_driver_package_file": "/srv/rebellions_2.0.1_amd64.deb", "rbln_driver_package_sha256": "b" * 64}
+
+
+def test_what_cannot_work_is_refused_with_all_reasons_after_it_was_foretold(tmp_path: Path) -> None:
+    install = differs("driver", "install", name="package", current="2.0.1")
+    hosts = {"npu-1": {"plan": [install], "refusals": ["found kernel 5.15.0-1, wanted ==6.8.0"]}, "npu-2": {"plan": [install]}}
+    ran = upgrade(tmp_path, hosts, "-e", "upgrade_to=26.05", "-e", "upgrade_confirm=true", **ONE, **FILE)
+    assert ran.code == 2, ran.output
+    assert ran.touched() == []
+    assert "- every host: no compiled file for CA22/0.11, to be compiled anew: add" in ran.words
+    assert "- every host: driver 2.0.1 to 3.2.2 (.run) from /srv/rebellions_2.0.1_amd64.deb" in ran.words
+    assert "- every host: from sdk 0.11.0 on compiled files have another form" in ran.words
+    assert "2 of 2 hosts refused, 3 reasons, nothing was changed:" in ran.words
+    assert "model add: found compiled files for CA22/0.9, wanted one for CA22/0.11" in ran.words
+    assert (
+        "found driver package rebellions_2.0.1_amd64.deb, which is named after another driver, wanted rebellions 3.2.2" in ran.words
+    )
+    assert "- npu-1: found kernel 5.15.0-1, wanted ==6.8.0" in ran.words
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "words"),
+    [
+        ((), {}, "found no upgrade_to, wanted the row to go to: add -e upgrade_to=<row>; nothing was changed"),
+        (
+            (*YES, "-e", "rbln_release=25.08"),
+            {},
+            f"found rbln_release 25.08 on the command line beside upgrade_to {TO}: leave it out; nothing was changed",
+        ),
+        (
+            ("-e", "upgrade_to=26.10", "-e", "upgrade_confirm=true"),
+            {},
+            "rbln_release is 26.10, there are rows for 24.01, 24.12, 25.08",
+        ),
+        (
+            ("-e", "upgrade_to=26.05", "-e", "upgrade_confirm=true"),
+            {"npufleet_card": "RBLN-CA12"},
+            "npufleet_card is RBLN-CA12, release 26.05 supports RBLN-CA22, RBLN-CA25: choose a release for this card",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path: Path, options: tuple[str, ...], variables: dict[str, Any], words: str) -> None:
+    ran = upgrade(tmp_path, fleet(2), *options, **variables)
+    assert ran.code == 2, ran.output
+    assert words in ran.words
+    assert ran.touched() == []
+
+
+@pytest.mark.parametrize("label", ["{{ 6 * 7 }}", "a\n  - npu-1: all is well", ["x"]])
+def test_what_a_host_says_that_it_runs_is_told_and_nothing_more(tmp_path: Path, label: Any) -> None:
+    ran = upgrade(tmp_path, fleet(1, npu_1={"release": label}), *THERE)
+    assert "42" not in ran.words
+    assert "\n  - npu-1: all is well" not in ran.output
+    assert f"to {TO}" in ran.words, ran.output
+    assert ran.touched() == []
+
+
+def test_the_image_of_a_release_is_built_before_its_models_are_there(tmp_path: Path) -> None:
+    """docs/runbooks/upgrade.md: what compiles models for a row is its image, and nothing that is served changes for that."""
+    options = ("--limit", "npu-1", "--tags", "image", "-e", f"rbln_release={TO}", "-e", '{"triton_models": []}')
+    plan = [differs("image", "build"), differs("models", "remove"), differs("server", "replace")]
+    ran = run(tmp_path, "site.yml", {"npu-1": {"plan": plan}}, *options, npufleet_build_host="npu-1", **ONE)
+    assert [call for call in ran.of("npu-1") if "docker_image" in call], ran.output
+    assert [call for call in ran.of("npu-1") if call.startswith(("server_change", "triton_container", "model_"))] == []
