@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,26 @@ def test_the_image_of_a_release_is_built_before_its_models_are_there(tmp_path: P
     ran = run(tmp_path, "site.yml", {"npu-1": {"plan": plan}}, *options, npufleet_build_host="npu-1", **ONE)
     assert [call for call in ran.of("npu-1") if "docker_image" in call], ran.output
     assert [call for call in ran.of("npu-1") if call.startswith(("server_change", "triton_container", "model_"))] == []
+
+
+@pytest.mark.parametrize("fails", ["host_state image", "model_blobs"])
+def test_what_takes_long_is_brought_before_the_driver_stops_the_server(tmp_path: Path, fails: str) -> None:
+    compiled = tmp_path / "model.rbln"
+    compiled.write_bytes(b"compiled")
+    digest = hashlib.sha256(b"compiled").hexdigest()
+    models = [{"name": "add", "artefacts": {"CA22/0.9": {"file": str(compiled), "sha256": digest}}}]
+    plan = [differs("driver", "load", name="module", until="command modprobe rebellions"), *PLAN]
+    ran = upgrade(tmp_path, {"npu-1": {"plan": plan, "missing": [digest], "fails": fails}}, *YES, triton_models=models)
+    assert ran.code == 2, ran.output
+    assert "npu-1 failed the gate" in ran.words
+    assert [call for call in ran.of("npu-1") if call.startswith(fails)]
+    assert [call for call in ran.of("npu-1") if call.startswith(("triton_container", "command", "server_change"))] == []
+
+
+def test_an_engine_that_changes_is_no_place_for_the_image_yet(tmp_path: Path) -> None:
+    plan = [differs("driver", "load", name="module", until="command modprobe rebellions"), differs("engine"), *PLAN]
+    ran = upgrade(tmp_path, {"npu-1": {"plan": plan, "fails": "host_state engine"}}, *YES)
+    assert ran.code == 2, ran.output
+    # The driver's turn has come, and the server serves again
+    assert [call for call in ran.of("npu-1") if call.startswith("host_state image")] == []
+    assert "triton_container stopped" in " ".join(ran.of("npu-1"))

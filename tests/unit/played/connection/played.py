@@ -91,7 +91,7 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
         },
         "engine": {"daemon": {}, "running": {}, "drop_ins": (asked.get("engine") or {}).get("drop_ins")},
         "image": {"engine": True, "id": None},
-        "models": {"missing": [], "transaction": None, "served": {}},
+        "models": {"missing": part.get("missing", []), "transaction": None, "served": {}},
         "server": {
             "container": container,
             "state": "exited" if down else "running",
