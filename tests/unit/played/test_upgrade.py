@@ -175,3 +175,20 @@ def test_an_engine_that_changes_is_no_place_for_the_image_yet(tmp_path: Path) ->
     # The driver's turn has come, and the server serves again
     assert [call for call in ran.of("npu-1") if call.startswith("host_state image")] == []
     assert "triton_container stopped" in " ".join(ran.of("npu-1"))
+
+
+def test_a_driver_package_may_follow_the_row(tmp_path: Path) -> None:
+    """docs/runbooks/upgrade.md: one line of the inventory that is right for both rows."""
+    packages = {version: tmp_path / f"rebellions-{version}.deb" for version in ("2.0.1", "1.2.92")}
+    for version, path in packages.items():
+        path.write_text(version)
+    digests = {version: hashlib.sha256(version.encode()).hexdigest() for version in packages}
+    given = {
+        "rbln_driver_package_file": str(tmp_path / "rebellions-{{ npufleet_row.driver.version }}.deb"),
+        "rbln_driver_package_sha256": f"{{{{ {digests}[npufleet_row.driver.version] }}}}",
+        "npufleet_card": "RBLN-CA12",
+    }
+    plan = [differs("driver", "install", name="package", current="2.0.1")]
+    ran = upgrade(tmp_path, {"npu-1": {"plan": plan}}, "-e", "upgrade_to=24.12", **given)
+    assert ran.code == 0, ran.output
+    assert f"driver 2.0.1 to 1.2.92 (.deb) from {packages['1.2.92']}:" in ran.output.replace("\n", " ").replace("  ", "")
