@@ -10,6 +10,7 @@ import pytest
 import yaml
 from ansible_collections.npufleet.triton.plugins.lookup import output_dir
 from helpers import ROOT, ansible_playbook
+from packaging.requirements import Requirement
 
 _spec = importlib.util.spec_from_file_location("installed", ROOT / "tests/installed.py")
 assert _spec is not None and _spec.loader is not None
@@ -50,6 +51,17 @@ def test_a_playbook_is_called_by_its_name_and_writes_where_it_was_started(place:
 
 def test_a_checkout_keeps_what_was_found_in_its_own_build() -> None:
     assert output_dir.LookupModule().run([]) == [str(ROOT / "build")]
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_each_python_of_a_controller_has_one_pin_of_everything(version: str) -> None:
+    lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")]
+    wanted = [Requirement(line) for line in lines]
+    mine = [one for one in wanted if one.marker is None or one.marker.evaluate({"python_version": version})]
+    assert sorted(one.name for one in mine) == sorted({one.name for one in wanted})
+    assert all(str(one.specifier).startswith("==") for one in mine)
+    # The page of production says the same
+    assert version in (ROOT / "docs/production.md").read_text()
 
 
 def test_an_execution_environment_has_what_the_controller_needs() -> None:
