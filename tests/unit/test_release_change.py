@@ -173,6 +173,11 @@ def test_driver_image_and_what_else_changes() -> None:
     ]
 
 
+def test_a_reboot_is_told_where_it_may_be() -> None:
+    (said,) = of_host("26.05", "26.07", item("driver", "install", "package", "3.2.2"), rbln_driver_reboot=True)
+    assert said.endswith("the server stops for it, the host is rebooted where only that brings its cards back")
+
+
 def test_a_driver_that_somebody_else_keeps() -> None:
     plan = item("driver", "inspect", "installed module", "3.2.2")
     assert of_host("26.05", "26.07", plan, rbln_driver_form="present")[0] == (
