@@ -68,6 +68,8 @@ def test_other_system_and_kernel_are_refused_at_once() -> None:
         ("6.8.1-1", "<=6.8.0-138", False),
         ("6.8.0-100-generic", ">=6.8.0-49", True),
         ("6.8.0-9-generic", ">=6.8.0-49", False),
+        ("5.14.0-570.116.1.el9_6.x86_64", "==5.14.0,<=5.14.0-570", True),
+        ("5.14.0-611.55.1.el9_7.x86_64", "==5.14.0,<=5.14.0-570", False),
     ],
 )
 def test_kernels(kernel: str, rule: str, fits: bool) -> None:
