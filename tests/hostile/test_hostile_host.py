@@ -76,6 +76,20 @@ def test_a_rollout_in_check_mode(hostile: Hostile, playbook: str) -> None:
     assert code == 2 and "1 of 2 hosts refused" in output, output
 
 
+def test_what_an_upgrade_foretells(hostile: Hostile) -> None:
+    state = said(hostile.words)["host_state"]
+    state["actual"] = {**state["actual"], "server": {"release": hostile.words.all}}
+    hostile.answers(host_state={**state, "maintenance": None})
+    code, output = hostile.play("upgrade.yml", upgrade_to="24.12")
+    assert code == 0 and "to release 24.12, on 2 of 2 hosts" in output, output
+    assert "\n  - npu-01: all is well" not in output
+    # What preflight takes, and nothing can be foretold of
+    hostile.answers(host_state={**state, "maintenance": None, "plan": [{"concern": "engine", "action": "configure"}]})
+    code, output = hostile.play("upgrade.yml", upgrade_to="24.12")
+    assert code == 2 and f"{HOSTILE} gave an answer that cannot be used (KeyError: 'name')" in output, output
+    assert "to release 24.12" not in output and "PLAY [Preflight]" not in output
+
+
 @pytest.mark.parametrize("answer", [{"plan": "text"}, {"held": ["x"]}, {"clock": "x"}])
 def test_an_answer_of_another_shape_is_a_refusal(hostile: Hostile, answer: dict[str, Any]) -> None:
     hostile.answers(host_state={**said(hostile.words)["host_state"], **answer})

@@ -159,15 +159,15 @@ def _models(variables: Mapping[str, Any], old: Optional[Release], new: Release) 
 def _driver(variables: Mapping[str, Any], plan: List[Mapping[str, Any]], new: Release) -> Iterator[str]:
     wanted, form = new.row["driver"]["version"], variables["rbln_driver_form"]
     reboot = "rebooted where only that brings its cards back" if variables["rbln_driver_reboot"] else "not rebooted"
-    for item in plan:
+    for item in (entry for entry in plan if entry["concern"] == CONCERN):
         there = short(item["current"]) if item["current"] else "none"
-        if item["concern"] == CONCERN and item["action"] == "install":
+        if item["action"] == "install":
             source = variables["rbln_driver_package_file"] or http_probe.bare(variables["rbln_driver_package_url"])
             yield (
                 f"driver {there} to {wanted} (.{form}) from {source or 'a file that nobody has named yet'}: the server "
                 f"stops for it, the host is {reboot}"
             )
-        elif item["concern"] == CONCERN and item["name"] == BY_OTHERS:
+        elif item["name"] == BY_OTHERS:
             yield f"driver {there} to {wanted}: whoever looks after it installs it first (rbln_driver_form: {PRESENT})"
 
 
