@@ -1,4 +1,4 @@
-"""Hosts that are ill: a dead process of a model, a driver that has lost its cards, and one that only a reboot helps."""
+"""Hosts that are ill: a process of a model that hangs, a driver that has lost its cards, and one that only a reboot helps."""
 
 from __future__ import annotations
 
@@ -52,15 +52,16 @@ def test_a_host_that_is_well_is_left_alone(first):
 
 
 @pytest.mark.usefixtures("unwatched")
-def test_a_dead_process_and_what_it_left_are_gone_with_a_restart(first):
+def test_a_process_that_hangs_and_what_was_left_behind_are_gone_with_a_restart(first):
     before = life(first)
     first.check_output("docker exec triton touch %s", ORPHAN)
     (pid, *_others) = first.check_output("pgrep --full 'triton_python_backend_stub.*/digits/'").split()
-    first.check_output("kill -9 %s", pid)
-    looked = recover("--check")
+    first.check_output("kill -STOP %s", pid)
+    patience = ("-e", "inference_check_timeout=5")
+    looked = recover("--check", *patience)
     assert looked.code == 0, looked.output
     assert life(first) == before
-    run = recover()
+    run = recover(*patience)
     assert run.code == 0, run.output
     assert "serves again, proven, by this: restart" in run.output
     after = life(first)

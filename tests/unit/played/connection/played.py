@@ -153,7 +153,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "setup": {
         "ansible_facts": {"ansible_distribution": "Debian", "ansible_distribution_version": "12", "ansible_os_family": "Debian"}
     },
-    "find": {"files": [{"path": "/sbin/shutdown"}], "matched": 1},
+    "find": {"files": [{"path": "/bin/systemctl"}], "matched": 1},
     "inference_check": {"proven": True, "msg": "all passed", "checks": []},
 }
 
@@ -167,7 +167,7 @@ class Connection(ConnectionBase):
         return self
 
     def exec_command(self, cmd: str, in_data: bytes | None = None, sudoable: bool = True) -> tuple[int, bytes, bytes]:
-        if "shutdown -r" in cmd:
+        if "systemctl reboot" in cmd:
             with (STAGE / "calls").open("a") as calls:
                 calls.write(f"{self._play_context.remote_addr} reboot\n")
             return 0, b"", b""
