@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import testinfra
 
 ROOT = Path(__file__).resolve().parents[2]
 INVENTORY = ROOT / "inventories/lab"
+# For what the project itself sees in a container
+sys.path.insert(0, str(ROOT / "collections"))
 
 
 def _inventory() -> dict:

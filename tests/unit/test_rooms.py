@@ -34,6 +34,7 @@ FLOORS = [
     [
         "plugin_utils.bytecode",
         "plugin_utils.command_line",
+        "plugin_utils.compose",
         "plugin_utils.host_text",
         "plugin_utils.outputs",
         "plugin_utils.paths",

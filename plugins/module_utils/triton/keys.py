@@ -38,6 +38,8 @@ OPTIONS = ("http-restricted-api", "grpc-restricted-protocol")
 SHORTEST = 12
 # The mode that lets whoever may load bring code of his own with it
 EXPLICIT = "explicit"
+# What the shell that reads it is called
+SHELL = "npufleet"
 START = (
     f'key=$(cat {FILE}) && [ -n "$key" ] || {{ echo "tritonserver: found no key in {FILE}, wanted that of this host: run '
     'playbooks/site.yml" >&2; exit 1; }; exec "$@" '
@@ -75,7 +77,7 @@ def command(variables: Mapping[str, Any], line: List[str]) -> List[str]:
         return line
     wanted = ",".join(api for api in APIS if api in apis)
     asks = " ".join(f'"--{option}={wanted}:{variables["triton_server_api_key_name"]}=$key"' for option in OPTIONS)
-    return ["sh", "-c", START + asks, "npufleet", *line]
+    return ["sh", "-c", START + asks, SHELL, *line]
 
 
 def volumes(variables: Mapping[str, Any]) -> List[str]:

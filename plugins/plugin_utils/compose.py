@@ -1,0 +1,186 @@
+"""The server's container as a file of Docker Compose: what the concern `server` wants of it, in another notation.
+
+The file says nothing of its own but how the engine asks whether the server is well. Every value that status would show as a digest
+is not in it: it stands in the file `.env` beside it, which Compose reads by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Callable, Dict, List, Mapping, Tuple
+
+import yaml
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import DEFAULTS
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+
+SERVICE = "triton"
+# By which the values of .env are named in the file
+PREFIX = "NPUFLEET_VALUE_"
+# What the two Composes, 1.29 and 2, do not read alike in the quotes of an .env
+AMBIGUOUS = re.compile(r"['\\\r\n]|\$\{")
+# Seconds between two questions of the engine, and until it gives one up
+INTERVAL, TIMEOUT = 30, 10
+ASK = (
+    "import urllib.request as u; key = HEADER; "
+    "u.urlopen(u.Request('http://127.0.0.1:8000/v2/health/ready', headers=key), timeout=5)"
+)
+
+
+def _limits(found: Mapping[str, str]) -> Dict[str, Any]:
+    """{"memlock": "-1:-1"} as {"memlock": {"soft": -1, "hard": -1}}."""
+    pairs = {name: both.split(":") for name, both in found.items()}
+    return {name: {"soft": int(soft), "hard": int(hard)} for name, (soft, hard) in pairs.items()}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+# For each fact of a container, as `docker inspect` is compared with it: the option of Compose, and its form there
+OPTIONS: Dict[str, Tuple[str, Callable[[Any], Any]]] = {
+    "image": ("image", _same),
+    "command": ("command", list),
+    "environment": ("environment", dict),
+    "log": ("logging", lambda log: {"driver": log["driver"], "options": dict(log["options"])}),
+    "ports": ("ports", lambda ports: [f"{where}:{inside}" for inside, where in sorted(ports.items())]),
+    "privileged": ("privileged", _same),
+    "restart": ("restart", _same),
+    "shm_size": ("shm_size", _same),
+    "stop_timeout": ("stop_grace_period", "{}s".format),
+    "ulimits": ("ulimits", _limits),
+    "volumes": ("volumes", list),
+    "cap_add": ("cap_add", list),
+    "cap_drop": ("cap_drop", list),
+    "cpuset": ("cpuset", _same),
+    "devices": ("devices", list),
+    "entrypoint": ("entrypoint", list),
+    "extra_hosts": ("extra_hosts", list),
+    "ipc": ("ipc", _same),
+    "cpus": ("cpus", _same),
+    "memory": ("mem_limit", _same),
+    # A network of its own, which Compose would make, is another one than the managed container has
+    "network": ("network_mode", lambda network: "bridge" if network == DEFAULTS["network"] else network),
+    "pid": ("pid", _same),
+    "pids_limit": ("pids_limit", _same),
+    "read_only": ("read_only", _same),
+    "security": ("security_opt", list),
+    "tmpfs": ("tmpfs", list),
+    "user": ("user", _same),
+    "working_dir": ("working_dir", _same),
+}
+# Said although it is the engine's default: Compose has another one
+ALWAYS = ("network",)
+
+
+def compose_file(
+    wanted: Mapping[str, Any], sealed: Mapping[str, Any], actual: Mapping[str, Any], host: str, health: Mapping[str, Any]
+) -> Dict[str, str]:
+    """{"file": the Compose file, "env": the text of .env beside it, empty where nothing is kept out of the file}.
+
+    `wanted` and `sealed` are the desired state of the concern `server`, once in the clear and once with digests, `actual` what
+    was read of it, all as host_state returns them. `health` has the `start_period` in seconds and the `restricted` APIs. Raises
+    Refusal.
+    """
+    container = dict(wanted["container"])
+    reasons = _reasons(container, actual, host)
+    if reasons:
+        raise Refusal(reasons)
+    container["volumes"] = sorted({*container["volumes"], *actual["driver_files"]["binds"]})
+    values: Dict[str, str] = {}
+    for fact in ("command", "environment", "log"):
+        container[fact] = _kept_out(container[fact], sealed["container"][fact], values)
+    service: Dict[str, Any] = {"container_name": wanted["name"], "pull_policy": "never"}
+    for fact, (option, form) in OPTIONS.items():
+        if fact in ALWAYS or container[fact] != DEFAULTS.get(fact):
+            service[option] = form(container[fact])
+    service["healthcheck"] = _health(wanted, health)
+    # Through JSON: texts of variables are no plain ones to YAML
+    plain = json.loads(json.dumps({"services": {SERVICE: service}}))
+    text = yaml.safe_dump(plain, sort_keys=False, width=1000, allow_unicode=True)
+    return {"file": _head(wanted, host, bool(values)) + text, "env": _env(values, host)}
+
+
+def _reasons(container: Mapping[str, Any], actual: Mapping[str, Any], host: str) -> List[str]:
+    """Why there can be no such file."""
+    reasons = []
+    unknown = sorted(set(container) - set(OPTIONS))
+    if unknown:
+        reasons.append(f"{host}: found container.{', container.'.join(unknown)}, wanted options that a Compose file has a form for")
+    if not container["image"]:
+        reasons.append(f"{host}: found no image in the lock file, wanted the one of this release: run playbooks/site.yml first")
+    absent = [*actual["absent"], *actual["driver_files"]["missing"]]
+    if absent:
+        # The engine would make directories of them
+        reasons.append(
+            f"{host}: found nothing of what the container mounts at {', '.join(absent)}, wanted it on the host: make it, "
+            "install the driver that brings it, or correct triton_server_volumes or triton_server_driver_files"
+        )
+    return reasons
+
+
+def _kept_out(value: Any, shown: Any, values: Dict[str, str]) -> Any:
+    """A value as the file has it: what is shown as a digest becomes a variable, whose value is added to `values`."""
+    if isinstance(value, Mapping):
+        return {name: _kept_out(entry, shown[name], values) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_kept_out(entry, seen, values) for entry, seen in zip(value, shown)]
+    # The shell that reads the host's key has none in its words
+    if value == shown or (isinstance(value, str) and (value.startswith(keys.START) or value == keys.SHELL)):
+        return _plain(value)
+    # What a digest stands for is the tail of a word such as --cache-config=redis,password=...
+    head = _common(str(value), str(shown)) if isinstance(value, str) else ""
+    name = f"{PREFIX}{len(values) + 1}"
+    values[name] = str(value)[len(head) :]
+    return f"{_plain(head)}${{{name}:?found no {name} in .env beside this file}}"
+
+
+def _common(value: str, shown: str) -> str:
+    """What a word and its digested form begin with, up to the equals sign before the digest."""
+    head = shown.partition("digest:")[0]
+    return head if value.startswith(head) else ""
+
+
+def _plain(value: Any) -> Any:
+    """A value in which Compose finds no variable of its own. Numbers and switches are texts in an environment."""
+    return value.replace("$", "$$") if isinstance(value, str) else value
+
+
+def _health(wanted: Mapping[str, Any], health: Mapping[str, Any]) -> Dict[str, Any]:
+    """Whether the server says that it is ready, asked inside the container by the Python that Triton's image has."""
+    key = wanted["key"] if "health" in health["restricted"] else None
+    header = "{{{!r}: open({!r}).read().strip()}}".format(key["name"], key["path"]) if key else "{}"
+    return {
+        "test": ["CMD", "python3", "-c", _plain(ASK.replace("HEADER", header))],
+        "interval": f"{INTERVAL}s",
+        "timeout": f"{TIMEOUT}s",
+        "retries": 3,
+        "start_period": f"{int(health['start_period'])}s",
+    }
+
+
+def _head(wanted: Mapping[str, Any], host: str, kept_out: bool) -> str:
+    """What whoever opens the file has to know."""
+    lines = [
+        f"The container {wanted['name']} of {json.dumps(host)}, equal to the one that playbooks/site.yml starts. Written by",
+        "playbooks/compose.yml: change the inventory and run it again. The host has to have the image, under this ID, and what is",
+        "mounted; two containers of this name, or on these ports, cannot run at once.",
+    ]
+    if kept_out:
+        lines.append("Values that may be secret are in the file .env, which has to lie beside this one, for its owner alone.")
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _env(values: Mapping[str, str], host: str) -> str:
+    """The values that are kept out of the file, in quotes that both Composes read alike. Raises Refusal."""
+    crooked = [name for name, value in values.items() if AMBIGUOUS.search(value)]
+    if crooked:
+        raise Refusal(
+            [
+                f"{host}: found a quote, a backslash, a line's end or ${{ in {len(crooked)} of the values of "
+                "triton_server_environment, triton_server_extra_args and triton_server_log_options that may be secret, "
+                "wanted none: Compose 1.29 and 2 read these otherwise in .env"
+            ]
+        )
+    return "".join(f"{name}='{value}'\n" for name, value in values.items())
