@@ -17,12 +17,16 @@ import pytest
 import testinfra
 from conftest import LAB, NPU_HOSTS, ROOT, ask, connect, inspect, playbook
 from test_3_reboot import wait_for
+from tritonclient import grpc as grpc_client
 from tritonclient import http as triton
 from tritonclient.utils import InferenceServerException
 
 HOST = NPU_HOSTS[0] if NPU_HOSTS else ""
 ADDRESS = LAB["_meta"]["hostvars"][HOST]["ansible_host"] if HOST else ""
-IMAGES = ("resnet50", "resnet50_guide", "image_classifier", "image_decode", "image_labels")
+IMAGES = (
+    *("resnet50", "resnet50_guide"),
+    *("image_classifier", "image_classifier_uint8", "image_bytes", "image_decode", "image_labels"),
+)
 MODELS = ("digits", *IMAGES, "add", "text", "stream", "types")
 RELEASE = LAB["all"]["vars"]["lab_release"] if HOST else ""
 RESULTS = ROOT / f"build/serving-{RELEASE}"
@@ -152,6 +156,18 @@ def test_a_broken_image_is_its_sender_s_alone():
             assert not answer.startswith("refused"), found
 
 
+def test_a_client_of_dali_s_example_works_but_for_the_name():
+    """Its bytes as a row of UINT8, its names of input and output, its labels by the place of the highest score."""
+    encoded = np.expand_dims(np.fromfile(GOLDEN / "resnet50/coffee.png", dtype="uint8"), axis=0)
+    with grpc_client.InferenceServerClient(url=f"{ADDRESS}:8001") as client:
+        sent = grpc_client.InferInput("INPUT", encoded.shape, "UINT8")
+        sent.set_data_from_numpy(encoded)
+        wanted = [grpc_client.InferRequestedOutput("OUTPUT")]
+        scores = client.infer(model_name="image_classifier_uint8", inputs=[sent], outputs=wanted).as_numpy("OUTPUT")
+    labels = (ROOT / "model_repository/resnet50/labels.txt").read_text().splitlines()
+    assert labels[int(np.argmax(scores))] == "pole"
+
+
 def faults(host: testinfra.host.Host, *listed: dict) -> None:
     """Let the stand-in's NPUs fail so, as a whole: a reader sees all of it or nothing."""
     host.check_output("printf %%s %s > /tmp/faults.json && mv /tmp/faults.json %s", json.dumps(list(listed)), FAULTS)
@@ -205,11 +221,12 @@ def test_the_check_names_an_npu_that_hangs(host):
     ask_until(host, True)
 
 
-def test_the_command_shows_label_and_latency():
+@pytest.mark.parametrize("model", ["image_classifier", "image_classifier_uint8"])
+def test_the_command_shows_label_and_latency(model):
     command = [
         sys.executable,
         str(ROOT / "bin/npufleet-infer"),
-        "image_classifier",
+        model,
         "--url",
         f"{ADDRESS}:8001",
         "--protocol",

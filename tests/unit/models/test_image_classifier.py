@@ -16,6 +16,7 @@ from served import REPOSITORY, config_of
 
 ARTEFACTS = {"CA12/0.6": {"url": "https://models.example.com/resnet50.rbln", "sha256": "a" * 64}}
 STEPS = ("image_decode", "resnet50", "image_labels")
+OF_BYTES = ("image_bytes", "image_decode", "resnet50")
 
 
 def placed(*names: str, **hosts: list[str]) -> tuple[dict[str, Any], list[str]]:
@@ -28,9 +29,11 @@ def placed(*names: str, **hosts: list[str]) -> tuple[dict[str, Any], list[str]]:
 def ensembles() -> list[tuple[str, Any, dict[str, Any]]]:
     """(where, ensemble, its steps by name) of the repository, and of the one for DALI with the steps that it replaces."""
     usual = {name: config_of(name) for name in STEPS}
+    of_bytes = {name: config_of(name) for name in OF_BYTES}
     dali = {name: config_of(name, ROOT / "files/dali") for name in ("image_decode", "image_classifier")}
     return [
         ("model_repository", config_of("image_classifier"), usual),
+        ("of bytes", config_of("image_classifier_uint8"), of_bytes),
         ("files/dali", dali["image_classifier"], {**usual, "image_decode": dali["image_decode"]}),
     ]
 
@@ -48,11 +51,12 @@ def test_what_a_step_gives_is_what_the_next_one_takes(_where: str, ensemble: Any
     assert {one.name: known[one.name] for one in ensemble.output} == {
         one.name: (one.data_type, list(one.dims)) for one in ensemble.output
     }
-    assert [step.model_name for step in ensemble.ensemble_scheduling.step] == list(STEPS)
+    assert [step.model_name for step in ensemble.ensemble_scheduling.step] == list(steps)
 
 
 def test_labels_are_the_same_wherever_a_client_asks_for_them() -> None:
-    assert (REPOSITORY / "resnet50/labels.txt").read_bytes() == (REPOSITORY / "image_labels/labels.txt").read_bytes()
+    copies = [(REPOSITORY / name / "labels.txt").read_bytes() for name in ("resnet50", "image_labels", "image_classifier_uint8")]
+    assert len(set(copies)) == 1
     labels = (REPOSITORY / "resnet50/labels.txt").read_text().splitlines()
     assert len(labels) == len(set(labels)) == 1000
     assert (labels[0], labels[281], labels[967], labels[999]) == ("tench", "tabby", "espresso", "toilet tissue")
