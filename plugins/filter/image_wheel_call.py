@@ -40,6 +40,10 @@ options:
     type: list
     elements: str
     default: []
+  place:
+    description: Directory that has C(wheels) and C(vendor); a container mounts them at its root.
+    type: str
+    default: ""
 """
 
 EXAMPLES = r"""

@@ -30,6 +30,7 @@ FLOORS = [
     ["module_utils.fetch", "module_utils.inference"],
     ["module_utils.concerns"],
     ["module_utils.adoption", "module_utils.change", "module_utils.preflight", "module_utils.support"],
+    ["module_utils.process"],
     ["modules"],
     [
         "plugin_utils.bytecode",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import ContainerError, Docker
@@ -22,21 +22,26 @@ LIMIT = 120.0
 
 def prove(engine: Docker, name: str, wanted: Mapping[str, Any]) -> None:
     """Raise ContainerError unless the SDK in `<name>-next` sees `wanted`: {"npus": how many, "card": their type}."""
-    seen = _ask(engine, name)
+    judge(*_ask(engine, name), wanted, "the new container")
+
+
+def judge(code: int, said: str, wanted: Mapping[str, Any], where: str) -> None:
+    """Raise ContainerError unless PROGRAM, which ended with `code`, has said that the SDK in `where` sees what is wanted."""
+    seen = _answer(code, said, where)
     if seen["npus"] is not None and seen["npus"] != wanted["npus"]:
         raise ContainerError(
-            f"found {seen['npus']} NPUs by the SDK in the new container, wanted {wanted['npus']}: see that the host has /dev/rsd0 "
+            f"found {seen['npus']} NPUs by the SDK in {where}, wanted {wanted['npus']}: see that the host has /dev/rsd0 "
             "and the driver's files (docs/troubleshooting.md)"
         )
     other = sorted({card for card in seen["names"] if card and card != wanted["card"]})
     if other:
         raise ContainerError(
-            f"found {', '.join(other)} by the SDK in the new container, wanted {wanted['card']}: set npufleet_card, or see which "
-            "cards the host has"
+            f"found {', '.join(other)} by the SDK in {where}, wanted {wanted['card']}: set npufleet_card, or see "
+            "which cards the host has"
         )
 
 
-def _ask(engine: Docker, name: str) -> Dict[str, Any]:
+def _ask(engine: Docker, name: str) -> Tuple[int, str]:
     upcoming = engine.inspect(name + "-next")
     if upcoming is None:
         raise ContainerError(f"found no container {name}-next, wanted it made before it takes the place of {name}")
@@ -57,14 +62,17 @@ def _ask(engine: Docker, name: str) -> Dict[str, Any]:
         },
     }
     try:
-        code, said = engine.run(name + "-cards", asked, LIMIT)
+        return engine.run(name + "-cards", asked, LIMIT)
     except OSError as error:
         raise ContainerError(f"the SDK in the new container could not be asked which cards it sees: {error}") from None
+
+
+def _answer(code: int, said: str, where: str) -> Dict[str, Any]:
     try:
         answer: Dict[str, Any] = json.loads(said.strip().rpartition("\n")[2])
     except ValueError:
         answer = {}
     if code or shapes.misfit(answer, SHAPE):
         words = " ".join(said.split())[-500:]
-        raise ContainerError(f"the SDK in the new container does not tell which cards it sees (it ended with {code}): {words}")
+        raise ContainerError(f"the SDK in {where} does not tell which cards it sees (it ended with {code}): {words}")
     return answer

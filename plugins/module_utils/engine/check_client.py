@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 from contextlib import suppress
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 
@@ -75,14 +75,33 @@ def ask(image: str, document: Mapping[str, Any], program: str) -> List[Dict[str,
         raise Unasked(f"image {image} is not on the host: apply the role triton_image, or name another image")
     if done.returncode == ENGINE_FAILED:
         raise Unasked(f"the engine does not run the client in image {image}: {words}")
+    return _answers(done, f"image {image}")
+
+
+def ask_here(python: str, document: Mapping[str, Any], program: str) -> List[Dict[str, Any]]:
+    """The results of a document by this Python, which has to have the client. Raises Unasked."""
+    limit = ENGINE_SECONDS + ASKED_PER_CHECK * float(document.get("timeout", 30)) * len(document["checks"])
+    asked = given(document, program).decode()
+    try:
+        done = subprocess.run(
+            [python, "-c", START], input=asked, capture_output=True, text=True, errors="replace", check=False, timeout=limit
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unasked(f"the client of {python} gave no answer: {error}") from None
+    return _answers(done, python)
+
+
+def _answers(done: subprocess.CompletedProcess[str], of: str) -> List[Dict[str, Any]]:
+    """What the client has written at its end. Raises Unasked."""
+    words = " ".join(done.stderr.split())[-600:]
     try:
         answer = json.loads(done.stdout.strip().rpartition("\n")[2])
         if "error" in answer:
-            raise Unasked(f"image {image} lacks the client: {answer['error']}; wanted numpy and tritonclient[http,grpc]")
+            raise Unasked(f"{of} lacks the client: {answer['error']}; wanted numpy and tritonclient[http,grpc]")
         checks: List[Dict[str, Any]] = answer["checks"]
         return checks
     except (ValueError, KeyError, TypeError):
-        raise Unasked(f"the client in image {image} ended with {done.returncode} and without a result: {words}") from None
+        raise Unasked(f"the client in {of} ended with {done.returncode} and without a result: {words}") from None
 
 
 def report(host: str, results: List[Dict[str, Any]], unasked: Sequence[str] = ()) -> Dict[str, Any]:
@@ -97,11 +116,20 @@ def report(host: str, results: List[Dict[str, Any]], unasked: Sequence[str] = ()
     return {"msg": "\n".join([f"{host}: {count}", *lines]), "proven": not failed, "passed": passed, "checks": results}
 
 
-def prove(image: str, document: Mapping[str, Any], program: str, headers: Mapping[str, str]) -> Dict[str, Any]:
-    """Ask a document's checks, with these headers where it names no others, and report them. Raises Unasked."""
+def prove(
+    client: str,
+    document: Mapping[str, Any],
+    program: str,
+    headers: Mapping[str, str],
+    by: Optional[Callable[[str, Mapping[str, Any], str], List[Dict[str, Any]]]] = None,
+) -> Dict[str, Any]:
+    """Ask a document's checks, with these headers where it names no others, and report them. Raises Unasked.
+
+    `client` is the image that has it, or what `by` takes in the place of `ask`.
+    """
     server = document["server"]
     asked = {key: value for key, value in document.items() if key != "unproven"}
     if headers:
         asked["server"] = {**server, "headers": {**headers, **(server.get("headers") or {})}}
-    answers = ask(image, asked, program) if asked["checks"] else []
+    answers = (by or ask)(client, asked, program) if asked["checks"] else []
     return report(asked["host"], [*document.get("unproven", []), *answers], asked.get("unasked", []))

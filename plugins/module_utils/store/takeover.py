@@ -1,6 +1,7 @@
 """A file changes hands between root and the connecting user, in the directory of transfers that belongs to that user.
 
 What root takes over nobody else can change any more; what root gives away replaces whatever lies there, and follows no link.
+Where there is no root, as inside a container, whoever runs this is in its place.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _own(path: str, mode: int, digest: Callable[[str], str]) -> str:
         raise Unfit("found a link or a directory in its place") from None
     try:
         _refuse_names(handle)
-        os.fchown(handle, 0, 0)
+        os.fchown(handle, os.geteuid(), os.getegid())
         os.fchmod(handle, mode)
         # Once more: until it was root's, whoever had it open could give it a second name.
         _refuse_names(handle)

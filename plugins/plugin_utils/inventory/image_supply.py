@@ -71,8 +71,9 @@ def wheel_call(
     others: Sequence[str] = (),
     options: Sequence[str] = (),
     wheels: Sequence[str] = (),
+    place: str = "",
 ) -> List[str]:
-    """Arguments of one call of pip in the container, which mounts /wheels and /vendor.
+    """Arguments of one call of pip, with /wheels and /vendor below `place`; a container mounts them.
 
     Without other indexes everything comes from the vendor's. With them the vendor's packages come in a call of their own from
     its index alone, and the call for the rest gets them as files (`wheels`): no other index can put its own in their place.
@@ -83,9 +84,9 @@ def wheel_call(
             f"triton_image_pip_options: found {', '.join(elsewhere)}, wanted no option that names another source of packages: "
             "use triton_image_extra_index_urls"
         )
-    call = ["download", "--quiet", "--no-cache-dir", "--disable-pip-version-check", "--only-binary=:all:", "--dest=/wheels"]
+    call = ["download", "--quiet", "--no-cache-dir", "--disable-pip-version-check", "--only-binary=:all:", f"--dest={place}/wheels"]
     if not others:
-        return [*call, f"--index-url={index}", "--constraint=/vendor/constraints.txt", *options, *requirements]
+        return [*call, f"--index-url={index}", f"--constraint={place}/vendor/constraints.txt", *options, *requirements]
     names = {package(name) for name in vendor}
     theirs = [requirement for requirement in requirements if package(requirement) in names]
     if not theirs:
@@ -99,7 +100,7 @@ def wheel_call(
         *call,
         f"--index-url={others[0]}",
         *(f"--extra-index-url={other}" for other in others[1:]),
-        "--constraint=/vendor/constraints.txt",
+        f"--constraint={place}/vendor/constraints.txt",
         *options,
         *wheels,
         *(requirement for requirement in requirements if requirement not in theirs),

@@ -81,6 +81,14 @@ class Sender:
         except (download.SourceError, OSError) as error:
             raise StoreError(str(error)) from None
 
+    def local(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
+        """{digest: file of the controller}, for a host that is the controller itself. Raises StoreError."""
+        self.here = True
+        try:
+            return self._local(self._routes(missing, origins)) if missing else {}
+        except (download.SourceError, OSError) as error:
+            raise StoreError(str(error)) from None
+
     # What goes which way
 
     def _routes(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:

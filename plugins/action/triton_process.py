@@ -1,0 +1,189 @@
+"""Controller side of triton_process: store and server are wanted as on a host, at ports and places of the container itself."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from typing import Any, Dict, List, Mapping, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container, server
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.process import change
+from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+from ansible_collections.npufleet.triton.plugins.plugin_utils import check_results, host_text, runs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import order
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, survey
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
+from ansible_collections.npufleet.triton.plugins.plugin_utils.transfer.sender import Sender
+
+SUPERVISOR = os.path.join(COLLECTION, "roles", "triton_server", "files", "npufleet_supervisor.py")
+# Options that not every release of Triton has
+MAYBE = (*container.CLOUD_SERVICES, "metrics-address")
+# Bytes for the SDK with its companions, unpacked and as wheels
+ROOM = 3 << 30
+# What a directory may be called that a shell reads
+PLAIN = re.compile(r"/[\w./-]+")
+
+
+class ActionModule(FleetAction):
+    """Hands over the whole change."""
+
+    def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
+        variables = self.variables(task_vars)
+        arguments = {"root": variables["npufleet_root"], **self._task.args}
+        state = arguments.get("state", "started")
+        handed: Dict[str, Any] = runs.holder(host)
+        if state == "stopped":
+            return self.ask("triton_process", arguments, task_vars, handed)
+        with self.refusing(host):
+            wanted, reasons, manifests = self._order(variables, str(arguments["root"]), host, task_vars)
+        if not wanted:
+            raise self.refuse(host, Refusal(reasons))
+        handed.update(order=wanted, api_key=str(variables["triton_server_api_key"]))
+        looked = self.ask("triton_process", {**arguments, "state": "looked"}, task_vars, handed)
+        if looked.get("failed"):
+            return looked
+        with host_text.understood(host):
+            reasons += [str(entry) for entry in looked.get("refusals") or []]
+            if reasons:
+                raise self.refuse(host, Refusal(reasons))
+            if state == "looked":
+                return looked
+            if not self._task.check_mode:
+                with self.refusing(host):
+                    wanted["blobs"] = self._blobs(host, variables, task_vars, list(looked["missing"]), manifests)
+        return self._change(host, arguments, handed, task_vars, variables)
+
+    def _change(
+        self, host: str, arguments: Mapping[str, Any], handed: Dict[str, Any], task_vars: Dict[str, Any], variables: Templated
+    ) -> Dict[str, Any]:
+        result = self.ask("triton_process", arguments, task_vars, handed)
+        checks = result.pop("checks", None)
+        if checks:
+            path = self.results_path(variables["inference_check_results_dir"], host)
+            with host_text.understood(host):
+                check_results.keep(path, host, result.get("msg", ""), checks)
+            result["passed"] = sum(bool(entry.get("ok")) for entry in checks)
+        return result
+
+    def _blobs(
+        self, host: str, variables: Templated, task_vars: Dict[str, Any], missing: List[str], manifests: Mapping[str, Any]
+    ) -> Dict[str, str]:
+        """{digest: file of this machine} of what the store has not."""
+        origins = {digest: origin for one in manifests.values() for digest, origin in one["origins"].items()}
+        try:
+            return Sender(self, host, variables, task_vars).local(missing, origins)
+        except StoreError as error:
+            raise Refusal([str(error)]) from None
+
+    def _order(
+        self, variables: Templated, root: str, host: str, task_vars: Mapping[str, Any]
+    ) -> Tuple[Dict[str, Any], List[str], Dict[str, Any]]:
+        """(what is wanted, reasons against it, manifests by model)."""
+        desired, manifests, reasons = survey(variables, ["models"])
+        reasons += keys.reasons(variables)
+        if not PLAIN.fullmatch(root):
+            reasons.append(f"npufleet_root is {root}, wanted a path of letters, digits, dots, hyphens and underlines")
+        if variables["triton_server_model_repositories"] != [f"{variables['npufleet_root']}/served"]:
+            reasons.append("triton_server_model_repositories names other places than the store, wanted it alone inside a container")
+        try:
+            checks = self._checks(variables, host, task_vars, root)
+        except Refusal as refusal:
+            reasons += refusal.reasons
+            checks = {}
+        if not desired:
+            return {}, reasons, manifests
+        key = keys.desired(variables)
+        served = {
+            "address": container.address(variables),
+            "http_port": int(variables["npufleet_http_port"]),
+            "key": {**key, "path": change.key_path(root)} if key else None,
+            "mode": variables["triton_server_model_control_mode"],
+            "models": {name: {fact: dict(one)[fact] for fact in server.MODEL} for name, one in manifests.items()},
+        }
+        wanted = {
+            "models": {**desired["models"], "root": root},
+            "server": served,
+            "command": command(variables, sorted(manifests), root),
+            "maybe": list(MAYBE),
+            "environment": {name: str(value) for name, value in variables["triton_server_environment"].items()},
+            "stop_timeout": int(variables["triton_server_stop_timeout"]),
+            "ready_timeout": int(variables["triton_server_ready_timeout"]),
+            "keep": int(variables["model_repository_keep"]),
+            "fingerprint": keys.digest(variables),
+            "grpc": container.by_grpc(variables),
+            "grpc_port": int(variables["npufleet_grpc_port"]),
+            "triton": str(variables["npufleet_row"]["triton"]["version"]),
+            "cards": container.cards(variables),
+            "backends": files_of(variables["triton_image_backends"]),
+            "supervisor": _text(SUPERVISOR),
+            "releases": {name: manifest.to_release(one) for name, one in manifests.items()},
+            "blobs": {},
+            "checks": checks,
+            "conditions": conditions(variables),
+        }
+        return wanted, reasons, manifests
+
+    @staticmethod
+    def _checks(variables: Templated, host: str, task_vars: Mapping[str, Any], root: str) -> Dict[str, Any]:
+        given = order.with_defaults({"image": "this container"}, variables)
+        found = order.of(host, list(task_vars.get("group_names", [])), given, variables)
+        key = {**found.key, "path": change.key_path(root)} if found.key else None
+        document = {
+            "server": found.server,
+            "timeout": variables["inference_check_timeout"],
+            "latency": variables["inference_check_latency"],
+            "key": key,
+            **found.document,
+        }
+        return {"document": document, "program": found.program}
+
+
+def command(variables: Mapping[str, Any], models: List[str], root: str) -> List[str]:
+    """The server's command line: as in a container of its own, with the ports that are published there, and this place's key."""
+    ports = {f"--{name}-port={inside}": f"--{name}-port={variables[f'npufleet_{name}_port']}" for name, inside in PORTS}
+    line = [ports.get(word, word) for word in container.command(variables, models, MAYBE)]
+    listen = container.listens(variables)
+    if listen:
+        line += [f"--{name}-address={listen}" for name, _inside in PORTS]
+    return [word.replace(keys.FILE, change.key_path(root)) for word in keys.command(variables, line)]
+
+
+PORTS = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
+
+
+def conditions(variables: Mapping[str, Any]) -> Dict[str, Any]:
+    """What the container has to be and to have."""
+    row = variables["npufleet_row"]
+    return {
+        "triton": str(row["triton"]["version"]),
+        "python": str(row["triton"]["python"]),
+        "driver": str(row["driver"]["version"]),
+        "cards": container.cards(variables),
+        "requirements": [str(requirement) for requirement in variables["triton_image_requirements"]],
+        "listen": container.listens(variables) or "0.0.0.0",
+        "ports": [int(variables[f"npufleet_{name}_port"]) for name, _inside in PORTS if variables[f"triton_server_allow_{name}"]],
+        "shm_size": container.size_of(variables, "triton_server_shm_size"),
+        "room": ROOM,
+    }
+
+
+def files_of(directory: str) -> Dict[str, str]:
+    """{path below it: content as base64} of a directory, without bytecode."""
+    found = {}
+    for place, names, files in os.walk(directory):
+        names[:] = sorted(name for name in names if name != "__pycache__")
+        for name in sorted(files):
+            path = os.path.join(place, name)
+            with open(path, "rb") as source:
+                found[os.path.relpath(path, directory)] = base64.b64encode(source.read()).decode()
+    return found
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8") as source:
+        return source.read()
