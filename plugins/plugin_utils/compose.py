@@ -18,6 +18,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 SERVICE = "triton"
 # By which the values of .env are named in the file
 PREFIX = "NPUFLEET_VALUE_"
+# An image as an engine names it, and nothing that Compose could fetch from elsewhere
+IDENT = re.compile("sha256:[0-9a-f]{64}")
 # What the two Composes, 1.29 and 2, do not read alike in the quotes of an .env
 AMBIGUOUS = re.compile(r"['\\\r\n]|\$\{")
 # Seconds between two questions of the engine, and until it gives one up
@@ -87,7 +89,8 @@ def compose_file(
     reasons = _reasons(container, actual, host)
     if reasons:
         raise Refusal(reasons)
-    container["volumes"] = sorted({*container["volumes"], *actual["driver_files"]["binds"]})
+    # Under the ID that this engine has given it
+    container.update(image=actual["image"], volumes=sorted({*container["volumes"], *actual["driver_files"]["binds"]}))
     values: Dict[str, str] = {}
     for fact in ("command", "environment", "log"):
         container[fact] = _kept_out(container[fact], sealed["container"][fact], values)
@@ -110,6 +113,10 @@ def _reasons(container: Mapping[str, Any], actual: Mapping[str, Any], host: str)
         reasons.append(f"{host}: found container.{', container.'.join(unknown)}, wanted options that a Compose file has a form for")
     if not container["image"]:
         reasons.append(f"{host}: found no image in the lock file, wanted the one of this release: run playbooks/site.yml first")
+    elif not IDENT.fullmatch(str(actual.get("image"))):
+        reasons.append(
+            f"{host}: found no image on the host, wanted the locked one: run playbooks/site.yml --tags engine,image first"
+        )
     absent = [*actual["absent"], *actual["driver_files"]["missing"]]
     if absent:
         # The engine would make directories of them

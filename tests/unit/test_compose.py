@@ -15,13 +15,15 @@ from helpers import fixture, fleet
 
 IMAGE = fixture("inspect_image.json")
 BINDS = ["/usr/local/bin/rbln-stat:/usr/local/bin/rbln-stat:ro"]
-ACTUAL: dict[str, Any] = {"absent": [], "driver_files": {"binds": BINDS, "missing": []}}
+ACTUAL: dict[str, Any] = {"image": IMAGE["Id"], "absent": [], "driver_files": {"binds": BINDS, "missing": []}}
 HEALTH: dict[str, Any] = {"start_period": 300, "restricted": ["model-repository"]}
 SECRET = "hunter2 & $HOME"
 
 
 def wanted(image: Any = None, **inventory: Any) -> dict[str, Any]:
-    return server.desired(fleet(**inventory), Given(image=lambda: image or {"id": IMAGE["Id"]}))
+    return server.desired(
+        fleet(**inventory), Given(image=lambda: {"reference": "triton:1", "content": "c" * 64, **(image or {"id": IMAGE["Id"]})})
+    )
 
 
 def written(part: dict[str, Any], **actual: Any) -> dict[str, str]:
@@ -160,6 +162,17 @@ def test_every_reason_at_once() -> None:
         "npu1: found nothing of what the container mounts at /srv/data, /usr/lib/librbln-ml.so, wanted it on the host: make it, "
         "install the driver that brings it, or correct triton_server_volumes or triton_server_driver_files",
     ]
+
+
+def test_an_engine_that_has_the_image_under_another_id_is_told_that_one() -> None:
+    other = "sha256:" + "d" * 64
+    assert service(written(wanted(), image=other))["image"] == other
+
+
+@pytest.mark.parametrize("image", [None, "somebody/else:latest"])
+def test_a_host_without_the_image_is_refused(image: Any) -> None:
+    with pytest.raises(Refusal, match="npu1: found no image on the host, wanted the locked one"):
+        written(wanted(), image=image)
 
 
 def test_the_engine_asks_whether_it_is_ready() -> None:
