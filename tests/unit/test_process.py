@@ -28,7 +28,7 @@ given = dict(word[2:].partition("=")[::2] for word in sys.argv[1:] if word.start
 if "help" in given:
     sys.exit(print("  --model-repository\\n  --http-port\\n"))
 if "dies" in given:
-    sys.exit("E1 no such option: --dies")
+    sys.exit("E1 no such option: --dies in " + " ".join(sys.argv[4:]))
 root = given["model-repository"]
 text = lambda name: open(os.path.join(root, name, "config.pbtxt")).read()
 found = {{name: re.search("release=(\\\\w+)", text(name))[1] for name in sorted(os.listdir(root))}}
@@ -307,6 +307,14 @@ def test_a_server_that_does_not_start_gives_way_to_the_one_before(root: str, ord
     assert change.Server(root, before).look()[1] == []
 
 
+def test_a_secret_that_the_server_repeats_is_not_told(root: str, order: Any) -> None:
+    wanted = order({"digits": 1}, "--dies", "--cache-config=redis,password=hunter2-and-more")
+    outcome = change.Server(root, wanted).change()
+    assert outcome.why is not None and "no such option: --dies" in outcome.why
+    assert "hunter2" not in outcome.why
+    assert "npufleet_supervisor" in outcome.why
+
+
 def test_wrong_answers_bring_back_what_served(root: str, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before = order({"digits": 1})
     change.Server(root, before).change()
@@ -430,6 +438,12 @@ def test_without_a_server_it_is_no_triton_container(place: Path, monkeypatch: py
     monkeypatch.setattr(conditions, "HOME", str(place / "none"))
     (reason,) = refusals(place)
     assert "found no tritonserver" in reason
+
+
+def test_a_server_that_cannot_run_is_no_server(place: Path, triton: Path) -> None:
+    (triton / "bin/tritonserver").write_text("#!/bin/sh\necho libb64.so.0d: cannot open >&2\nexit 127\n")
+    (reason,) = refusals(place)
+    assert "--help names no options (libb64.so.0d: cannot open), wanted a server that runs" in reason
 
 
 def test_a_driver_of_the_row_with_a_build_behind_it_is_the_rows(place: Path) -> None:

@@ -17,7 +17,7 @@ import tempfile
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import locks, store
+from ansible_collections.npufleet.triton.plugins.module_utils import locks, secret, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import cards, releases
 from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import ContainerError
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models, server
@@ -105,6 +105,13 @@ class Server:
         environment.update(self.order["environment"], PATH=":".join(bins), VIRTUAL_ENV=os.path.join(self.root, "venv"))
         return supervised.wanted(line, environment, self.order["stop_timeout"], self.order["supervisor"])
 
+    def told(self, text: str) -> str:
+        """What the server says, without values of its options and its environment that may be secret and that it repeats."""
+        key = secret.new_key()
+        environment, line = self.order["environment"], self.order["command"]
+        shown = [*secret.settings(environment, key).values(), *secret.command(line, key), keys.SHELL]
+        return secret.without(text, [*environment.values(), *line], map(str, shown))
+
     def _unknown(self, word: str, known: Any) -> bool:
         name = word[2:].partition("=")[0]
         return word.startswith("--") and name in self.order["maybe"] and name not in known
@@ -127,7 +134,9 @@ class Server:
             return seen, plan
         served = read_served(self.order["server"])
         if served is None:
-            plan.append(item(CONCERN, "http", "no answer: " + supervised.last_words(self.root), "the model index", "wait"))
+            plan.append(
+                item(CONCERN, "http", "no answer: " + self.told(supervised.last_words(self.root)), "the model index", "wait")
+            )
         else:
             plan += server.diff_models(self.order["server"], served)
         return seen, plan
@@ -147,7 +156,8 @@ class Server:
                     self._ask()
                     self._store("proven", {"why": "", "keep": self.order["keep"]})
             except FAILURES as error:
-                return Outcome(self.did, str(error), self._put_back(before, str(error)), getattr(error, "checks", ()))
+                why = self.told(str(error))
+                return Outcome(self.did, why, self.told(self._put_back(before, why)), getattr(error, "checks", ()))
         return Outcome(self.did, checks=self.answered)
 
     def _bring(self) -> bool:

@@ -20,6 +20,8 @@ HOME = "/opt/tritonserver"
 PATHS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DEVICES, SYSFS, SHARED = "/dev", "/sys/module/rebellions/version", "/dev/shm"
 MIB = 1 << 20
+# A line of the server's help
+OPTION = re.compile(r"(?m)^\s*--([a-z-]+)")
 # What python3 is asked: its version, and which of these requirements are not met by what it has
 ASK = """
 import json, sys
@@ -52,7 +54,7 @@ def server_home(program: str) -> str:
 
 def options(program: str) -> List[str]:
     """Options that the server knows."""
-    return re.findall(r"(?m)^\s*--([a-z-]+)", run(program, "--help")[1])
+    return OPTION.findall(run(program, "--help")[1])
 
 
 def python(path: str, requirements: List[str]) -> Tuple[Optional[str], List[str]]:
@@ -95,6 +97,10 @@ def _of_server(wanted: Mapping[str, Any]) -> Iterator[str]:
     told = (text(os.path.join(server_home(program), "TRITON_VERSION")) or "").strip()
     if told and told != wanted["triton"]:
         yield f"found Triton {told}, wanted {wanted['triton']}: take another image, or choose another rbln_release"
+    code, said = run(program, "--help")
+    if "model-repository" not in OPTION.findall(said):
+        words = " ".join(said.split())[-200:]
+        yield f"found that {program} --help names no options ({words}), wanted a server that runs: see LD_LIBRARY_PATH"
     here = own_python()
     code, said = run(here, "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
     if code or said != wanted["python"]:
