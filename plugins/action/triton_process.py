@@ -25,6 +25,8 @@ SUPERVISOR = os.path.join(COLLECTION, "roles", "triton_server", "files", "npufle
 MAYBE = (*container.CLOUD_SERVICES, "metrics-address")
 # Bytes for the SDK with its companions, unpacked and as wheels
 ROOM = 3 << 30
+# What is told of a change that failed
+FAILED = ("failed", "changed", "msg", "did", "back", "warnings", "exception")
 # What a directory may be called that a shell reads
 PLAIN = re.compile(r"/[\w./-]+")
 
@@ -68,7 +70,8 @@ class ActionModule(FleetAction):
             with host_text.understood(host):
                 check_results.keep(path, host, result.get("msg", ""), checks)
             result["passed"] = sum(bool(entry.get("ok")) for entry in checks)
-        return result
+        # The message says it all; the rest would bury it
+        return {name: result[name] for name in FAILED if name in result} if result.get("failed") else result
 
     def _blobs(
         self, host: str, variables: Templated, task_vars: Dict[str, Any], missing: List[str], manifests: Mapping[str, Any]

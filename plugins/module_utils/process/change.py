@@ -307,7 +307,7 @@ class Server:
         found = check_client.prove(python_path(self.root), document, self.order["checks"]["program"], key, check_client.ask_here)
         self.answered = found["checks"]
         if not found["proven"]:
-            raise Unproven(found["msg"], self.answered)
+            raise Unproven(str(found["msg"]).replace(f"{document['host']}: ", "", 1), self.answered)
 
     # The way back
 
