@@ -159,3 +159,11 @@ def test_a_lock_of_another_shape_is_refused_by_name(supply: Any) -> None:
     assert len(reasons) == 1
     assert reasons[0].startswith(".npufleet.lock.json: `supply` of release 24.01: ")
     assert subject.constraints(REQUIREMENTS, supply) == ""
+
+
+def test_without_a_container_the_places_lie_where_they_are_made() -> None:
+    call = subject.wheel_call(REQUIREMENTS, VENDOR, "https://vendor.example/simple/", place="/srv/build")
+    assert "--dest=/srv/build/wheels" in call
+    assert "--constraint=/srv/build/vendor/constraints.txt" in call
+    second = subject.wheel_call(REQUIREMENTS, VENDOR, "https://v/", ["https://o/"], wheels=["/a.whl"], place="/srv/build")
+    assert "--constraint=/srv/build/vendor/constraints.txt" in second

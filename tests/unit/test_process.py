@@ -470,3 +470,15 @@ def test_what_the_container_was_given_too_little_of(monkeypatch: pytest.MonkeyPa
 def test_the_file_of_a_server_is_json(root: str) -> None:
     start(root, [sys.executable, "-c", ONCE])
     assert set(json.loads(Path(supervised.home(root), "config.json").read_text())) >= {"command", "environment", "log", "pid"}
+
+
+# The client
+
+
+def test_a_client_that_gives_no_answer_is_told_with_its_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    document = {"host": "localhost", "checks": [], "timeout": 1}
+    with pytest.raises(check_client.Unasked, match=r"the client in .*python.* ended with 1 and without a result"):
+        check_client.ask_here(sys.executable, document, base64.b64encode(b"no archive").decode())
+    with pytest.raises(check_client.Unasked, match="the client of /no/python gave no answer"):
+        check_client.ask_here("/no/python", document, "")
