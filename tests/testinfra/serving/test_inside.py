@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,9 @@ from conftest import INVENTORY, LAB, NPU_HOSTS, ROOT, Run
 from test_3_reboot import wait_for
 
 VARS = LAB["all"]["vars"] if NPU_HOSTS else {}
-NAME = f"npufleet-{os.environ.get('LAB', 'lab')}-inside"
+# The lab, whose network the session is in
+PREFIX = LAB["_meta"]["hostvars"][NPU_HOSTS[0]]["lab_container"].rpartition("-")[0] if NPU_HOSTS else ""
+NAME = f"{PREFIX}-inside"
 HOME = "/home/work"
 PLACE = f"{HOME}/npufleet"
 SETTINGS = {
@@ -60,11 +61,14 @@ class Session:
 
     def up(self) -> None:
         self.down()
-        mounts = [f"--volume={path}:{path}:ro" for path in (str(ROOT), sys.base_prefix, str(self.place))]
-        network = f"--network=npufleet-{os.environ.get('LAB', 'lab')}"
+        mounted = (ROOT, Path(sys.base_prefix), self.place)
+        mounts = [f"--volume={path}:{path}:ro" for path in mounted]
+        network = f"--network={PREFIX}"
         limits = ["--privileged", "--shm-size=1g", "--ulimit=memlock=-1"]
         line = ["run", "--detach", f"--name={NAME}", network, *limits, *mounts, VARS["lab_base"]["image"], "sleep", "infinity"]
         subprocess.run([*self.docker, *line], check=True, capture_output=True)
+        # What lies above a mount is the engine's, and may be for root alone
+        self.root("chmod", "o+x", *sorted({str(one) for path in mounted for one in path.parents} - {"/"}))
         self.root("sh", "-c", CARDS)
         self.root("sh", "-c", OTHER)
         # As the vendor's images say it
