@@ -181,3 +181,22 @@ def test_a_host_moves_to_another_mode_and_back(place: Fleet) -> None:
         place.wait_until_answered(edition=1)
         assert {one: inspect(place.hosts[one])["State"]["StartedAt"] for one in others} == others
     assert place.run("status.yml").code == 0
+
+
+def test_a_dead_process_and_what_it_left_are_gone_with_a_restart_where_nobody_watches(place: Fleet) -> None:
+    host, orphan = place.hosts["none"], "/dev/shm/triton_python_backend_shm_region_orphan"
+    before = inspect(host)
+    host.check_output("systemctl stop npufleet-watchdog")
+    try:
+        host.check_output("docker exec triton touch %s", orphan)
+        # Not the shell that this is said to
+        host.check_output("pkill -9 --full '[s]tub.*/served/alpha/'")
+        run = place.run("recover.yml", limit=HOSTS["none"])
+    finally:
+        host.check_output("systemctl start npufleet-watchdog")
+    assert run.code == 0, run.output
+    assert "serves again, proven, by this: restart" in run.output
+    after = inspect(host)
+    assert (after["Id"], after["State"]["StartedAt"] != before["State"]["StartedAt"]) == (before["Id"], True)
+    assert host.run("docker exec triton test -e %s", orphan).rc == 1
+    place.wait_until_answered(model="alpha")
