@@ -10,6 +10,7 @@ from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleUndefi
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils import driver_files, http_probe, secret
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, runs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
@@ -39,6 +40,12 @@ SHAPE = {
     "held_by": dict,
     "clock": float,
 }
+# What of a host's answer becomes an option of its container
+GIVEN = (
+    ("driver_files", "binds", driver_files.BIND, "a mount {}, wanted files of the driver only"),
+    ("access", "devices", device_access.DEVICE, "a device {}, wanted nodes of the cards only"),
+    ("access", "groups", device_access.GROUP, "a group {}, wanted the number of one that is not root's"),
+)
 KINDS = {list: "a list", dict: "a mapping", float: "a number"}
 # Seconds between two looks at a host that another run is changing
 AGAIN = 2.0
@@ -166,11 +173,13 @@ class ActionModule(FleetAction):
         for key, kind in SHAPE.items():
             if not isinstance(result.get(key, kind()), kind):
                 raise host_text.NoData(f"found {key} {short(result[key], 80)}, wanted {KINDS[kind]}")
-        # What a host has found is mounted as it says, so it is nothing but the driver's files
-        found = (result.get("actual", {}).get("server") or {}).get("driver_files") or {}
-        strange = [bind for bind in found.get("binds", []) if not driver_files.BIND.fullmatch(str(bind))]
-        if strange:
-            raise host_text.NoData(f"found a mount {short(strange[0], 80)}, wanted files of the driver only")
+        # What a host has found is given to the container as it says, so it is nothing but the driver's files and devices
+        server = result.get("actual", {}).get("server") or {}
+        for part, key, fits, words in GIVEN:
+            found = (server.get(part) or {}).get(key, [])
+            strange = [entry for entry in found if not fits.fullmatch(str(entry))]
+            if strange:
+                raise host_text.NoData(f"found {words.format(short(strange[0], 80))}")
         holder = result.get("held_by")
         if holder:
             words = "{}: another run is changing this host: {} since {}".format(

@@ -9,7 +9,7 @@ import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import driver_files
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container, device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import (
     SERVICES,
@@ -25,7 +25,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.options imp
 # Keys of HostConfig that no variable stands for: what an engine records where nothing was asked for
 PLAIN: Dict[str, Tuple[Any, ...]] = {
     "Runtime": ("",),
-    "GroupAdd": (),
     "Dns": (),
     "DnsOptions": (),
     "DnsSearch": (),
@@ -116,7 +115,7 @@ def _resources(
 ) -> None:
     """Everything of HostConfig that has a variable, and everything that has none."""
     host = inspect["HostConfig"]
-    variables["triton_server_privileged"] = facts["privileged"]
+    managed = _access(facts, variables, left_out)
     variables["triton_server_shm_size"] = size(facts["shm_size"])
     variables["triton_server_ulimits"] = [f"{name}:{both}" for name, both in sorted(facts["ulimits"].items())]
     if facts["cpuset"]:
@@ -138,10 +137,10 @@ def _resources(
         variables["triton_server_log_options"] = facts["log"]["options"]
     if inspect["Config"].get("StopTimeout"):
         variables["triton_server_stop_timeout"] = inspect["Config"]["StopTimeout"]
-    for key in sorted(set(container.DEFAULTS) - {"cpuset", "memory", "entrypoint"}):
+    for key in sorted(set(managed) - {"cpuset", "memory", "entrypoint", "privileged"}):
         # A server on the host's network becomes one with published ports: said where ports are.
-        if facts[key] != container.DEFAULTS[key] and not (key == "network" and facts[key] == "host"):
-            left_out.append(f"{key} {_shown(facts[key])}: the managed container has {_shown(container.DEFAULTS[key])}")
+        if facts[key] != managed[key] and not (key == "network" and facts[key] == "host"):
+            left_out.append(f"{key} {_shown(facts[key])}: the managed container has {_shown(managed[key])}")
     for key, plain in PLAIN.items():
         if host.get(key) and host[key] not in (*plain, default_runtime if key == "Runtime" else None):
             left_out.append(f"{key} {_shown(host[key])}: there is no variable for it")
@@ -156,6 +155,28 @@ def _resources(
                 labels.get("com.docker.compose.project.config_files", "its file"),
             )
         )
+
+
+def _access(facts: Mapping[str, Any], variables: Dict[str, Any], left_out: List[str]) -> Dict[str, Any]:
+    """How the cards come into it. Returns what the managed container will have of what it may be and do."""
+    variables["npufleet_device_access"] = device_access.PRIVILEGED if facts["privileged"] else device_access.DEVICES
+    if facts["privileged"]:
+        return container.DEFAULTS
+    # Of a server that could write anywhere they are not all that it needs
+    if facts["read_only"]:
+        variables["triton_server_tmpfs"] = list(facts["tmpfs"])
+    own = [device for device in facts["devices"] if device_access.OF_CARDS.fullmatch(device)]
+    if not own:
+        left_out.append("no device of a card: the managed container gets those of the host")
+    return {
+        **container.DEFAULTS,
+        **device_access.LEAST,
+        # A number of the hand-made server's may be somebody's on the host, who could then read the keys of the managed one
+        "user": "that of triton_server_user",
+        "tmpfs": facts["tmpfs"] if facts["read_only"] else ["those of triton_server_tmpfs"],
+        "devices": own,
+        "groups": facts["groups"] and ["those that may open the cards"],
+    }
 
 
 def _volumes(

@@ -211,7 +211,7 @@ def memory(wanted: Mapping[str, Any], driver: Mapping[str, Any]) -> Iterator[str
 
 
 def mounts(server: Mapping[str, Any], installed: bool) -> Iterator[str]:
-    """What the container mounts and the host lacks; the driver's files where it is `installed`."""
+    """What the container mounts and the host lacks; the driver's files and devices where it is `installed`."""
     for path in server["absent"]:
         yield f"found nothing at {path}, wanted what triton_server_volumes mounts from there: make it, or correct that variable"
     for files in server["driver_files"]["missing"] if installed else ():
@@ -219,6 +219,8 @@ def mounts(server: Mapping[str, Any], installed: bool) -> Iterator[str]:
             f"found no {files}, wanted what the driver brings into the container: install the driver whole, or mount what it has "
             "by triton_server_volumes and turn triton_server_driver_files off"
         )
+    if installed:
+        yield from (f"npufleet_device_access: {why}" for why in server["access"]["missing"])
 
 
 def headers(kernel: str, brought: bool) -> List[str]:

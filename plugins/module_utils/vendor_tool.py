@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.system import run
 
@@ -23,10 +23,30 @@ def ask_tool() -> Dict[str, Any]:
     path = find()
     if path is None:
         return {"error": "the vendor's tool is in none of " + ", ".join(sorted({os.path.dirname(name) for name in TOOLS}))}
-    code, output = run(path, "-j")
+    output, why = _asked(path, "-j")
+    return {"error": why} if why else {"path": path, **parse_tool(output)}
+
+
+def _asked(path: str, *options: str) -> Tuple[str, str]:
+    """(what the tool wrote, why it did not answer): one of them is empty."""
+    code, output = run(path, *options)
     if code:
-        return {"error": f"{path} ended with {code}: {output[:200]}"}
-    return {"path": path, **parse_tool(output)}
+        return "", f"{path} ended with {code}: {output[:200]}"
+    return output, ""
+
+
+def ask_groups() -> Dict[str, Any]:
+    """{"groups": {name of an NPU's node: number of its group}} or {"error"}: `/dev/rsd<number>` is the node of a group."""
+    path = find()
+    if path is None:
+        return {"error": "there is no vendor's tool"}
+    output, why = _asked(path, "-g", "-j")
+    if why:
+        return {"error": why}
+    try:
+        return {"groups": {str(device["device"]): int(device["group_id"]) for device in json.loads(output)["devices"]}}
+    except (ValueError, KeyError, TypeError) as error:
+        return {"error": f"{path} -g -j answered in a shape that is not known ({error!r}): {output[:120]}"}
 
 
 def parse_tool(output: str) -> Dict[str, Any]:

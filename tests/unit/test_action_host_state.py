@@ -224,11 +224,18 @@ def mounting(*binds: Any) -> dict[str, Any]:
     return {"plan": [], "refusals": [], "moves": {}, "actual": {"server": {"driver_files": {"binds": list(binds)}}}}
 
 
+def opening(**found: Any) -> dict[str, Any]:
+    """An answer of a host that has found these devices and groups for its container."""
+    return {"plan": [], "refusals": [], "moves": {}, "actual": {"server": {"access": found}}}
+
+
 def test_files_of_the_driver_are_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(action, "desired", lambda *_given: ({}, {}))
     variables: Any = {"npufleet_root": "/var/lib/npufleet"}
     answer = mounting("/usr/bin/rbln-smi:/usr/bin/rbln-smi:ro")
-    assert Rollback(answer)._rollback(variables, ["server"], {"rollback": {"to": "previous"}}, {}, "npu1")["refusals"] == []
+    nodes = ["/dev/rbln0:/dev/rbln0:rw", "/dev/rbln10:/dev/rbln10:rw", "/dev/rsd3:/dev/rsd0:rw"]
+    for found in (answer, opening(devices=nodes, groups=["105"])):
+        assert Rollback(found)._rollback(variables, ["server"], {"rollback": {"to": "previous"}}, {}, "npu1")["refusals"] == []
 
 
 @pytest.mark.parametrize(
@@ -241,6 +248,10 @@ def test_files_of_the_driver_are_mounted(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"plan": [], "refusals": "none", "moves": {}}, "found refusals none, wanted a list"),
         (mounting("/:/host:rw"), "found a mount /:/host:rw, wanted files of the driver only"),
         (mounting({"/": "/"}), "wanted files of the driver only"),
+        (opening(devices=["/dev/sda:/dev/rbln0:rw"]), "found a device /dev/sda:/dev/rbln0:rw, wanted nodes of the cards only"),
+        (opening(devices=["/dev/rbln0:/dev/rbln0:rwm"]), "wanted nodes of the cards only"),
+        (opening(groups=["0"]), "found a group 0, wanted the number of one that is not root's"),
+        (opening(groups=["docker"]), "found a group docker"),
         ({**mounting(), "actual": {"server": {"driver_files": {"binds": 7}}}}, ""),
     ],
 )

@@ -38,7 +38,7 @@ def translate(*arguments: Any, **more: Any) -> adoption.Translation:
 def test_the_guides_container_is_the_roles_own_but_for_the_mode() -> None:
     variables, left_out, vault = translate("guide", GUIDE, False, PATH="/opt/sdk:" + PATH, RBLN_DEVICES="0", PWD="/", SHLVL="1")
     assert variables == {
-        "triton_server_privileged": True,
+        "npufleet_device_access": "privileged",
         "triton_server_shm_size": "1g",
         "triton_server_ulimits": ["memlock:-1:-1", "stack:67108864:67108864"],
         "triton_server_environment": {"RBLN_DEVICES": "0"},
@@ -114,12 +114,14 @@ def test_a_container_of_compose() -> None:
     assert variables["triton_server_exit_on_error"] is False
     assert variables["triton_server_volumes"][1:] == ["adorec_cache:/cache:rw"]
     for word in (
-        "cap_add CAP_IPC_LOCK",
+        "no device of a card",
         "devices /dev/null:/dev/rbln0",
+        "cap_drop none: the managed container has ALL",
+        "user the image's: the managed container has that of triton_server_user",
         "extra_hosts store:10.0.0.9",
         "network adorec",
         "Dns 10.0.0.2",
-        "GroupAdd 44",
+        "groups 44: the managed container has those that may open the cards",
         "service triton of compose project serving: take it out of /srv/serving/docker-compose.yml",
         "volume /srv:/models",
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import struct
 from collections.abc import Callable
@@ -28,13 +29,14 @@ KEY_MOUNT = "/etc/npufleet/server:/etc/npufleet/server:ro"
 RELEASE, OTHER = "e" * 64, "0" * 64
 FACTS = {"source": "f" * 64, "steps": [], "memory": [0, 0], "switch": "beside", "cached": False}
 BROUGHT = {"binds": ["/usr/local/bin/rbln-stat:/usr/local/bin/rbln-stat:ro"], "missing": []}
+ALL = {"devices": [], "groups": [], "missing": []}
 MANIFESTS = {"digits": {"versions": ["1"], "release": RELEASE, **FACTS}}
 
 
 @pytest.fixture(autouse=True)
 def _key(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host has its key, and the files of a driver below 3.0."""
-    monkeypatch.setattr(server.keys, "flaw", lambda *_asked: {"words": None, "other": False})
+    monkeypatch.setattr(server.keys, "flaw", lambda *_asked, **_reader: {"words": None, "other": False})
     monkeypatch.setattr(server.driver_files, "find", lambda _wanted: dict(BROUGHT))
 
 
@@ -74,6 +76,7 @@ def actual(inspect: dict[str, Any] = INSPECT, served: Any = None, **changes: Any
         "served": served,
         "absent": [],
         "driver_files": BROUGHT,
+        "access": ALL,
         **changes,
     }
 
@@ -183,7 +186,7 @@ NODE = {"PathOnHost": "/dev/rbln0", "PathInContainer": "/dev/rbln0", "CgroupPerm
         ("Config.StopTimeout", None, "stop_timeout", 10),
         ("HostConfig.CpusetCpus", "0-3", "cpuset", "0-3"),
         ("HostConfig.Memory", 8 << 30, "memory", 8 << 30),
-        ("HostConfig.CapAdd", ["SYS_ADMIN", "IPC_LOCK"], "cap_add", ["IPC_LOCK", "SYS_ADMIN"]),
+        ("HostConfig.CapAdd", ["CAP_SYS_ADMIN", "IPC_LOCK"], "cap_add", ["IPC_LOCK", "SYS_ADMIN"]),
         ("HostConfig.CapDrop", ["SETUID", "CHOWN"], "cap_drop", ["CHOWN", "SETUID"]),
         (
             "HostConfig.Devices",
@@ -197,6 +200,7 @@ NODE = {"PathOnHost": "/dev/rbln0", "PathInContainer": "/dev/rbln0", "CgroupPerm
         ("HostConfig.ReadonlyRootfs", True, "read_only", True),
         ("HostConfig.IpcMode", "host", "ipc", "host"),
         ("HostConfig.SecurityOpt", ["label=disable", "seccomp=unconfined"], "security", ["seccomp=unconfined"]),
+        ("HostConfig.SecurityOpt", ["no-new-privileges:true"], "security", ["no-new-privileges"]),
         ("HostConfig.PidsLimit", 100, "pids_limit", 100),
         ("HostConfig.NanoCpus", 2500000000, "cpus", 2.5),
         ("Config.User", "1000", "user", "1000"),
@@ -215,7 +219,6 @@ def test_each_option_that_differs_is_one_item(path: str, value: Any, key: str, c
         ({"triton_server_shm_size": "2g"}, "shm_size", 2 << 30),
         ({"triton_server_ulimits": ["memlock:-1:-1"]}, "ulimits", {"memlock": "-1:-1"}),
         ({"triton_server_ulimits": ["nofile:1024:4096"]}, "ulimits", {"nofile": "1024:4096"}),
-        ({"triton_server_privileged": False}, "privileged", False),
         ({"npufleet_grpc_port": 9001}, "ports", {**BOUND, "8001/tcp": "0.0.0.0:9001"}),
         (
             {"triton_server_listen_address": "10.0.0.5"},
@@ -248,7 +251,7 @@ def test_tmpfs_and_missing_stop_timeout_of_another_hand() -> None:
     inspect["HostConfig"]["Tmpfs"] = {"/tmp": "exec", "/run": ""}
     assert server.diff(wanted(), actual(inspect)) == [
         found("container.stop_timeout", 10, 45, "replace"),
-        found("container.tmpfs", ["/run", "/tmp"], [], "replace"),
+        found("container.tmpfs", ["/run", "/tmp:exec"], [], "replace"),
     ]
 
 
@@ -311,7 +314,7 @@ def test_short_forms_are_equal_to_what_the_engine_says(inventory: dict[str, Any]
 
 
 def test_no_container() -> None:
-    bare = {"engine": True, "container": None, "served": None, "absent": [], "driver_files": BROUGHT}
+    bare = {"engine": True, "container": None, "served": None, "absent": [], "driver_files": BROUGHT, "access": ALL}
     assert server.diff(wanted(), bare) == [found("container", None, "running triton", "create")]
     assert server.diff(wanted(triton_server_name="npu"), bare) == [found("container", None, "running npu", "create")]
 
@@ -841,6 +844,7 @@ def test_read_of_a_running_container(monkeypatch: pytest.MonkeyPatch) -> None:
         "version": "2.42.0",
         "absent": [],
         "driver_files": BROUGHT,
+        "access": ALL,
     }
 
 
@@ -907,7 +911,7 @@ def test_read_of_a_container_that_does_not_run(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_read_without_container_or_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"absent": [], "driver_files": BROUGHT}
+    files = {"absent": [], "driver_files": BROUGHT, "access": ALL}
     assert read(monkeypatch, None) == {"engine": True, "container": None, "served": None, "previous": False, "image": None, **files}
     monkeypatch.setattr(server, "Engine", FakeEngine(None))
     assert server.read(sealed()) == {"engine": False, "container": None, "served": None, **files}
@@ -1049,19 +1053,26 @@ def test_keys_are_mounted_and_in_no_setting_of_the_container() -> None:
 
 def test_keys_on_the_host_are_read_back(tmp_path: Path) -> None:
     keys = {**server.credentials(KEYS), "path": str(tmp_path / "keys.json")}
-    assert server._read_credentials(keys) == "nothing"
+    alone, shared = {"group": 61100, "needed": False}, {"group": 61100, "needed": True}
+    assert server._read_credentials(keys, **alone) == "nothing"
     (tmp_path / "keys.json").write_text(json.dumps(KEYS, sort_keys=True))
     (tmp_path / "keys.json").chmod(0o600)
-    owner = (tmp_path / "keys.json").stat().st_uid
-    assert server._read_credentials(keys) == (None if owner == 0 else f"mode 0600 of user {owner}")
+    owner, group = (tmp_path / "keys.json").stat().st_uid, (tmp_path / "keys.json").stat().st_gid
+    assert server._read_credentials(keys, **alone) == (None if owner == 0 else f"mode 0600 of user {owner} and group {group}")
+    assert server._read_credentials(keys, **shared) == f"mode 0600 of user {owner} and group {group}"
     (tmp_path / "keys.json").chmod(0o644)
-    assert server._read_credentials(keys) == f"mode 0644 of user {owner}"
+    assert server._read_credentials(keys, **alone) == f"mode 0644 of user {owner} and group {group}"
+    if owner == 0:
+        (tmp_path / "keys.json").chmod(0o640)
+        assert server._read_credentials(keys, **shared) == f"mode 0640 of user 0 and group {group}"
+        os.chown(tmp_path / "keys.json", 0, 61100)
+        assert (server._read_credentials(keys, **shared), server._read_credentials(keys, **alone)) == (None, None)
     (tmp_path / "keys.json").write_text("{}")
-    assert str(server._read_credentials(keys)).startswith("SHA-256 44136fa355b3")
+    assert str(server._read_credentials(keys, **alone)).startswith("SHA-256 44136fa355b3")
     asked = wanted(triton_server_cloud_credentials=KEYS)
     (first, *_rest) = server.diff(asked, {**actual(), "credentials": "nothing"})
     digest = asked["credentials"]["sha256"][:12]
-    assert first == found("credentials", "nothing", f"SHA-256 {digest}, mode 0600 of user 0", "write")
+    assert first == found("credentials", "nothing", f"SHA-256 {digest}, for root alone", "write")
 
 
 # Secrets of its environment and its command line

@@ -23,6 +23,8 @@ from helpers import ROOT, ansible_playbook, fleet, http_server
 CLOSED = "shared-memory,model-repository,trace,logging"
 CONTROL = "model-repository"
 OWN = "an-operators-own-key"
+# Of a server that is not root
+GROUP = 61100
 
 
 def desired(**inventory: Any) -> dict[str, Any]:
@@ -169,17 +171,21 @@ def write(path: Path, key: str = OWN) -> None:
     path.write_text(key + "\n")
 
 
-def play(path: Path, key: str = "") -> str:
+def play(path: Path, key: str = "", shared: bool = False) -> str:
     """The role's own tasks, on this machine; what the run said. The file's owner is root, as on a host."""
     if os.geteuid() != 0:
         pytest.skip("only root makes files for root alone")
     tasks = ROOT / "roles/triton_server/tasks/key.yml"
-    state = {"desired": {"server": {"key": {"name": "npufleet-key", "path": str(path)}}}}
+    reader = {"group": GROUP, "needed": shared}
+    found = keys.flaw(str(path), keys.fingerprint(key) if key else None, **reader)
+    asked = {"key": {"name": "npufleet-key", "path": str(path)}, "reader": reader}
+    state = {"desired": {"server": asked}, "actual": {"server": {"key": found}}}
     play = {
         "hosts": "localhost",
         "connection": "local",
         "gather_facts": False,
         "vars": {"npufleet_no_log": True, "triton_server_api_key": key, "triton_server_state": state},
+        "vars_files": [str(ROOT / "roles/triton_server/vars/main.yml")],
         "tasks": [{"ansible.builtin.include_tasks": str(tasks)}],
     }
     book = path.parent.parent / "play.yml"
@@ -214,6 +220,21 @@ def test_the_operators_key_takes_the_place_of_another_and_is_shown_nobody(tmp_pa
     said = play(path, OWN)
     assert OWN not in said
     assert (keys.content(str(path)), keys.flaw(str(path), keys.fingerprint(OWN))["words"]) == (OWN, None)
+
+
+def test_a_server_that_is_not_root_reads_the_key_that_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "server/key"
+    write(path)
+    found = keys.flaw(str(path), group=GROUP, needed=True)
+    assert (found["words"].split(" at ")[0], found["other"]) == (f"mode 0700 of user {os.getuid()} and group {os.getgid()}", False)
+    play(path, shared=True)
+    assert (keys.content(str(path)), modes(path), path.stat().st_gid) == (OWN, [0o750, 0o640], GROUP)
+    # Nor is it another one for a server that is root again, and nobody else is in that group
+    for needed in (True, False):
+        assert keys.flaw(str(path), group=GROUP, needed=needed) == {"words": None, "other": False}
+    assert keys.flaw(str(path), group=GROUP + 1)["other"]
+    path.chmod(0o660)
+    assert keys.flaw(str(path), group=GROUP, needed=True)["other"]
 
 
 def _directory(path: Path) -> None:
@@ -273,7 +294,11 @@ def test_the_index_and_configs_are_read_with_the_key(host: dict[str, Any]) -> No
 
 
 # All is there that the container mounts, and the driver has brought nothing
-MOUNTS: dict[str, Any] = {"absent": [], "driver_files": {"binds": [], "missing": []}}
+MOUNTS: dict[str, Any] = {
+    "absent": [],
+    "driver_files": {"binds": [], "missing": []},
+    "access": {"devices": [], "groups": [], "missing": []},
+}
 
 
 def test_a_key_that_is_missing_is_an_item_and_is_made_before_the_container() -> None:

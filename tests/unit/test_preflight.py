@@ -189,18 +189,28 @@ def test_headers_that_the_role_brings_have_to_be_known(
     assert asked == [("apt-cache", "show", "linux-headers-0.0.0-nobody")] * bool(lists)
 
 
+CLOSED = {"devices": [], "groups": [], "missing": ["found no device /dev/rbln0"]}
+
+
 def test_what_the_container_mounts_has_to_be_there() -> None:
-    lacks = {"server": {"absent": ["/srv/gone"], "driver_files": {"binds": [], "missing": ["librbln-thunk.so* of driver 3.2.2"]}}}
+    lacks = {
+        "server": {
+            "absent": ["/srv/gone"],
+            "driver_files": {"binds": [], "missing": ["librbln-thunk.so* of driver 3.2.2"]},
+            "access": CLOSED,
+        }
+    }
     plan = [item("server", "container.volumes", "inspect")]
-    source, files = subject.refusals(WANTED, lacks, plan, [], {})
+    source, files, access = subject.refusals(WANTED, lacks, plan, [], {})
     assert source.startswith("found nothing at /srv/gone, wanted what triton_server_volumes mounts from there: make it")
     assert files.startswith("found no librbln-thunk.so* of driver 3.2.2, wanted what the driver brings into the container: install")
+    assert access == "npufleet_device_access: found no device /dev/rbln0"
 
 
 def test_files_of_a_driver_that_is_about_to_come_are_not_missed() -> None:
-    lacks = {"server": {"absent": ["/srv/gone"], "driver_files": {"binds": [], "missing": ["the vendor's tool"]}}}
+    lacks = {"server": {"absent": ["/srv/gone"], "driver_files": {"binds": [], "missing": ["the vendor's tool"]}, "access": CLOSED}}
     assert list(subject.mounts(lacks["server"], False)) == list(subject.mounts(lacks["server"], True))[:1]
-    assert len(list(subject.mounts(lacks["server"], True))) == 2
+    assert len(list(subject.mounts(lacks["server"], True))) == 3
 
 
 def test_engines_in_the_way() -> None:

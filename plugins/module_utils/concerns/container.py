@@ -19,6 +19,7 @@ DEFAULTS: Dict[str, Any] = {
     "devices": [],
     "entrypoint": "the image's",
     "extra_hosts": [],
+    "groups": [],
     "ipc": "default",
     "cpus": 0,
     "memory": 0,
@@ -201,28 +202,37 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
         "stop_timeout": config.get("StopTimeout") or 10,
         "ulimits": {limit["Name"]: "{}:{}".format(limit["Soft"], limit["Hard"]) for limit in host.get("Ulimits") or []},
         "volumes": sorted(bind if bind.count(":") > 1 else bind + ":rw" for bind in host.get("Binds") or []),
-        "cap_add": sorted(host.get("CapAdd") or []),
-        "cap_drop": sorted(host.get("CapDrop") or []),
+        # Engines write them with and without the kernel's prefix
+        **{
+            key: sorted(name[4:] if name.startswith("CAP_") else name for name in host.get(recorded) or [])
+            for key, recorded in (("cap_add", "CapAdd"), ("cap_drop", "CapDrop"))
+        },
         "cpuset": host.get("CpusetCpus") or "",
         "devices": sorted(
             "{PathOnHost}:{PathInContainer}:{CgroupPermissions}".format(**device) for device in host.get("Devices") or []
         ),
         "extra_hosts": sorted(host.get("ExtraHosts") or []),
+        "groups": sorted(host.get("GroupAdd") or []),
         "memory": host.get("Memory") or 0,
         # Engines say `default` or `bridge` for the same thing.
         "network": "default" if host.get("NetworkMode") in (None, "", "default", "bridge") else host["NetworkMode"],
         "pid": host.get("PidMode") or "",
         "read_only": bool(host.get("ReadonlyRootfs")),
-        "tmpfs": sorted(host.get("Tmpfs") or {}),
+        "tmpfs": sorted(f"{path}:{how}".rstrip(":") for path, how in (host.get("Tmpfs") or {}).items()),
         "entrypoint": own("Entrypoint"),
         "ipc": "default" if host.get("IpcMode") in (None, "", "private", "shareable") else host["IpcMode"],
         "cpus": (host.get("NanoCpus") or 0) / 1e9,
         "pids_limit": max(host.get("PidsLimit") or 0, 0),
         # The engine itself adds this one to a privileged container
-        "security": sorted(set(host.get("SecurityOpt") or []) - {"label=disable"}),
+        "security": sorted({_plainly(option) for option in host.get("SecurityOpt") or []} - {"label=disable"}),
         "user": own("User"),
         "working_dir": own("WorkingDir"),
     }
+
+
+def _plainly(option: str) -> str:
+    """A security option that is on, however that was written."""
+    return re.sub("[:=]true$", "", option)
 
 
 def environment(config: Mapping[str, Any]) -> Dict[str, str]:

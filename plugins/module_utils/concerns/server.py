@@ -12,6 +12,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import driver_files, secret, store
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import (
     DEFAULTS,
     address,
@@ -42,8 +43,8 @@ GROUP = NPU_HOSTS
 HANGING = "loads"
 # Label of an image: the release row that it was built for
 RELEASE_ROW = "io.npufleet.release"
-# What a new container could not mount
-TO_MOUNT = (ABSENT, DRIVER_FILES) = ("volumes", "driver files")
+# What a new container could not mount, or open
+TO_MOUNT = (ABSENT, DRIVER_FILES, ACCESS) = ("volumes", "driver files", "device access")
 # By this variable Triton finds its keys to object stores; they lie where only root looks
 CREDENTIALS = "TRITON_CLOUD_CREDENTIAL_PATH"
 CREDENTIALS_HOME = "/etc/npufleet/credentials"
@@ -70,12 +71,14 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
         raise Refusal(closed)
     cloud_keys = credentials(variables["triton_server_cloud_credentials"])
     mode = variables["triton_server_model_control_mode"]
+    binds = device_access.mounts(variables, list(map(volume, variables["triton_server_volumes"])))
     container = {
         "image": image["id"],
         "command": keys.command(
             variables, command(variables, sorted([*given.manifests, *given.cloud]), image.get("options") or [])
         ),
         "environment": {
+            **device_access.environment(variables),
             **{key: str(value) for key, value in variables["triton_server_environment"].items()},
             **({CREDENTIALS: cloud_keys["path"]} if cloud_keys else {}),
         },
@@ -84,19 +87,19 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
             "options": dict(variables["triton_server_log_options"]),
         },
         "ports": ports(variables),
-        "privileged": bool(variables["triton_server_privileged"]),
         "restart": variables["triton_server_restart_policy"],
         "shm_size": size_of(variables, "triton_server_shm_size"),
         "stop_timeout": int(variables["triton_server_stop_timeout"]),
         "ulimits": ulimits(variables, "triton_server_ulimits"),
         "volumes": sorted(
             [
-                *map(volume, variables["triton_server_volumes"]),
+                *binds,
                 *("{0}:{0}:ro".format(key["path"]) for key in [cloud_keys] if key),
                 *keys.volumes(variables),
             ]
         ),
         **DEFAULTS,
+        **device_access.limits(variables),
         "cpuset": variables["triton_server_cpuset"],
         "memory": size_of(variables, "triton_server_memory") if variables["triton_server_memory"] else 0,
     }
@@ -111,6 +114,8 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
         "container": container,
         "sources": sources(variables),
         "driver_files": brought(variables),
+        "access": device_access.wanted(variables, binds),
+        "reader": device_access.reader(variables),
         "cards": cards(variables),
         # Where no address is asked for, none is given
         "published_ports": [f"{where}:{port.split('/')[0]}".lstrip(":") for port, where in sorted(container["ports"].items())],
@@ -157,16 +162,17 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     actual = _read_container(wanted)
     actual["absent"] = [path for path in wanted["sources"] if not os.path.exists(path)]
     actual["driver_files"] = driver_files.find(wanted["driver_files"]) if wanted["driver_files"] else {"binds": [], "missing": []}
+    actual["access"] = device_access.find(wanted["access"])
     if wanted.get("credentials"):
-        actual["credentials"] = _read_credentials(wanted["credentials"])
-    flaw = keys.flaw(wanted["key"]["path"], wanted["key_fingerprint"]) if wanted.get("key") else {"words": None}
+        actual["credentials"] = _read_credentials(wanted["credentials"], **wanted["reader"])
+    flaw = keys.flaw(wanted["key"]["path"], wanted["key_fingerprint"], **wanted["reader"]) if wanted.get("key") else {"words": None}
     if flaw["words"]:
         actual["key"] = flaw
     return actual
 
 
-def _read_credentials(wanted: Mapping[str, str]) -> Optional[str]:
-    """What is wrong with the file of keys; None for nothing."""
+def _read_credentials(wanted: Mapping[str, str], group: int, needed: bool) -> Optional[str]:
+    """What is wrong with the file of keys; None for nothing. A server that is not root reads them by its group."""
     try:
         with open(wanted["path"], "rb") as source:
             found = os.fstat(source.fileno())
@@ -176,7 +182,9 @@ def _read_credentials(wanted: Mapping[str, str]) -> Optional[str]:
     if digest != wanted["sha256"]:
         return f"SHA-256 {digest[:12]}"
     mode = stat.S_IMODE(found.st_mode)
-    return None if (mode, found.st_uid) == (0o600, 0) else f"mode {mode:04o} of user {found.st_uid}"
+    alone, shared = (mode, found.st_uid) == (0o600, 0), (mode, found.st_uid, found.st_gid) == (0o640, 0, group)
+    fits = shared or (alone and not needed)
+    return None if fits else f"mode {mode:04o} of user {found.st_uid} and group {found.st_gid}"
 
 
 def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
@@ -250,13 +258,14 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Container first; the served models are judged only in a container that stays."""
     found = actual["container"]
     plan = []
+    for_whom = "for root alone" if not wanted["reader"]["needed"] else "for root and group {}".format(wanted["reader"]["group"])
     if actual.get("credentials"):
-        keys = "SHA-256 {}, mode 0600 of user 0".format(wanted["credentials"]["sha256"][:12])
+        keys = "SHA-256 {}, {}".format(wanted["credentials"]["sha256"][:12], for_whom)
         plan.append(item(CONCERN, "credentials", actual["credentials"], keys, "write"))
     flaw = actual.get("key") or {}
     if flaw:
         whose = "the operator's key" if wanted["key_fingerprint"] else "a key of this host"
-        plan.append(item(CONCERN, "key", flaw["words"], whose + ", for root alone", "key"))
+        plan.append(item(CONCERN, "key", flaw["words"], f"{whose}, {for_whom}", "key"))
     if actual["absent"]:
         plan.append(item(CONCERN, ABSENT, "nothing at " + ", ".join(actual["absent"]), "what is mounted from there", INSPECT))
     if found is None:
@@ -264,7 +273,15 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     from_driver = actual["driver_files"]
     if from_driver["missing"]:
         plan.append(item(CONCERN, DRIVER_FILES, None, ", ".join(from_driver["missing"]), INSPECT))
-    as_wanted = {**wanted["container"], "volumes": sorted({*wanted["container"]["volumes"], *from_driver["binds"]})}
+    access = actual["access"]
+    if access["missing"]:
+        plan.append(item(CONCERN, ACCESS, "; ".join(access["missing"]), "the cards and files open to the server", INSPECT))
+    as_wanted = {
+        **wanted["container"],
+        "volumes": sorted({*wanted["container"]["volumes"], *from_driver["binds"]}),
+        "devices": access["devices"],
+        "groups": access["groups"],
+    }
     for key in sorted(as_wanted):
         asked = as_wanted[key]
         if key == "environment":

@@ -1,0 +1,250 @@
+"""A container without privileges: what it may be and do, and what of the host it is given."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import vendor_tool
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container, device_access, server
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from helpers import fleet
+
+ROOT = "/var/lib/npufleet"
+ASKED: dict[str, Any] = {"npus": 2, "user": 61100, "binds": []}
+NODES = ["/dev/rbln0:/dev/rbln0:rw", "/dev/rbln1:/dev/rbln1:rw", "/dev/rsd0:/dev/rsd0:rw"]
+
+
+def desired(**inventory: Any) -> dict[str, Any]:
+    return server.desired(fleet(**inventory), Given(image=lambda: {"id": "sha256:1"}))
+
+
+def least(**inventory: Any) -> dict[str, Any]:
+    return desired(npufleet_device_access="devices", **inventory)
+
+
+class Nodes(dict[str, tuple[int, int]]):
+    """The host's device nodes, {path: (mode, group)}, and what its vendor's tool says of groups."""
+
+    tool: Mapping[str, Any] = {"error": "was asked"}
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    """A host with two NPUs whose nodes are open to all."""
+    there = Nodes(dict.fromkeys(("/dev/rbln0", "/dev/rbln1", "/dev/rsd0"), (0o666, 0)))
+    real = os.stat
+
+    def played(path: Any, **more: Any) -> os.stat_result:
+        if not str(path).startswith("/dev/r"):
+            return real(path, **more)
+        if path not in there:
+            raise FileNotFoundError(path)
+        mode, group = there[path]
+        return os.stat_result((stat.S_IFCHR | mode, 0, 0, 1, 0, group, 0, 0, 0, 0))
+
+    monkeypatch.setattr(device_access.os, "stat", played)
+    monkeypatch.setattr(device_access.glob, "glob", lambda _pattern: [path for path in there if "rsd" in path])
+    monkeypatch.setattr(device_access.vendor_tool, "ask_groups", lambda: there.tool)
+    monkeypatch.setattr(device_access, "_account", lambda _user: [])
+    return there
+
+
+# What it may be and do
+
+
+def test_the_guides_container_is_privileged_and_given_nothing_by_name() -> None:
+    asked = desired()
+    assert asked["container"]["privileged"] is True
+    assert {key: asked["container"][key] for key in container.DEFAULTS} == container.DEFAULTS
+    assert (asked["access"], asked["reader"]["needed"]) == (None, False)
+    assert device_access.find(None) == {"devices": [], "groups": [], "missing": []}
+    assert "HOME" not in asked["container"]["environment"]
+
+
+def test_without_privileges_it_has_the_least() -> None:
+    asked = least()
+    made = asked["container"]
+    assert {key: made[key] for key in ("privileged", "user", "read_only", "cap_drop", "cap_add", "security", "tmpfs")} == {
+        "privileged": False,
+        "user": "61100:61100",
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "cap_add": ["IPC_LOCK"],
+        "security": ["no-new-privileges"],
+        "tmpfs": ["/tmp:exec,mode=1777,size=1g"],
+    }
+    assert made["environment"]["HOME"] == "/tmp"
+    # Not the whole of the project's directory, in which the lease, transfers and records of hands lie
+    key = "/etc/npufleet/server:/etc/npufleet/server:ro"
+    assert made["volumes"] == [key, *(f"{ROOT}/{name}:{ROOT}/{name}:ro" for name in ("blobs", "releases", "served"))]
+    assert asked["access"] == {"npus": 2, "user": 61100, "binds": made["volumes"][1:]}
+    assert asked["reader"] == {"group": 61100, "needed": True}
+
+
+def test_what_a_site_mounts_beside_the_store_stays() -> None:
+    mounts = ["{{ npufleet_root }}:{{ npufleet_root }}:ro", "/srv/tokenizers:/tokenizers"]
+    made = least(triton_server_volumes=mounts, triton_server_user=2000, triton_server_environment={"HOME": "/srv"})["container"]
+    assert "/srv/tokenizers:/tokenizers:rw" in made["volumes"] and f"{ROOT}:{ROOT}:ro" not in made["volumes"]
+    assert (made["user"], made["environment"]["HOME"]) == ("2000:2000", "/srv")
+    assert least(triton_server_volumes=["/srv:/srv"])["access"]["binds"] == ["/srv:/srv:rw"]
+
+
+@pytest.mark.parametrize(
+    ("inventory", "words"),
+    [
+        ({"npufleet_device_access": "device"}, "npufleet_device_access: found device, wanted privileged or devices"),
+        ({"npufleet_device_access": "devices", "triton_server_user": 0}, "triton_server_user is 0, wanted the number of a user"),
+        ({"triton_server_user": 2**31}, "triton_server_user is 2147483648"),
+    ],
+)
+def test_what_cannot_be_is_refused(inventory: dict[str, Any], words: str) -> None:
+    with pytest.raises(Refusal, match=words):
+        desired(**inventory)
+
+
+# What of the host it is given
+
+
+def test_nodes_that_are_open_to_all_need_no_group(nodes: Nodes) -> None:
+    assert device_access.find(ASKED) == {"devices": NODES, "groups": [], "missing": []}
+    assert all(device_access.DEVICE.fullmatch(device) for device in NODES)
+    # Of a host with more of them it gets what it is to have
+    nodes["/dev/rbln2"] = (0o666, 0)
+    assert device_access.find(ASKED)["devices"] == NODES
+
+
+def test_the_group_that_may_open_a_node_is_the_servers_too(nodes: Nodes) -> None:
+    nodes.update({"/dev/rbln0": (0o660, 105), "/dev/rbln1": (0o660, 105), "/dev/rsd0": (0o660, 44)})
+    assert device_access.find(ASKED) == {"devices": NODES, "groups": ["105", "44"], "missing": []}
+    assert all(device_access.GROUP.fullmatch(group) for group in ("105", "44"))
+
+
+@pytest.mark.parametrize(("mode", "group"), [(0o600, 105), (0o660, 0), (0o640, 105), (0o664, 0)])
+def test_a_node_that_only_root_may_open_is_told(nodes: Nodes, mode: int, group: int) -> None:
+    nodes["/dev/rbln1"] = (mode, group)
+    found = device_access.find(ASKED)
+    (why,) = found["missing"]
+    assert why.startswith(f"found /dev/rbln1 with mode {mode:04o} of user 0 and group {group}, wanted it open to a group")
+    assert 'KERNEL=="rbln*|rsd*"' in why and found["groups"] == []
+
+
+def test_nodes_that_are_not_there_are_told_all_at_once(nodes: Nodes) -> None:
+    del nodes["/dev/rbln1"], nodes["/dev/rsd0"]
+    first, second = device_access.find(ASKED)["missing"]
+    assert first.startswith("found no device /dev/rbln1, wanted") and second.startswith("found no device /dev/rsd0, wanted")
+
+
+def test_a_file_in_the_place_of_a_node_is_none(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_access.stat, "S_ISCHR", lambda _mode: False)
+    assert len(device_access.find(ASKED)["missing"]) == 3
+
+
+def test_the_node_of_the_group_of_these_npus_is_rsd0_inside(nodes: Nodes) -> None:
+    nodes["/dev/rsd3"] = (0o660, 107)
+    nodes.tool = {"groups": {"rbln0": 3, "rbln1": 3, "rbln2": 0}}
+    found = device_access.find(ASKED)
+    assert found == {"devices": [*NODES[:2], "/dev/rsd3:/dev/rsd0:rw"], "groups": ["107"], "missing": []}
+    assert device_access.DEVICE.fullmatch(found["devices"][2])
+    nodes.tool = {"groups": {"rbln0": 3, "rbln1": 0}}
+    assert device_access.find(ASKED)["missing"] == [
+        "found the NPUs in groups 0, 3, wanted all in one: a container has the node of one group"
+    ]
+    nodes.tool = {"error": "it ended with 1"}
+    (why,) = device_access.find(ASKED)["missing"]
+    assert why.startswith("found no groups of the NPUs (it ended with 1)")
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (
+            (0, '{"devices": [{"device": "rbln0", "group_id": "0"}, {"device": "rbln1", "group_id": 12}]}'),
+            {"rbln0": 0, "rbln1": 12},
+        ),
+        ((0, '{"devices": [{"device": "rbln0"}]}'), "-g -j answered in a shape that is not known"),
+        ((0, "no JSON"), "-g -j answered in a shape that is not known"),
+        ((3, "no driver"), "/usr/bin/rbln-smi ended with 3: no driver"),
+    ],
+)
+def test_groups_are_the_tools(monkeypatch: pytest.MonkeyPatch, answer: tuple[int, str], found: Any) -> None:
+    monkeypatch.setattr(vendor_tool, "find", lambda: "/usr/bin/rbln-smi")
+    monkeypatch.setattr(vendor_tool, "run", lambda *command: answer if command[1:] == ("-g", "-j") else (9, ""))
+    said = vendor_tool.ask_groups()
+    assert said == {"groups": found} if isinstance(found, dict) else found in said["error"]
+    monkeypatch.setattr(vendor_tool, "find", lambda: None)
+    assert vendor_tool.ask_groups() == {"error": "there is no vendor's tool"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "rights", "words"),
+    [
+        (0o755, "ro", None),
+        (0o700, "ro", "wanted it readable for user 61100"),
+        (0o744, "ro", "wanted it readable for user 61100"),
+        (0o755, "rw", "wanted it writable for user 61100"),
+        (0o777, "rw", None),
+    ],
+)
+def test_what_the_servers_user_cannot_read_is_told(nodes: Nodes, tmp_path: Path, mode: int, rights: str, words: str | None) -> None:
+    tmp_path.chmod(mode)
+    missing = device_access.find({**ASKED, "binds": [f"{tmp_path}:/data:{rights}", "cache:/cache:rw", "/nowhere:/there:ro"]})[
+        "missing"
+    ]
+    assert len(missing) == (words is not None)
+    assert words is None or (missing[0].startswith(f"found {tmp_path} with mode {mode:04o} of user ") and words in missing[0])
+
+
+def test_what_is_its_own_is_judged_by_the_owners_rights(nodes: Nodes, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("")
+    (tmp_path / "data").chmod(0o600)
+    bind = {**ASKED, "binds": [f"{tmp_path}/data:/data:rw"]}
+    assert device_access.find({**bind, "user": os.getuid()})["missing"] == []
+    assert len(device_access.find({**bind, "user": os.getuid() + 1})["missing"]) == 1
+
+
+def test_a_number_that_somebody_on_the_host_has_is_told() -> None:
+    reasons = list(device_access._account(0))
+    assert [reason.split(" with ")[0] for reason in reasons] == ["found user root", "found group root"]
+    assert all("set triton_server_user" in reason for reason in reasons)
+    assert list(device_access._account(61100)) == []
+
+
+# The difference
+
+
+def test_devices_and_groups_are_part_of_the_container() -> None:
+    asked = least()
+    facts = {**asked["container"], "devices": NODES, "groups": ["105"]}
+    seen: dict[str, Any] = {
+        "engine": True,
+        "container": facts,
+        "state": "running",
+        "served": {},
+        "absent": [],
+        "driver_files": {"binds": [], "missing": []},
+        "access": {"devices": NODES, "groups": ["105"], "missing": []},
+    }
+    assert server.diff(asked, seen) == []
+    newer = {"devices": [*NODES, "/dev/rbln2:/dev/rbln2:rw"], "groups": [], "missing": []}
+    plan = server.diff(asked, {**seen, "access": newer})
+    assert [(item["name"], item["desired"], item["action"]) for item in plan] == [
+        ("container.devices", newer["devices"], "replace"),
+        ("container.groups", [], "replace"),
+    ]
+    (closed,) = server.diff(asked, {**seen, "access": {**seen["access"], "missing": ["found no device /dev/rbln0"]}})
+    assert (closed["name"], closed["current"], closed["action"]) == ("device access", "found no device /dev/rbln0", "inspect")
+
+
+def test_each_way_is_another_container() -> None:
+    privileged, alone = desired()["container"], least()["container"]
+    inspect = {key for key in alone if alone[key] != privileged[key]}
+    assert inspect == {
+        *("privileged", "user", "read_only", "cap_drop", "cap_add", "security", "tmpfs"),
+        *("environment", "volumes"),
+    }
