@@ -30,7 +30,6 @@ PLAIN: Dict[str, Tuple[Any, ...]] = {
     "DnsSearch": (),
     "Links": (),
     "VolumesFrom": (),
-    "DeviceRequests": (),
     "DeviceCgroupRules": (),
     "Sysctls": (),
     "CgroupParent": ("",),
@@ -166,7 +165,7 @@ def _access(facts: Mapping[str, Any], variables: Dict[str, Any], left_out: List[
     if facts["read_only"]:
         variables["triton_server_tmpfs"] = list(facts["tmpfs"])
     own = [device for device in facts["devices"] if device_access.OF_CARDS.fullmatch(device)]
-    if not own:
+    if not own and not any(map(device_access.BY_NAME.search, facts["device_requests"])):
         left_out.append("no device of a card: the managed container gets those of the host")
     return {
         **container.DEFAULTS,

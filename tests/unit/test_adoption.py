@@ -128,6 +128,54 @@ def test_a_container_of_compose() -> None:
         assert any(line.startswith(word) for line in left_out), (word, left_out)
 
 
+def unprivileged(**limits: Any) -> adoption.Translation:
+    """The guide's container, without its privileges."""
+    given = found("guide", GUIDE)
+    host = {**given["inspect"]["HostConfig"], "Privileged": False, **limits}
+    return adoption.translate({**given, "inspect": {**given["inspect"], "HostConfig": host}}, "npu-1", "/var/lib/npufleet")
+
+
+def node(path: str, inside: str = "", rights: str = "rwm") -> dict[str, str]:
+    return {"PathOnHost": path, "PathInContainer": inside or path, "CgroupPermissions": rights}
+
+
+CDI = {"Driver": "cdi", "Count": 0, "DeviceIDs": ["rebellions.ai/npu=0"], "Capabilities": None, "Options": None}
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ({"Devices": [node("/dev/rbln0"), node("/dev/rbln1"), node("/dev/rsd2", "/dev/rsd0", "rw")]}, []),
+        ({"Devices": [node("/dev/rbln4", "/dev/rbln0")]}, ["no device of a card", "devices /dev/rbln4:/dev/rbln0:rwm"]),
+        ({"DeviceRequests": [CDI]}, ["device_requests cdi rebellions.ai/npu=0"]),
+        (
+            {"DeviceRequests": [{**CDI, "DeviceIDs": ["example.com/npu=0"]}]},
+            ["no device of a card", "device_requests cdi example.com"],
+        ),
+    ],
+)
+def test_a_container_without_privileges_becomes_one_with_the_cards_alone(limits: dict[str, Any], told: list[str]) -> None:
+    variables, left_out, _vault = unprivileged(**limits)
+    assert variables["npufleet_device_access"] == "devices"
+    assert "triton_server_tmpfs" not in variables
+    words = [line for line in left_out if line.startswith(("no device", "device"))]
+    assert len(words) == len(told) and all(line.startswith(start) for line, start in zip(words, told, strict=True)), words
+    assert "read_only none: the managed container has True" in left_out
+
+
+def test_what_a_container_of_the_least_has_is_not_told() -> None:
+    variables, left_out, _vault = unprivileged(
+        Devices=[node("/dev/rbln0"), node("/dev/rsd0")],
+        CapAdd=["CAP_IPC_LOCK"],
+        CapDrop=["ALL"],
+        SecurityOpt=["no-new-privileges:true"],
+        ReadonlyRootfs=True,
+        Tmpfs={"/tmp": "size=64m"},
+    )
+    assert variables["triton_server_tmpfs"] == ["/tmp:size=64m"]
+    assert not [line for line in left_out if line.startswith(("cap", "security", "read_only", "tmpfs", "devices", "groups"))]
+
+
 def test_a_server_on_the_hosts_network() -> None:
     variables, left_out, _vault = translate("host_network")
     assert variables["npufleet_http_port"] == 9000
@@ -161,10 +209,10 @@ def test_a_server_on_the_hosts_network_with_ipv6(given: list[str], listens: str,
 def test_leftovers_of_another_kind_of_card() -> None:
     _variables, left_out, _vault = translate("gpus")
     for word in (
-        "DeviceRequests",
-        "user 1000",
+        "device_requests any gpu all: the managed container has none",
+        "user 1000: the managed container has that of triton_server_user",
         "working_dir /workspace",
-        "tmpfs /run",
+        "tmpfs /run: the managed container has those of triton_server_tmpfs",
         "port 6006/tcp",
         "--allow-gpu-metrics",
         "--log-file",

@@ -194,6 +194,12 @@ NODE = {"PathOnHost": "/dev/rbln0", "PathInContainer": "/dev/rbln0", "CgroupPerm
             "devices",
             ["/dev/rbln0:/dev/rbln0:rwm", "/dev/rbln0:/dev/rbln1:rwm"],
         ),
+        (
+            "HostConfig.DeviceRequests",
+            [{"Driver": "cdi", "Count": 0, "DeviceIDs": ["rebellions.ai/npu=0", "rebellions.ai/npu=1"], "Capabilities": None}],
+            "device_requests",
+            ["cdi rebellions.ai/npu=0,rebellions.ai/npu=1"],
+        ),
         ("HostConfig.ExtraHosts", ["logs:10.0.0.8", "db:10.0.0.9"], "extra_hosts", ["db:10.0.0.9", "logs:10.0.0.8"]),
         ("HostConfig.NetworkMode", "host", "network", "host"),
         ("HostConfig.PidMode", "host", "pid", "host"),

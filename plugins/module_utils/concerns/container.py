@@ -16,6 +16,7 @@ DEFAULTS: Dict[str, Any] = {
     "cap_add": [],
     "cap_drop": [],
     "cpuset": "",
+    "device_requests": [],
     "devices": [],
     "entrypoint": "the image's",
     "extra_hosts": [],
@@ -208,6 +209,7 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
             for key, recorded in (("cap_add", "CapAdd"), ("cap_drop", "CapDrop"))
         },
         "cpuset": host.get("CpusetCpus") or "",
+        "device_requests": sorted(map(_request, host.get("DeviceRequests") or [])),
         "devices": sorted(
             "{PathOnHost}:{PathInContainer}:{CgroupPermissions}".format(**device) for device in host.get("Devices") or []
         ),
@@ -228,6 +230,14 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
         "user": own("User"),
         "working_dir": own("WorkingDir"),
     }
+
+
+def _request(asked: Mapping[str, Any]) -> str:
+    """Devices that an engine finds by itself (`--gpus`, or by the name that a container device interface gives them)."""
+    count = asked.get("Count") or 0
+    which = asked.get("DeviceIDs") or ["all" if count < 0 else str(count)]
+    kinds = [kind for kinds in asked.get("Capabilities") or [] for kind in kinds]
+    return " ".join([asked.get("Driver") or "any", *kinds, ",".join(which)])
 
 
 def _plainly(option: str) -> str:

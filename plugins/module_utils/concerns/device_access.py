@@ -33,6 +33,8 @@ HOME = "/tmp"
 RIGHTS = "rw"
 OF_CARDS = re.compile(rf"(/dev/rbln[0-9]+):\1:[rwm]+|/dev/rsd[0-9]+:{GROUP_NODE}:[rwm]+")
 DEVICE = re.compile(rf"(?:{OF_CARDS.pattern})(?<=:{RIGHTS})")
+# As the vendor's container toolkit names them to an engine
+BY_NAME = re.compile(r"cdi (?:.*,)?rebellions\.ai/npu=")
 GROUP = re.compile(r"[1-9][0-9]{0,9}")
 # No account of a system may have a larger number
 LARGEST_USER = 2**31 - 1
