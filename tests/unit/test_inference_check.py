@@ -521,7 +521,8 @@ def test_the_client_runs_in_a_container_that_leaves_nothing() -> None:
     (((command), options),) = ran
     assert command[:2] == ["/usr/bin/docker", "run"]
     assert command[2:8] == ["--rm", "--interactive", "--pull", "never", "--network", "host"]
-    assert command[8:-3] == ["--name", f"npufleet-check-{os.getpid()}", "--entrypoint", "python3"]
+    assert command[8:15] == ["--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+    assert command[15:-3] == ["--name", f"npufleet-check-{os.getpid()}", "--entrypoint", "python3"]
     assert command[-3:] == ["sha256:abc", "-c", check_client.START]
     given = json.loads(options["input"])
     assert given["program"] == PROGRAM

@@ -21,6 +21,8 @@ ENGINE_SECONDS, ASKED_PER_CHECK = 300.0, 4
 ENGINE_FAILED = 125
 # Where it may lie beside the paths of whoever asks
 ALSO = "/sbin:/usr/sbin:/usr/local/sbin"
+# What such a container may do: ask, and write what it was given to a file
+LEAST = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
 # What python3 in the container starts with: program and document come together on standard input.
 START = f"""
 import base64, json, sys, tempfile
@@ -44,7 +46,7 @@ def command(docker: str, image: str, more: Sequence[str] = ()) -> List[str]:
 
     Without a look at registries: what was not brought here on purpose is not what was proven.
     """
-    options = ["--rm", "--interactive", "--pull", "never", "--network", "host", *more, "--entrypoint", "python3"]
+    options = ["--rm", "--interactive", "--pull", "never", "--network", "host", *LEAST, *more, "--entrypoint", "python3"]
     return [docker, "run", *options, image, "-c", START]
 
 
