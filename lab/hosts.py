@@ -12,10 +12,13 @@ import time
 from pathlib import Path
 
 from engine import capability_missing, docker, remove_rules
-from settings import ARTEFACT_PORT, ARTEFACTS, HOST_IMAGE, LABEL, OPS_USER, Lab, LabError, run, say
+from settings import ARTEFACT_PORT, ARTEFACTS, LABEL, OPS_USER, Lab, LabError, host_image, run, say
 from standins import kernel_package
 
 OPS_HOST = "ops1"
+# Where a machine has control groups of version 1, which the systemd of Debian 13 takes only by these words of its command line
+CGROUP_V2 = Path("/sys/fs/cgroup/cgroup.controllers")
+CGROUP_V1 = "SYSTEMD_PROC_CMDLINE=systemd.unified_cgroup_hierarchy=0 SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1"
 KERNEL_PACKAGE = "/usr/local/lib/npufleet-lab/kernel.deb"
 
 
@@ -70,9 +73,9 @@ def make_key(path: Path) -> None:
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "npufleet lab", "-f", str(path))
 
 
-def up(lab: Lab, count: int, cards: dict[str, dict], artefact_login: str) -> bool:
-    """Bring the hosts up; returns whether anything changed."""
-    names = host_names(count)
+def up(lab: Lab, systems: dict[str, str], cards: dict[str, dict], artefact_login: str) -> bool:
+    """Bring the hosts up, each of its system; returns whether anything changed."""
+    names, count = list(systems), len(systems) - 1
     refuse_conflicts(lab, names)
     prepare_state(lab)
     changed = False
@@ -86,7 +89,7 @@ def up(lab: Lab, count: int, cards: dict[str, dict], artefact_login: str) -> boo
         raise LabError(f"found hosts {', '.join(extra)} beyond HOSTS={count}: take the lab down first (make lab-down)")
     for number, name in enumerate(names):
         if name not in before:
-            _create(lab, number, name, cards.get(name), artefact_login)
+            _create(lab, number, name, systems[name], cards.get(name), artefact_login)
         if before.get(name) != "running":
             docker("start", lab.container(name))
             changed = True
@@ -97,8 +100,8 @@ def up(lab: Lab, count: int, cards: dict[str, dict], artefact_login: str) -> boo
     return changed
 
 
-def _create(lab: Lab, number: int, name: str, cards: dict | None, artefact_login: str) -> None:
-    say(f"creating host {name} at {lab.address(number)}")
+def _create(lab: Lab, number: int, name: str, system: str, cards: dict | None, artefact_login: str) -> None:
+    say(f"creating host {name} ({system}) at {lab.address(number)}")
     mounts = ["--volume", f"{lab.container(name)}-docker:/var/lib/docker"]
     if name == OPS_HOST:
         mounts += ["--volume", f"{ARTEFACTS}:/srv/artefacts:ro"]
@@ -106,16 +109,10 @@ def _create(lab: Lab, number: int, name: str, cards: dict | None, artefact_login
         *("create", "--name", lab.container(name), "--hostname", name, "--privileged", "--cgroupns=private"),
         *("--label", f"{LABEL}={lab.name}", "--label", f"npufleet.lab.host={name}", "--restart=no"),
         *("--network", lab.network, "--ip", lab.address(number)),
-        *(
-            "--tmpfs",
-            "/run:exec,mode=755",
-            "--tmpfs",
-            "/run/lock",
-            "--tmpfs",
-            "/tmp:exec,mode=1777",
-            *mounts,
-            HOST_IMAGE,
-        ),
+        *("--tmpfs", "/run:exec,mode=755", "--tmpfs", "/run/lock", "--tmpfs", "/tmp:exec,mode=1777"),
+        *([] if CGROUP_V2.exists() else ["--env", CGROUP_V1]),
+        *mounts,
+        host_image(system),
     )
     key = lab.state / f"host-{name}"
     make_key(key)

@@ -11,37 +11,38 @@ import tempfile
 from pathlib import Path
 
 from engine import docker
-from settings import ARTEFACTS, BASE_IMAGE, BUILD, HOST_IMAGE, ROOT, LabError, run, say
+from settings import ARTEFACTS, BUILD, FIRST_SYSTEM, ROOT, SYSTEMS, LabError, base_image, host_image, run, say
 from standins import sha256_of, wheels_of_triton
 
-PULLED_BASE = "docker.io/library/debian:bookworm-slim"
+PULLED_BASE = "docker.io/library/debian:{}-slim"
 INPUTS = "npufleet.lab.inputs"
 # Triton release -> the version of the PyPI wheel nvidia-pytriton that carries it
 TRITON_WHEELS = {"24.01": "0.5.1", "24.10": "0.7.0"}
 
 
-def ensure_base() -> str:
-    """A Debian 12 base image, pulled where a registry answers and made by debootstrap where none does."""
-    if inputs_of(BASE_IMAGE) is None:
-        if os.environ.get("LAB_PULL", "1") == "1" and _pulled():
-            run_build(BASE_IMAGE, f"FROM {PULLED_BASE}\n", {}, "pulled")
+def ensure_base(system: str) -> str:
+    """A Debian base image, pulled where a registry answers and made by debootstrap where none does."""
+    image, pulled = base_image(system), PULLED_BASE.format(SYSTEMS[system])
+    if inputs_of(image) is None:
+        if os.environ.get("LAB_PULL", "1") == "1" and _pull(pulled):
+            run_build(image, f"FROM {pulled}\n", {}, "pulled", pulled)
         else:
-            _debootstrap()
-    return BASE_IMAGE
+            _debootstrap(image, SYSTEMS[system])
+    return image
 
 
-def _pulled() -> bool:
+def _pull(image: str) -> bool:
     try:
-        docker("pull", "--quiet", PULLED_BASE)
+        docker("pull", "--quiet", image)
     except LabError:
         return False
     return True
 
 
-def _debootstrap() -> None:
-    say("no registry answers: making the base image with debootstrap")
+def _debootstrap(image: str, suite: str) -> None:
+    say(f"no registry answers: making the base image of {suite} with debootstrap")
     with tempfile.TemporaryDirectory(prefix="rootfs-", dir=BUILD) as rootfs:
-        run("debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", rootfs, debian_mirror())
+        run("debootstrap", "--variant=minbase", "--include=ca-certificates", suite, rootfs, debian_mirror())
         for cache in ("var/cache/apt/archives", "var/lib/apt/lists"):
             for path in Path(rootfs, cache).iterdir():
                 if path.is_file():
@@ -49,7 +50,7 @@ def _debootstrap() -> None:
         archive = Path(rootfs).with_suffix(".tar")
         try:
             run("tar", "--create", "--file", str(archive), "--directory", rootfs, ".")
-            docker("import", "--change", f"LABEL {INPUTS}=debootstrap", str(archive), BASE_IMAGE)
+            docker("import", "--change", f"LABEL {INPUTS}=debootstrap", str(archive), image)
         finally:
             archive.unlink(missing_ok=True)
 
@@ -66,9 +67,9 @@ def debian_mirror() -> str:
     raise LabError("found no Debian mirror in the machine's apt configuration; wanted one whose address ends in /debian")
 
 
-def ensure_host() -> str:
-    """The lab host image; its build files decide whether it is made again."""
-    ensure_base()
+def ensure_host(system: str) -> str:
+    """The image of lab hosts of a system; its build files decide whether it is made again."""
+    base, image = ensure_base(system), host_image(system)
     files = {
         "Dockerfile": ROOT / "lab/host/Dockerfile",
         "sshd.conf": ROOT / "lab/host/sshd.conf",
@@ -78,18 +79,18 @@ def ensure_host() -> str:
         "npufleet-lab-cards.service": ROOT / "lab/driver/npufleet-lab-cards.service",
         "npufleet-lab-runc": ROOT / "lab/runtime/npufleet-lab-runc",
     }
-    _ensure(HOST_IMAGE, files, "lab host")
-    return HOST_IMAGE
+    _ensure(image, base, files, f"lab host of {system}")
+    return image
 
 
 def ensure_triton(release: str) -> dict[str, str]:
     """Archive of a Triton image of this release, as the artefact server offers it: {"path", "sha256", "image"}."""
-    ensure_base()
+    base = ensure_base(FIRST_SYSTEM)
     image = f"npufleet-lab/tritonserver:{release}-py3"
     archive = ARTEFACTS / "images" / f"tritonserver-{release}-py3.tar"
     files = {"Dockerfile": ROOT / "lab/triton/Dockerfile"}
     files.update({path.name: path for path in wheels_of_triton(TRITON_WHEELS[release])})
-    rebuilt = _ensure(image, files, f"Triton {release}")
+    rebuilt = _ensure(image, base, files, f"Triton {release}")
     listing = archive.with_suffix(".json")
     if rebuilt or not listing.exists():
         archive.parent.mkdir(parents=True, exist_ok=True)
@@ -101,9 +102,9 @@ def ensure_triton(release: str) -> dict[str, str]:
     return json.loads(listing.read_text())
 
 
-def _ensure(image: str, files: dict[str, Path], what: str) -> bool:
-    """Build `image` unless one of the same inputs exists; returns whether it was built."""
-    digest = hashlib.sha256(docker("image", "inspect", "--format", "{{.Id}}", BASE_IMAGE).encode())
+def _ensure(image: str, base: str, files: dict[str, Path], what: str) -> bool:
+    """Build `image` over `base` unless one of the same inputs exists; returns whether it was built."""
+    digest = hashlib.sha256(docker("image", "inspect", "--format", "{{.Id}}", base).encode())
     for name, path in sorted(files.items()):
         digest.update(name.encode() + path.read_bytes())
     inputs = digest.hexdigest()
@@ -111,11 +112,11 @@ def _ensure(image: str, files: dict[str, Path], what: str) -> bool:
         return False
     say(f"building the {what} image")
     text = files["Dockerfile"].read_text()
-    run_build(image, text, {name: path for name, path in files.items() if name != "Dockerfile"}, inputs)
+    run_build(image, text, {name: path for name, path in files.items() if name != "Dockerfile"}, inputs, base)
     return True
 
 
-def run_build(image: str, dockerfile: str, files: dict[str, Path], inputs: str) -> None:
+def run_build(image: str, dockerfile: str, files: dict[str, Path], inputs: str, base: str) -> None:
     """`docker build` over a context of just these files."""
     with tempfile.TemporaryDirectory(prefix="context-", dir=BUILD) as context:
         Path(context, "Dockerfile").write_text(dockerfile)
@@ -125,7 +126,7 @@ def run_build(image: str, dockerfile: str, files: dict[str, Path], inputs: str) 
             "build",
             "--quiet",
             "--build-arg",
-            f"BASE={BASE_IMAGE}",
+            f"BASE={base}",
             "--label",
             f"{INPUTS}={inputs}",
             "--tag",

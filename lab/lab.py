@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """The lab: lab.py up | down | inventory.
 
-Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), NPUS (2 per host, or those of a card), LAB_MODELS (what
-is placed: digits, or images for the image classifier too; default is what the lab has, digits for a new one),
+Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), NPUS (2 per host, or those of a card), SYSTEMS (debian-12; of
+the NPU hosts in turn, as in debian-12,debian-13; default is what the lab has), LAB_MODELS (what is placed: digits, or images for
+the image classifier too; default is what the lab has, digits for a new one),
 LAB_FAULTS (JSON, faults by host: {"npu2": [{"kind": "no_rsd0"}]}).
 """
 
@@ -21,7 +22,7 @@ import engine
 import hosts
 import images
 import standins
-from settings import ARTEFACT_PORT, ARTEFACTS, BUILD, OPS_USER, Lab, LabError, current_lab, die, say
+from settings import ARTEFACT_PORT, ARTEFACTS, BUILD, FIRST_SYSTEM, OPS_USER, SYSTEMS, Lab, LabError, current_lab, die, say
 
 # The sets of models that inventories/lab knows how to place
 PLACINGS = ("digits", "images")
@@ -60,12 +61,14 @@ def up(lab: Lab) -> None:
         raise LabError(f"LAB_MODELS: found {placing}, wanted one of {', '.join(PLACINGS)}")
     if not 1 <= count <= 200:
         raise LabError(f"HOSTS: found {count}, wanted 1 to 200")
+    systems = systems_of(count, known.get("systems", {}))
     engine.start()
     hosts.refuse_conflicts(lab, hosts.host_names(count))
     drivers = standins.ensure_drivers()
     standins.ensure_index(row)
     models = standins.ensure_models(row)
-    images.ensure_host()
+    for system in sorted(set(systems.values())):
+        images.ensure_host(system)
     base = images.ensure_triton(standins.ROWS[row]["triton"])
     hosts.prepare_state(lab)
     faults = json.loads(os.environ.get("LAB_FAULTS") or "{}")
@@ -75,14 +78,30 @@ def up(lab: Lab) -> None:
         for name in hosts.host_names(count)[1:]
     }
     login = f"lab:{(lab.state / 'artefact_password').read_text()}"
-    changed = hosts.up(lab, count, cards, login)
+    changed = hosts.up(lab, systems, cards, login)
     facts = {"row": row, "count": count, "npus": npus, "models": models, "base": base, "drivers": drivers}
     facts["sdk"] = {name: standins.sdk_version(name) for name in standins.ROWS}
     facts["placing"] = placing
+    facts["systems"] = systems
     if known != facts:
         facts_path(lab).write_text(json.dumps(facts, indent=2))
         changed = True
     say(f"{count} NPU hosts and 1 operations host are up" if changed else "nothing changed: the lab is up")
+
+
+def systems_of(count: int, known: dict[str, str]) -> dict[str, str]:
+    """{host: its system}; one that is there keeps the system that it has."""
+    asked = os.environ.get("SYSTEMS")
+    chosen = asked.split(",") if asked else [FIRST_SYSTEM]
+    strange = sorted(set(chosen) - set(SYSTEMS))
+    if strange:
+        raise LabError(f"SYSTEMS: found {', '.join(strange)}, wanted some of {', '.join(SYSTEMS)}")
+    first, *npu_hosts = hosts.host_names(count)
+    wanted = {first: FIRST_SYSTEM, **{name: chosen[number % len(chosen)] for number, name in enumerate(npu_hosts)}}
+    other = [f"{name} ({known[name]})" for name in wanted if asked and known.get(name, wanted[name]) != wanted[name]]
+    if other:
+        raise LabError(f"SYSTEMS={asked}: found {', '.join(other)}: take the lab down first (make lab-down)")
+    return {**wanted, **{name: known[name] for name in wanted if name in known}}
 
 
 def facts_path(lab: Lab) -> Path:
@@ -116,6 +135,11 @@ def inventory(lab: Lab) -> None:
     hostvars = {
         name: {"ansible_host": lab.address(number), "lab_container": lab.container(name)} for number, name in enumerate(names)
     }
+    for name, system in facts["systems"].items():
+        hostvars[name]["lab_system"] = system
+        if system != FIRST_SYSTEM:
+            # Ansible keeps what it has found under the host's name, which hosts of other labs and of before have too
+            hostvars[name]["ansible_python_interpreter"] = "/usr/bin/python3"
     everywhere = {
         "ansible_user": OPS_USER,
         "ansible_ssh_private_key_file": str(lab.state / "id_ed25519"),

@@ -12,8 +12,10 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "lab"
 ARTEFACTS = BUILD / "artefacts"
 LABEL = "npufleet.lab"
-BASE_IMAGE = "npufleet-lab/base:bookworm"
-HOST_IMAGE = "npufleet-lab/host:bookworm"
+# Systems of hosts, as release rows name them, and Debian's own name of each
+SYSTEMS = {"debian-12": "bookworm", "debian-13": "trixie"}
+# That of the operations host, and of the images of Triton
+FIRST_SYSTEM = "debian-12"
 OPS_USER = "ops"
 ARTEFACT_PORT = 8480
 
@@ -64,6 +66,14 @@ def current_lab() -> Lab:
     if not subnet.endswith(".0/24"):
         raise LabError(f"LAB_SUBNET: found {subnet}, wanted an IPv4 /24 such as 172.31.240.0/24")
     return Lab(name, subnet)
+
+
+def base_image(system: str) -> str:
+    return f"npufleet-lab/base:{SYSTEMS[system]}"
+
+
+def host_image(system: str) -> str:
+    return f"npufleet-lab/host:{SYSTEMS[system]}"
 
 
 def say(message: str) -> None:

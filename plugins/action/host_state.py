@@ -28,6 +28,8 @@ NO_PASSWORD = re.compile(
 )
 
 
+# Of a host that was installed anew with another system: Ansible keeps what it has found
+NO_INTERPRETER = re.compile(r"module interpreter '([^']+)' was not found")
 # What an answer is made of, where it has it
 SHAPE = {
     "seen": dict,
@@ -261,5 +263,11 @@ class ActionModule(FleetAction):
             return (
                 f"found that sudo refuses ({found}), wanted to become root: give the password with --ask-become-pass or as "
                 "ansible_become_password in the vault, and see that ansible_user may use sudo"
+            )
+        gone = NO_INTERPRETER.search(words)
+        if gone:
+            return (
+                f"found no {gone[1]} on the host, wanted the Python that it had when it was looked at last: run once with "
+                "--flush-cache, or set ansible_python_interpreter"
             )
         return "the host could not be read: {}".format(" ".join(words.split())[:500])

@@ -56,7 +56,7 @@ def ensure_image(release: str) -> str:
         digest.update(wheel.name.encode() + wheel.read_bytes())
     if images.inputs_of(image) != digest.hexdigest():
         print(f"bench: building the image of Triton {release} with perf_analyzer", flush=True)
-        images.run_build(image, DOCKERFILE.format(base=base), {one.name: one for one in wheels}, digest.hexdigest())
+        images.run_build(image, DOCKERFILE.format(base=base), {one.name: one for one in wheels}, digest.hexdigest(), base)
     return image
 
 

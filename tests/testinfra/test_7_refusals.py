@@ -56,6 +56,14 @@ def row(**changes: Any) -> dict[str, Any]:
     return {FACTS["lab_release"]: {**base, **changes}}
 
 
+def systems() -> dict[str, list[str]]:
+    """The NPU hosts by their system."""
+    found: dict[str, list[str]] = {}
+    for name in NPU_HOSTS:
+        found.setdefault(LAB["_meta"]["hostvars"][name]["lab_system"], []).append(name)
+    return found
+
+
 def test_another_system_kernel_and_card_all_at_once() -> None:
     run = site(
         npufleet_extra_releases=row(systems={"ubuntu-22.04": "==4.4.0"}, cards=["RBLN-CA22"]),
@@ -64,7 +72,10 @@ def test_another_system_kernel_and_card_all_at_once() -> None:
     )
     refused(
         run,
-        (f"- {', '.join(NPU_HOSTS)}: found debian-12, wanted ubuntu-22.04 for release lab-24.01: install one of them",),
+        *(
+            (f"- {', '.join(names)}: found {system}, wanted ubuntu-22.04 for release lab-24.01: install one of them",)
+            for system, names in systems().items()
+        ),
         ("found kernel", "wanted ==4.4.0 for release lab-24.01"),
         ("found RBLN-CA12 on the bus, wanted RBLN-CA22 for release lab-24.01: choose release 24.01",),
         ("model digits: found compiled files for CA12/0.6, wanted one for CA22/0.6: compile it",),

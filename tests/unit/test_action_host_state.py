@@ -219,6 +219,21 @@ class Rollback(action.ActionModule):
         return self.answer
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "The module interpreter '/usr/bin/python3.11' was not found.",
+            "found no /usr/bin/python3.11 on the host, wanted the Python that it had when it was looked at last: run once with "
+            "--flush-cache, or set ansible_python_interpreter",
+        ),
+        ("No space left on device", "the host could not be read: No space left on device"),
+    ],
+)
+def test_why_a_module_did_not_run_is_said_with_what_to_do(said: str, told: str) -> None:
+    assert action.ActionModule._become({"failed": True, "msg": said}) == told
+
+
 def mounting(*binds: Any) -> dict[str, Any]:
     """An answer of a host that has found these for its container to mount."""
     return {"plan": [], "refusals": [], "moves": {}, "actual": {"server": {"driver_files": {"binds": list(binds)}}}}

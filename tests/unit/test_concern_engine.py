@@ -32,6 +32,7 @@ def host(**changes: Any) -> dict[str, Any]:
         "packages": ["docker.io", "rsync"],
         "drop_ins": {DROP_IN: LIMITS},
         "daemon": {"default-runtime": "own", "runtimes": {"own": {"path": "/usr/local/bin/own"}}, **OPTIONS},
+        "client": True,
         "running": {"version": "20.10.24", "log-driver": "json-file"},
         "ca": None,
         "proxies": None,
@@ -68,6 +69,14 @@ def test_an_engine_of_another_repository_stays() -> None:
     wanted = {**WANTED, "packages": ["docker.io|docker-ce|moby-engine", "rsync"]}
     assert engine.diff(wanted, host(packages=["docker-ce", "rsync"])) == []
     assert engine.diff(wanted, host(packages=["rsync"])) == [found("packages", "without docker.io", ["docker.io"], "install")]
+
+
+def test_a_client_that_did_not_come_with_the_engine_is_installed_beside_it() -> None:
+    assert engine.diff(WANTED, host(client=False)) == [found("packages", "without docker-cli", ["docker-cli"], "install")]
+    # Before an engine is there nobody knows
+    assert engine.diff(WANTED, host(client=False, packages=["rsync"])) == [
+        found("packages", "without docker.io", ["docker.io"], "install")
+    ]
 
 
 def test_proxies_reach_the_unit_and_mirrors_the_engine(tmp_path: Path) -> None:
@@ -184,12 +193,14 @@ def read(files: Path) -> dict[str, Any]:
     )
 
 
-def test_read(files: Path) -> None:
+def test_read(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.shutil, "which", lambda program, path: f"/usr/bin/{program}")
     (files / "daemon.json").write_text('{"log-driver": "journald", "debug": true}')
     (files / "drop-in.conf").write_text("[Service]\n")
     assert read(files) == {
         "packages": ["rsync"],
         "drop_ins": {str(files / "drop-in.conf"): "[Service]\n"},
+        "client": True,
         "running": {"version": "20.10.24", "log-driver": "journald"},
         "daemon": {"log-driver": "journald", "debug": True},
         "ca": None,
@@ -228,6 +239,8 @@ def test_daemon_json_that_is_no_map_is_left_to_a_person(files: Path, content: st
 def test_read_without_an_engine(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "Engine", FakeEngine(None))
     assert read(files)["running"] is None
+    monkeypatch.setattr(engine.shutil, "which", lambda _program, path: None)
+    assert read(files)["client"] is False
     monkeypatch.setattr(engine, "Engine", FakeEngine({}))
     assert read(files)["running"] == {"version": None, "log-driver": None}
 

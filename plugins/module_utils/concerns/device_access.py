@@ -29,7 +29,7 @@ LEAST: Mapping[str, Any] = {
 }
 # Where caches and files of models and of the SDK go; the rest is read-only, and /dev/shm is the engine's
 HOME = "/tmp"
-# To open a node is enough, nobody makes one inside
+# To open a node is enough, nobody makes one inside; the vendor's container toolkit gives the same
 RIGHTS = "rw"
 OF_CARDS = re.compile(rf"(/dev/rbln[0-9]+):\1:[rwm]+|/dev/rsd[0-9]+:{GROUP_NODE}:[rwm]+")
 DEVICE = re.compile(rf"(?:{OF_CARDS.pattern})(?<=:{RIGHTS})")

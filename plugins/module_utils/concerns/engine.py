@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
 from typing import Any, Dict, List, Mapping, Optional
 
@@ -28,6 +29,10 @@ CLEAR = (
     "log-driver", "storage-driver", "data-root", "default-runtime", "path", "exec-opts", "cgroup-parent", "registry-mirrors",
     "insecure-registries", "dns", "hosts", "bip", "fixed-cidr", "labels", "features",
 )  # fmt: skip
+# Debian 13 has the engine's client in a package of its own
+CLIENT, CLIENT_PACKAGE = "docker", "docker-cli"
+# Beside the paths of whoever asks
+ALSO = "/usr/bin:/usr/local/bin"
 # What JSON that is no object is
 KINDS = {type(None): "null", list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false"}
 # Containers that come back at boot must find the cards. Wanted, not required: without cards, too, the engine has to be looked at.
@@ -119,6 +124,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     actual: Dict[str, Any] = {
         "packages": sorted(packages([name for package in wanted["packages"] for name in package.split("|")])),
         "drop_ins": {path: text(path) for path in wanted["drop_ins"]},
+        "client": shutil.which(CLIENT, path=f"{os.environ.get('PATH', os.defpath)}:{ALSO}") is not None,
         "running": None,
         "ca": text(CA_FILE),
     }
@@ -163,6 +169,9 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Packages, files, then the running engine where the files alone do not explain it."""
     plan = []
     missing = lacking(wanted["packages"], actual["packages"])
+    # Whether an engine that is about to come brings it, only its package knows
+    if not missing and not actual["client"]:
+        missing = [CLIENT_PACKAGE]
     if missing:
         plan.append(item(CONCERN, "packages", "without " + ", ".join(missing), missing, "install"))
     if actual["daemon"] is None:

@@ -23,6 +23,8 @@ import images  # noqa: E402
 import standins  # noqa: E402
 from settings import Lab, LabError, current_lab  # noqa: E402
 
+import lab  # noqa: E402
+
 LAB = Lab("lab", "172.31.240.0/24")
 
 
@@ -206,3 +208,46 @@ def test_every_row_of_the_lab_is_in_its_inventory() -> None:
         assert (row["sdk"]["shape"], row["cards"]) == (made["shape"], [made["card"]])
         assert row["triton"]["image"].endswith(f":{made['triton']}-py3")
         assert made["driver"] in standins.DRIVERS
+
+
+@pytest.mark.parametrize(
+    ("asked", "known", "found"),
+    [
+        (None, {}, ["debian-12", "debian-12", "debian-12", "debian-12"]),
+        ("debian-13", {}, ["debian-12", "debian-13", "debian-13", "debian-13"]),
+        ("debian-12,debian-13", {}, ["debian-12", "debian-12", "debian-13", "debian-12"]),
+        (None, {"ops1": "debian-12", "npu1": "debian-13"}, ["debian-12", "debian-13", "debian-12", "debian-12"]),
+        ("debian-13", {"npu1": "debian-13"}, ["debian-12", "debian-13", "debian-13", "debian-13"]),
+    ],
+)
+def test_each_host_has_a_system(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, known: dict[str, str], found: list[str]
+) -> None:
+    monkeypatch.setenv("SYSTEMS", asked or "")
+    assert list(lab.systems_of(3, known).values()) == found
+    assert list(lab.systems_of(3, known)) == ["ops1", "npu1", "npu2", "npu3"]
+
+
+def test_systems_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYSTEMS", "debian-12,debian-11")
+    with pytest.raises(LabError, match="SYSTEMS: found debian-11, wanted some of debian-12, debian-13"):
+        lab.systems_of(2, {})
+    monkeypatch.setenv("SYSTEMS", "debian-13")
+    with pytest.raises(LabError, match=r"SYSTEMS=debian-13: found npu1 \(debian-12\): take the lab down first"):
+        lab.systems_of(2, {"npu1": "debian-12"})
+
+
+@pytest.mark.parametrize(("version_2", "words"), [(False, [hosts.CGROUP_V1]), (True, [])])
+def test_a_host_is_told_of_old_control_groups(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version_2: bool, words: list[str]
+) -> None:
+    orders: list[tuple[str, ...]] = []
+    monkeypatch.setattr(hosts, "docker", lambda *order, **_options: orders.append(order) or "")
+    monkeypatch.setattr(hosts, "CGROUP_V2", tmp_path if version_2 else tmp_path / "none")
+    for name in ("make_key", "capability_missing", "kernel_package", "_put"):
+        monkeypatch.setattr(hosts, name, lambda *_given: None)
+    monkeypatch.setattr(hosts.Path, "read_text", lambda _path: "")
+    hosts._create(LAB, 1, "npu1", "debian-13", None, "")
+    create = orders[0]
+    assert create[0] == "create" and create[-1] == "npufleet-lab/host:trixie"
+    assert [after for before, after in zip(create, create[1:], strict=False) if before == "--env"] == words
