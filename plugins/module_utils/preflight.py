@@ -82,8 +82,11 @@ def refusals(
         reasons += absent(wanted["listen"])
         reasons += list(ports(wanted, listeners(wanted["listen"]), _publishers(wanted["listen"])))
     if "server" in actual:
-        # Of a driver that is about to come nothing is there yet
+        # Of a driver that is about to come nothing is there yet, and of one that is about to be loaded no node
         reasons += list(mounts(actual["server"], ("driver", "install") not in doing))
+        access = actual["server"]["access"]
+        loads = any(("driver", action) in doing for action in ("install", "load", "reload"))
+        reasons += [f"npufleet_device_access: {why}" for why in [*([] if loads else access["missing"]), *access["closed"]]]
     reasons += list(disk(_needs(wanted, doing), file_system))
     reasons += filter(None, [(actual.get("models") or {}).get("undecided")])
     if "models" in actual and wanted["pulls"]:
@@ -211,7 +214,7 @@ def memory(wanted: Mapping[str, Any], driver: Mapping[str, Any]) -> Iterator[str
 
 
 def mounts(server: Mapping[str, Any], installed: bool) -> Iterator[str]:
-    """What the container mounts and the host lacks; the driver's files and devices where it is `installed`."""
+    """What the container mounts and the host lacks; the driver's files where it is `installed`."""
     for path in server["absent"]:
         yield f"found nothing at {path}, wanted what triton_server_volumes mounts from there: make it, or correct that variable"
     for files in server["driver_files"]["missing"] if installed else ():
@@ -219,8 +222,6 @@ def mounts(server: Mapping[str, Any], installed: bool) -> Iterator[str]:
             f"found no {files}, wanted what the driver brings into the container: install the driver whole, or mount what it has "
             "by triton_server_volumes and turn triton_server_driver_files off"
         )
-    if installed:
-        yield from (f"npufleet_device_access: {why}" for why in server["access"]["missing"])
 
 
 def headers(kernel: str, brought: bool) -> List[str]:

@@ -63,7 +63,7 @@ def test_the_guides_container_is_privileged_and_given_nothing_by_name() -> None:
     assert asked["container"]["privileged"] is True
     assert {key: asked["container"][key] for key in container.DEFAULTS} == container.DEFAULTS
     assert (asked["access"], asked["reader"]["needed"]) == (None, False)
-    assert device_access.find(None) == {"devices": [], "groups": [], "missing": []}
+    assert device_access.find(None) == {"devices": [], "groups": [], "missing": [], "closed": []}
     assert "HOME" not in asked["container"]["environment"]
 
 
@@ -112,7 +112,7 @@ def test_what_cannot_be_is_refused(inventory: dict[str, Any], words: str) -> Non
 
 
 def test_nodes_that_are_open_to_all_need_no_group(nodes: Nodes) -> None:
-    assert device_access.find(ASKED) == {"devices": NODES, "groups": [], "missing": []}
+    assert device_access.find(ASKED) == {"devices": NODES, "groups": [], "missing": [], "closed": []}
     assert all(device_access.DEVICE.fullmatch(device) for device in NODES)
     # Of a host with more of them it gets what it is to have
     nodes["/dev/rbln2"] = (0o666, 0)
@@ -121,7 +121,7 @@ def test_nodes_that_are_open_to_all_need_no_group(nodes: Nodes) -> None:
 
 def test_the_group_that_may_open_a_node_is_the_servers_too(nodes: Nodes) -> None:
     nodes.update({"/dev/rbln0": (0o660, 105), "/dev/rbln1": (0o660, 105), "/dev/rsd0": (0o660, 44)})
-    assert device_access.find(ASKED) == {"devices": NODES, "groups": ["105", "44"], "missing": []}
+    assert device_access.find(ASKED) == {"devices": NODES, "groups": ["105", "44"], "missing": [], "closed": []}
     assert all(device_access.GROUP.fullmatch(group) for group in ("105", "44"))
 
 
@@ -149,7 +149,7 @@ def test_the_node_of_the_group_of_these_npus_is_rsd0_inside(nodes: Nodes) -> Non
     nodes["/dev/rsd3"] = (0o660, 107)
     nodes.tool = {"groups": {"rbln0": 3, "rbln1": 3, "rbln2": 0}}
     found = device_access.find(ASKED)
-    assert found == {"devices": [*NODES[:2], "/dev/rsd3:/dev/rsd0:rw"], "groups": ["107"], "missing": []}
+    assert found == {"devices": [*NODES[:2], "/dev/rsd3:/dev/rsd0:rw"], "groups": ["107"], "missing": [], "closed": []}
     assert device_access.DEVICE.fullmatch(found["devices"][2])
     nodes.tool = {"groups": {"rbln0": 3, "rbln1": 0}}
     assert device_access.find(ASKED)["missing"] == [
@@ -193,19 +193,19 @@ def test_groups_are_the_tools(monkeypatch: pytest.MonkeyPatch, answer: tuple[int
 )
 def test_what_the_servers_user_cannot_read_is_told(nodes: Nodes, tmp_path: Path, mode: int, rights: str, words: str | None) -> None:
     tmp_path.chmod(mode)
-    missing = device_access.find({**ASKED, "binds": [f"{tmp_path}:/data:{rights}", "cache:/cache:rw", "/nowhere:/there:ro"]})[
-        "missing"
+    barred = device_access.find({**ASKED, "binds": [f"{tmp_path}:/data:{rights}", "cache:/cache:rw", "/nowhere:/there:ro"]})[
+        "closed"
     ]
-    assert len(missing) == (words is not None)
-    assert words is None or (missing[0].startswith(f"found {tmp_path} with mode {mode:04o} of user ") and words in missing[0])
+    assert len(barred) == (words is not None)
+    assert words is None or (barred[0].startswith(f"found {tmp_path} with mode {mode:04o} of user ") and words in barred[0])
 
 
 def test_what_is_its_own_is_judged_by_the_owners_rights(nodes: Nodes, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("")
     (tmp_path / "data").chmod(0o600)
     bind = {**ASKED, "binds": [f"{tmp_path}/data:/data:rw"]}
-    assert device_access.find({**bind, "user": os.getuid()})["missing"] == []
-    assert len(device_access.find({**bind, "user": os.getuid() + 1})["missing"]) == 1
+    assert device_access.find({**bind, "user": os.getuid()})["closed"] == []
+    assert len(device_access.find({**bind, "user": os.getuid() + 1})["closed"]) == 1
 
 
 def test_a_number_that_somebody_on_the_host_has_is_told() -> None:
@@ -228,10 +228,10 @@ def test_devices_and_groups_are_part_of_the_container() -> None:
         "served": {},
         "absent": [],
         "driver_files": {"binds": [], "missing": []},
-        "access": {"devices": NODES, "groups": ["105"], "missing": []},
+        "access": {"devices": NODES, "groups": ["105"], "missing": [], "closed": []},
     }
     assert server.diff(asked, seen) == []
-    newer = {"devices": [*NODES, "/dev/rbln2:/dev/rbln2:rw"], "groups": [], "missing": []}
+    newer = {"devices": [*NODES, "/dev/rbln2:/dev/rbln2:rw"], "groups": [], "missing": [], "closed": []}
     plan = server.diff(asked, {**seen, "access": newer})
     assert [(item["name"], item["desired"], item["action"]) for item in plan] == [
         ("container.devices", newer["devices"], "replace"),

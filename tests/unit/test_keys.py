@@ -297,7 +297,7 @@ def test_the_index_and_configs_are_read_with_the_key(host: dict[str, Any]) -> No
 MOUNTS: dict[str, Any] = {
     "absent": [],
     "driver_files": {"binds": [], "missing": []},
-    "access": {"devices": [], "groups": [], "missing": []},
+    "access": {"devices": [], "groups": [], "missing": [], "closed": []},
 }
 
 

@@ -189,7 +189,7 @@ def test_headers_that_the_role_brings_have_to_be_known(
     assert asked == [("apt-cache", "show", "linux-headers-0.0.0-nobody")] * bool(lists)
 
 
-CLOSED = {"devices": [], "groups": [], "missing": ["found no device /dev/rbln0"]}
+CLOSED = {"devices": [], "groups": [], "missing": ["found no device /dev/rbln0"], "closed": ["found user ops"]}
 
 
 def test_what_the_container_mounts_has_to_be_there() -> None:
@@ -201,16 +201,23 @@ def test_what_the_container_mounts_has_to_be_there() -> None:
         }
     }
     plan = [item("server", "container.volumes", "inspect")]
-    source, files, access = subject.refusals(WANTED, lacks, plan, [], {})
+    source, files, *access = subject.refusals(WANTED, lacks, plan, [], {})
     assert source.startswith("found nothing at /srv/gone, wanted what triton_server_volumes mounts from there: make it")
     assert files.startswith("found no librbln-thunk.so* of driver 3.2.2, wanted what the driver brings into the container: install")
-    assert access == "npufleet_device_access: found no device /dev/rbln0"
+    assert access == ["npufleet_device_access: found no device /dev/rbln0", "npufleet_device_access: found user ops"]
+
+
+@pytest.mark.parametrize("action", ["install", "load", "reload"])
+def test_nodes_of_a_driver_that_is_not_loaded_yet_are_not_missed(action: str) -> None:
+    lacks = {"server": {"absent": [], "driver_files": {"binds": [], "missing": []}, "access": CLOSED}}
+    found = subject.refusals({**WANTED, "headers": False}, lacks, [item("driver", "module", action)], [], {})
+    assert [reason for reason in found if "access" in reason] == ["npufleet_device_access: found user ops"]
 
 
 def test_files_of_a_driver_that_is_about_to_come_are_not_missed() -> None:
     lacks = {"server": {"absent": ["/srv/gone"], "driver_files": {"binds": [], "missing": ["the vendor's tool"]}, "access": CLOSED}}
     assert list(subject.mounts(lacks["server"], False)) == list(subject.mounts(lacks["server"], True))[:1]
-    assert len(list(subject.mounts(lacks["server"], True))) == 3
+    assert len(list(subject.mounts(lacks["server"], True))) == 2
 
 
 def test_engines_in_the_way() -> None:

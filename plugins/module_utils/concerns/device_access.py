@@ -87,9 +87,10 @@ def wanted(variables: Mapping[str, Any], binds: List[str]) -> Optional[Dict[str,
 
 
 def find(asked: Optional[Mapping[str, Any]]) -> Dict[str, List[str]]:
-    """{"devices": to give to the container, "groups": that may open them, "missing": why it would not serve, in words}."""
+    """{"devices": to give to the container, "groups": that may open them, and in words "missing": why it could not open them,
+    "closed": why its user could not be this one}."""
     if asked is None:
-        return {"devices": [], "groups": [], "missing": []}
+        return {"devices": [], "groups": [], "missing": [], "closed": []}
     nodes = [f"/dev/rbln{number}" for number in range(asked["npus"])]
     group, missing = _group_node(nodes)
     devices = [f"{node}:{node}:{RIGHTS}" for node in nodes] + [f"{group}:{GROUP_NODE}:{RIGHTS}"]
@@ -98,8 +99,8 @@ def find(asked: Optional[Mapping[str, Any]]) -> Dict[str, List[str]]:
         number, why = _opener(node, asked["user"])
         groups |= {str(number)} if number else set()
         missing += [why] if why else []
-    missing += [*_account(asked["user"]), *_closed(asked)]
-    return {"devices": sorted(devices), "groups": sorted(groups), "missing": missing}
+    closed = [*_account(asked["user"]), *_closed(asked)]
+    return {"devices": sorted(devices), "groups": sorted(groups), "missing": missing, "closed": closed}
 
 
 def _group_node(nodes: List[str]) -> Tuple[str, List[str]]:

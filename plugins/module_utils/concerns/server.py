@@ -274,8 +274,9 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     if from_driver["missing"]:
         plan.append(item(CONCERN, DRIVER_FILES, None, ", ".join(from_driver["missing"]), INSPECT))
     access = actual["access"]
-    if access["missing"]:
-        plan.append(item(CONCERN, ACCESS, "; ".join(access["missing"]), "the cards and files open to the server", INSPECT))
+    barred = [*access["missing"], *access["closed"]]
+    if barred:
+        plan.append(item(CONCERN, ACCESS, "; ".join(barred), "the cards and files open to the server", INSPECT))
     as_wanted = {
         **wanted["container"],
         "volumes": sorted({*wanted["container"]["volumes"], *from_driver["binds"]}),
