@@ -19,7 +19,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inpu
 from helpers import ROOT, fleet, http_server
 from small_triton import small_triton
 
-IMAGE = {"id": "sha256:" + "a" * 64}
+IMAGE = {"id": "sha256:" + "a" * 64, "reference": "npufleet/triton:1", "content": None}
 
 
 @pytest.mark.parametrize(

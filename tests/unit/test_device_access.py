@@ -21,7 +21,9 @@ NODES = ["/dev/rbln0:/dev/rbln0:rw", "/dev/rbln1:/dev/rbln1:rw", "/dev/rsd0:/dev
 
 
 def desired(**inventory: Any) -> dict[str, Any]:
-    return server.desired(fleet(**inventory), Given(image=lambda: {"id": "sha256:1"}))
+    return server.desired(
+        fleet(**inventory), Given(image=lambda: {"id": "sha256:1", "reference": "npufleet/triton:1", "content": None})
+    )
 
 
 def least(**inventory: Any) -> dict[str, Any]:

@@ -23,12 +23,16 @@ from helpers import ROOT, ansible_playbook, fleet, http_server
 CLOSED = "shared-memory,model-repository,trace,logging"
 CONTROL = "model-repository"
 OWN = "an-operators-own-key"
+IMAGE = {"id": "sha256:1", "reference": "npufleet/triton:1", "content": None}
 # Of a server that is not root
 GROUP = 61100
 
 
 def desired(**inventory: Any) -> dict[str, Any]:
-    return server.desired(fleet(**inventory), Given(image=lambda: {"id": "sha256:1", "options": []}))
+    return server.desired(
+        fleet(**inventory),
+        Given(image=lambda: {**IMAGE, "options": []}),
+    )
 
 
 # Which doors
@@ -104,7 +108,7 @@ def test_what_cannot_be_meant_is_refused_without_telling_the_key(inventory: dict
 
 def test_services_of_clouds_are_off_where_the_image_knows_them() -> None:
     def line(options: list[str]) -> list[str]:
-        found = server.desired(fleet(), Given(image=lambda: {"id": "sha256:1", "options": options}))["container"]["command"]
+        found = server.desired(fleet(), Given(image=lambda: {**IMAGE, "options": options}))["container"]["command"]
         return [one for one in found if "sagemaker" in one or "vertex" in one]
 
     assert line(["allow-sagemaker", "allow-vertex-ai"]) == ["--allow-sagemaker=false", "--allow-vertex-ai=false"]
@@ -118,7 +122,7 @@ def test_services_of_clouds_are_off_where_the_image_knows_them() -> None:
 def test_an_operators_key_is_in_nothing_that_leaves_the_controller_but_its_fingerprint() -> None:
     variables = fleet(triton_server_api_key=OWN, triton_server_restricted_apis=list(keys.APIS))
     wanted = [
-        server.desired(variables, Given(image=lambda: {"id": "sha256:1"})),
+        server.desired(variables, Given(image=lambda: IMAGE)),
         watchdog.desired(variables),
         probe_timer.desired(variables),
     ]
