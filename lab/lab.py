@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The lab: lab.py up | down | inventory.
 
-Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), NPUS (2 per host, or those of a card), SYSTEMS (debian-12; of
-the NPU hosts in turn, as in debian-12,debian-13; default is what the lab has), LAB_MODELS (what is placed: digits, or images for
+Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), NPUS (2 per host, or those of a card), SYSTEMS (debian-12;
+of the NPU hosts in turn, as in debian-12,debian-13; default is what the lab has), LAB_MODELS (what is placed: digits, or images for
 the image classifier too; default is what the lab has, digits for a new one),
 LAB_FAULTS (JSON, faults by host: {"npu2": [{"kind": "no_rsd0"}]}).
 """

@@ -59,6 +59,7 @@ OPTIONS: Dict[str, Tuple[str, Callable[[Any], Any]]] = {
     "devices": ("devices", list),
     "entrypoint": ("entrypoint", list),
     "extra_hosts": ("extra_hosts", list),
+    "groups": ("group_add", list),
     "ipc": ("ipc", _same),
     "cpus": ("cpus", _same),
     "memory": ("mem_limit", _same),
@@ -91,6 +92,7 @@ def compose_file(
         raise Refusal(reasons)
     # Under the ID that this engine has given it
     container.update(image=actual["image"], volumes=sorted({*container["volumes"], *actual["driver_files"]["binds"]}))
+    container.update({key: actual["access"][key] for key in ("devices", "groups")})
     values: Dict[str, str] = {}
     for fact in ("command", "environment", "log"):
         container[fact] = _kept_out(container[fact], sealed["container"][fact], values)
@@ -108,7 +110,7 @@ def compose_file(
 def _reasons(container: Mapping[str, Any], actual: Mapping[str, Any], host: str) -> List[str]:
     """Why there can be no such file."""
     reasons = []
-    unknown = sorted(set(container) - set(OPTIONS))
+    unknown = sorted(fact for fact in set(container) - set(OPTIONS) if container[fact] != DEFAULTS.get(fact, ...))
     if unknown:
         reasons.append(f"{host}: found container.{', container.'.join(unknown)}, wanted options that a Compose file has a form for")
     if not container["image"]:
@@ -117,6 +119,7 @@ def _reasons(container: Mapping[str, Any], actual: Mapping[str, Any], host: str)
         reasons.append(
             f"{host}: found no image on the host, wanted the locked one: run playbooks/site.yml --tags engine,image first"
         )
+    reasons += [f"{host}: {why}" for why in (*actual["access"]["missing"], *actual["access"]["closed"])]
     absent = [*actual["absent"], *actual["driver_files"]["missing"]]
     if absent:
         # The engine would make directories of them

@@ -15,7 +15,9 @@ from helpers import fixture, fleet
 
 IMAGE = fixture("inspect_image.json")
 BINDS = ["/usr/local/bin/rbln-stat:/usr/local/bin/rbln-stat:ro"]
-ACTUAL: dict[str, Any] = {"image": IMAGE["Id"], "absent": [], "driver_files": {"binds": BINDS, "missing": []}}
+ALL: dict[str, Any] = {"devices": [], "groups": [], "missing": [], "closed": []}
+NODES = {"devices": ["/dev/rbln0:/dev/rbln0:rw", "/dev/rsd0:/dev/rsd0:rw"], "groups": ["105"]}
+ACTUAL: dict[str, Any] = {"image": IMAGE["Id"], "absent": [], "driver_files": {"binds": BINDS, "missing": []}, "access": ALL}
 HEALTH: dict[str, Any] = {"start_period": 300, "restricted": ["model-repository"]}
 SECRET = "hunter2 & $HOME"
 
@@ -70,7 +72,17 @@ def created(made: dict[str, Any]) -> dict[str, Any]:
         "HostConfig": {
             "LogConfig": {"Type": made["logging"]["driver"], "Config": made["logging"]["options"]},
             "PortBindings": bound,
-            "Privileged": made["privileged"],
+            "Privileged": made.get("privileged", False),
+            "Devices": [
+                dict(zip(("PathOnHost", "PathInContainer", "CgroupPermissions"), device.split(":"), strict=True))
+                for device in made.get("devices", [])
+            ],
+            "GroupAdd": made.get("group_add"),
+            "CapAdd": made.get("cap_add"),
+            "CapDrop": made.get("cap_drop"),
+            "SecurityOpt": made.get("security_opt"),
+            "ReadonlyRootfs": made.get("read_only", False),
+            "Tmpfs": dict(place.split(":", 1) for place in made.get("tmpfs", [])),
             "RestartPolicy": {"Name": made["restart"]},
             "ShmSize": made["shm_size"],
             "Ulimits": limits,
@@ -87,7 +99,8 @@ def created(made: dict[str, Any]) -> dict[str, Any]:
     [
         {},
         {"triton_server_environment": {"RBLN_DEVICES": "0,1", "API_TOKEN": SECRET, "PLAIN": "$HOME is ~"}},
-        {"triton_server_cpuset": "0-3", "triton_server_memory": "4g", "triton_server_privileged": False},
+        {"triton_server_cpuset": "0-3", "triton_server_memory": "4g"},
+        {"npufleet_device_access": "devices"},
         {"triton_server_listen_address": "::1", "triton_server_allow_grpc": False},
         {"triton_server_listen_address": "", "triton_server_restricted_apis": [], "triton_server_open_control": True},
         {"triton_server_extra_args": ["--cache-config=redis,password=hunter2-and-more", "--cache-config=redis,host=10.0.0.1"]},
@@ -97,27 +110,36 @@ def created(made: dict[str, Any]) -> dict[str, Any]:
 )
 def test_a_container_of_the_file_is_the_wanted_one(inventory: dict[str, Any]) -> None:
     part = wanted(**inventory)
-    texts = written(part)
+    access = {**ALL, **NODES} if part["access"] else ALL
+    texts = written(part, access=access)
     made = service(texts)
     expected = {**part["container"], "volumes": sorted([*part["container"]["volumes"], *BINDS])}
+    expected.update({key: access[key] for key in ("devices", "groups")})
     assert container.container_facts(created(made), IMAGE) == expected
     assert (made["container_name"], made["pull_policy"]) == ("triton", "never")
-    assert service(written(part)) == made, "a second run writes the same"
+    assert service(written(part, access=access)) == made, "a second run writes the same"
+
+
+def test_cards_that_the_host_does_not_open_are_told() -> None:
+    closed = {**ALL, "missing": ["found no device /dev/rbln0"], "closed": ["found user ops"]}
+    with pytest.raises(Refusal) as refused:
+        written(wanted(npufleet_device_access="devices"), access=closed)
+    assert refused.value.reasons == ["npu1: found no device /dev/rbln0", "npu1: found user ops"]
 
 
 def test_every_option_of_a_container_has_a_form() -> None:
     """Whoever adds one to the concern adds its form here."""
     part = wanted()
-    assert set(subject.OPTIONS) == set(part["container"])
+    # No container of this project asks for devices by a name that its engine knows
+    assert set(subject.OPTIONS) == set(part["container"]) - {"device_requests"}
     texts = [option for option, _form in subject.OPTIONS.values()]
     assert len(set(texts)) == len(texts)
-    part["container"].update(
-        devices=["/dev/rbln0:/dev/rbln0:rwm"], cap_add=["IPC_LOCK"], cap_drop=["ALL"], user="1000", read_only=True, tmpfs=["/tmp"]
-    )
+    part["container"].update(cap_add=["IPC_LOCK"], cap_drop=["ALL"], user="1000", read_only=True, tmpfs=["/tmp"])
     part["container"].update(security=["no-new-privileges"], ipc="host", pid="host", network="host", cpus=1.5, pids_limit=100)
     part["container"].update(entrypoint=["/bin/sh"], working_dir="/srv", extra_hosts=["a:10.0.0.1"])
-    made = service(written(part))
-    assert (made["devices"], made["cap_add"], made["cap_drop"]) == (["/dev/rbln0:/dev/rbln0:rwm"], ["IPC_LOCK"], ["ALL"])
+    made = service(written(part, access={**ALL, **NODES}))
+    assert (made["devices"], made["group_add"]) == (NODES["devices"], NODES["groups"])
+    assert (made["cap_add"], made["cap_drop"]) == (["IPC_LOCK"], ["ALL"])
     assert (made["user"], made["read_only"], made["tmpfs"], made["security_opt"]) == ("1000", True, ["/tmp"], ["no-new-privileges"])
     assert (made["ipc"], made["pid"], made["network_mode"], made["cpus"], made["pids_limit"]) == ("host", "host", "host", 1.5, 100)
     assert (made["entrypoint"], made["working_dir"], made["extra_hosts"]) == (["/bin/sh"], "/srv", ["a:10.0.0.1"])
