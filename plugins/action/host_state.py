@@ -48,6 +48,8 @@ GIVEN = (
     ("access", "devices", device_access.DEVICE, "a device {}, wanted nodes of the cards only"),
     ("access", "groups", device_access.GROUP, "a group {}, wanted the number of one that is not root's"),
 )
+# The ID under which the host's engine knows the image
+IMAGE_ID = re.compile("sha256:[0-9a-f]{64}")
 KINDS = {list: "a list", dict: "a mapping", float: "a number"}
 # Seconds between two looks at a host that another run is changing
 AGAIN = 2.0
@@ -182,6 +184,9 @@ class ActionModule(FleetAction):
             strange = [entry for entry in found if not fits.fullmatch(str(entry))]
             if strange:
                 raise host_text.NoData(f"found {words.format(short(strange[0], 80))}")
+        image = server.get("image")
+        if image is not None and not IMAGE_ID.fullmatch(str(image)):
+            raise host_text.NoData(f"found an image {short(image, 80)}, wanted the ID that its engine has given it")
         holder = result.get("held_by")
         if holder:
             words = "{}: another run is changing this host: {} since {}".format(

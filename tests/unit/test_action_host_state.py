@@ -244,12 +244,17 @@ def opening(**found: Any) -> dict[str, Any]:
     return {"plan": [], "refusals": [], "moves": {}, "actual": {"server": {"access": found}}}
 
 
+def named(image: Any) -> dict[str, Any]:
+    """An answer of a host whose engine knows the image by this."""
+    return {"plan": [], "refusals": [], "moves": {}, "actual": {"server": {"image": image}}}
+
+
 def test_files_of_the_driver_are_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(action, "desired", lambda *_given: ({}, {}))
     variables: Any = {"npufleet_root": "/var/lib/npufleet"}
     answer = mounting("/usr/bin/rbln-smi:/usr/bin/rbln-smi:ro")
     nodes = ["/dev/rbln0:/dev/rbln0:rw", "/dev/rbln10:/dev/rbln10:rw", "/dev/rsd3:/dev/rsd0:rw"]
-    for found in (answer, opening(devices=nodes, groups=["105"])):
+    for found in (answer, opening(devices=nodes, groups=["105"]), named("sha256:" + "0" * 64), named(None)):
         assert Rollback(found)._rollback(variables, ["server"], {"rollback": {"to": "previous"}}, {}, "npu1")["refusals"] == []
 
 
@@ -267,6 +272,8 @@ def test_files_of_the_driver_are_mounted(monkeypatch: pytest.MonkeyPatch) -> Non
         (opening(devices=["/dev/rbln0:/dev/rbln0:rwm"]), "wanted nodes of the cards only"),
         (opening(groups=["0"]), "found a group 0, wanted the number of one that is not root's"),
         (opening(groups=["docker"]), "found a group docker"),
+        (named("evil:latest"), "found an image evil:latest, wanted the ID that its engine has given it"),
+        (named(["sha256:" + "0" * 64]), "wanted the ID that its engine has given it"),
         ({**mounting(), "actual": {"server": {"driver_files": {"binds": 7}}}}, ""),
     ],
 )
