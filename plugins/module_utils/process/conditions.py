@@ -138,7 +138,7 @@ def _of_place(wanted: Mapping[str, Any], root: str) -> Iterator[str]:
     while not os.path.isdir(place):
         place = os.path.dirname(place)
     if not os.access(place, os.W_OK | os.X_OK):
-        yield f"found that user {os.getuid()} may not write to {place}, wanted a directory of his: set npufleet_root"
+        yield f"found that user {os.getuid()} may not write to {place}, wanted a directory of its own: set npufleet_root"
     elif file_system(place)[1] < wanted["room"]:
         free = file_system(place)[1] // MIB
         yield f"found {free} MiB free at {place}, wanted {wanted['room'] // MIB} for the SDK and the models: make room"

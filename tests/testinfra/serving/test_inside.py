@@ -142,7 +142,7 @@ def test_what_cannot_serve_is_refused_with_all_reasons(session: Session):
     assert run.code == 2, run.output
     for reason in (
         "found 2 of /dev/rbln*, wanted 3",
-        "may not write to /srv, wanted a directory of his",
+        "may not write to /srv, wanted a directory of its own",
         "port 8999 cannot be had",
     ):
         assert reason in run.output, run.output
