@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """The lab: lab.py up | down | inventory.
 
-Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), NPUS (2 per host, or those of a card), SYSTEMS (debian-12;
-of the NPU hosts in turn, as in debian-12,debian-13; default is what the lab has), LAB_MODELS (what is placed: digits, or images for
-the image classifier too; default is what the lab has, digits for a new one),
-LAB_FAULTS (JSON, faults by host: {"npu2": [{"kind": "no_rsd0"}]}).
+Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), LAB_NEXT (a row that hosts may be taken to, for the same
+cards), NPUS (2 per host, or those of a card), SYSTEMS (debian-12; of the NPU hosts in turn, as in debian-12,debian-13; default is
+what the lab has), LAB_MODELS (what is placed: digits, or images for the image classifier too; default is what the lab has, digits
+for a new one), LAB_FAULTS (JSON, faults by host: {"npu2": [{"kind": "no_rsd0"}]}).
 """
 
 from __future__ import annotations
@@ -56,6 +56,9 @@ def up(lab: Lab) -> None:
     if row not in standins.ROWS:
         raise LabError(f"LAB_RELEASE: found {row}, wanted one of {', '.join(standins.ROWS)}")
     known = facts_of(lab)
+    following = os.environ.get("LAB_NEXT") or known.get("next")
+    if following and following not in standins.ROWS:
+        raise LabError(f"LAB_NEXT: found {following}, wanted one of {', '.join(standins.ROWS)}")
     placing = os.environ.get("LAB_MODELS") or known.get("placing") or "digits"
     if placing not in PLACINGS:
         raise LabError(f"LAB_MODELS: found {placing}, wanted one of {', '.join(PLACINGS)}")
@@ -65,11 +68,14 @@ def up(lab: Lab) -> None:
     engine.start()
     hosts.refuse_conflicts(lab, hosts.host_names(count))
     drivers = standins.ensure_drivers()
-    standins.ensure_index(row)
-    models = standins.ensure_models(row)
+    rows = [row, *([following] if following else [])]
+    for name in rows:
+        standins.ensure_index(name)
+    # The cards stay in their hosts, whatever row these go to
+    models = {name: standins.ensure_models(name, standins.ROWS[row]["card"]) for name in rows}
     for system in sorted(set(systems.values())):
         images.ensure_host(system)
-    base = images.ensure_triton(standins.ROWS[row]["triton"])
+    bases = {name: images.ensure_triton(standins.ROWS[name]["triton"]) for name in rows}
     hosts.prepare_state(lab)
     faults = json.loads(os.environ.get("LAB_FAULTS") or "{}")
     npus, cards_each = standins.npus_of(row, os.environ.get("NPUS"))
@@ -79,7 +85,8 @@ def up(lab: Lab) -> None:
     }
     login = f"lab:{(lab.state / 'artefact_password').read_text()}"
     changed = hosts.up(lab, systems, cards, login)
-    facts = {"row": row, "count": count, "npus": npus, "models": models, "base": base, "drivers": drivers}
+    facts = {"row": row, "count": count, "npus": npus, "models": models, "bases": bases, "drivers": drivers}
+    facts["next"] = following
     facts["sdk"] = {name: standins.sdk_version(name) for name in standins.ROWS}
     facts["placing"] = placing
     facts["systems"] = systems
@@ -115,6 +122,19 @@ def facts_of(lab: Lab) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
+def artefacts_of(facts: dict[str, Any], model: str, address: str) -> dict[str, dict[str, str]]:
+    """The compiled files of a model for each row of the lab, as an inventory lists them."""
+    made = [models[model] for models in facts["models"].values()]
+    return {
+        one["key"]: {
+            "url": f"{address}/{one['path']}",
+            "sha256": one["sha256"],
+            "record": f"{ARTEFACTS / one['path']}.json",
+        }
+        for one in made
+    }
+
+
 def down(lab: Lab) -> None:
     """Take this lab away, and the engine when the lab started it and no other lab is left on it."""
     if engine.is_ours() or engine.answers():
@@ -140,6 +160,7 @@ def inventory(lab: Lab) -> None:
         if system != FIRST_SYSTEM:
             # Ansible keeps what it has found under the host's name, which hosts of other labs and of before have too
             hostvars[name]["ansible_python_interpreter"] = "/usr/bin/python3"
+    address = f"http://{lab.address(0)}:{ARTEFACT_PORT}"
     everywhere = {
         "ansible_user": OPS_USER,
         "ansible_ssh_private_key_file": str(lab.state / "id_ed25519"),
@@ -149,14 +170,15 @@ def inventory(lab: Lab) -> None:
         "lab_docker": engine.client(),
         "lab_release": facts["row"],
         "lab_npus": facts["npus"],
-        "lab_artefact_url": f"http://{lab.address(0)}:{ARTEFACT_PORT}",
+        "lab_artefact_url": address,
         "lab_artefact_user": "lab",
         "lab_artefact_password": (lab.state / "artefact_password").read_text(),
-        "lab_models": {name: {**model, "record": f"{ARTEFACTS / model['path']}.json"} for name, model in facts["models"].items()},
+        "lab_models": facts["models"][facts["row"]],
+        "lab_artefacts": {name: artefacts_of(facts, name, address) for name in standins.MODELS},
         "lab_placing": facts["placing"],
         "lab_drivers": facts["drivers"],
         "lab_sdk": facts["sdk"],
-        "lab_base": facts["base"],
+        "lab_bases": facts["bases"],
     }
     groups = {
         "all": {"vars": everywhere, "children": ["npu_hosts", "monitoring_hosts"]},

@@ -71,13 +71,13 @@ def ensure_index(row: str) -> None:
             link.hardlink_to(wheel)
 
 
-def ensure_models(row: str) -> dict[str, dict[str, str]]:
-    """The compiled files of a row: {model: {"key", "path", "sha256"}}, path below the artefact server's root.
+def ensure_models(row: str, card: str | None = None) -> dict[str, dict[str, str]]:
+    """The compiled files of a row, for its own or another card: {model: {"key", "path", "sha256"}}.
 
-    The record of a file is beside it, at its path with .json.
+    The path is below the artefact server's root. The record of a file is beside it, at its path with .json.
     """
-    facts = ROWS[row]
-    key = f"{facts['card'].removeprefix('RBLN-')}/{facts['shape']}"
+    card = card or ROWS[row]["card"]
+    key = f"{card.removeprefix('RBLN-')}/{ROWS[row]['shape']}"
     directory = ARTEFACTS / "models"
     listing = directory / f"{key.replace('/', '-')}.json"
     inputs = digest_of(ROOT / "lab/models", ROOT / "lab/sdk", ROOT / "files/compile")
@@ -86,7 +86,7 @@ def ensure_models(row: str) -> dict[str, dict[str, str]]:
         models = {}
         for name in MODELS:
             say(f"making and compiling {name} for {key}")
-            made = json.loads(_script(f"lab/models/{name}.py", facts["card"], sdk_version(row), str(directory)))
+            made = json.loads(_script(f"lab/models/{name}.py", card, sdk_version(row), str(directory)))
             path = Path(made["path"]).resolve().relative_to(ARTEFACTS.resolve())
             models[name] = {"key": key, "path": str(path), "sha256": made["sha256"]}
         known = {"inputs": inputs, "models": models}

@@ -75,6 +75,7 @@ def lab_only(lab: dict) -> str:
     facts = lab["all"]["vars"]
     url = facts["lab_artefact_url"]
     host = url.split("//")[1].split(":")[0]
+    base = facts["lab_bases"][facts["lab_release"]]
     rows = yaml.safe_load((ROOT / "inventories/lab/group_vars/all.yml").read_text())["npufleet_extra_releases"]
     row = {**rows[facts["lab_release"]], "driver": {"package": "rebellions", "version": "1.1.67", "form": "deb"}}
     row["sdk"] = {**row["sdk"], "version": facts["lab_sdk"][facts["lab_release"]]}
@@ -82,8 +83,8 @@ def lab_only(lab: dict) -> str:
         {
             "npufleet_extra_releases": {facts["lab_release"]: row},
             "npufleet_cache": str(SITE / "cache"),
-            "triton_image_base_archive": f"{url}/{facts['lab_base']['path']}",
-            "triton_image_base_archive_sha256": facts["lab_base"]["sha256"],
+            "triton_image_base_archive": f"{url}/{base['path']}",
+            "triton_image_base_archive_sha256": base["sha256"],
             "triton_image_index_url": f"{url}/simple/",
             "triton_image_extra_index_urls": [],
             "triton_image_pip_options": [f"--trusted-host={host}"],
