@@ -531,7 +531,7 @@ def test_cards_are_not_judged_without_a_module() -> None:
 
 # A driver that has lost its cards
 
-NUMBERED = "stale: the vendor's tool numbers 2 cards 0"
+NUMBERED = "stale: the vendor's tool numbers each of 2 cards 0"
 EMPTY = "stale: the vendor's tool lists no card beside rbln0, rbln1"
 
 
@@ -546,6 +546,11 @@ def test_a_driver_that_is_stale_is_loaded_anew_and_nothing_else_is_said_of_its_c
 def test_no_card_beside_no_node_is_a_card_that_is_missing() -> None:
     bare = host(tool=tool(), nodes=[])
     assert [entry["action"] for entry in driver.diff(WANTED, bare)] == ["inspect", "inspect"]
+
+
+def test_numbers_that_begin_anew_on_each_card_are_none_of_it() -> None:
+    cards = [parsed(npu, bus_id=f"0000:{bus}:00.{npu}") for bus in ("ab", "ac") for npu in (0, 1)]
+    assert driver.stale(tool(*cards), ["rbln0", "rbln1", "rbln2", "rbln3"]) is None
 
 
 def test_a_single_card_is_number_0() -> None:

@@ -335,7 +335,7 @@ def cards(host: Host, *numbers: Any, nodes: int = 2, code: int = 0) -> None:
 
 @pytest.mark.parametrize(
     ("numbers", "nodes", "stale"),
-    [(("0", "1"), 2, 0), ((0,), 1, 0), ((), 0, 0), ((0, 0), 2, 1), (("0", "0"), 2, 1), ((), 2, 1)],
+    [(("0", "1"), 2, 0), ((0,), 1, 0), ((), 0, 0), ((0, 1, 0, 1), 4, 0), ((0, 0), 2, 1), (("0", "0"), 2, 1), ((), 2, 1)],
 )
 def test_a_driver_that_has_lost_its_cards_is_told(
     host: Host, capsys: pytest.CaptureFixture[str], numbers: tuple[Any, ...], nodes: int, stale: int

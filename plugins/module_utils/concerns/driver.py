@@ -201,9 +201,8 @@ def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:
         return None
     if not devices:
         return f"the vendor's tool lists no card beside {', '.join(nodes)}" if nodes else None
-    numbers = sorted({device["npu"] for device in devices})
-    if len(numbers) < len(devices):
-        return f"the vendor's tool numbers {len(devices)} cards {', '.join(map(str, numbers))}"
+    if len(devices) > 1 and {device["npu"] for device in devices} == {0}:
+        return f"the vendor's tool numbers each of {len(devices)} cards 0"
     return None
 
 

@@ -163,7 +163,7 @@ def _run(config: Config, given: bytes) -> subprocess.CompletedProcess[bytes]:
 def lost_cards(config: Config) -> Optional[str]:
     """How the driver has lost its cards, empty where it has them, None where the vendor's tool does not say.
 
-    The concern `driver` judges the same way: cards that share a number, or none beside device nodes that are there.
+    The concern `driver` judges the same way: cards that are all number 0, or none beside device nodes that are there.
     """
     tool = next((path for path in config.vendor_tools if os.path.isfile(path) and os.access(path, os.X_OK)), None)
     if tool is None:
@@ -176,8 +176,8 @@ def lost_cards(config: Config) -> Optional[str]:
         return None
     if nodes and not numbers:
         return f"the vendor's tool lists no card beside {', '.join(sorted(nodes))}"
-    if len(set(numbers)) < len(numbers):
-        return f"the vendor's tool numbers {len(numbers)} cards {', '.join(map(str, sorted(set(numbers))))}"
+    if len(numbers) > 1 and set(numbers) == {0}:
+        return f"the vendor's tool numbers each of {len(numbers)} cards 0"
     return ""
 
 

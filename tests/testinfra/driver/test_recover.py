@@ -46,7 +46,7 @@ def test_a_driver_that_has_lost_its_cards_is_seen_and_loaded_anew(first):
     first.check_output("echo numbers > %s", STALE)
     status = playbook("status.yml", *MODELS)
     assert status.code == 2, status.output
-    assert "driver module: found stale: the vendor's tool numbers 2 cards 0, wanted loaded anew (reload)" in status.output
+    assert "driver module: found stale: the vendor's tool numbers each of 2 cards 0, wanted loaded anew (reload)" in status.output
     first.check_output("systemctl start npufleet-probe.service")
     assert "npufleet_driver_stale 1" in first.check_output("cat /var/lib/prometheus/node-exporter/npufleet.prom")
     run = recover()
