@@ -107,6 +107,18 @@ def test_the_roles_recipe_names_what_is_installed() -> None:
     assert newer["triton_image_recipe"]["requirements"][0] == "rebel-compiler==0.9.4"
 
 
+@pytest.mark.parametrize(
+    "image", ["docker.io/rebellions/tritonserver:25.08-vllm-python-py3", "nvcr.io/nvidia/tritonserver:25.08-py3"]
+)
+def test_a_base_without_vllm_is_a_choice(image: str) -> None:
+    row = {**ROW, "triton": {**ROW["triton"], "image": image}}
+    assert fleet(npufleet_row=row)["triton_image_recipe"]["base"] == image
+    assert (
+        fleet(npufleet_row=row, triton_image_plain=True)["triton_image_recipe"]["base"] == "nvcr.io/nvidia/tritonserver:25.08-py3"
+    )
+    assert fleet(npufleet_row=row, triton_image_plain=True, triton_image_base="mine:1")["triton_image_recipe"]["base"] == "mine:1"
+
+
 # The lock
 
 
