@@ -157,11 +157,11 @@ def test_server_that_is_down_fails_every_check(first: Any) -> None:
         wait_for(lambda: ready(first))
 
 
-def test_image_that_is_gone_is_told_apart_from_a_server_that_is(first: Any) -> None:
+def test_image_that_is_gone_is_told_apart_from_a_server_that_is(first: Any, lock: dict[str, Any]) -> None:
     first.check_output("cp -p /etc/npufleet/probe.json /root/probe.json")
     try:
-        image = inspect(first)["Image"]
-        first.check_output("sed -i s/%s/gone:1/ /etc/npufleet/probe.json", image)
+        assert lock["reference"] in first.file("/etc/npufleet/probe.json").content_string
+        first.check_output("sed -i 's|%s|gone:1|' /etc/npufleet/probe.json" % lock["reference"])
         found = probed(first)
         assert set_reasons(found, "npufleet_probe_unavailable") == ["image"]
         # And it is a difference, which an ordinary run repairs.

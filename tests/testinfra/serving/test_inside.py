@@ -14,6 +14,9 @@ import pytest
 import yaml
 from conftest import INVENTORY, LAB, NPU_HOSTS, ROOT, Run
 from test_3_reboot import wait_for
+from test_models import RELEASE
+
+pytestmark = pytest.mark.skipif(RELEASE != "lab-24.01", reason="another Triton changes nothing of this")
 
 VARS = LAB["all"]["vars"] if NPU_HOSTS else {}
 # The lab, whose network the session is in
@@ -65,7 +68,17 @@ class Session:
         mounts = [f"--volume={path}:{path}:ro" for path in mounted]
         network = f"--network={PREFIX}"
         limits = ["--privileged", "--shm-size=1g", "--ulimit=memlock=-1"]
-        line = ["run", "--detach", f"--name={NAME}", network, *limits, *mounts, VARS["lab_base"]["image"], "sleep", "infinity"]
+        line = [
+            "run",
+            "--detach",
+            f"--name={NAME}",
+            network,
+            *limits,
+            *mounts,
+            VARS["lab_bases"][RELEASE]["image"],
+            "sleep",
+            "infinity",
+        ]
         subprocess.run([*self.docker, *line], check=True, capture_output=True)
         # What lies above a mount is the engine's, and may be for root alone
         self.root("chmod", "o+x", *sorted({str(one) for path in mounted for one in path.parents} - {"/"}))
