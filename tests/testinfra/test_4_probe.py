@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import LEASE, NPU_HOSTS, ROOT, connect, events, hold, inspect, now, playbook
+from conftest import LEASE, NPU_HOSTS, ROOT, connect, events, hold, now, playbook
 from test_3_reboot import ready, shown, wait_for
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
@@ -161,7 +161,7 @@ def test_image_that_is_gone_is_told_apart_from_a_server_that_is(first: Any, lock
     first.check_output("cp -p /etc/npufleet/probe.json /root/probe.json")
     try:
         assert lock["reference"] in first.file("/etc/npufleet/probe.json").content_string
-        first.check_output("sed -i 's|%s|gone:1|' /etc/npufleet/probe.json" % lock["reference"])
+        first.check_output("sed -i %s /etc/npufleet/probe.json", f"s|{lock['reference']}|gone:1|")
         found = probed(first)
         assert set_reasons(found, "npufleet_probe_unavailable") == ["image"]
         # And it is a difference, which an ordinary run repairs.
