@@ -82,6 +82,12 @@ SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] =
     "stale, but looked at": ("recover.yml", only("npu-1", *STALE), ("--check",), {}),
     "stopped": ("recover.yml", only("npu-1", *STOPPED), (), {}),
     "wrong answers": ("recover.yml", only("npu-1", fails="inference_check|server_change"), (), {}),
+    "wrong answers, and stays in use": (
+        "recover.yml",
+        only("npu-1", fails="inference_check|server_change|command modprobe -r"),
+        (),
+        {},
+    ),
     "wrong answers before": ("recover.yml", only("npu-1", fails="inference_check"), (), {}),
     "well": ("recover.yml", only("npu-1"), (), {}),
     "beyond recovery": ("recover.yml", {**fleet(2, STOPPED), **only("npu-3", *STALE, *MISSING)}, (), {}),
@@ -395,6 +401,15 @@ def test_the_steps_go_on_until_one_helps_and_all_are_told_where_none_does(ran: R
     assert ran.code == 2, ran.output
     assert order(ran.of("npu-1"), "inference_check", STOP, LOADED) == ["inference_check", STOP, LOADED]
     assert "npu-1 is not recovered. restart did not help: npu-1 is played to fail; reload did not help:" in ran.words
+
+
+@scenes("wrong answers, and stays in use")
+def test_a_step_that_fails_with_the_server_stopped_has_it_started_whatever_came_of_the_steps_before(ran: Run) -> None:
+    assert ran.code == 2, ran.output
+    calls = ran.of("npu-1")
+    unloads = max(number for number, call in enumerate(calls) if call.startswith("command modprobe -r"))
+    assert [call for call in calls[unloads:] if call == "server_change linked asking"], calls
+    assert "the server does not serve again: npu-1 is played to fail" in ran.words
 
 
 @scenes("wrong answers before")
