@@ -11,7 +11,7 @@ from pathlib import Path
 import conftest
 import pytest
 import yaml
-from conftest import INVENTORY, NPU_HOSTS, ROOT, ask, connect, containers, events, inspect, now, playbook
+from conftest import INVENTORY, LAB, NPU_HOSTS, ROOT, ask, connect, containers, events, inspect, now, playbook
 from test_3_reboot import wait_for
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
@@ -27,6 +27,10 @@ GUIDE = (
     "docker run --detach --privileged --shm-size=1g --ulimit memlock=-1 "
     "-v /home/guide/python_backend:/opt/tritonserver/python_backend "
     "-p 8000:8000 -p 8001:8001 -p 8002:8002 --ulimit stack=67108864 -ti --env RBLN_LAB_NPU_NAME=RBLN-CA12 "
+)
+# Another one may be there of a row that the host was taken to
+IMAGE = (
+    f"docker images -q --filter label=io.npufleet.release={LAB['all']['vars']['lab_release'] if NPU_HOSTS else ''} npufleet/triton"
 )
 # In the guide's form for two devices: what a restart loads is then what the managed server loads
 CONFIG = """
@@ -117,7 +121,7 @@ def clear(host) -> None:
 def by_hand(host, options: str = "", command: str = "bash") -> str:
     """Start a container as the guide does, in the place of the managed one. Returns its name."""
     clear(host)
-    container = host.check_output(f"{GUIDE} {options} {host.check_output('docker images -q npufleet/triton')} {command}")
+    container = host.check_output(f"{GUIDE} {options} {host.check_output(IMAGE)} {command}")
     if command == "bash":
         serve(host, container)
     wait_until_ready(host)
@@ -300,7 +304,7 @@ def test_models_that_the_inventory_does_not_have_are_not_dropped(host, place):
 
 def test_of_two_containers_one_has_to_be_named(host, place):
     by_hand(host, "--name one")
-    host.check_output("docker run --detach -ti --name two " + host.check_output("docker images -q npufleet/triton") + " bash")
+    host.check_output("docker run --detach -ti --name two " + host.check_output(IMAGE) + " bash")
     host.check_output("docker exec --detach two tritonserver --model-repository /tmp")
     wait_for(lambda: host.run("docker top two | grep tritonserver").rc == 0)
     run = adopt()
