@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Any, Callable, Dict, List, Mapping, Optional, Pattern, Tuple
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleUndefinedVariable
 from ansible.module_utils.parsing.convert_bool import boolean
@@ -43,13 +43,12 @@ SHAPE = {
     "clock": float,
 }
 # What of a host's answer becomes an option of its container
-GIVEN = (
+GIVEN: Tuple[Tuple[str, Optional[str], Pattern[str], str], ...] = (
     ("driver_files", "binds", driver_files.BIND, "a mount {}, wanted files of the driver only"),
     ("access", "devices", device_access.DEVICE, "a device {}, wanted nodes of the cards only"),
     ("access", "groups", device_access.GROUP, "a group {}, wanted the number of one that is not root's"),
+    ("image", None, re.compile("sha256:[0-9a-f]{64}"), "an image {}, wanted the ID that its engine has given it"),
 )
-# The ID under which the host's engine knows the image
-IMAGE_ID = re.compile("sha256:[0-9a-f]{64}")
 KINDS = {list: "a list", dict: "a mapping", float: "a number"}
 # Seconds between two looks at a host that another run is changing
 AGAIN = 2.0
@@ -179,14 +178,13 @@ class ActionModule(FleetAction):
                 raise host_text.NoData(f"found {key} {short(result[key], 80)}, wanted {KINDS[kind]}")
         # What a host has found is given to the container as it says, so it is nothing but the driver's files and devices
         server = result.get("actual", {}).get("server") or {}
-        for part, key, fits, words in GIVEN:
-            found = (server.get(part) or {}).get(key, [])
+        for part, field, fits, words in GIVEN:
+            found = (
+                (server.get(part) or {}).get(field, []) if field else [entry for entry in [server.get(part)] if entry is not None]
+            )
             strange = [entry for entry in found if not fits.fullmatch(str(entry))]
             if strange:
                 raise host_text.NoData(f"found {words.format(short(strange[0], 80))}")
-        image = server.get("image")
-        if image is not None and not IMAGE_ID.fullmatch(str(image)):
-            raise host_text.NoData(f"found an image {short(image, 80)}, wanted the ID that its engine has given it")
         holder = result.get("held_by")
         if holder:
             words = "{}: another run is changing this host: {} since {}".format(

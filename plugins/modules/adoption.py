@@ -91,6 +91,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.adoption import endpoint
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import SERVER, idles, key_headers, repositories
@@ -245,7 +246,7 @@ def served(address: str, port: int, key: Optional[Dict[str, str]] = None) -> Tup
 def look(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
     """Everything that matters of the container and its server."""
     inspect, process = find(engine, arguments["name"])
-    image = engine.get("/images/{}/json".format(inspect["Image"])) or {}
+    image = images.named(engine, inspect["Image"]) or {}
     init = inspect["State"]["Pid"]
     process["main"] = process["pid"] == init or (below(process["pid"], init) and not idles(inspect["Config"]))
     address, port = endpoint(inspect, process["argv"])

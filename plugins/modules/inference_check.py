@@ -169,7 +169,7 @@ EXAMPLES = r"""
 
 - name: Prove one model with the checks of this site, and keep the answers
   npufleet.triton.inference_check:
-    image: "{{ npufleet_lock[rbln_release].id }}"
+    image: "{{ npufleet_image }}"
     models: [resnet50]
     server:
       http_port: 9000
