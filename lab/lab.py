@@ -166,6 +166,7 @@ def inventory(lab: Lab) -> None:
         "ansible_ssh_private_key_file": str(lab.state / "id_ed25519"),
         "ansible_ssh_common_args": f"-o UserKnownHostsFile={lab.state}/known_hosts -o GlobalKnownHostsFile=/dev/null",
         "ansible_become_password": (lab.state / "become_password").read_text(),
+        "npufleet_output_dir": str(lab.output),
         "lab_cache": str(lab.cache),
         "lab_docker": engine.client(),
         "lab_release": facts["row"],

@@ -16,6 +16,8 @@ LABEL = "npufleet.lab"
 SYSTEMS = {"debian-12": "bookworm", "debian-13": "trixie"}
 # That of the operations host, and of the images of Triton
 FIRST_SYSTEM = "debian-12"
+# Of `make lab` and `make demo`
+FIRST_LAB = "lab"
 OPS_USER = "ops"
 ARTEFACT_PORT = 8480
 
@@ -42,6 +44,11 @@ class Lab:
         return BUILD / "cache" / self.name
 
     @property
+    def output(self) -> Path:
+        """What playbooks leave of this lab: labs that run beside each other have hosts of the same names."""
+        return ROOT / "build" if self.name == FIRST_LAB else BUILD / "output" / self.name
+
+    @property
     def network(self) -> str:
         return f"npufleet-{self.name}"
 
@@ -60,8 +67,8 @@ class Lab:
 
 def current_lab() -> Lab:
     """The lab that the environment names: LAB (default `lab`) and LAB_SUBNET (default by name, a /24)."""
-    name = os.environ.get("LAB") or "lab"
-    numbers = {"lab": 240, "molecule": 241, "bench": 242, "production": 244, "models": 245}
+    name = os.environ.get("LAB") or FIRST_LAB
+    numbers = {FIRST_LAB: 240, "molecule": 241, "bench": 242, "production": 244, "models": 245}
     subnet = os.environ.get("LAB_SUBNET") or f"172.31.{numbers.get(name, 243)}.0/24"
     if not subnet.endswith(".0/24"):
         raise LabError(f"LAB_SUBNET: found {subnet}, wanted an IPv4 /24 such as 172.31.240.0/24")

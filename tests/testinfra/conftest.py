@@ -29,6 +29,8 @@ def _inventory() -> dict:
 LAB = _inventory()
 NPU_HOSTS = LAB.get("npu_hosts", {}).get("hosts", [])
 CACHE = Path(LAB["all"]["vars"]["lab_cache"]) if "all" in LAB else Path()
+# What playbooks leave of this lab
+OUTPUT = Path(LAB["all"]["vars"]["npufleet_output_dir"]) if "all" in LAB else Path()
 
 
 def connect(name: str) -> testinfra.host.Host:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import KEY, LAB, NPU_HOSTS, ask, connect, inspect, playbook
+from conftest import KEY, LAB, NPU_HOSTS, OUTPUT, ask, connect, inspect, playbook
 
 NPUS = LAB.get("all", {}).get("vars", {}).get("lab_npus", 0)
 
@@ -179,7 +179,7 @@ def test_every_blob_is_what_its_name_says(npu):
 def test_source_digests_are_equal_on_all_hosts():
     status = playbook("status.yml")
     assert status.code == 0, status.output
-    hosts = json.loads((playbook.__globals__["ROOT"] / "build/status.json").read_text())["hosts"]
+    hosts = json.loads((OUTPUT / "status.json").read_text())["hosts"]
     images = {one["actual"]["image"]["id"] for one in hosts if "image" in one["actual"]}
     assert len(images) == 1
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import KEY, LEASE, NPU_HOSTS, ROOT, ask, connect, inspect, playbook
+from conftest import KEY, LEASE, NPU_HOSTS, OUTPUT, ROOT, ask, connect, inspect, playbook
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
 
@@ -57,7 +57,7 @@ def test_drift_of_every_kind_is_named_and_one_run_repairs_it(first):
     differ = {FIRST, NPU_HOSTS[-1]}
     status = playbook("status.yml")
     assert status.code == 2, status.output
-    report = {one["host"]: one["report"] for one in json.loads((ROOT / "build/status.json").read_text())["hosts"]}
+    report = {one["host"]: one["report"] for one in json.loads((OUTPUT / "status.json").read_text())["hosts"]}
     assert {host for host, lines in report.items() if lines} == differ, report
     for host, *words in (
         (NPU_HOSTS[-1], "server container", "exited (137)", "running"),
@@ -87,7 +87,7 @@ def test_a_key_that_is_lost_is_made_anew_and_the_server_started_with_it(first):
     first.check_output("rm %s", KEY)
     status = playbook("status.yml")
     assert status.code == 2, status.output
-    report = {one["host"]: one["report"] for one in json.loads((ROOT / "build/status.json").read_text())["hosts"]}
+    report = {one["host"]: one["report"] for one in json.loads((OUTPUT / "status.json").read_text())["hosts"]}
     for words in ("server key: found nothing", "server key in use: found another key"):
         assert any(words in line for line in report[FIRST]), report[FIRST]
     run = playbook("site.yml")
@@ -143,7 +143,7 @@ def test_a_wrong_golden_label_turns_the_check_red(tmp_path: Path):
     directories = {"inference_check_checks_dir": [f"{tmp_path}/checks"], "inference_check_golden_dir": [f"{tmp_path}/golden"]}
     run = playbook("check.yml", "-e", json.dumps(directories))
     assert run.code == 2, run.output
-    results = [json.loads(one.read_text()) for one in (ROOT / "build/check").glob("*.json")]
+    results = [json.loads(one.read_text()) for one in (OUTPUT / "check").glob("*.json")]
     failed = [check["name"] for one in results for check in one["checks"] if not check["ok"]]
     assert failed == ["digits/http/digit 0"], failed
 
@@ -151,27 +151,27 @@ def test_a_wrong_golden_label_turns_the_check_red(tmp_path: Path):
 def test_the_check_is_green_with_the_true_labels():
     run = playbook("check.yml")
     assert run.code == 0, run.output
-    results = [json.loads(one.read_text()) for one in (ROOT / "build/check").glob("*.json")]
+    results = [json.loads(one.read_text()) for one in (OUTPUT / "check").glob("*.json")]
     assert len(results) == len(NPU_HOSTS)
     assert sum(len(one["checks"]) for one in results) >= 40
 
 
 def test_an_unreachable_host_is_told_and_drawn(tmp_path: Path):
     """Also when no other host is asked: the report is for that moment."""
-    page = ROOT / "build/report/index.html"
+    page = OUTPUT / "report/index.html"
     page.unlink(missing_ok=True)
     away = tmp_path / "away.yml"
     away.write_text(f"npu_hosts: {{hosts: {{{FIRST}: {{ansible_host: 127.0.0.1, ansible_port: 1}}}}}}\n")
     for name in ("status.yml", "check.yml"):
         run = playbook(name, "--inventory", str(away), "--limit", FIRST)
         assert run.code == 4, run.output
-        assert "build/report/index.html" in run.output
-    found = {one["host"]: one for one in json.loads((ROOT / "build/status.json").read_text())["hosts"]}
+        assert f"report: {page}" in run.output
+    found = {one["host"]: one for one in json.loads((OUTPUT / "status.json").read_text())["hosts"]}
     # Those that were not asked are as they were.
     assert set(NPU_HOSTS) <= set(found)
     assert (found[FIRST]["state"], found[FIRST]["plan"]) == ("unreachable", [])
     assert "Connection refused" in found[FIRST]["report"][0]
-    assert "Connection refused" in json.loads((ROOT / f"build/check/{FIRST}.json").read_text())["msg"]
+    assert "Connection refused" in json.loads((OUTPUT / f"check/{FIRST}.json").read_text())["msg"]
     assert "Connection refused" in page.read_text()
     for name in ("status.yml", "check.yml"):
         run = playbook(name)

@@ -10,7 +10,7 @@ from datetime import datetime
 
 import pytest
 import testinfra
-from conftest import LAB, LEASE, NPU_HOSTS, ROOT, ask, connect, containers, inspect, lose_power, playbook, playbook_process
+from conftest import LAB, LEASE, NPU_HOSTS, OUTPUT, ask, connect, containers, inspect, lose_power, playbook, playbook_process
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
 REPLACEMENT = "/var/lib/npufleet/replacement.json"
@@ -96,7 +96,7 @@ def test_a_boot_without_a_card_is_named_and_the_engine_comes_up_all_the_same(fir
     wait_for(lambda: ready(first))
     status = playbook("status.yml")
     assert status.code == 2, status.output
-    report = {one["host"]: one["report"] for one in json.loads((ROOT / "build/status.json").read_text())["hosts"]}
+    report = {one["host"]: one["report"] for one in json.loads((OUTPUT / "status.json").read_text())["hosts"]}
     assert any("driver /dev/rbln*" in line for line in report[FIRST]), report
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import NPU_HOSTS, ROOT, Run, connect, inspect, playbook
+from conftest import NPU_HOSTS, OUTPUT, Run, connect, inspect, playbook
 from test_3_reboot import power, ready, up, wait_for, wait_until_booted
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
 MARK = "/var/lib/npufleet/maintenance.json"
-RESULTS = ROOT / f"build/check/{FIRST}.json"
+RESULTS = OUTPUT / f"check/{FIRST}.json"
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_status_names_it_and_is_no_drift():
     status = playbook("status.yml")
     assert status.code == 0, status.output
     assert "swap card 2" in status.output
-    (mark,) = [one["maintenance"] for one in json.loads((ROOT / "build/status.json").read_text())["hosts"] if one["host"] == FIRST]
+    (mark,) = [one["maintenance"] for one in json.loads((OUTPUT / "status.json").read_text())["hosts"] if one["host"] == FIRST]
     assert mark["reason"] == "swap card 2"
 
 
