@@ -127,6 +127,14 @@ SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] =
     "role alone": (str(Path(__file__).with_name("server.yml")), only("npu-1", *MODELS), (), {}),
     "fresh rollback": ("rollback.yml", only("npu-1", *MODELS, fresh=True), ROLLBACK, {}),
     "protected": ("site.yml", fleet(1, WHOLE), ("--tags", "models"), {"npufleet_protected": "prod"}),
+    "protected rollback": ("rollback.yml", fleet(1, MODEL), ROLLBACK, {"npufleet_protected": "prod"}),
+    "protected recovery": ("recover.yml", only("npu-1", *STOPPED), (), {"npufleet_protected": "prod"}),
+    "confirmed recovery": (
+        "recover.yml",
+        only("npu-1", *STOPPED),
+        ("-e", "npufleet_confirm=prod"),
+        {"npufleet_protected": "prod"},
+    ),
 }
 # What each of them changes, where that is not all
 PLANS = {"models.yml": MODEL, "recover.yml": STOPPED}
@@ -201,11 +209,17 @@ def test_a_host_that_fails_stops_what_comes_after_its_batch(ran: Run) -> None:
     assert [ran.recap(host)["failed"] for host in HOSTS] == [0, 0, 1, 0]
 
 
-@scenes("protected")
-def test_a_protected_environment_asks_whatever_tags_are_given(ran: Run) -> None:
+@scenes("protected", "protected rollback", "protected recovery")
+def test_a_protected_environment_asks_whatever_changes_it(ran: Run) -> None:
     assert ran.code == 2, ran.output
-    assert "prod is protected" in ran.words
+    assert 'prod is protected: found "", wanted "prod" before npu-1' in ran.words
     assert ran.touched() == []
+
+
+@scenes("confirmed recovery")
+def test_a_protected_environment_takes_the_answer_beforehand(ran: Run) -> None:
+    assert ran.code == 0, ran.output
+    assert ran.touched() == ["npu-1"]
 
 
 @scenes("models.yml unknown", "rollback.yml unknown")
