@@ -788,6 +788,15 @@ E1122 01:25:26.000000 1 model.cc:1] "model 'words' is none of ours"
 """
 
 
+# Of the lives before, with the engine's stamps; the one that goes on has begun with the same load
+STARTED = "2026-11-22T01:25:16.5Z"
+CUT_OFF = """2026-11-22T01:25:10Z I1122 01:25:10.0 1 model_lifecycle.cc:472] "loading: digits:1"
+2026-11-22T01:25:10Z I1122 01:25:10.1 1 model_lifecycle.cc:472] "loading: words:1"
+2026-11-22T01:25:11Z E1122 01:25:11.0 1 model_lifecycle.cc:642] "failed to load 'digits' version 1: no"
+2026-11-22T01:25:17Z I1122 01:25:17.0 1 model_lifecycle.cc:472] "loading: digits:1"
+"""
+
+
 def read(
     monkeypatch: pytest.MonkeyPatch,
     inspect: dict[str, Any] | None,
@@ -795,9 +804,12 @@ def read(
     since: list[float] | None = None,
     **inventory: Any,
 ) -> dict[str, Any]:
-    def lines(_engine: Any, _name: str, begin: float) -> list[str]:
-        asked.append(begin)
-        return LOG.splitlines()
+    def lines(_engine: Any, _name: str, begin: float = 0, until: float | None = None) -> list[str]:
+        if until is None:
+            asked.append(begin)
+            return LOG.splitlines()
+        stamped = [line.split(" ", 1) for line in CUT_OFF.splitlines()]
+        return [line for stamp, line in stamped if not until or server.epoch(stamp) < until]
 
     asked: list[float] = [] if since is None else since
     resources = {"/containers/triton/json": inspect, f"/images/{IMAGE['Id']}/json": IMAGE}
@@ -885,6 +897,25 @@ def test_a_server_that_ended_before_tells_why(monkeypatch: pytest.MonkeyPatch) -
     silent = read(monkeypatch, changed("RestartCount", 2), None)
     (one,) = server.diff({**wanted(), "container": silent["container"]}, silent)
     assert one["current"] == "no answer on port 8000, restart count 2: the last words of triton"
+
+
+@pytest.mark.parametrize(
+    ("models", "state", "cut_off"),
+    [
+        # Only what was said before it was started again
+        (("digits", "words"), {"Status": "running", "Running": True, "StartedAt": STARTED}, ["words"]),
+        (("digits",), {"Status": "running", "Running": True, "StartedAt": STARTED}, []),
+        (("digits",), {"Status": "restarting", "Running": True, "ExitCode": 139, "StartedAt": STARTED}, ["digits"]),
+    ],
+)
+def test_what_a_server_that_ended_was_still_loading(
+    monkeypatch: pytest.MonkeyPatch, models: tuple[str, ...], state: dict[str, Any], cut_off: list[str]
+) -> None:
+    asked = {**sealed(), "models": dict.fromkeys(models)}
+    monkeypatch.setitem(globals(), "sealed", lambda **_inventory: asked)
+    inspect = changed("State", state)
+    inspect["RestartCount"] = 1
+    assert read(monkeypatch, inspect, None)["cut_off"] == cut_off
 
 
 @pytest.mark.parametrize(
@@ -1124,4 +1155,5 @@ def test_last_words_tell_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     resources = {"/containers/triton/json": inspect, f"/images/{IMAGE['Id']}/json": IMAGE}
     monkeypatch.setattr(server, "Engine", FakeEngine(resources))
     monkeypatch.setattr(server, "last_words", lambda _engine, _name: "ValueError: t0ken-secret is no token")
+    monkeypatch.setattr(server, "log_lines", lambda *_asked, **_span: [])
     assert server.read(sealed())["log"] == "ValueError: *** is no token"

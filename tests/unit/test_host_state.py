@@ -160,11 +160,40 @@ def test_a_container_that_ends_while_it_is_waited_for_ends_the_proof(
 
 
 @pytest.mark.parametrize(
+    ("state", "restarts", "cut_off", "seconds"),
+    [
+        ("restarting (139)", 1, ["digits"], 2.0),
+        ("restarting (139)", 2, ["digits"], 0.5),
+        ("restarting (1)", 1, [], 0.5),
+        ("exited (139)", 0, ["digits"], 0.5),
+    ],
+)
+def test_a_server_that_crashed_in_its_loads_has_one_more_life_to_say_why(
+    monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace, state: str, restarts: int, cut_off: list[str], seconds: float
+) -> None:
+    dead = item("server", "container", state, "running", "start")
+    looks = iter([({"state": "running", "served": None, "restarts": 0}, [LOADING])])
+    later = ({"state": state, "served": None, "restarts": restarts, "cut_off": cut_off}, [dead])
+    now: list[Any] = []
+
+    def read(_wanted: Any) -> dict[str, Any]:
+        now[:] = next(looks, later)
+        return dict(now[0])
+
+    concern = SimpleNamespace(read=read, diff=lambda _wanted, _actual: now[1])
+    assert run(monkeypatch, {"server": concern}, prove=True, timeout=2)["failed"] is True  # type: ignore[dict-item]
+    assert sum(clock.slept) == seconds
+
+
+@pytest.mark.parametrize(
     ("later", "seconds"),
     [
         ({"served": None, "restarts": 4}, 2.0),
         ({"served": None, "restarts": 5}, 0.5),
         ({"served": {}, "restarts": 5}, 2.0),
+        # In the middle of its loads: its next life says why the others do not load
+        ({"served": None, "restarts": 5, "cut_off": ["digits"]}, 2.0),
+        ({"served": None, "restarts": 6, "cut_off": ["digits"]}, 0.5),
     ],
 )
 def test_a_server_that_ends_before_it_answers_is_not_waited_for(

@@ -17,6 +17,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import log
 POLL_SECONDS = 0.5
 # Characters of what was found that a failed proof tells: Triton's reasons for every model
 TOLD = 2000
+# Lives of a server's process that a proof waits for
+LIVES = 2
 
 
 def look(desired: Mapping[str, Any], root: str = "", run: str = "", ended: str = "") -> Tuple[Dict[str, Any], List[Item]]:
@@ -46,6 +48,12 @@ def ended_since(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a server that does not answer has ended since the first look. It loads every model before it ends for one of them."""
     silent = now.get("state") == "running" and now.get("served") is None
     return bool(silent and now["restarts"] > first.get("restarts", now["restarts"]))
+
+
+def says_more(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a server that ended once in the middle of its loads is started again: it says then why the others do not load."""
+    lives = now.get("restarts", 0) - first.get("restarts", 0)
+    return bool(now.get("cut_off")) and not str(now.get("state")).startswith(("exited", "dead")) and lives < LIVES
 
 
 def about(plan: List[Item], linked: bool, prove: bool) -> List[Item]:
@@ -97,6 +105,14 @@ class Seen(NamedTuple):
         )
 
 
+def settled(first: Mapping[str, Any], seen: Seen) -> bool:
+    """Whether waiting cannot help, and every reason is there."""
+    now = seen.actual.get("server") or {}
+    if says_more(first, now):
+        return hopeless([item for item in seen.plan if (item["concern"], item["action"]) != ("server", "start")])
+    return hopeless(seen.plan) or ended_since(first, now)
+
+
 def see(
     desired: Mapping[str, Any],
     root: str = "",
@@ -116,12 +132,7 @@ def see(
     first: Mapping[str, Any] = actual.get("server") or {}
     # A proof is a step of a change: the lease of its run, if there is one, stays live however long it takes
     with lease.working(root) if prove and root else nullcontext():
-        while (
-            prove
-            and seen.plan
-            and time.monotonic() < deadline
-            and not (hopeless(seen.plan) or seen.over() or ended_since(first, seen.actual.get("server") or {}))
-        ):
+        while prove and seen.plan and time.monotonic() < deadline and not (seen.over() or settled(first, seen)):
             time.sleep(POLL_SECONDS)
             actual, plan = look(desired, root, run, ended)
             plan = about(plan, linked, prove)

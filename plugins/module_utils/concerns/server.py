@@ -35,7 +35,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker impo
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import last_words, log_lines, plain, reasons, so_far
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import (
+    last_words,
+    loading,
+    log_lines,
+    plain,
+    reasons,
+    so_far,
+)
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import asked, read_served
 
 CONCERN = "server"
@@ -225,10 +232,12 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
             # Of a life that ended, the reason; of one that goes on, how far it has come
             said = last_words(engine, wanted["name"]) if actual["restarts"] else so_far(lines, sorted(wanted["models"]))
             actual["log"] = "; ".join(loads) or said
+            actual["cut_off"] = cut_off(engine, wanted, state) if actual["restarts"] else []
         status, server = asked(wanted, "GET", "/v2")
         actual["version"] = server.get("version") if status == 200 and isinstance(server, dict) else None
     else:
         actual["log"] = last_words(engine, wanted["name"])
+        actual["cut_off"] = cut_off(engine, wanted, state)
     if "log" in actual:
         raw, kept = ([*fact["environment"].values(), *fact["command"]] for fact in (facts, shown))
         actual["log"] = secret.without(str(actual["log"]), raw, kept)
@@ -240,6 +249,12 @@ def _said_since(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> float:
     started = epoch(found["State"].get("StartedAt") or "")
     opened = store.read_transaction(wanted["root"]) if found.get("RestartCount") else None
     return min(started, opened["renewed"] or started) if opened else started
+
+
+def cut_off(engine: Engine, wanted: Mapping[str, Any], state: Mapping[str, Any]) -> List[str]:
+    """Models that a server was still loading when it ended last, as one that crashes is: why they do not load, it has not said."""
+    until = epoch(state.get("StartedAt") or "") if state["Status"] == "running" else 0.0
+    return sorted(loading(log_lines(engine, wanted["name"], until=until)) & set(wanted["models"]))
 
 
 def hung(root: str, started: str) -> List[str]:

@@ -20,14 +20,14 @@ BEGUN, ENDED = re.compile(r'"?loading: (.+):\d+"?$'), re.compile(r"\"?(?:success
 FRAMES = re.compile(r"(\\n|\n){2}At:")
 
 
-def log_lines(engine: Engine, name: str, since: float = 0) -> List[str]:
-    """The last lines of a container's log, since a time of the host's clock."""
+def log_lines(engine: Engine, name: str, since: float = 0, until: float = 0) -> List[str]:
+    """The last lines of a container's log, since and until a time of the host's clock."""
     import http.client
 
     connection = engine.connection()
     try:
-        later = f"&since={since:.3f}" if since else ""
-        connection.request("GET", f"/containers/{name}/logs?stdout=1&stderr=1&tail={LOG_LINES}{later}")
+        span = (f"&since={since:.3f}" if since else "") + (f"&until={until:.3f}" if until else "")
+        connection.request("GET", f"/containers/{name}/logs?stdout=1&stderr=1&tail={LOG_LINES}{span}")
         raw = connection.getresponse().read()
     except (OSError, http.client.HTTPException):
         return []
