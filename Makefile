@@ -93,8 +93,8 @@ report-test: venv ## the report in a browser
 report-image: venv browser ## docs/images/report.png, of a made-up fleet
 	@$(PY) tests/report/image.py docs/images/report.png
 
-molecule: molecule-default molecule-production molecule-serving molecule-models ## scenarios on labs: the whole way, docs/production.md, every kind of model, the three modes
-molecule-default molecule-production molecule-serving molecule-models: molecule-%: venv
+molecule: molecule-default molecule-production molecule-serving molecule-models molecule-runfile ## scenarios on labs: the whole way, docs/production.md, every kind of model, the three modes, the drivers of today
+molecule-default molecule-production molecule-serving molecule-models molecule-runfile: molecule-%: venv
 	@tests/molecule.sh $*
 
 soak: venv ## KILLS=70 runs that are killed at random while clients ask, on a lab of its own; figures: build/bench/kills.json
@@ -114,7 +114,7 @@ packages:
 	@$(MAKE) --no-print-directory transfers
 
 # Three at a time: the longest first, and what needs no lab while the first one comes up
-LANES := molecule-default faults unit molecule-models molecule-serving lint molecule-production report-test
+LANES := molecule-default faults unit molecule-models molecule-serving molecule-runfile molecule-production lint report-test
 test: ## everything; the output of each lane is in build/log
 	@$(MAKE) --no-print-directory --jobs=2 venv packages
 	@rm -f build/log/lanes
@@ -157,4 +157,4 @@ test-mutants: venv ## seed defects one at a time; each must turn a test red
 clean: ## remove what was built; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-down converge status check lint changelog lint-models lint-corpus unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models soak sanity sanity-newest test-quick test bench-serving bench-models bench-converge bench-loading test-heavy test-mutants clean
+.PHONY: help venv demo lab lab-down converge status check lint changelog lint-models lint-corpus unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models molecule-runfile soak sanity sanity-newest test-quick test bench-serving bench-models bench-converge bench-loading test-heavy test-mutants clean

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The lab: lab.py up | down | inventory.
 
-Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), LAB_NEXT (a row that hosts may be taken to, for the same
-cards), NPUS (2 per host, or those of a card), SYSTEMS (debian-12; of the NPU hosts in turn, as in debian-12,debian-13; default is
+Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), LAB_NEXT (a row that hosts may be taken to, with cards of
+both), NPUS (2 per host, or those of a card), SYSTEMS (debian-12; of the NPU hosts in turn, as in debian-12,debian-13; default is
 what the lab has), LAB_MODELS (what is placed: digits, or images for the image classifier too; default is what the lab has, digits
 for a new one), LAB_FAULTS (JSON, faults by host: {"npu2": [{"kind": "no_rsd0"}]}).
 """
@@ -59,6 +59,7 @@ def up(lab: Lab) -> None:
     following = os.environ.get("LAB_NEXT") or known.get("next")
     if following and following not in standins.ROWS:
         raise LabError(f"LAB_NEXT: found {following}, wanted one of {', '.join(standins.ROWS)}")
+    card = standins.card_of(row, following)
     placing = os.environ.get("LAB_MODELS") or known.get("placing") or "digits"
     if placing not in PLACINGS:
         raise LabError(f"LAB_MODELS: found {placing}, wanted one of {', '.join(PLACINGS)}")
@@ -72,21 +73,18 @@ def up(lab: Lab) -> None:
     for name in rows:
         standins.ensure_index(name)
     # The cards stay in their hosts, whatever row these go to
-    models = {name: standins.ensure_models(name, standins.ROWS[row]["card"]) for name in rows}
+    models = {name: standins.ensure_models(name, card) for name in rows}
     for system in sorted(set(systems.values())):
         images.ensure_host(system)
     bases = {name: images.ensure_triton(standins.ROWS[name]["triton"]) for name in rows}
     hosts.prepare_state(lab)
     faults = json.loads(os.environ.get("LAB_FAULTS") or "{}")
-    npus, cards_each = standins.npus_of(row, os.environ.get("NPUS"))
-    cards = {
-        name: {"type": standins.ROWS[row]["card"], "count": cards_each, "faults": faults.get(name, [])}
-        for name in hosts.host_names(count)[1:]
-    }
+    npus, cards_each = standins.npus_of(card, os.environ.get("NPUS"))
+    cards = {name: {"type": card, "count": cards_each, "faults": faults.get(name, [])} for name in hosts.host_names(count)[1:]}
     login = f"lab:{(lab.state / 'artefact_password').read_text()}"
     changed = hosts.up(lab, systems, cards, login)
     facts = {"row": row, "count": count, "npus": npus, "models": models, "bases": bases, "drivers": drivers}
-    facts["next"] = following
+    facts["next"], facts["card"] = following, card
     facts["sdk"] = {name: standins.sdk_version(name) for name in standins.ROWS}
     facts["placing"] = placing
     facts["systems"] = systems
@@ -170,6 +168,8 @@ def inventory(lab: Lab) -> None:
         "lab_cache": str(lab.cache),
         "lab_docker": engine.client(),
         "lab_release": facts["row"],
+        "lab_next": facts["next"],
+        "lab_card": facts["card"],
         "lab_npus": facts["npus"],
         "lab_artefact_url": address,
         "lab_artefact_user": "lab",

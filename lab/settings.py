@@ -68,7 +68,7 @@ class Lab:
 def current_lab() -> Lab:
     """The lab that the environment names: LAB (default `lab`) and LAB_SUBNET (default by name, a /24)."""
     name = os.environ.get("LAB") or FIRST_LAB
-    numbers = {FIRST_LAB: 240, "molecule": 241, "bench": 242, "production": 244, "models": 245}
+    numbers = {FIRST_LAB: 240, "molecule": 241, "bench": 242, "production": 244, "models": 245, "runfile": 246}
     subnet = os.environ.get("LAB_SUBNET") or f"172.31.{numbers.get(name, 243)}.0/24"
     if not subnet.endswith(".0/24"):
         raise LabError(f"LAB_SUBNET: found {subnet}, wanted an IPv4 /24 such as 172.31.240.0/24")

@@ -14,10 +14,17 @@ from settings import ARTEFACTS, BUILD, ROOT, LabError, run, say
 
 # release row -> what its artefacts are made from
 ROWS = {
-    "lab-24.01": {"triton": "24.01", "sdk": "0.6.2+lab", "shape": "0.6", "card": "RBLN-CA12", "driver": "1.1.67"},
-    "lab-24.10": {"triton": "24.10", "sdk": "0.9.4+lab", "shape": "0.9", "card": "RBLN-CA22", "driver": "2.0.1"},
+    "lab-24.01": {"triton": "24.01", "sdk": "0.6.2+lab", "shape": "0.6", "cards": ("RBLN-CA12",), "driver": "1.1.67"},
+    "lab-24.10": {"triton": "24.10", "sdk": "0.9.4+lab", "shape": "0.9", "cards": ("RBLN-CA22",), "driver": "2.0.1"},
     # The newest Triton that there is a wheel of, under the driver and the SDK of 26.05
-    "lab-26.05": {"triton": "24.10", "sdk": "0.11.2+lab", "shape": "0.11", "card": "RBLN-CA25", "driver": "3.2.2"},
+    "lab-26.05": {
+        "triton": "24.10",
+        "sdk": "0.11.2+lab",
+        "shape": "0.11",
+        "driver": "3.2.2",
+        # The last one, that hosts may go from here to the first row, and from there to here
+        "cards": ("RBLN-CA25", "RBLN-CA12"),
+    },
 }
 # NPUs of a card that has more than one
 NPUS_OF_CARD = {"RBLN-CA25": 4}
@@ -38,9 +45,16 @@ def ensure_drivers() -> dict[str, dict[str, str]]:
     return found
 
 
-def npus_of(row: str, wanted: str | None) -> tuple[int, int]:
+def card_of(row: str, following: str | None = None) -> str:
+    """The cards of a lab: the row's first type, or the first that the row which its hosts may be taken to has, too."""
+    fitting = [card for card in ROWS[row]["cards"] if card in ROWS[following or row]["cards"]]
+    if not fitting:
+        raise LabError(f"LAB_NEXT: found {following}, wanted a row with a card of {row}: {' or '.join(ROWS[row]['cards'])}")
+    return fitting[0]
+
+
+def npus_of(card: str, wanted: str | None) -> tuple[int, int]:
     """(NPUs, cards) of a host: as many NPUs as are wanted, by default 2, or one card's where that has more."""
-    card = ROWS[row]["card"]
     each = NPUS_OF_CARD.get(card, 1)
     npus = int(wanted) if wanted else max(2, each)
     if npus % each:
@@ -76,7 +90,7 @@ def ensure_models(row: str, card: str | None = None) -> dict[str, dict[str, str]
 
     The path is below the artefact server's root. The record of a file is beside it, at its path with .json.
     """
-    card = card or ROWS[row]["card"]
+    card = card or card_of(row)
     key = f"{card.removeprefix('RBLN-')}/{ROWS[row]['shape']}"
     directory = ARTEFACTS / "models"
     listing = directory / f"{key.replace('/', '-')}.json"

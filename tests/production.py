@@ -77,8 +77,8 @@ def lab_only(lab: dict) -> str:
     host = url.split("//")[1].split(":")[0]
     base = facts["lab_bases"][facts["lab_release"]]
     rows = yaml.safe_load((ROOT / "inventories/lab/group_vars/all.yml").read_text())["npufleet_extra_releases"]
-    row = {**rows[facts["lab_release"]], "driver": {"package": "rebellions", "version": "1.1.67", "form": "deb"}}
-    row["sdk"] = {**row["sdk"], "version": facts["lab_sdk"][facts["lab_release"]]}
+    row = rows[facts["lab_release"]]
+    row["sdk"]["version"] = facts["lab_sdk"][facts["lab_release"]]
     return json.dumps(
         {
             "npufleet_extra_releases": {facts["lab_release"]: row},

@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, Mapping, Sequence
 import yaml
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from server import BUILD, RELEASES, ROOT, ensure_network
-from standins import ROWS, sha256_of
+from standins import ROWS, card_of, sha256_of
 
 SOURCES = ROOT / "tests/bench/models"
 LAB = ROOT / "inventories/lab/group_vars/all.yml"
@@ -20,7 +20,7 @@ def variables(release: str, npus: int) -> Dict[str, Any]:
     """What a manifest asks of a host: the lab's release row of this Triton, and a number of NPUs; the rest as the role has it."""
     row = RELEASES[release]
     rows = yaml.safe_load(LAB.read_text())["npufleet_extra_releases"]
-    host = {"npufleet_npus": npus, "npufleet_card": ROWS[row]["card"], "npufleet_row": rows[row], "rbln_release": row}
+    host = {"npufleet_npus": npus, "npufleet_card": card_of(row), "npufleet_row": rows[row], "rbln_release": row}
     return {**yaml.safe_load(DEFAULTS.read_text()), **host}
 
 
@@ -30,15 +30,14 @@ def served(name: str, profile: str, release: str, npus: Sequence[int]) -> Mappin
     (source / name).mkdir(parents=True, exist_ok=True)
     (source / name / "config.pbtxt").write_text('backend: "rbln"\n')
     compiled = ensure_network(release)
-    row = ROWS[RELEASES[release]]
+    row = RELEASES[release]
+    key = f"{card_of(row).removeprefix('RBLN-')}/{ROWS[row]['shape']}"
     entry = {
         "name": name,
         "repository": str(source),
         "profile": profile,
         "npus": list(npus),
-        "artefacts": {
-            f"{row['card'].removeprefix('RBLN-')}/{row['shape']}": {"file": str(compiled), "sha256": sha256_of(compiled)}
-        },
+        "artefacts": {key: {"file": str(compiled), "sha256": sha256_of(compiled)}},
     }
     return manifest.manifest(entry, variables(release, max(npus) + 1))["contents"]
 

@@ -77,7 +77,7 @@ def ensure_network(release: str) -> Path:
         onnx = network.as_onnx()
         tensor = {"name": "INPUT__0", "shape": list(network.PICTURE), "dtype": "float32"}
         batches = tuple(range(1, network.LARGEST + 1))
-        made = compile_onnx("bench", onnx, [tensor], batches, standins.ROWS[row]["card"], standins.sdk_version(row), directory)
+        made = compile_onnx("bench", onnx, [tensor], batches, standins.card_of(row), standins.sdk_version(row), directory)
         (directory / "network.onnx").write_bytes(onnx)
         done.write_text(json.dumps({"inputs": inputs, "path": made["path"]}))
     return Path(json.loads(done.read_text())["path"])
@@ -105,7 +105,7 @@ class Server:
             "DEV_ROOT": "/run/bench/npus",
             "LEDGER": "/run/bench/ledger",
             "DEVICE_MS": self.device_ms,
-            "NPU_NAME": standins.ROWS[RELEASES[self.release]]["card"],
+            "NPU_NAME": standins.card_of(RELEASES[self.release]),
         }
         try:
             docker(

@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 import testinfra
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 INVENTORY = ROOT / "inventories/lab"
+# What tests share: where it asserts, it says why
+pytest.register_assert_rewrite("fleet", "rows")
 # For what the project itself sees in a container
 sys.path.insert(0, str(ROOT / "collections"))
 
@@ -27,6 +30,8 @@ def _inventory() -> dict:
 
 
 LAB = _inventory()
+# Release rows of the lab, by name
+ROWS = yaml.safe_load((INVENTORY / "group_vars/all.yml").read_text())["npufleet_extra_releases"]
 NPU_HOSTS = LAB.get("npu_hosts", {}).get("hosts", [])
 CACHE = Path(LAB["all"]["vars"]["lab_cache"]) if "all" in LAB else Path()
 # What playbooks leave of this lab

@@ -153,7 +153,7 @@ def test_the_check_is_green_with_the_true_labels():
     assert run.code == 0, run.output
     results = [json.loads(one.read_text()) for one in (OUTPUT / "check").glob("*.json")]
     assert len(results) == len(NPU_HOSTS)
-    assert sum(len(one["checks"]) for one in results) >= 40
+    assert all(len(one["checks"]) >= 20 for one in results)
 
 
 def test_an_unreachable_host_is_told_and_drawn(tmp_path: Path):

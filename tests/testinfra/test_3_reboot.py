@@ -10,7 +10,7 @@ from datetime import datetime
 
 import pytest
 import testinfra
-from conftest import LAB, LEASE, NPU_HOSTS, OUTPUT, ask, connect, containers, inspect, lose_power, playbook, playbook_process
+from conftest import LAB, LEASE, NPU_HOSTS, OUTPUT, ROWS, ask, connect, containers, inspect, lose_power, playbook, playbook_process
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
 REPLACEMENT = "/var/lib/npufleet/replacement.json"
@@ -139,7 +139,10 @@ def test_a_start_on_a_card_that_is_taken_is_refused_before_anything_changes(firs
 
 
 def test_a_driver_is_not_changed_below_somebody_elses_process(first, holder):
-    run = playbook("site.yml", "--limit", FIRST, "-e", "lab_driver=1.2.92")
+    row = ROWS[LAB["all"]["vars"]["lab_release"]]
+    other = {**row, "driver": {**row["driver"], "version": "1.2.92"}}
+    rows = {LAB["all"]["vars"]["lab_release"]: other}
+    run = playbook("site.yml", "--limit", FIRST, "-e", json.dumps({"npufleet_extra_releases": rows}))
     assert run.code == 2, run.output
     assert f"rbln0 held by sleep (pid {holder}): end it (`kill {holder}`)" in run.output
     assert run.changed() == {FIRST: 0}

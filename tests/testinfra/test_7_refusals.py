@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from conftest import LAB, NPU_HOSTS, ROOT, Run, ask, connect, inspect, playbook
+from conftest import LAB, NPU_HOSTS, ROOT, ROWS, Run, ask, connect, inspect, playbook
 
 FIRST, LAST = (NPU_HOSTS[0], NPU_HOSTS[-1]) if NPU_HOSTS else ("", "")
 FACTS = LAB.get("all", {}).get("vars", {})
@@ -50,10 +49,8 @@ def still_serving() -> Iterator[None]:
 
 def row(**changes: Any) -> dict[str, Any]:
     """The lab's release rows with the row in use changed."""
-    rows = yaml.safe_load((ROOT / "inventories/lab/group_vars/all.yml").read_text())["npufleet_extra_releases"]
-    base = {**rows[FACTS["lab_release"]], "driver": {"package": "rebellions", "version": "1.1.67", "form": "deb"}}
-    base["vulnerabilities"] = {"bulletins": ["5816"], "cleared_by": "26.07"}
-    return {FACTS["lab_release"]: {**base, **changes}}
+    flaws = {"bulletins": ["5816"], "cleared_by": "26.07"}
+    return {FACTS["lab_release"]: {**ROWS[FACTS["lab_release"]], "vulnerabilities": flaws, **changes}}
 
 
 def systems() -> dict[str, list[str]]:
@@ -90,7 +87,7 @@ def test_a_driver_that_somebody_else_installs_is_proven_and_never_installed() ->
     module = host.check_output("modinfo --field filename rebellions")
     host.check_output("mv %s /root/module.ko && depmod", module)
     try:
-        version = FACTS.get("lab_driver", "1.1.67")
+        version = ROWS[FACTS["lab_release"]]["driver"]["version"]
         words = f"- {LAST}: installed module: found nothing, wanted {version}: install the vendor's driver"
         refused(site(rbln_driver_form="present"), (words,))
     finally:

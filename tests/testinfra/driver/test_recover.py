@@ -6,25 +6,17 @@ import os
 import subprocess
 from typing import Any
 
-import pytest
-from conftest import LAB, NPU_HOSTS, Run, ask, connect, inspect, playbook
+from conftest import LAB, NPU_HOSTS, Run, inspect, playbook
+from rows import FACTS, ready
 
-MODELS = ("-e", "@molecule/serving/vars/models.yml")
+# The fixture `first`
+pytest_plugins = ["rows"]
 STALE = "/run/npufleet-lab/stale"
 STAYS = "/run/npufleet-lab/stale-until-reboot"
 
 
-@pytest.fixture(scope="module")
-def first() -> Any:
-    return connect(NPU_HOSTS[0])
-
-
 def recover(*arguments: str) -> Run:
-    return playbook("recover.yml", *MODELS, *arguments)
-
-
-def ready(host: Any) -> bool:
-    return {model.get("state") for model in ask(host, "/v2/repository/index", "POST")} == {"READY"}
+    return playbook("recover.yml", *arguments)
 
 
 def life(host: Any) -> tuple[str, str]:
@@ -44,9 +36,10 @@ def test_a_host_that_is_well_is_left_alone(first):
 def test_a_driver_that_has_lost_its_cards_is_seen_and_loaded_anew(first):
     before = life(first)
     first.check_output("echo numbers > %s", STALE)
-    status = playbook("status.yml", *MODELS)
+    status = playbook("status.yml")
     assert status.code == 2, status.output
-    assert "driver module: found stale: the vendor's tool numbers each of 2 cards 0, wanted loaded anew (reload)" in status.output
+    numbers = f"found stale: the vendor's tool numbers each of {FACTS['lab_npus']} cards 0, wanted loaded anew (reload)"
+    assert f"driver module: {numbers}" in status.output
     first.check_output("systemctl start npufleet-probe.service")
     assert "npufleet_driver_stale 1" in first.check_output("cat /var/lib/prometheus/node-exporter/npufleet.prom")
     run = recover()
@@ -54,7 +47,7 @@ def test_a_driver_that_has_lost_its_cards_is_seen_and_loaded_anew(first):
     assert "serves again, proven, by this: reload" in run.output
     assert not first.file(STALE).exists
     assert (life(first)[0], ready(first)) == (before[0], True)
-    after = playbook("status.yml", *MODELS)
+    after = playbook("status.yml")
     assert after.code == 0, after.output
 
 
@@ -63,15 +56,14 @@ def test_what_only_a_reboot_helps_is_told_and_the_server_serves_as_it_did(first)
     run = recover()
     assert run.code == 2, run.output
     assert f"Only a reboot of {NPU_HOSTS[0]} helps" in " ".join(run.output.split())
-    status = playbook("status.yml", *MODELS)
+    status = playbook("status.yml")
     assert status.code == 2, status.output
     assert "driver reboot: found required, wanted rebooted (inspect)" in " ".join(status.output.split())
     assert ready(first)
 
 
 def test_a_host_that_may_be_rebooted_comes_back_serving(first):
-    facts = LAB["all"]["vars"]
-    update = [*facts["lab_docker"], "update", "--restart", "{}", LAB["_meta"]["hostvars"][NPU_HOSTS[0]]["lab_container"]]
+    update = [*FACTS["lab_docker"], "update", "--restart", "{}", LAB["_meta"]["hostvars"][NPU_HOSTS[0]]["lab_container"]]
     environment = {name: value for name, value in os.environ.items() if name != "DOCKER_HOST"}
 
     def restarts(policy: str) -> None:
@@ -84,5 +76,5 @@ def test_a_host_that_may_be_rebooted_comes_back_serving(first):
     assert run.code == 0, run.output
     assert first.check_output("cut -d' ' -f22 /proc/1/stat") != began
     assert ready(first)
-    status = playbook("status.yml", *MODELS)
+    status = playbook("status.yml")
     assert status.code == 0, status.output

@@ -2,49 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from conftest import NPU_HOSTS, Run, ask, connect, containers, inspect, playbook
+from conftest import Run, containers, inspect, playbook
+from rows import BY_INSTALLER, NEXT, OWN, PACKAGES, ROWS, is_of, module, ready
 
-MODELS = ("-e", "@molecule/serving/vars/models.yml")
-OLD, NEW = "lab-24.01", "lab-26.05"
-
-
-@pytest.fixture(scope="module")
-def first() -> Any:
-    return connect(NPU_HOSTS[0])
+# The fixture `first`
+pytest_plugins = ["rows"]
+FAILS = "/etc/npufleet-lab/installer-fails"
 
 
 def upgrade(to: str, *arguments: str) -> Run:
-    return playbook("upgrade.yml", *MODELS, "-e", f"upgrade_to={to}", *arguments)
+    return playbook("upgrade.yml", "-e", f"upgrade_to={to}", *arguments)
 
 
-def serves(host: Any) -> tuple[str, str, str, bool]:
-    """(driver in the kernel, release of the image, Triton's version, whether every model is ready)."""
-    states = {model.get("state") for model in ask(host, "/v2/repository/index", "POST")}
-    module = host.file("/sys/module/rebellions/version").content_string.strip()
-    label = inspect(host)["Config"]["Labels"]["io.npufleet.release"]
-    return module, label, ask(host, "/v2")["version"], states == {"READY"}
+def goes_proven(host, to: str) -> None:
+    run = upgrade(to, "-e", "upgrade_confirm=true")
+    assert run.code == 0, run.output
+    is_of(host, to)
+    assert containers(host) == ["triton"]
+    status = playbook("status.yml", "-e", f"rbln_release={to}")
+    assert status.code == 0, status.output
 
 
 def test_what_another_row_brings_is_said_and_nothing_is_changed(first):
+    is_of(first, OWN)
     before = inspect(first)["Id"]
-    run = upgrade(NEW)
+    run = upgrade(NEXT)
     assert run.code == 0, run.output
     words = " ".join(run.output.split())
-    assert f"to release {NEW}, on 1 of 1 hosts" in words
-    assert "1.1.67" in words and "3.2.2" in words
+    assert f"to release {NEXT}, on 1 of 1 hosts" in words
+    for row in (OWN, NEXT):
+        assert ROWS[row]["driver"]["version"] in words
     assert "give -e upgrade_confirm=true" in words
     assert set(run.changed().values()) == {0}
     assert inspect(first)["Id"] == before
 
 
-@pytest.mark.parametrize(("to", "serving"), [(NEW, ("3.2.2", NEW, "2.51.0", True)), (OLD, ("1.1.67", OLD, "2.42.0", True))])
-def test_hosts_go_there_and_back_proven(first: Any, to: str, serving: tuple[str, str, str, bool]) -> None:
-    run = upgrade(to, "-e", "upgrade_confirm=true")
-    assert run.code == 0, run.output
-    assert serves(first) == serving
-    assert containers(first) == ["triton"]
-    status = playbook("status.yml", *MODELS, "-e", f"rbln_release={to}")
-    assert status.code == 0, status.output
+def test_a_host_goes_there_proven(first):
+    goes_proven(first, NEXT)
+
+
+@pytest.mark.skipif(not BY_INSTALLER, reason="the way back is by a package")
+def test_an_installer_that_fails_gives_way_to_the_driver_before_it(first):
+    before = inspect(first)["Id"]
+    first.check_output("touch %s", FAILS)
+    run = upgrade(OWN, "-e", "upgrade_confirm=true")
+    first.check_output("rm %s", FAILS)
+    assert run.code == 2, run.output
+    assert "rebellions-installer: the firmware could not be written" in run.output
+    kept, wanted = (ROWS[row]["driver"]["version"] for row in (NEXT, OWN))
+    assert f"The driver before it was put back: module {kept} is loaded." in run.output
+    assert module(first) == kept
+    assert {name for names in PACKAGES.values() for name in names if first.package(name).is_installed} == PACKAGES["deb"]
+    assert (inspect(first)["Id"], ready(first)) == (before, True)
+    log = first.file(f"/var/lib/npufleet/packages/rebellions-x86_64-{wanted}.run.log")
+    assert (log.mode, f"Install driver {wanted}? [Y/n]" in log.content_string) == (0o600, True)
+
+
+def test_a_host_comes_back_proven(first):
+    goes_proven(first, OWN)

@@ -37,10 +37,11 @@ def test_addresses_and_names_follow_the_lab() -> None:
 def test_labs_of_other_names_have_other_subnets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LAB_SUBNET", raising=False)
     subnets = set()
-    for name in ("lab", "molecule", "bench"):
+    names = ("lab", "molecule", "bench", "production", "serving", "models", "runfile")
+    for name in names:
         monkeypatch.setenv("LAB", name)
         subnets.add(current_lab().subnet)
-    assert len(subnets) == 3
+    assert len(subnets) == len(names)
     monkeypatch.setenv("LAB_SUBNET", "10.0.0.0/16")
     with pytest.raises(LabError, match=r"found 10\.0\.0\.0/16, wanted an IPv4 /24"):
         current_lab()
@@ -191,12 +192,29 @@ def test_models_are_compiled_once_and_again_when_what_makes_them_changes(tmp_pat
     [("lab-24.01", None, (2, 2)), ("lab-24.10", "3", (3, 3)), ("lab-26.05", None, (4, 1)), ("lab-26.05", "8", (8, 2))],
 )
 def test_npus_come_by_cards(row: str, wanted: str | None, found: tuple[int, int]) -> None:
-    assert standins.npus_of(row, wanted) == found
+    assert standins.npus_of(standins.card_of(row), wanted) == found
+
+
+@pytest.mark.parametrize(
+    ("row", "following", "card"),
+    [
+        ("lab-26.05", None, "RBLN-CA25"),
+        ("lab-26.05", "lab-24.01", "RBLN-CA12"),
+        ("lab-24.01", "lab-26.05", "RBLN-CA12"),
+    ],
+)
+def test_the_cards_of_a_lab_are_of_each_row_that_it_goes_to(row: str, following: str | None, card: str) -> None:
+    assert standins.card_of(row, following) == card
+
+
+def test_a_row_for_other_cards_does_not_follow() -> None:
+    with pytest.raises(LabError, match=r"LAB_NEXT: found lab-24.10, wanted a row with a card of lab-26.05: RBLN-CA25 or RBLN-CA12"):
+        standins.card_of("lab-26.05", "lab-24.10")
 
 
 def test_half_a_card_is_refused() -> None:
     with pytest.raises(LabError, match="NPUS: found 2, wanted a multiple of 4, the NPUs of a RBLN-CA25"):
-        standins.npus_of("lab-26.05", "2")
+        standins.npus_of("RBLN-CA25", "2")
 
 
 def test_a_lab_that_is_taken_to_another_row_has_a_file_for_each() -> None:
@@ -218,9 +236,9 @@ def test_every_row_of_the_lab_is_in_its_inventory() -> None:
     assert set(rows) == set(standins.ROWS)
     for name, row in rows.items():
         made = standins.ROWS[name]
-        # Others are of hosts that are taken there from another row
-        assert (row["sdk"]["shape"], row["cards"][0]) == (made["shape"], made["card"])
+        assert (row["sdk"]["shape"], row["cards"]) == (made["shape"], list(made["cards"]))
         assert row["triton"]["image"].endswith(f":{made['triton']}-py3")
+        assert row["driver"]["version"] == made["driver"]
         assert made["driver"] in standins.DRIVERS
 
 
