@@ -115,6 +115,12 @@ DKMS_PRERM = """\
 set -e
 dkms remove -m rebellions-dkms -v {version} --all
 """
+# As a kernel's package does
+KERNEL_POSTINST = """\
+#!/bin/sh
+set -e
+depmod {release} 2>/dev/null
+"""
 # Keeps the module in use, as the vendor's service does
 SERVICE = """\
 [Unit]
@@ -239,9 +245,9 @@ def build_installer(version: str, directory: Path) -> Path:
         return installer.replace(target)
 
 
-def module(version: str) -> bytes:
+def module(version: str, name: str = "rebellions") -> bytes:
     """An ELF object that carries nothing but what modinfo reads: sections of nothing, `.modinfo` and the names of both."""
-    facts = {"version": version, "name": "rebellions", "license": "none, this is emulated"}
+    facts = {"version": version, "name": name, "license": "none, this is emulated"}
     modinfo = b"".join(f"{name}={value}".encode() + bytes(1) for name, value in facts.items())
     names = b"\0.modinfo\0.shstrtab\0"
     begin, end = 64 + len(modinfo), 64 + len(modinfo) + len(names)
@@ -269,12 +275,20 @@ def build_kernel(release: str, directory: Path) -> Path:
         " It has neither a kernel nor headers: the hosts of the lab run the kernel of the machine that they are on.",
     }
     tree = f"usr/lib/modules/{release}/build"
-    headers: dict[str, tuple[str | bytes, int]] = {
+    files: dict[str, tuple[str | bytes, int]] = {
         f"{tree}/Makefile": (BUILD_TREE, 0o644),
         # By this directory DKMS knows a build tree
         f"{tree}/include/README": ("The lab's module includes nothing.\n", 0o644),
+        # As every kernel has some: where there is none but DKMS' own, DKMS 3.2 lists no module
+        f"usr/lib/modules/{release}/kernel/lib/npufleet-lab.ko": (module(release, "npufleet-lab"), 0o644),
     }
-    return build(control, headers, {}, {}, directory / f"linux-image-{release}_{release}_amd64.deb")
+    return build(
+        control,
+        files,
+        {},
+        {"postinst": KERNEL_POSTINST.format(release=release)},
+        directory / f"linux-image-{release}_{release}_amd64.deb",
+    )
 
 
 def build(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 from typing import Any
 
 import pytest
-from conftest import LAB, NPU_HOSTS, ROWS, ask, connect, inspect, playbook
+from conftest import CACHE, LAB, NPU_HOSTS, ROWS, ask, connect, inspect, playbook
 
 FACTS = LAB["all"]["vars"] if NPU_HOSTS else {"lab_release": "lab-24.01", "lab_next": None}
 OWN = FACTS["lab_release"]
@@ -22,6 +24,20 @@ def first() -> Any:
     run = playbook("site.yml")
     assert run.code == 0, run.output
     return connect(NPU_HOSTS[0])
+
+
+def take_built(row: str) -> None:
+    """The image of a row that another lab of this checkout has built and pinned, for a fleet builds one for all of its systems."""
+    own = CACHE / "npufleet.lock.json"
+    locked = json.loads(own.read_text())
+    for lock in sorted(CACHE.parent.glob("*/npufleet.lock.json")):
+        entry = json.loads(lock.read_text()).get(row)
+        archive = f"images/{entry['id'].removeprefix('sha256:')}.tar" if entry else ""
+        if entry and row not in locked and (lock.parent / archive).exists():
+            if not (CACHE / archive).exists():
+                os.link(lock.parent / archive, CACHE / archive)
+            locked[row] = entry
+            own.write_text(json.dumps(locked, indent=4) + "\n")
 
 
 def ready(host: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import Run, containers, inspect, playbook
-from rows import BY_INSTALLER, NEXT, OWN, PACKAGES, ROWS, is_of, module, ready
+from rows import BY_INSTALLER, NEXT, OWN, PACKAGES, ROWS, is_of, module, ready, take_built
 
 # The fixture `first`
 pytest_plugins = ["rows"]
@@ -39,6 +39,7 @@ def test_what_another_row_brings_is_said_and_nothing_is_changed(first):
 
 
 def test_a_host_goes_there_proven(first):
+    take_built(NEXT)
     goes_proven(first, NEXT)
 
 

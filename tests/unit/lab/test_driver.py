@@ -452,8 +452,10 @@ class TestPackages:
         package = build.build_kernel("6.8.0-49-generic", tmp_path)
         assert dpkg_deb("--field", str(package), "Package").strip() == "linux-image-6.8.0-49-generic"
         files = [line.split()[-1] for line in dpkg_deb("--contents", str(package)).splitlines() if line.startswith("-")]
-        tree = "./usr/lib/modules/6.8.0-49-generic/build"
-        assert files == [f"{tree}/Makefile", f"{tree}/include/README"], "a build tree, and no kernel"
+        tree = "./usr/lib/modules/6.8.0-49-generic"
+        built = [f"{tree}/build/{name}" for name in ("Makefile", "include/README")]
+        assert sorted(files) == [*built, f"{tree}/kernel/lib/npufleet-lab.ko"], "a build tree and a module, and no kernel"
+        assert "depmod 6.8.0-49-generic" in dpkg_deb("--ctrl-tarfile", str(package))
         with pytest.raises(build.BuildError, match=r"found '6\.8_Custom'"):
             build.build_kernel("6.8_Custom", tmp_path)
 
