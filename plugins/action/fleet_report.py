@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import MONITORING_HOSTS, NPU_HOSTS
-from ansible_collections.npufleet.triton.plugins.plugin_utils import outputs
+from ansible_collections.npufleet.triton.plugins.plugin_utils import check_results, outputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import page, status, view
 
 
@@ -23,13 +23,18 @@ class ActionModule(ActionBase):
     def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
         result: Dict[str, Any] = {**super().run(tmp, task_vars), "changed": False}
         variables = task_vars or {}
+        state = self._task.args.get("state", "drawn")
+        if state == "begun":
+            results = self._loader.path_dwim(self._task.args["results_dir"])
+            check_results.forget(os.path.join(results, f"{variables['inventory_hostname']}.json"))
+            return result
         paths = {name: self._loader.path_dwim(self._task.args[name]) for name in ("status_file", "results_dir", "report_file")}
         groups: Mapping[str, List[str]] = variables["groups"]
         npu_hosts = list(groups.get(str(variables.get("npufleet_group", NPU_HOSTS)), []))
         fleet = list(dict.fromkeys([*npu_hosts, *groups.get(MONITORING_HOSTS, [])]))
         now = datetime.now(timezone.utc)
         try:
-            if self._task.args.get("state", "drawn") == "read":
+            if state == "read":
                 before = view.read(fleet, paths["status_file"], paths["results_dir"])[0]
                 read = {host: _known(variables["hostvars"][host]) for host in variables["ansible_play_hosts_all"]}
                 document = status.document(view.iso(now), list(before.values()), fleet, read)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
+from ansible_collections.npufleet.triton.plugins.action.fleet_report import ActionModule
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import page, view
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import status as written
+from helpers import ROOT
 
 NOW = datetime(2026, 3, 2, 12, tzinfo=timezone.utc)
 RELEASE = "a" * 64
@@ -195,3 +199,26 @@ def test_the_page_is_drawn_of_what_is_there() -> None:
         assert text.count("<script") == 2
     whole = view.view(["npu1"], ["npu1"], {"npu1": status(release="26.07-sdk0.9", untested="old <SDK>")}, {}, NOW)
     assert "26.07-sdk0.9 (untested: old &lt;SDK&gt;)" in page.page(view.escaped(whole))
+
+
+class Begun(ActionModule):
+    """The action before a host is asked anew."""
+
+    def __init__(self, results: Path) -> None:
+        self._task = SimpleNamespace(  # type: ignore[assignment]
+            args={"state": "begun", "results_dir": str(results)}, async_val=0, check_mode=True, diff=False
+        )
+        self._loader = SimpleNamespace(path_dwim=str)
+        self._supports_check_mode = True
+        self._supports_async = False
+        self._connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir=None))
+
+
+def test_answers_of_before_are_taken_away_before_a_host_is_asked(tmp_path: Path) -> None:
+    for host in ("npu1", "npu2"):
+        (tmp_path / f"{host}.json").write_text("{}")
+    for _again in range(2):
+        assert Begun(tmp_path).run(task_vars={"inventory_hostname": "npu1"})["changed"] is False
+        assert [path.name for path in tmp_path.iterdir()] == ["npu2.json"]
+    first = yaml.safe_load((ROOT / "playbooks/check.yml").read_text())[0]["tasks"][0]
+    assert first["npufleet.triton.fleet_report"]["state"] == "begun"
