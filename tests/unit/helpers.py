@@ -16,10 +16,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import forked
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
+from ansible_collections.npufleet.triton.plugins.plugin_utils.action import role_defaults
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,10 +48,7 @@ def fixture(name: str) -> Any:
 
 def fleet(**inventory: Any) -> Templated:
     """A host's variables as the action plugins see them: the inventory's over the defaults of every role, templated lazily."""
-    loader = DataLoader()
-    merged: dict[str, Any] = {}
-    for path in sorted(ROOT.glob("roles/*/defaults/main.yml")):
-        merged.update(loader.load_from_file(str(path), cache="all", trusted_as_template=True) or {})
+    merged = dict(role_defaults())
     merged.update(
         inventory_hostname="npu1",
         group_names=["npu_hosts"],
@@ -63,11 +62,17 @@ def fleet(**inventory: Any) -> Templated:
         triton_models=[],
     )
     merged.update(inventory)
-    return Templated(merged, Templar(loader, variables=merged).template, inventory)
+    return Templated(merged, Templar(DataLoader(), variables=merged).template, inventory)
 
 
-def ansible_playbook(place: Path, *arguments: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """One run of ansible-playbook with this checkout's settings; it writes below `place`."""
+def ansible_playbook(
+    place: Path, *arguments: object, cwd: Path = ROOT, whole: bool = False, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """One run of ansible-playbook with this checkout's settings; it writes below `place`.
+
+    A `whole` one is the program itself, and its modules are packed and sent, as people have it; others are forks of one that has
+    made its imports.
+    """
     settings = {
         **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_") and "proxy" not in name.lower()},
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
@@ -79,8 +84,12 @@ def ansible_playbook(place: Path, *arguments: object, cwd: Path = ROOT, **enviro
         "OPENBLAS_NUM_THREADS": "1",
         **environment,
     }
-    command = [ANSIBLE_PLAYBOOK, *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=300, check=False)
+    command = [str(ANSIBLE_PLAYBOOK), *map(str, arguments)]
+    if whole:
+        return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=300, check=False)
+    request = {"arguments": command[1:], "environment": settings, "directory": str(cwd), "host": forked.host()}
+    code, output, errors = forked.ask(forked.controller(), request, timeout=300)
+    return subprocess.CompletedProcess(command, code, output.decode(), errors.decode())
 
 
 class _Done(BaseException):

@@ -68,5 +68,5 @@ def test_a_playbook_cannot_take_the_place_of_the_controller(tmp_path: Any) -> No
     (tmp_path / "play.yml").write_text(PLAYBOOK)
     (tmp_path / "root").mkdir()
     (tmp_path / "hosts").write_text(f"localhost ansible_connection=local ansible_python_interpreter={sys.executable}\n")
-    done = ansible_playbook(tmp_path, "-i", tmp_path / "hosts", tmp_path / "play.yml")
+    done = ansible_playbook(tmp_path, "-i", tmp_path / "hosts", tmp_path / "play.yml", whole=True)
     assert done.returncode == 0, done.stdout + done.stderr

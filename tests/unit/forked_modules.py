@@ -1,0 +1,87 @@
+"""In a run of ansible-playbook: a module for this machine and this Python is a fork (forked.py), not packed and compiled anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ansible import constants as C
+from ansible.executor.module_common import _BuiltModule
+from ansible.module_utils.common.json import Direction, get_module_encoder
+from ansible.plugins import action
+from ansible.plugins.connection import local
+from forked import ask
+
+MARK = b"# a module that is not packed: "
+
+
+def pack_once(directory: str) -> None:
+    """A module that is packed is packed for every run that has this directory; each run would have one of its own."""
+    kept = f"{directory}/packed"
+    os.makedirs(kept, exist_ok=True)
+    os.symlink(kept, f"{C.DEFAULT_LOCAL_TMP}/ansiballz_cache")
+
+
+def named(path: str) -> tuple[str, str]:
+    """(full name of a module, root of the collections that it may import) by its file."""
+    root, collections, below = str(Path(path).with_suffix("")).rpartition("/ansible_collections/")
+    if not collections:
+        return f"ansible.modules.{Path(path).stem}", ""
+    return f"ansible_collections.{below}".replace("/", "."), root + collections
+
+
+def fork(address: str) -> None:
+    """From now on, by the process that listens there."""
+    base, connection = action.ActionBase, local.Connection
+    executed, pipelined, packed, sent = (
+        base._execute_module,
+        base._is_pipelining_enabled,
+        action.modify_module,
+        connection.exec_command,
+    )
+    # Of the call at hand
+    forks = False
+
+    def execute(self: Any, *given: Any, task_vars: Any = None, wrap_async: bool = False, **more: Any) -> dict[str, Any]:
+        nonlocal forks
+        there = task_vars["ansible_delegated_vars"][self._task.delegate_to] if self._task.delegate_to else task_vars
+        python = self._templar.template(there.get("ansible_python_interpreter"))
+        waited = not (wrap_async or self._task.async_val or self._connection.become)
+        forks = waited and isinstance(self._connection, connection) and python == sys.executable
+        try:
+            return executed(self, *given, task_vars=task_vars, wrap_async=wrap_async, **more)
+        finally:
+            forks = False
+
+    def pipelines(self: Any, *given: Any, **more: Any) -> bool:
+        return forks or pipelined(self, *given, **more)
+
+    def pack(**given: Any) -> Any:
+        if not forks:
+            return packed(**given)
+        name, root = named(given["module_path"])
+        encoder = get_module_encoder("legacy", Direction.CONTROLLER_TO_MODULE)
+        request = {
+            "module": name,
+            "collections": [root] if root else [],
+            "parameters": json.loads(json.dumps(given["module_args"], cls=encoder)),
+            "environment": {**os.environ, **{key: str(value) for key, value in given["environment"].items()}},
+            "directory": os.getcwd(),
+        }
+        return _BuiltModule(
+            b_module_data=MARK + json.dumps(request).encode(),
+            module_style="new",
+            shebang=f"#!{sys.executable}",
+            serialization_profile="legacy",
+        )
+
+    def send(self: Any, cmd: str, in_data: bytes | None = None, sudoable: bool = True) -> tuple[int, bytes, bytes]:
+        if in_data and in_data.startswith(MARK):
+            return ask(address, json.loads(in_data[len(MARK) :]))
+        return sent(self, cmd, in_data=in_data, sudoable=sudoable)
+
+    base._execute_module, base._is_pipelining_enabled = execute, pipelines
+    action.modify_module, connection.exec_command = pack, send
