@@ -8,7 +8,7 @@ short_description: The groups of hosts that a rollout goes over
 description:
   - Takes what M(npufleet.triton.host_state) has found on each host, and gives each that has a part in what follows with its
     groups, C(npufleet_change_yes) for one that changes, C(npufleet_change_maintenance) for one that is left out, and
-    C(npufleet_build) for the one that builds an image. A host that is as wanted is in none.
+    C(npufleet_build) for the one that builds an image, or puts it where the others get it. A host that is as wanted is in none.
   - Where M(npufleet.triton.host_state) was asked what a rollback would move, that is what changes a host.
 version_added: 0.2.0
 author: The npufleet developers (@npufleet)
@@ -50,7 +50,7 @@ def rollout_groups(hosts: Mapping[str, Mapping[str, Any]], builder: str, check: 
     found = []
     for name, variables in hosts.items():
         state = variables["npufleet_state"]
-        builds = any(entry["action"] == "build" for entry in state["plan"]) and name == variables.get(
+        builds = any(entry["action"] in ("build", "publish") for entry in state["plan"]) and name == variables.get(
             "npufleet_build_host", builder
         )
         groups = ["npufleet_build"] if builds and not check else []

@@ -21,6 +21,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import file
 GIB = 2**30
 # The supplier of models, among passwords
 LARGE_FILES = "large files of models"
+# The concern, and the kind of supplier that the host's engine asks
+ENGINE = "engine"
 ENGINES = ("docker.io", "docker-ce", "moby-engine")
 # PCI device ids of the cards (operator and exporter of the vendor; the second id of a pair is its virtual function).
 CARDS = {
@@ -69,6 +71,7 @@ def refusals(
     """Every reason why this plan cannot be applied to this host. Reads more of the host where the plan needs it."""
     reasons: List[str] = []
     doing = {(item["concern"], item["action"]) for item in plan}
+    changing = any(concern == ENGINE for concern, _action in doing)
     if plan and "driver" in actual:
         reasons += system(wanted, text("/etc/os-release") or "", os.uname().release)
         reasons += list(cards(wanted, actual["driver"], plan, _bus_types()))
@@ -76,7 +79,7 @@ def refusals(
         if ("driver", "install") in doing:
             kernel = os.uname().release
             reasons += [*(headers(kernel, wanted["brings_headers"]) if wanted["headers"] else []), *secure_boot()]
-    if any(concern == "engine" for concern, _action in doing):
+    if changing:
         reasons += list(engine(actual["engine"], packages([*CONFLICTS, *ENGINES]), _engine_name()))
     if ("server", "create") in doing or ("server", "replace") in doing:
         reasons += absent(wanted["listen"])
@@ -91,7 +94,8 @@ def refusals(
     reasons += filter(None, [(actual.get("models") or {}).get("undecided")])
     if "models" in actual and wanted["pulls"]:
         reasons += pulled(wanted["pulls"], actual["models"], passwords.get(LARGE_FILES) or {})
-    needed = [supplier for supplier in suppliers if tuple(supplier["needed"]) in doing]
+    # An engine that changes may come to trust, or to reach, what it does not now
+    needed = [entry for entry in suppliers if tuple(entry["needed"]) in doing and not (changing and entry.get("kind") == ENGINE)]
     return reasons + (unreached(needed, passwords) if needed else [])
 
 
@@ -99,8 +103,10 @@ def unreached(suppliers: List[Mapping[str, Any]], passwords: Mapping[str, str]) 
     """What keeps this host from its suppliers."""
     # Here, because most runs have nobody to ask, and TLS takes its time to be imported.
     from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
+    from ansible_collections.npufleet.triton.plugins.module_utils.engine import registry
 
-    return [why for why in (http_probe.supplier(supplier, passwords) for supplier in suppliers) if why]
+    ask = {ENGINE: registry.supplier}
+    return [why for why in (ask.get(entry.get("kind", ""), http_probe.supplier)(entry, passwords) for entry in suppliers) if why]
 
 
 def pulled(pulls: Mapping[str, Any], here: Mapping[str, Any], secrets: Mapping[str, str]) -> List[str]:

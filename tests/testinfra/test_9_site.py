@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LAB, NPU_HOSTS, ROOT, Run, ask, connect, inspect, playbook
+import site_registry
+from conftest import NPU_HOSTS, ROOT, Run, ask, connect, inspect, playbook
+from site_registry import LOGIN, OPS, REGISTRY
 
 FIRST, LAST = (NPU_HOSTS[0], NPU_HOSTS[-1]) if NPU_HOSTS else ("", "")
-OPS = LAB["_meta"]["hostvars"]["ops1"]["ansible_host"] if "_meta" in LAB and NPU_HOSTS else ""
-REGISTRY = f"{OPS}:5000"
-LOGIN = ("fleet", "r3gistry-secret")
 # It takes anybody, and is told this by everybody
 PROXY_LOGIN = "site:pr0xy-secret"
 PROXY_LOG = "/var/log/tinyproxy/tinyproxy.log"
-SERVICES = r"""
+PROXY = r"""
 set -e
 export DEBIAN_FRONTEND=noninteractive
-apt-get install -y -qq --no-install-recommends tinyproxy docker-registry apache2-utils >/dev/null
+apt-get install -y -qq --no-install-recommends tinyproxy >/dev/null
 cat > /etc/tinyproxy/tinyproxy.conf <<END
 Port 8888
 Listen 0.0.0.0
@@ -30,26 +28,7 @@ Timeout 600
 LogFile "/var/log/tinyproxy/tinyproxy.log"
 LogLevel Connect
 END
-htpasswd -nbB "$1" "$2" > /etc/docker/registry/htpasswd
-cat > /etc/docker/registry/config.yml <<END
-version: 0.1
-storage: {filesystem: {rootdirectory: /var/lib/docker-registry}}
-http: {addr: ":5000", tls: {certificate: /etc/docker/registry/site.crt, key: /etc/docker/registry/site.key}}
-auth: {htpasswd: {realm: site, path: /etc/docker/registry/htpasswd}}
-END
-chown docker-registry /etc/docker/registry/site.key
-systemctl restart tinyproxy docker-registry
-"""
-# What a person does at a registry: an image, with a login in a place that is removed again
-PUSH = r"""
-set -e
-mkdir -p "/etc/docker/certs.d/$1"
-cat > "/etc/docker/certs.d/$1/ca.crt"
-printf '%s' "$3" | docker --config /root/pushing login --username "$2" --password-stdin "$1" >/dev/null 2>&1
-tar --create --file - -C / etc/hostname | docker import - "$1/site/base:1" >/dev/null
-docker --config /root/pushing push --quiet "$1/site/base:1"
-docker image rm "$1/site/base:1" >/dev/null
-rm -r /root/pushing "/etc/docker/certs.d/$1"
+systemctl restart tinyproxy
 """
 
 
@@ -65,14 +44,10 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Proxy and registry on the operations host, an image in the registry; the first host as before afterwards."""
     place = tmp_path_factory.mktemp("site")
-    make_authority(place)
+    site_registry.start(place)
     ops, first = connect("ops1"), connect(FIRST)
-    for name in ("site.crt", "site.key"):
-        ops.check_output(
-            "mkdir -p /etc/docker/registry; printf %%s %s > %s", (place / name).read_text(), f"/etc/docker/registry/{name}"
-        )
-    ops.check_output("sh -c %s - %s %s", SERVICES, *LOGIN)
-    connect(LAST).check_output("printf %%s %s | sh -c %s - %s %s %s", (place / "ca.crt").read_text(), PUSH, REGISTRY, *LOGIN)
+    ops.check_output("sh -c %s", PROXY)
+    site_registry.push(LAST, place, "site/base:1")
     before = first.file("/etc/docker/daemon.json").content_string
     yield Site(
         {
@@ -88,20 +63,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     first.check_output("printf %%s %s > /etc/docker/daemon.json", before)
     first.check_output("rm /usr/local/share/ca-certificates/npufleet.crt; update-ca-certificates")
     assert playbook("site.yml").code == 0
-
-
-def make_authority(place: Path) -> None:
-    """An authority, and a certificate of the operations host's address by it."""
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=place, capture_output=True, check=True)
-
-    new = ["req", "-newkey", "rsa:2048", "-noenc", "-batch"]
-    openssl(*new, "-x509", "-days", "2", "-subj", "/CN=site authority", "-keyout", "ca.key", "-out", "ca.crt")
-    openssl(*new, "-subj", f"/CN={OPS}", "-keyout", "site.key", "-out", "site.csr")
-    (place / "names").write_text(f"subjectAltName=IP:{OPS}\n")
-    signed = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-days", "2"]
-    openssl("x509", "-req", "-in", "site.csr", *signed, "-out", "site.crt")
 
 
 def run(name: str, *options: str, **given: Any) -> Run:
@@ -169,7 +130,11 @@ def test_a_base_image_behind_a_login_is_pulled_and_the_login_is_gone(site: Site,
     book = ROOT / "build" / "pull.yml"
     book.write_text(
         "- hosts: npu_hosts\n  gather_facts: false\n  become: true\n  tasks:\n"
-        "    - ansible.builtin.include_role: {name: npufleet.triton.triton_image, tasks_from: base-pull}\n"
+        "    - ansible.builtin.include_role: {name: npufleet.triton.triton_image, tasks_from: registry-login}\n"
+        "      vars:\n"
+        "        triton_image_with_login: base-pull.yml\n"
+        "        triton_image_login: triton_image_registry\n"
+        '        triton_image_login_registry: "{{ triton_image_registry }}"\n'
     )
     try:
         given = {

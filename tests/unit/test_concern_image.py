@@ -124,8 +124,8 @@ def test_a_base_without_vllm_is_a_choice(image: str) -> None:
 
 def test_nothing_is_locked_yet(backends: Path) -> None:
     digest = image.recipe_digest(RECIPE, str(backends), fleet()["triton_image_instructions"])
-    expected = {"reference": f"npufleet/triton:24.01-{digest[:12]}", "recipe": digest, "options": []}
-    expected.update(dict.fromkeys(["id", "content", "archive"]))
+    expected = {"reference": f"npufleet/triton:24.01-{digest[:12]}", "recipe": digest, "options": [], "by": "archive"}
+    expected.update(dict.fromkeys(["id", "content", "archive", "repo_digest", "publish"]))
     assert wanted(backends) == expected
     assert wanted(backends, npufleet_lock={"25.08": {"recipe": digest, "id": ID}}) == expected
 
@@ -149,6 +149,60 @@ def test_lock_of_another_recipe_is_not_used(backends: Path) -> None:
     pinned = wanted(backends, npufleet_lock=lock)
     assert pinned["recipe"] != digest
     assert (pinned["id"], pinned["archive"]) == (None, None)
+
+
+# By which way it comes
+
+REPOSITORY = "registry.example.com:5000/npufleet/triton"
+ARCHIVE = {"archive": "sha256:" + "d" * 64}
+HERE, ELSEWHERE = {"repo_digest": f"{REPOSITORY}@{OTHER}"}, {"repo_digest": f"other.example.com/npufleet/triton@{OTHER}"}
+SAVED, PUSHED = "its archive on the controller", f"it in {REPOSITORY}"
+
+
+@pytest.mark.parametrize(
+    ("locked", "repository", "builder", "by", "publish"),
+    [
+        (ARCHIVE, "", "npu1", "archive", None),
+        (HERE, REPOSITORY, "npu1", "registry", None),
+        (HERE, REPOSITORY, "npu9", "registry", None),
+        ({**ARCHIVE, **HERE}, REPOSITORY, "npu9", "registry", None),
+        ({**ARCHIVE, **HERE}, "", "npu9", "archive", None),
+        # The other way is wanted now: the build host puts the image there, and gets it as before where it lacks it
+        (ARCHIVE, REPOSITORY, "npu1", "archive", PUSHED),
+        ({**ARCHIVE, **ELSEWHERE}, REPOSITORY, "npu1", "archive", PUSHED),
+        (HERE, "", "npu1", "registry", SAVED),
+        # Another host waits for that
+        (ARCHIVE, REPOSITORY, "npu9", "registry", None),
+        (HERE, "", "npu9", "archive", None),
+        # Neither: its push, or the archive's way to the controller, has failed
+        ({}, REPOSITORY, "npu1", "registry", PUSHED),
+        ({}, "", "npu1", "archive", SAVED),
+        (ELSEWHERE, REPOSITORY, "npu1", "registry", PUSHED),
+        # A repository whose name begins as that one's does
+        ({"repo_digest": f"{REPOSITORY}-old@{OTHER}"}, REPOSITORY, "npu1", "registry", PUSHED),
+    ],
+)
+def test_way_to_the_hosts(
+    backends: Path, locked: dict[str, str], repository: str, builder: str, by: str, publish: str | None
+) -> None:
+    digest = image.recipe_digest(RECIPE, str(backends), fleet()["triton_image_instructions"])
+    lock = {"24.01": {"recipe": digest, "id": ID, **locked}}
+    made = wanted(backends, npufleet_lock=lock, triton_image_delivery_repository=repository, npufleet_build_host=builder)
+    assert (made["by"], made["publish"]) == (by, publish)
+    assert made["repo_digest"] == (locked.get("repo_digest") if locked in (HERE, {**ARCHIVE, **HERE}) else None)
+
+
+def test_before_there_is_an_image_nothing_is_published(backends: Path) -> None:
+    made = wanted(backends, triton_image_delivery_repository=REPOSITORY)
+    assert (made["id"], made["by"], made["publish"]) == (None, "registry", None)
+
+
+@pytest.mark.parametrize(("here", "actions"), [(ID, ["publish"]), (None, ["deliver", "publish"])])
+def test_what_the_other_hosts_do_not_get_is_a_difference(here: str | None, actions: list[str]) -> None:
+    lock = {"reference": "npufleet/triton:24.01-0123", "id": ID, "content": None, "publish": PUSHED}
+    plan = image.diff(lock, {"engine": True, "id": here, "content": None})
+    assert [entry["action"] for entry in plan] == actions
+    assert (plan[-1]["current"], plan[-1]["desired"]) == (None, PUSHED)
 
 
 # The host
@@ -188,7 +242,7 @@ def test_read_without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_plan(pinned: str | None, here: str | None, expected: list[tuple[Any, ...]]) -> None:
-    lock = {"reference": "npufleet/triton:24.01-0123", "id": pinned, "content": None}
+    lock = {"reference": "npufleet/triton:24.01-0123", "id": pinned, "content": None, "publish": None}
     plan = image.diff(lock, {"engine": True, "id": here, "content": None})
     assert plan == [
         {"concern": "image", "name": "npufleet/triton:24.01-0123", "current": current, "desired": desired, "action": action}
@@ -198,7 +252,7 @@ def test_plan(pinned: str | None, here: str | None, expected: list[tuple[Any, ..
 
 @pytest.mark.parametrize(("content", "differs"), [("sha256:" + "c" * 64, False), ("sha256:" + "d" * 64, True), (None, True)])
 def test_an_image_of_another_engine_is_known_by_its_content(content: str | None, differs: bool) -> None:
-    lock = {"reference": "npufleet/triton:24.01-0123", "id": ID, "content": "sha256:" + "c" * 64}
+    lock = {"reference": "npufleet/triton:24.01-0123", "id": ID, "content": "sha256:" + "c" * 64, "publish": None}
     plan = image.diff(lock, {"engine": True, "id": OTHER, "content": content})
     assert [(entry["current"], entry["desired"], entry["action"]) for entry in plan] == (
         [(content, lock["content"], "deliver")] if differs else []

@@ -100,6 +100,17 @@ def test_every_template_that_lacks_something_is_named() -> None:
         ({"triton_image_base_archive": "/base.tar"}, "triton_image_base_archive is set without triton_image_base_archive_sha256"),
         ({"triton_image_index_user": "fleet"}, "triton_image_index_user is set without triton_image_index_password"),
         ({"triton_image_registry_password": "x"}, "triton_image_registry_password is set without triton_image_registry_user"),
+        ({"triton_image_delivery_user": "x"}, "triton_image_delivery_user is set without triton_image_delivery_password"),
+        *(
+            (
+                {"triton_image_delivery_repository": repository},
+                f"triton_image_delivery_repository is {repository.replace('me:pw', '***')}: write it as registry.example.com:5000/",
+            )
+            for repository in (
+                *("https://registry.example.com/triton", "https://me:pw@registry.example.com/triton", "r.example.com/Triton"),
+                *("r.example.com/triton:1", "r.example.com/triton@sha256:" + "a" * 64, "r.example.com:5000/", "r.example.com/a b"),
+            )
+        ),
         ({"npufleet_grpc_port": 8000}, "npufleet_http_port and npufleet_grpc_port are all 8000"),
         ({"triton_server_stop_timeout": 30}, "triton_server_stop_timeout is 30 and triton_server_exit_timeout 30"),
         ({"triton_server_allow_metrics": False}, "triton_server_allow_metrics is off and there are monitoring_hosts"),
@@ -115,6 +126,11 @@ def test_contradiction(given: dict[str, Any], words: str) -> None:
     (reason,) = findings(**given)
     assert words in reason
     assert ":" in reason, "says what to do"
+
+
+@pytest.mark.parametrize("repository", ["r.example.com:5000/npufleet/triton", "R.example.com/a/b-c_d.e", "npufleet/triton"])
+def test_a_repository_that_engines_take(repository: str) -> None:
+    assert findings(triton_image_delivery_repository=repository) == []
 
 
 def test_hosts_in_no_group() -> None:

@@ -9,6 +9,7 @@ import pytest
 from ansible_collections.npufleet.triton.plugins.filter.refusal_table import refusal_table
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
 from ansible_collections.npufleet.triton.plugins.module_utils import preflight as subject
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import registry
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import preflight_inputs
 from helpers import FakeEngine
 
@@ -315,6 +316,20 @@ def test_only_suppliers_that_the_plan_needs_are_asked(monkeypatch: pytest.Monkey
     wanted = {**WANTED, "disk": {}}
     assert subject.refusals(wanted, {"image": {}}, plan, suppliers, {}) == ["no answer"]
     assert asked == ["index"]
+
+
+@pytest.mark.parametrize(("changes", "asked"), [([], ["the engine's", "web"]), (["engine"], ["web"])])
+def test_an_engine_that_changes_is_not_asked_for_its_registry(
+    monkeypatch: pytest.MonkeyPatch, changes: list[str], asked: list[str]
+) -> None:
+    for module in (registry, http_probe):
+        monkeypatch.setattr(module, "supplier", lambda one, _passwords, module=module: f"{one['what']} {module is registry}")
+    monkeypatch.setattr(subject, "engine", lambda *_: [])
+    needed = {"needed": ["image", "deliver"]}
+    suppliers = [{"what": "the engine's", "kind": "engine", **needed}, {"what": "web", "kind": "web", **needed}]
+    plan = [item("image", "npufleet/triton", "deliver"), *(item(concern, "daemon.json", "configure") for concern in changes)]
+    reasons = subject.refusals({**WANTED, "disk": {}}, {"image": {}, "engine": {}}, plan, suppliers, {})
+    assert reasons == [f"{what} {what != 'web'}" for what in asked]
 
 
 # One table of all hosts

@@ -116,6 +116,39 @@ def test_archive_and_wheels_take_the_place_of_registry_and_index() -> None:
     assert [one["what"] for one in found] == ["archive of the base image"]
 
 
+REPOSITORY = "registry.example.com:5000/npufleet/triton"
+DELIVERY = {
+    "triton_image_delivery_repository": REPOSITORY,
+    "triton_image_delivery_user": "fleet",
+    "triton_image_delivery_password": "three",
+    "triton_image_wheelhouse": "/wheels",
+    "triton_image_base_archive": "/base.tar",
+}
+
+
+def test_the_registry_that_brings_the_image_is_asked_by_the_engine() -> None:
+    locked = {"24.01": {"repo_digest": f"{REPOSITORY}@sha256:1"}}
+    found, passwords = subject.suppliers(variables(**DELIVERY, npufleet_build_host="npu9", npufleet_lock=locked))
+    (entry,) = found
+    assert (entry["kind"], entry["address"], entry["user"], entry["needed"], entry["pushes"], entry["registry"]) == (
+        *("engine", f"{REPOSITORY}@sha256:1", "fleet", ["image", "deliver"], False, "registry.example.com:5000"),
+    )
+    assert passwords == {entry["what"]: "three"}
+    found, passwords = subject.suppliers(variables(**DELIVERY))
+    assert [(one["address"], one["pushes"], one["needed"]) for one in found] == [
+        (REPOSITORY, True, ["image", "build"]),
+        (REPOSITORY, True, ["image", "publish"]),
+    ]
+    assert set(passwords.values()) == {"three"}
+    assert "three" not in json.dumps(found)
+
+
+@pytest.mark.parametrize(("builder", "repository", "room"), [("npu9", REPOSITORY, 0), ("npu1", REPOSITORY, 30), ("npu9", "", 30)])
+def test_an_image_from_a_registry_needs_no_room_for_an_archive(builder: str, repository: str, room: int) -> None:
+    given = {"npufleet_build_host": builder, "triton_image_delivery_repository": repository}
+    assert subject.conditions(variables(**given), {})["disk"]["/var/lib/npufleet"]["image"] == room * 2**30
+
+
 def test_mirror_is_asked_for_docker_hub_alone() -> None:
     def mirror_of(base: str) -> Any:
         found, _passwords = subject.suppliers(

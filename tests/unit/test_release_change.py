@@ -168,6 +168,10 @@ def test_driver_image_and_what_else_changes() -> None:
     assert of_host("26.05", "26.07", item("image", "build"), npufleet_build_host="npu9") == [
         "image brought, once npu9 has built it"
     ]
+    assert of_host("26.05", "26.07", item("image", "deliver"), item("image", "publish")) == [
+        "image brought, as the lock file pins it",
+        "the locked image is put where the other hosts get it",
+    ]
     assert of_host(None, "26.07", item("driver", "install", "package")) == [
         "driver none to 3.5.1 (.run) from a file that nobody has named yet: the server stops for it, the host is not rebooted"
     ]

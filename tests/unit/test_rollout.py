@@ -168,6 +168,7 @@ def test_a_host_is_in_the_groups_of_what_it_needs() -> None:
         "npu5": {"npufleet_state": {"plan": [], "maintenance": {"reason": "x"}}},
         # Asked what a rollback would move
         "npu6": {"npufleet_state": {"plan": [build], "maintenance": None, "moves": {}}},
+        "npu8": {"npufleet_state": {"plan": [{"action": "publish"}], "maintenance": None}, "npufleet_build_host": "npu8"},
         "npu7": {"npufleet_state": {"plan": [], "maintenance": None, "moves": {"digits": {}}}},
     }
     changes, out, builds = "npufleet_change_yes", "npufleet_change_maintenance", "npufleet_build"
@@ -176,6 +177,7 @@ def test_a_host_is_in_the_groups_of_what_it_needs() -> None:
         {"name": "npu2", "groups": [changes]},
         {"name": "npu4", "groups": [builds, out]},
         {"name": "npu5", "groups": [out]},
+        {"name": "npu8", "groups": [builds, changes]},
         {"name": "npu7", "groups": [changes]},
     ]
     assert rollout_groups(hosts, "npu1", True) == [{"name": "npu4", "groups": [out]}, {"name": "npu5", "groups": [out]}]

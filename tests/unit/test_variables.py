@@ -165,7 +165,7 @@ def test_desired_has_what_was_asked_for(repository: Path) -> None:
 
 def test_container_runs_the_pinned_image(repository: Path) -> None:
     recipe = subject.desired(host(repository), ["image"])[0]["image"]["recipe"]
-    lock = {"24.01": {"recipe": recipe, "id": "sha256:" + "a" * 64, "archive": None}}
+    lock = {"24.01": {"recipe": recipe, "id": "sha256:" + "a" * 64, "archive": "sha256:" + "b" * 64}}
     wanted, _ = subject.desired(host(repository, npufleet_lock=lock), ["image", "server"])
     assert wanted["server"]["container"]["image"] == wanted["image"]["id"] == "sha256:" + "a" * 64
 

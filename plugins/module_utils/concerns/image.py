@@ -1,4 +1,4 @@
-"""The one image of a release: its ID is pinned in a lock file and equal on every host."""
+"""The one image of a release: its content is pinned in a lock file, and a registry or an archive brings it to every host."""
 
 from __future__ import annotations
 
@@ -16,24 +16,42 @@ CONCERN = "image"
 GROUP = NPU_HOSTS
 # Label with what was installed, as `name==version`, proven at the build.
 CONTENTS = "io.npufleet.contents"
+# How it comes to the hosts, each by the entry of the lock that pins it there
+ARCHIVE, REGISTRY = "archive", "registry"
 
 
 def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, Any]:
-    """Reference, pinned ID, content and options; the ID is None while no image of this recipe has been built."""
+    """Reference, pinned ID, content, options and how it comes here; the ID is None while no image of this recipe has been built."""
     recipe = variables["triton_image_recipe"]
     digest = recipe_digest(recipe, variables["triton_image_backends"], variables.get("triton_image_instructions"))
     lock = (variables["npufleet_lock"] or {}).get(variables["rbln_release"]) or {}
     lock = lock if lock.get("recipe") == digest else {}
+    repository = variables["triton_image_delivery_repository"]
+    ways = {ARCHIVE: lock.get("archive"), REGISTRY: in_repository(lock.get("repo_digest"), repository)}
+    by, publish = REGISTRY if repository else ARCHIVE, False
+    if lock.get("id") and not ways[by]:
+        # The host that brings it to the others may get it by the way of before
+        publish = variables["npufleet_build_host"] == variables["inventory_hostname"]
+        by = next((way for way in sorted(ways) if publish and ways[way]), by)
     return {
         "reference": "{}:{}-{}".format(variables["triton_image_name"], variables["rbln_release"], digest[:12]),
         "recipe": digest,
         "id": lock.get("id"),
         # Equal on every engine, which the ID is not; a lock of before has none
         "content": lock.get("content"),
-        "archive": lock.get("archive"),
+        "by": by,
+        "archive": ways[ARCHIVE],
+        "repo_digest": ways[REGISTRY],
+        # What this host has to do for the others to get it: None, or where it has to be afterwards
+        "publish": (f"it in {repository}" if repository else "its archive on the controller") if publish else None,
         # Which of the options that not every Triton has this one said that it has, when it was proven
         "options": list(lock.get("options") or []),
     }
+
+
+def in_repository(repo_digest: Optional[str], repository: str) -> Optional[str]:
+    """A digest in the repository that the inventory names; where it names none, in any."""
+    return repo_digest if repo_digest and (not repository or repo_digest.startswith(repository + "@")) else None
 
 
 def recipe_digest(recipe: Mapping[str, Any], backends: str, instructions: Optional[str] = None) -> str:
@@ -66,11 +84,14 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Not built yet, not on this host yet, or another one under its name."""
+    """Not built yet, not on this host yet or another one under its name, or not where the other hosts get it."""
     if wanted["id"] is None:
         return [item(CONCERN, wanted["reference"], actual["id"], "an image of this recipe", "build")]
     # Of two engines with stores of other kinds the same image has two IDs
     kind = "content" if wanted["content"] else "id"
+    plan = []
     if actual[kind] != wanted[kind]:
-        return [item(CONCERN, wanted["reference"], actual[kind], wanted[kind], "deliver")]
-    return []
+        plan.append(item(CONCERN, wanted["reference"], actual[kind], wanted[kind], "deliver"))
+    if wanted["publish"]:
+        plan.append(item(CONCERN, wanted["reference"], None, wanted["publish"], "publish"))
+    return plan

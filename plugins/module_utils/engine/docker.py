@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 import urllib.parse
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -50,15 +50,24 @@ class Engine:
         """A connection of one exchange."""
         return _UnixConnection(self._path, self._timeout)
 
-    def _exchange(self, method: str, resource: str, body: Any = None, timeout: Optional[float] = None) -> Tuple[int, bytes]:
+    def exchange(
+        self,
+        method: str,
+        resource: str,
+        body: Any = None,
+        timeout: Optional[float] = None,
+        headers: Optional[Mapping[str, str]] = None,
+    ) -> Tuple[int, bytes]:
         """(status, body) of one answer, within so many seconds. Raises OSError when there is none."""
         connection = self.connection()
         connection.timeout = timeout or self._timeout
+        sent: Dict[str, str] = dict(headers or {})
         try:
             if body is None:
-                connection.request(method, resource)
+                connection.request(method, resource, headers=sent)
             else:
-                connection.request(method, resource, body=json.dumps(body), headers={"Content-Type": "application/json"})
+                sent["Content-Type"] = "application/json"
+                connection.request(method, resource, body=json.dumps(body), headers=sent)
             answer = connection.getresponse()
             return answer.status, answer.read()
         except http.client.HTTPException as error:
@@ -68,7 +77,7 @@ class Engine:
 
     def get(self, resource: str) -> Optional[Any]:
         """The engine's JSON answer; None for something that it does not have. Raises OSError when it is not there."""
-        status, body = self._exchange("GET", resource)
+        status, body = self.exchange("GET", resource)
         if status == 404:
             return None
         if status != 200:
@@ -91,20 +100,20 @@ class Engine:
         """
         place = "/containers/" + urllib.parse.quote(name)
         # One that a kill has left
-        self._exchange("DELETE", place + "?force=true")
+        self.exchange("DELETE", place + "?force=true")
         self._post(f"/containers/create?name={urllib.parse.quote(name)}", config)
         try:
             self._post(place + "/start", None)
             ended = json.loads(self._post(place + "/wait", None, limit))
-            said = frames(self._exchange("GET", place + "/logs?stdout=1&stderr=1")[1])
+            said = frames(self.exchange("GET", place + "/logs?stdout=1&stderr=1")[1])
         except socket.timeout:
             raise OSError(f"it has not ended within {limit:.0f} s") from None
         finally:
-            self._exchange("DELETE", place + "?force=true")
+            self.exchange("DELETE", place + "?force=true")
         return int(ended["StatusCode"]), said.decode("utf-8", "replace")
 
     def _post(self, resource: str, body: Any, timeout: Optional[float] = None) -> bytes:
-        status, raw = self._exchange("POST", resource, body, timeout)
+        status, raw = self.exchange("POST", resource, body, timeout)
         if status not in (200, 201, 204):
             raise OSError("the engine answered {}: {}".format(status, raw.decode("utf-8", "replace")[:200].strip()))
         return raw

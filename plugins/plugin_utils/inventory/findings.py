@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import glob
 import os
+import re
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Set, Tuple
 
 import yaml
 from ansible.errors import AnsibleError, AnsibleUndefinedVariable
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN
+from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, without_login
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import values
 
 MONITORING = "monitoring_hosts"
@@ -31,6 +32,8 @@ WITH_LOGIN = {
     "triton_image_base_archive": "npufleet_artefact",
     "triton_image_index_url": "triton_image_index",
 }
+# A repository as engines take it: a registry, and a path in small letters
+REPOSITORY = re.compile(r"([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
 # Names that this alike are taken for a slip of the finger, also outside of the families.
 ALIKE = 0.86
 
@@ -128,13 +131,19 @@ def _contradictions(has: Mapping[str, Any]) -> Iterator[str]:
             yield f"{source} is set without {package}_sha256: add the digest, so that no other package is installed"
     if has["triton_image_base_archive"] and not has["triton_image_base_archive_sha256"]:
         yield "triton_image_base_archive is set without triton_image_base_archive_sha256: add `sha256sum` of the archive"
-    for login in ("npufleet_artefact", "triton_image_index", "triton_image_registry"):
+    for login in ("npufleet_artefact", "triton_image_index", "triton_image_registry", "triton_image_delivery"):
         if bool(has[f"{login}_user"]) != bool(has[f"{login}_password"]):
             there, gone = ("user", "password") if has[f"{login}_user"] else ("password", "user")
             yield f"{login}_{there} is set without {login}_{gone}: set both, or none for a server without a login"
     for name, login in WITH_LOGIN.items():
         if LOGIN.search(str(has[name])):
             yield f"{name} has a login in it, which a command line would show: set {login}_user and {login}_password instead"
+    repository = str(has["triton_image_delivery_repository"])
+    if repository and not REPOSITORY.fullmatch(repository):
+        yield (
+            f"triton_image_delivery_repository is {without_login(repository, '***@')}: write it as "
+            "registry.example.com:5000/npufleet/triton, in small letters, without a scheme, a login, a tag or a digest"
+        )
     ports: Dict[str, List[str]] = {}
     for name in ("npufleet_http_port", "npufleet_grpc_port", "npufleet_metrics_port"):
         ports.setdefault(str(has[name]), []).append(name)

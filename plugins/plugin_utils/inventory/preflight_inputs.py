@@ -11,9 +11,10 @@ from typing import Any, Dict, Iterator, List, Mapping, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import cache, listens
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import authority
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.image import in_repository
 from ansible_collections.npufleet.triton.plugins.module_utils.fetch import download
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal
-from ansible_collections.npufleet.triton.plugins.module_utils.preflight import GIB, LARGE_FILES
+from ansible_collections.npufleet.triton.plugins.module_utils.preflight import ENGINE, GIB, LARGE_FILES
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 from ansible_collections.npufleet.triton.plugins.module_utils.store.blobs import file_digest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.check_files import documents
@@ -39,7 +40,7 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
         "disk": {
             "/var/lib/docker": {"image": int(variables["preflight_disk_engine"]) * GIB},
             variables["npufleet_root"]: {
-                "image": int(variables["preflight_disk_transfer"]) * GIB,
+                "image": _archive_room(variables),
                 "models": int(variables["preflight_disk_models"]) * GIB,
             },
         },
@@ -47,6 +48,13 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
         "models": {name: manifest["memory"] for name, manifest in manifests.items() if any(manifest["memory"])},
         "pulls": _pulls(variables, manifests),
     }
+
+
+def _archive_room(variables: Mapping[str, Any]) -> int:
+    """Bytes for an archive on its way: none where the image comes from a registry, but for what is built with."""
+    if variables["triton_image_delivery_repository"] and variables["npufleet_build_host"] != variables["inventory_hostname"]:
+        return 0
+    return int(variables["preflight_disk_transfer"]) * GIB
 
 
 def _pulls(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
@@ -128,6 +136,8 @@ def suppliers(variables: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], Dict[
         )
     if variables["npufleet_build_host"] == variables["inventory_hostname"]:
         found += list(_of_image(variables))
+    if variables["triton_image_delivery_repository"]:
+        found += list(_of_delivery(variables))
     passwords: Dict[str, Any] = {}
     if variables["model_repository_fetch"] != "controller":
         passwords[LARGE_FILES] = way(variables, False)[1]
@@ -175,6 +185,22 @@ def _of_image(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
             "needed": needed,
             "todo": "correct triton_image_base, triton_image_registry_user and _password, or give triton_image_base_archive",
         }
+
+
+def _of_delivery(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+    """The registry that the image is pushed to, and that it is pulled from."""
+    repository = variables["triton_image_delivery_repository"]
+    login = "triton_image_delivery"
+    common = {"kind": ENGINE, "login": login, "registry": variables["triton_image_delivery_registry"]}
+    where = "see what this host's engine lacks to reach it (docs/production.md)"
+    locked = in_repository(variables["npufleet_locked"].get("repo_digest"), repository)
+    if locked:
+        common["todo"] = f"correct {login}_user and _password, or {where}"
+        yield {"what": "image in the registry", "address": locked, "pushes": False, "needed": ["image", "deliver"], **common}
+    if variables["npufleet_build_host"] == variables["inventory_hostname"]:
+        common["todo"] = f"correct {login}_repository, _user and _password, or {where}"
+        for action in ("build", "publish"):
+            yield {"what": "repository", "address": repository, "pushes": True, "needed": ["image", action], **common}
 
 
 def refusals(

@@ -176,8 +176,10 @@ def _image(variables: Mapping[str, Any], plan: List[Mapping[str, Any]]) -> Itera
     builder = variables["npufleet_build_host"]
     if "build" in doing and builder == variables["inventory_hostname"]:
         yield f"image built here out of {variables['triton_image_base']}"
-    elif doing:
+    elif {"build", "deliver"} & set(doing):
         yield f"image brought, {'once ' + builder + ' has built it' if 'build' in doing else 'as the lock file pins it'}"
+    if "publish" in doing:
+        yield "the locked image is put where the other hosts get it"
 
 
 def _rest(plan: List[Mapping[str, Any]]) -> Iterator[str]:

@@ -18,9 +18,13 @@ from hostile_user import HostileUser
 
 ENGINE = Path(__file__).parent / "docker/engine.py"
 PLAYED = {
-    "community/docker": ["docker_image_info", "docker_image_load", "docker_image", "docker_image_export", "docker_container"],
+    "community/docker": [
+        *("docker_image", "docker_image_info", "docker_image_load", "docker_image_export", "docker_image_tag"),
+        *("docker_image_push", "docker_image_pull", "docker_image_remove", "docker_login", "docker_container"),
+    ],
     "ansible/posix": ["synchronize"],
 }
+REFERENCE = "npufleet/triton:24.01-1"
 BASE, BUILT, OTHER = "sha256:" + "b" * 64, "sha256:" + "e" * 64, "sha256:" + "0" * 64
 WHEELS = {"rebel_compiler-0.6.2-py3-none-any.whl": "rebel", "numpy-1.26.4-py3-none-any.whl": "numpy"}
 
@@ -35,7 +39,10 @@ class Stage:
         self.incoming.mkdir(parents=True)
         self.user = HostileUser(self.incoming, place / "elsewhere")
         self.keep("images.json", {})
-        self.keep("pip.json", [])
+        for name in ("pip.json", "calls.json", "login.json"):
+            self.keep(name, [])
+        self.keep("registry.json", {})
+        self.keep("state.json", {})
         self.keep("wheels.json", WHEELS)
         # One file instead of the project's own: each is a copy of its own
         self.backends = place / "backends"
@@ -62,8 +69,9 @@ class Stage:
     def read(self, name: str) -> Any:
         return json.loads((self.place / name).read_text())
 
-    def run(self, tasks: str, **image: Any) -> tuple[int, str]:
-        """One task file of the role; exit code and output in one line."""
+    def run(self, *tasks: str, host: str = "npu1", given: dict[str, Any] | None = None, **image: Any) -> tuple[int, str]:
+        """Task files of the role, one after the other; exit code and output in one line."""
+        wanted = {"reference": REFERENCE, "recipe": "1", "id": None, "by": "archive", "archive": None, "repo_digest": None, **image}
         variables = {
             "ansible_connection": "local",
             "ansible_become": False,
@@ -80,15 +88,23 @@ class Stage:
             "triton_image_base_archive": str(self.base),
             "triton_image_base_archive_sha256": hashlib.sha256(self.base.read_bytes()).hexdigest(),
             "triton_image_extra_index_urls": ["https://pypi.example.com/simple/"],
-            "triton_image_state": {"desired": {"image": {"reference": "npufleet/triton:24.01-1", "recipe": "1", **image}}},
+            "triton_image_state": {"desired": {"image": wanted}},
+            **(given or {}),
         }
-        self.keep("hosts.json", {"npu_hosts": {"hosts": {"npu1": {}}, "vars": variables}})
-        included = {"name": "npufleet.triton.triton_image", "tasks_from": tasks}
-        play = {"hosts": "npu_hosts", "gather_facts": False, "tasks": [{"ansible.builtin.include_role": included}]}
-        self.keep("play.yml", [play])
+        self.keep("hosts.json", {"npu_hosts": {"hosts": {host: {}}, "vars": variables}})
+        included = [{"name": "npufleet.triton.triton_image", "tasks_from": one, "rolespec_validate": False} for one in tasks]
+        steps = [{"ansible.builtin.include_role": one} for one in included]
+        self.keep("play.yml", [{"hosts": "npu_hosts", "gather_facts": False, "tasks": steps}])
         collections = {"ANSIBLE_COLLECTIONS_PATH": str(self.place / "collections"), "NPUFLEET_STAGE": str(self.place)}
-        done = ansible_playbook(self.place, "-i", self.place / "hosts.json", self.place / "play.yml", **collections)
+        login = f"triton_image_login_place={self.place}/login"
+        done = ansible_playbook(self.place, "-i", self.place / "hosts.json", self.place / "play.yml", "-e", login, **collections)
         return done.returncode, re.sub(r"\s+", " ", done.stdout + done.stderr)
+
+
+def content_of(ident: str) -> str:
+    """The content of an image as the played engine inspects it."""
+    held = {"layers": [ident], "config": {}, "platform": ["linux", "amd64"]}
+    return "sha256:" + hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
 
 
 @pytest.fixture
@@ -101,13 +117,12 @@ def test_a_build_records_what_it_is_made_of_and_the_next_one_holds_to_it(stage: 
     stage.keep("images.json", {"triton:base": OTHER})
     # The export follows nothing that the connecting user planted
     stage.user.plant("link to a file of root's", "image.tar")
-    code, output = stage.run("build")
+    code, output = stage.run("build", "publish")
     assert code == 0, output
     assert stage.user.untouched()
     lock = stage.read("lock.json")["24.01"]
     wheels = {name: hashlib.sha256(content.encode()).hexdigest() for name, content in WHEELS.items()}
-    held = {"layers": [BASE], "config": {}, "platform": ["linux", "amd64"]}
-    content = "sha256:" + hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
+    content = content_of(BASE)
     assert lock["supply"]["base"] == {"reference": "triton:base", "id": BASE, "content": content}
     assert lock["versions"] == {"rebel-compiler": "0.6.2"}
     assert lock["supply"]["wheels"] == wheels
@@ -140,16 +155,24 @@ def test_an_archive_without_the_base_image_does_not_make_another_one_good(stage:
 
 def test_an_archive_that_arrives_changed_is_not_pinned(stage: Stage) -> None:
     (stage.place / "tamper").touch()
-    code, output = stage.run("build")
+    code, output = stage.run("build", "publish")
     assert code == 2, output
-    assert "nothing was pinned" in output
-    assert not (stage.place / "lock.json").exists()
+    assert "it was not pinned" in output
+    built = stage.read("lock.json")["24.01"]
+    assert (built["id"], "archive" in built) == (BUILT, False)
+    # What was built is kept: the next run saves it, and builds nothing
+    (stage.place / "tamper").unlink()
+    stage.keep("calls.json", [])
+    code, output = stage.run("publish", id=BUILT)
+    assert code == 0, output
+    assert stage.read("calls.json") == ["docker_image_export", "synchronize"]
+    assert stage.read("lock.json")["24.01"] == {**built, "archive": stage.read("lock.json")["24.01"]["archive"]}
 
 
 def test_an_archive_that_was_changed_on_the_host_is_not_loaded(stage: Stage) -> None:
     archive = stage.place / "cache/images" / f"{BUILT.removeprefix('sha256:')}.tar"
     archive.parent.mkdir(parents=True)
-    archive.write_text(json.dumps({"npufleet/triton:24.01-1": BUILT}))
+    archive.write_text(json.dumps({REFERENCE: BUILT}))
     image = {"id": BUILT, "archive": "sha256:" + hashlib.sha256(archive.read_bytes()).hexdigest()}
     (stage.place / "tamper").touch()
     code, output = stage.run("deliver", **image)
@@ -159,5 +182,137 @@ def test_an_archive_that_was_changed_on_the_host_is_not_loaded(stage: Stage) -> 
     (stage.place / "tamper").unlink()
     code, output = stage.run("deliver", **image)
     assert code == 0, output
-    assert stage.read("images.json") == {"npufleet/triton:24.01-1": BUILT}
+    assert stage.read("images.json") == {REFERENCE: BUILT}
     assert os.listdir(stage.incoming) == []
+
+
+# By a registry
+
+REPOSITORY = "registry.example.com:5000/npufleet/triton"
+IN_REGISTRY = f"{REPOSITORY}@sha256:{hashlib.sha256(BUILT.encode()).hexdigest()}"
+LOGIN = ("fleet", "r3gistry-secret")
+DELIVERY = {
+    "triton_image_delivery_repository": REPOSITORY,
+    "triton_image_delivery_user": LOGIN[0],
+    "triton_image_delivery_password": LOGIN[1],
+}
+LOCKED = {"reference": REFERENCE, "recipe": "1", "id": BUILT, "content": content_of(BUILT), "archive": "sha256:" + "a" * 64}
+
+
+def deliver(stage: Stage, **changes: Any) -> tuple[int, str]:
+    """The image brought to a host that has another one under its name."""
+    stage.keep("lock.json", {"24.01": {**LOCKED, "repo_digest": IN_REGISTRY}})
+    stage.keep("images.json", {REFERENCE: OTHER})
+    image = {"id": BUILT, "content": LOCKED["content"], "by": "registry", "repo_digest": IN_REGISTRY}
+    return stage.run("deliver", host="npu2", given={**DELIVERY, **changes}, **image)
+
+
+@pytest.fixture
+def registry(stage: Stage) -> Stage:
+    """A stage whose registry has the image, behind a login."""
+    stage.keep("login.json", LOGIN)
+    stage.keep("registry.json", {IN_REGISTRY: BUILT})
+    return stage
+
+
+def test_what_was_built_is_pushed_and_pulled_as_the_other_hosts_will(stage: Stage) -> None:
+    stage.keep("login.json", LOGIN)
+    stage.keep(
+        "state.json", {"plan": [{"action": "build"}], "desired": {"image": {"reference": REFERENCE, "recipe": "1", "id": None}}}
+    )
+    code, output = stage.run("main", given=DELIVERY)
+    assert code == 0, output
+    calls = stage.read("calls.json")
+    steps = ("host_state", "docker_image", "docker_login", "docker_image_push", "docker_image_pull")
+    assert [call for call in calls if call in steps] == [*steps, "host_state"]
+    lock = stage.read("lock.json")["24.01"]
+    assert (lock["id"], lock["content"], lock["repo_digest"], "archive" in lock) == (BUILT, content_of(BUILT), IN_REGISTRY, False)
+    assert not (stage.place / "cache").exists(), "an archive that nobody asked for"
+    assert stage.read("images.json") == {"triton:base": BASE, REFERENCE: BUILT}
+    assert LOGIN[1] not in output
+    assert not (stage.place / "login").exists()
+
+
+def test_a_locked_image_is_pushed_without_another_build(stage: Stage) -> None:
+    stage.keep("lock.json", {"24.01": LOCKED})
+    stage.keep("images.json", {REFERENCE: BUILT})
+    stage.keep("state.json", {"plan": [{"action": "publish"}], "desired": {"image": {"reference": REFERENCE, "id": BUILT}}})
+    code, output = stage.run("main", given={"triton_image_delivery_repository": REPOSITORY})
+    assert code == 0, output
+    assert stage.read("lock.json")["24.01"] == {**LOCKED, "repo_digest": IN_REGISTRY}
+    assert not {"docker_image", "docker_login"} & set(stage.read("calls.json"))
+
+
+def test_a_host_pulls_the_digest_and_keeps_the_releases_name_alone(registry: Stage) -> None:
+    code, output = deliver(registry)
+    assert code == 0, output
+    assert registry.read("images.json") == {REFERENCE: BUILT}
+    assert LOGIN[1] not in output
+    assert not (registry.place / "login").exists()
+
+
+def test_another_image_behind_the_digest_takes_no_name(registry: Stage) -> None:
+    registry.keep("registry.json", {IN_REGISTRY: BASE})
+    code, output = deliver(registry)
+    assert code == 2, output
+    assert f"npu2: found {content_of(BASE)} behind {IN_REGISTRY}, wanted {content_of(BUILT)}, which" in output
+    assert registry.read("images.json") == {REFERENCE: OTHER}
+
+
+@pytest.mark.parametrize(
+    ("changes", "gone", "words"),
+    [
+        (
+            {"triton_image_delivery_password": "wr0ng-secret"},
+            False,
+            "npu2: found that registry.example.com:5000 gives no login to fleet (401 Unauthorized: fleet:********), wanted one: "
+            "correct triton_image_delivery_user and _password",
+        ),
+        (
+            {"triton_image_delivery_user": "", "triton_image_delivery_password": ""},
+            False,
+            f"npu2: found no {IN_REGISTRY} (no basic auth credentials), wanted the image that",
+        ),
+        ({}, True, f"npu2: found no {IN_REGISTRY} (connection refused), wanted the image that"),
+    ],
+)
+def test_a_registry_that_gives_nothing_is_one_message(registry: Stage, changes: dict[str, Any], gone: bool, words: str) -> None:
+    if gone:
+        (registry.place / "gone").touch()
+    code, output = deliver(registry, **changes)
+    assert code == 2, output
+    assert words in output
+    assert output.count("[ERROR]") == 1
+    assert not any(secret in output for secret in ("wr0ng-secret", LOGIN[1]))
+    assert registry.read("images.json") == {REFERENCE: OTHER}
+    assert not (registry.place / "login").exists()
+
+
+def test_a_push_that_fails_leaves_what_was_built_in_the_lock(stage: Stage) -> None:
+    stage.keep("login.json", LOGIN)
+    stage.keep("lock.json", {"24.01": LOCKED})
+    stage.keep("images.json", {REFERENCE: BUILT})
+    code, output = stage.run("publish", given={"triton_image_delivery_repository": REPOSITORY}, id=BUILT)
+    assert code == 2, output
+    assert f"npu1: found that {REPOSITORY} does not take the image (no basic auth credentials), wanted it there" in output
+    assert stage.read("lock.json")["24.01"] == LOCKED
+    assert stage.read("images.json") == {REFERENCE: BUILT}
+
+
+def test_a_digest_that_is_none_does_not_become_a_line_of_the_lock(stage: Stage) -> None:
+    stage.keep("lock.json", {"24.01": LOCKED})
+    stage.keep("images.json", {REFERENCE: BUILT})
+    (stage.place / "lies").touch()
+    code, output = stage.run("publish", given={"triton_image_delivery_repository": REPOSITORY}, id=BUILT)
+    assert code == 2, output
+    assert "wanted one digest: nothing of it was locked" in output
+    assert stage.read("lock.json")["24.01"] == LOCKED
+
+
+def test_without_a_digest_in_the_lock_a_host_says_who_pushes_it(stage: Stage) -> None:
+    stage.keep("lock.json", {"24.01": LOCKED})
+    code, output = stage.run("deliver", host="npu2", given=DELIVERY, id=BUILT, by="registry")
+    assert code == 2, output
+    assert "npu2: found no image of release 24.01 in registry.example.com:5000/npufleet/triton in" in output
+    assert "run playbooks/site.yml with npu1 among the hosts, which pushes the image that is locked" in output
+    assert stage.read("calls.json") == []

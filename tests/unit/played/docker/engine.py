@@ -1,8 +1,9 @@
 #!/usr/bin/python
-"""Stands for the engine's modules, rsync and host_state on a host that is played: it writes where and as they do."""
+"""Stands for the engine's modules, a registry, rsync and host_state on a host that is played: it writes where and as they do."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -32,7 +33,13 @@ def write(name, content):
 
 
 def inspected(ident):
-    return {"Id": ident, "Os": "linux", "Architecture": "amd64", "Config": {}, "RootFS": {"Layers": [ident]}}
+    digests = [name for name, image in read("images.json").items() if "@" in name and image == ident]
+    there = {"Id": ident, "Os": "linux", "Architecture": "amd64", "Config": {}, "RootFS": {"Layers": [ident]}}
+    return {**there, "RepoDigests": [name.replace("sha256:", "sha257:") for name in digests] if here("lies") else digests}
+
+
+def here(name):
+    return os.path.exists(os.path.join(STAGE, name))
 
 
 def image_info(given):
@@ -45,6 +52,61 @@ def image_load(given):
         loaded = json.load(source)
     write("images.json", {**read("images.json"), **loaded})
     return {"image_names": sorted(loaded), "images": [{"Id": one} for one in loaded.values()]}
+
+
+def image_tag(given):
+    images = read("images.json")
+    write("images.json", {**images, **dict.fromkeys(given["repository"], images[given["name"]])})
+    return {}
+
+
+def image_remove(given):
+    # With the last tag of a repository go its digests
+    repository = given["name"].rpartition(":")[0]
+    images = {name: ident for name, ident in read("images.json").items() if name != given["name"]}
+    if not any(name.startswith(repository + ":") for name in images):
+        images = {name: ident for name, ident in images.items() if not name.startswith(repository + "@")}
+    write("images.json", images)
+    return {}
+
+
+def registry():
+    """What is in the registry; raises where it does not let this one in."""
+    if here("gone"):
+        raise OSError('500 Server Error for http+docker://localhost: Internal Server Error ("connection refused")')
+    try:
+        with open(os.path.join(os.environ["DOCKER_CONFIG"], "config.json")) as source:
+            known = json.load(source) == read("login.json")
+    except OSError:
+        known = not read("login.json")
+    if not known:
+        raise OSError("no basic auth credentials")
+    return read("registry.json")
+
+
+def login(given):
+    asked = [given["username"], given["password"]]
+    if asked != read("login.json"):
+        # Of an engine that tells whatever it was told
+        raise OSError('500 Server Error for http+docker://localhost: Error ("401 Unauthorized: {}:{}")'.format(*asked))
+    os.makedirs(os.path.dirname(given["config_path"]), exist_ok=True)
+    with open(given["config_path"], "w") as sink:
+        json.dump(asked, sink)
+    return {"login_result": {}}
+
+
+def image_push(given):
+    ident = read("images.json")["{name}:{tag}".format(**given)]
+    name = given["name"] + "@sha256:" + hashlib.sha256(ident.encode()).hexdigest()
+    write("registry.json", {**registry(), name: ident})
+    write("images.json", {**read("images.json"), name: ident})
+    return {"image": inspected(ident)}
+
+
+def image_pull(given):
+    ident = registry()[given["name"]]
+    write("images.json", {**read("images.json"), given["name"]: ident})
+    return {"image": inspected(ident)}
 
 
 def image_build(given):
@@ -71,7 +133,7 @@ def container(given):
 
 def synchronize(given):
     shutil.copyfile(given["src"], given["dest"])
-    if os.path.exists(os.path.join(STAGE, "tamper")):
+    if here("tamper"):
         with open(given["dest"], "a") as sink:
             sink.write(" ")
     return {}
@@ -81,10 +143,15 @@ CALLS = {
     "docker_image_info": image_info,
     "docker_image_load": image_load,
     "docker_image": image_build,
+    "docker_image_tag": image_tag,
+    "docker_image_remove": image_remove,
+    "docker_image_push": image_push,
+    "docker_image_pull": image_pull,
+    "docker_login": login,
     "docker_image_export": image_export,
     "docker_container": container,
     "synchronize": synchronize,
-    "host_state": lambda _given: {},
+    "host_state": lambda given: {"proven": True} if given["prove"] else read("state.json"),
 }
 
 
@@ -95,9 +162,13 @@ def main():
     options += (
         " build src dest archive compress delay_updates verify_host use_ssh_args ssh_connection_multiplexing times rsync_opts"
     )
-    options += " mode concerns prove"
-    module = AnsibleModule(argument_spec=dict.fromkeys(options.split(), anything))
-    module.exit_json(changed=True, **CALLS[name](module.params))
+    options += " mode concerns prove tag repository registry_url username config_path"
+    module = AnsibleModule(argument_spec={"password": {"no_log": True}, **dict.fromkeys(options.split(), anything)})
+    write("calls.json", [*read("calls.json"), name])
+    try:
+        module.exit_json(changed=True, **CALLS[name](module.params))
+    except (KeyError, OSError) as error:
+        module.fail_json(msg=str(error))
 
 
 if __name__ == "__main__":
