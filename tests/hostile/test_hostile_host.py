@@ -151,12 +151,12 @@ PIN = """
 - hosts: npu-01
   gather_facts: false
   tasks:
+    - ansible.builtin.file: {path: /nowhere, state: absent}
     - ansible.builtin.include_role:
         name: npufleet.triton.triton_image
         tasks_from: pin
       vars:
-        triton_image_state: {desired: {image: {reference: "npufleet:x", recipe: x}}}
-        triton_image_proof: {container: {Output: "{}"}}
+        triton_image_entry: {id: "{{ triton_image_build.image.Id }}"}
 """
 
 

@@ -33,8 +33,10 @@ IMAGE = "tar --create --file - -C / etc/os-release | docker import --change 'LAB
 class Delivery:
     """An image that the build host has and a lock pins, and a registry for it."""
 
-    def __init__(self, place: Path, lock: dict[str, Any]) -> None:
+    def __init__(self, place: Path, lock: dict[str, Any], other: str) -> None:
         self.place, self.file = place, place / "lock.json"
+        # Another image of the registry, by its digest
+        self.other = other
         (place / "book.yml").write_text(BOOK)
         self.reference = "npufleet/delivered:" + lock["reference"].split(":")[-1]
         connect(BUILDER).check_output(IMAGE, self.reference)
@@ -74,8 +76,7 @@ def delivery(tmp_path_factory: pytest.TempPathFactory, lock: dict[str, Any]) -> 
     other = site_registry.push(BUILDER, place, "npufleet/delivered:other")
     for host in {BUILDER, OTHER}:
         connect(host).check_output("mkdir -p %s; printf %%s %s > %s/ca.crt", TRUST, (place / "ca.crt").read_text(), TRUST)
-    made = Delivery(place, lock)
-    made.other = other
+    made = Delivery(place, lock, other)
     yield made
     for host in {BUILDER, OTHER}:
         connect(host).check_output("rm -r %s; docker image rm --force %s", TRUST, made.reference)

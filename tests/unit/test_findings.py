@@ -109,7 +109,12 @@ def test_every_template_that_lacks_something_is_named() -> None:
             for repository in (
                 *("https://registry.example.com/triton", "https://me:pw@registry.example.com/triton", "r.example.com/Triton"),
                 *("r.example.com/triton:1", "r.example.com/triton@sha256:" + "a" * 64, "r.example.com:5000/", "r.example.com/a b"),
+                *("docker.io/me/triton", "index.docker.io/me/triton"),
             )
+        ),
+        (
+            {"triton_image_delivery_repository": "npufleet/triton"},
+            "triton_image_delivery_repository and triton_image_name are both",
         ),
         ({"npufleet_grpc_port": 8000}, "npufleet_http_port and npufleet_grpc_port are all 8000"),
         ({"triton_server_stop_timeout": 30}, "triton_server_stop_timeout is 30 and triton_server_exit_timeout 30"),
@@ -128,7 +133,7 @@ def test_contradiction(given: dict[str, Any], words: str) -> None:
     assert ":" in reason, "says what to do"
 
 
-@pytest.mark.parametrize("repository", ["r.example.com:5000/npufleet/triton", "R.example.com/a/b-c_d.e", "npufleet/triton"])
+@pytest.mark.parametrize("repository", ["r.example.com:5000/npufleet/triton", "R.example.com/a/b-c_d.e", "me/triton"])
 def test_a_repository_that_engines_take(repository: str) -> None:
     assert findings(triton_image_delivery_repository=repository) == []
 

@@ -32,8 +32,10 @@ WITH_LOGIN = {
     "triton_image_base_archive": "npufleet_artefact",
     "triton_image_index_url": "triton_image_index",
 }
-# A repository as engines take it: a registry, and a path in small letters
-REPOSITORY = re.compile(r"([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
+# A repository as engines call it: a registry, and a path in small letters
+REPOSITORY = re.compile(
+    r"(?!(index\.)?docker\.io/)([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+)
 # Names that this alike are taken for a slip of the finger, also outside of the families.
 ALIKE = 0.86
 
@@ -142,8 +144,11 @@ def _contradictions(has: Mapping[str, Any]) -> Iterator[str]:
     if repository and not REPOSITORY.fullmatch(repository):
         yield (
             f"triton_image_delivery_repository is {without_login(repository, '***@')}: write it as "
-            "registry.example.com:5000/npufleet/triton, in small letters, without a scheme, a login, a tag or a digest"
+            "registry.example.com:5000/npufleet/triton, in small letters, without a scheme, a login, a tag or a digest, and one of "
+            "Docker Hub without docker.io/"
         )
+    elif repository and repository == has["triton_image_name"]:
+        yield f"triton_image_delivery_repository and triton_image_name are both {repository}: give the latter another value"
     ports: Dict[str, List[str]] = {}
     for name in ("npufleet_http_port", "npufleet_grpc_port", "npufleet_metrics_port"):
         ports.setdefault(str(has[name]), []).append(name)

@@ -186,6 +186,14 @@ def test_an_archive_that_was_changed_on_the_host_is_not_loaded(stage: Stage) -> 
     assert os.listdir(stage.incoming) == []
 
 
+def test_a_digest_of_an_archive_that_is_none_becomes_no_line_of_the_lock(stage: Stage) -> None:
+    stage.keep("lock.json", {"24.01": {**LOCKED, "archive": "sha256:" + "a" * 63}})
+    code, output = stage.run("pin", given={"triton_image_entry": {**LOCKED, "archive": "sha256:" + "b" * 64 + "\n"}})
+    assert code == 2, output
+    assert "wanted two digests: nothing of it was taken" in output
+    assert stage.read("lock.json")["24.01"]["archive"] == "sha256:" + "a" * 63
+
+
 # By a registry
 
 REPOSITORY = "registry.example.com:5000/npufleet/triton"
