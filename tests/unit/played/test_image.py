@@ -186,6 +186,13 @@ def test_an_archive_that_was_changed_on_the_host_is_not_loaded(stage: Stage) -> 
     assert os.listdir(stage.incoming) == []
 
 
+def test_the_lock_may_be_in_a_directory_that_is_not_there_yet(stage: Stage) -> None:
+    lock = stage.place / "new/lock.json"
+    code, output = stage.run("pin", given={"npufleet_lock_file": str(lock), "triton_image_entry": LOCKED})
+    assert code == 0, output
+    assert json.loads(lock.read_text()) == {"24.01": LOCKED}
+
+
 def test_a_digest_of_an_archive_that_is_none_becomes_no_line_of_the_lock(stage: Stage) -> None:
     stage.keep("lock.json", {"24.01": {**LOCKED, "archive": "sha256:" + "a" * 63}})
     code, output = stage.run("pin", given={"triton_image_entry": {**LOCKED, "archive": "sha256:" + "b" * 64 + "\n"}})
