@@ -40,6 +40,7 @@ _value:
 
 from typing import Any, Callable, Dict, List, Mapping
 
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, sentence
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
 
@@ -47,6 +48,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
 STEPS = ["serve", "restart", "reload"]
 # What of the cards a module that is loaded anew may find again. The others are missing, of another type or wrongly installed
 WEDGED = ("cards", "/dev/rsd0", "/dev/rbln*")
+# Another driver, or what is made of it for containers
+BY_THE_ROLE = ("install", cdi.BRING, cdi.LINK, cdi.GENERATED)
 BY_SITE = "that is another driver or container, and no recovery: run playbooks/site.yml"
 
 
@@ -61,8 +64,8 @@ def recovery(state: Mapping[str, Any], answers: str = "") -> Dict[str, List[str]
         concern, name, action = entry["concern"], entry["name"], entry["action"]
         words = host_text.line(sentence(entry))
         if concern == "driver":
-            if action == "install" or (action == INSPECT and name not in (*WEDGED, "reboot")):
-                refused.append(f"{words}: " + (BY_SITE if action == "install" else "see docs/troubleshooting.md"))
+            if action in BY_THE_ROLE or (action == INSPECT and name not in (*WEDGED, "reboot")):
+                refused.append(f"{words}: " + (BY_SITE if action in BY_THE_ROLE else "see docs/troubleshooting.md"))
             elif name == "module" or action == INSPECT:
                 found.append(words)
                 needed = STEPS.index("reload")

@@ -158,14 +158,16 @@ def _resources(
 
 def _access(facts: Mapping[str, Any], variables: Dict[str, Any], left_out: List[str]) -> Dict[str, Any]:
     """How the cards come into it. Returns what the managed container will have of what it may be and do."""
-    variables["npufleet_device_access"] = device_access.PRIVILEGED if facts["privileged"] else device_access.DEVICES
+    own = [device for device in facts["devices"] if device_access.OF_CARDS.fullmatch(device)]
+    named = [request for request in facts["device_requests"] if device_access.BY_NAME.search(request)]
+    way = device_access.CDI if named and not own else device_access.DEVICES
+    variables["npufleet_device_access"] = device_access.PRIVILEGED if facts["privileged"] else way
     if facts["privileged"]:
         return container.DEFAULTS
     # Of a server that could write anywhere they are not all that it needs
     if facts["read_only"]:
         variables["triton_server_tmpfs"] = list(facts["tmpfs"])
-    own = [device for device in facts["devices"] if device_access.OF_CARDS.fullmatch(device)]
-    if not own and not any(map(device_access.BY_NAME.search, facts["device_requests"])):
+    if not own and not named:
         left_out.append("no device of a card: the managed container gets those of the host")
     return {
         **container.DEFAULTS,
@@ -174,8 +176,14 @@ def _access(facts: Mapping[str, Any], variables: Dict[str, Any], left_out: List[
         "user": "that of triton_server_user",
         "tmpfs": facts["tmpfs"] if facts["read_only"] else ["those of triton_server_tmpfs"],
         "devices": own,
+        "device_requests": named if way == device_access.CDI and all(map(device_access.EACH.fullmatch, named)) else _by_name(way),
         "groups": facts["groups"] and ["those that may open the cards"],
     }
+
+
+def _by_name(way: str) -> List[str]:
+    """What is asked of the engine in the place of names such as `all`, which are not for each NPU."""
+    return ["each NPU by its number"] if way == device_access.CDI else []
 
 
 def _volumes(

@@ -13,7 +13,10 @@ import socket
 import sys
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import PCI_VENDOR, REBOOT
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import ENGINES, finds_by_name
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, short
 from ansible_collections.npufleet.triton.plugins.module_utils.system import file_system, packages, run, text
@@ -23,7 +26,6 @@ GIB = 2**30
 LARGE_FILES = "large files of models"
 # The concern, and the kind of supplier that the host's engine asks
 ENGINE = "engine"
-ENGINES = ("docker.io", "docker-ce", "moby-engine")
 # PCI device ids of the cards (operator and exporter of the vendor; the second id of a pair is its virtual function).
 CARDS = {
     "0x1020": "RBLN-CA02",
@@ -50,6 +52,7 @@ BY_HAND = {
     "firmware": "run the vendor's installer of this driver once more, or see its rbln-flash",
     REBOOT: "take the host out (playbooks/maintenance.yml), reboot it and put it back, or set rbln_driver_reboot",
     "card type": "choose a release that supports the card, or correct npufleet_card",
+    cdi.SPEC: f"see `{cdi.TOOLKIT} cdi list` and /etc/rbln/container-toolkit.yaml, or take npufleet_device_access: devices",
 }
 # UEFI's variable, and where DKMS has the key that it signs with: Ubuntu's, Debian's
 SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
@@ -79,8 +82,11 @@ def refusals(
         if ("driver", "install") in doing:
             kernel = os.uname().release
             reasons += [*(headers(kernel, wanted["brings_headers"]) if wanted["headers"] else []), *secure_boot()]
+        if ("driver", cdi.BRING) in doing and not wanted["brings_toolkit"]:
+            reasons += list(cdi.unavailable(actual["driver"]["toolkit"]["version"]))
     if changing:
         reasons += list(engine(actual["engine"], packages([*CONFLICTS, *ENGINES]), _engine_name()))
+        reasons += list(finds_by_name(actual["engine"], plan)) if wanted["by_name"] else []
     if ("server", "create") in doing or ("server", "replace") in doing:
         reasons += absent(wanted["listen"])
         reasons += list(ports(wanted, listeners(wanted["listen"]), _publishers(wanted["listen"])))
@@ -89,7 +95,10 @@ def refusals(
         reasons += list(mounts(actual["server"], ("driver", "install") not in doing))
         access = actual["server"]["access"]
         loads = any(("driver", action) in doing for action in ("install", "load", "reload"))
-        reasons += [f"npufleet_device_access: {why}" for why in [*([] if loads else access["missing"]), *access["closed"]]]
+        # A spec that this plan makes
+        makes = any(("driver", action) in doing for action in (cdi.BRING, cdi.GENERATED))
+        missing = [why for why in access["missing"] if not (makes and why == device_access.NO_SPEC)]
+        reasons += [f"npufleet_device_access: {why}" for why in [*([] if loads else missing), *access["closed"]]]
     reasons += list(disk(_needs(wanted, doing), file_system))
     reasons += filter(None, [(actual.get("models") or {}).get("undecided")])
     if "models" in actual and wanted["pulls"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -61,3 +62,9 @@ def packages(names: List[str], broken: bool = False) -> Dict[str, Dict[str, Any]
         if len(columns) == 4 and (whole or (broken and columns[3] not in ("not-installed", "config-files"))):
             found[columns[0].split(":")[0]] = {"version": columns[1] if whole else None, "held": columns[2] == "hold"}
     return found
+
+
+def available(name: str) -> Optional[str]:
+    """The version of a Debian package that the host's repositories would install, None for none."""
+    found = re.search(r"Candidate: (\d\S*)", run("apt-cache", "policy", name)[1])
+    return found[1] if found else None

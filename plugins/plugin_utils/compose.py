@@ -40,6 +40,12 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _by_name(requests: Any) -> Dict[str, Any]:
+    """["cdi rebellions.ai/npu=0,..."] as a reservation. Compose wants capabilities, of which an engine asks none here."""
+    names = [name for request in requests for name in request.removeprefix("cdi ").split(",")]
+    return {"resources": {"reservations": {"devices": [{"driver": "cdi", "device_ids": names, "capabilities": ["npu"]}]}}}
+
+
 # For each fact of a container, as `docker inspect` is compared with it: the option of Compose, and its form there
 OPTIONS: Dict[str, Tuple[str, Callable[[Any], Any]]] = {
     "image": ("image", _same),
@@ -56,6 +62,7 @@ OPTIONS: Dict[str, Tuple[str, Callable[[Any], Any]]] = {
     "cap_add": ("cap_add", list),
     "cap_drop": ("cap_drop", list),
     "cpuset": ("cpuset", _same),
+    "device_requests": ("deploy", _by_name),
     "devices": ("devices", list),
     "entrypoint": ("entrypoint", list),
     "extra_hosts": ("extra_hosts", list),

@@ -147,7 +147,6 @@ CDI = {"Driver": "cdi", "Count": 0, "DeviceIDs": ["rebellions.ai/npu=0"], "Capab
     [
         ({"Devices": [node("/dev/rbln0"), node("/dev/rbln1"), node("/dev/rsd2", "/dev/rsd0", "rw")]}, []),
         ({"Devices": [node("/dev/rbln4", "/dev/rbln0")]}, ["no device of a card", "devices /dev/rbln4:/dev/rbln0:rwm"]),
-        ({"DeviceRequests": [CDI]}, ["device_requests cdi rebellions.ai/npu=0"]),
         (
             {"DeviceRequests": [{**CDI, "DeviceIDs": ["example.com/npu=0"]}]},
             ["no device of a card", "device_requests cdi example.com"],
@@ -161,6 +160,23 @@ def test_a_container_without_privileges_becomes_one_with_the_cards_alone(limits:
     words = [line for line in left_out if line.startswith(("no device", "device"))]
     assert len(words) == len(told) and all(line.startswith(start) for line, start in zip(words, told, strict=True)), words
     assert "read_only none: the managed container has True" in left_out
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["rebellions.ai/npu=0"], []),
+        (["rebellions.ai/npu=0", "rebellions.ai/npu=1"], []),
+        (
+            ["rebellions.ai/npu=all"],
+            ["device_requests cdi rebellions.ai/npu=all: the managed container has each NPU by its number"],
+        ),
+    ],
+)
+def test_a_container_whose_engine_finds_its_cards_goes_on_so(names: list[str], told: list[str]) -> None:
+    variables, left_out, _vault = unprivileged(DeviceRequests=[{**CDI, "DeviceIDs": names}])
+    assert variables["npufleet_device_access"] == "cdi"
+    assert [line for line in left_out if line.startswith(("no device", "device"))] == told
 
 
 def test_what_a_container_of_the_least_has_is_not_told() -> None:

@@ -130,8 +130,7 @@ def test_cards_that_the_host_does_not_open_are_told() -> None:
 def test_every_option_of_a_container_has_a_form() -> None:
     """Whoever adds one to the concern adds its form here."""
     part = wanted()
-    # No container of this project asks for devices by a name that its engine knows
-    assert set(subject.OPTIONS) == set(part["container"]) - {"device_requests"}
+    assert set(subject.OPTIONS) == set(part["container"])
     texts = [option for option, _form in subject.OPTIONS.values()]
     assert len(set(texts)) == len(texts)
     part["container"].update(cap_add=["IPC_LOCK"], cap_drop=["ALL"], user="1000", read_only=True, tmpfs=["/tmp"])
@@ -143,6 +142,15 @@ def test_every_option_of_a_container_has_a_form() -> None:
     assert (made["user"], made["read_only"], made["tmpfs"], made["security_opt"]) == ("1000", True, ["/tmp"], ["no-new-privileges"])
     assert (made["ipc"], made["pid"], made["network_mode"], made["cpus"], made["pids_limit"]) == ("host", "host", "host", 1.5, 100)
     assert (made["entrypoint"], made["working_dir"], made["extra_hosts"]) == (["/bin/sh"], "/srv", ["a:10.0.0.1"])
+
+
+def test_cards_that_the_engine_finds_by_name_are_a_reservation() -> None:
+    part = wanted()
+    part["container"]["device_requests"] = ["cdi rebellions.ai/npu=0,rebellions.ai/npu=1"]
+    (asked,) = service(written(part))["deploy"]["resources"]["reservations"]["devices"]
+    assert (asked["driver"], asked["device_ids"]) == ("cdi", ["rebellions.ai/npu=0", "rebellions.ai/npu=1"])
+    # Without one no Compose takes it, and an engine takes no notice of it
+    assert asked["capabilities"] == ["npu"]
 
 
 def test_an_option_without_a_form_is_refused() -> None:

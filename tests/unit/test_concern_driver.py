@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import driver
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from helpers import ROW, fleet
 
@@ -25,7 +26,9 @@ WANTED = {
     "hold": True,
     "reboots": False,
     "unit": UNIT,
+    "cdi": {},
 }
+NO_TOOLKIT: dict[str, Any] = {"units": dict.fromkeys(cdi.WANTED_BY), "enabled": []}
 BUS = ["0000:ab:00.0", "0000:ac:00.0"]
 KERNEL = {"linux-image-6.8.0-45-generic": True, "linux-headers-6.8.0-45-generic": True}
 
@@ -89,6 +92,7 @@ def host(**changes: Any) -> dict[str, Any]:
         "unit": UNIT,
         "unit_enabled": True,
         "tool": tool(parsed(0), parsed(1)),
+        "toolkit": NO_TOOLKIT,
         **changes,
     }
 
@@ -256,6 +260,7 @@ def test_read_of_a_host_with_cards(monkeypatch: pytest.MonkeyPatch) -> None:
         "unit": "[Unit]\n",
         "unit_enabled": True,
         "tool": {"error": "not asked here"},
+        "toolkit": NO_TOOLKIT,
     }
 
 
@@ -569,3 +574,70 @@ def test_a_reboot_that_is_required_is_told_as_long_as_the_module_differs() -> No
     assert driver.diff(WANTED, lost) == [found("module", EMPTY, "loaded anew", "reload"), told]
     assert driver.diff({**WANTED, "reboots": True}, lost)[1] == {**told, "action": "reboot"}
     assert driver.diff(WANTED, host(reboot=True)) == []
+
+
+# What the engine finds the cards by
+
+
+TOOLKIT: dict[str, Any] = {
+    "units": cdi.units("triton"),
+    "enabled": list(cdi.WANTED_BY),
+    "version": "0.2.0",
+    "spec": "current",
+    "flaws": [],
+    "error": None,
+    "link": None,
+}
+BY_NAME = {**WANTED, "cdi": cdi.units("triton")}
+
+
+def by_name(**changes: Any) -> dict[str, Any]:
+    return host(toolkit={**TOOLKIT, **changes})
+
+
+def test_a_host_whose_engine_finds_its_cards_has_no_plan() -> None:
+    assert driver.diff(BY_NAME, by_name()) == []
+
+
+@pytest.mark.parametrize("version", [None, "0.1.2"])
+def test_a_toolkit_that_is_missing_or_names_no_single_card_is_brought(version: str | None) -> None:
+    plan = driver.diff(BY_NAME, by_name(version=version))
+    assert plan == [found("rbln-container-toolkit", version, "0.2 or newer", "toolkit")]
+
+
+@pytest.mark.parametrize("spec", [None, "another one"])
+def test_a_spec_that_is_missing_or_stale_is_made_anew(spec: str | None) -> None:
+    assert driver.diff(BY_NAME, by_name(spec=spec)) == [found(cdi.SPEC, spec, "what the toolkit says of this host", "generate")]
+
+
+def test_a_spec_is_not_judged_without_a_module_or_with_cards_that_are_lost() -> None:
+    bad = {"spec": "another one", "flaws": ["no NPU 0"]}
+    assert [item["action"] for item in driver.diff(BY_NAME, {**by_name(**bad), "module": None})] == ["load"]
+    lost = {**by_name(**bad), "tool": tool()}
+    assert [item["action"] for item in driver.diff(BY_NAME, lost)] == ["reload"]
+    assert [item["name"] for item in driver.diff(BY_NAME, {**by_name(**bad), "rsd0": False})] == ["/dev/rsd0"]
+
+
+def test_what_the_toolkit_does_not_find_is_for_hands() -> None:
+    (item,) = driver.diff(BY_NAME, by_name(flaws=["no NPU 1", "no /usr/bin/rbln-smi inside"]))
+    assert (item["name"], item["current"], item["action"]) == (cdi.SPEC, "no NPU 1; no /usr/bin/rbln-smi inside", "inspect")
+    (item,) = driver.diff(BY_NAME, by_name(error="it ended with 1", spec=None))
+    assert (item["current"], item["action"]) == ("it ended with 1", "inspect")
+
+
+def test_the_unit_that_makes_it_at_boot_is_written_and_enabled_and_goes_with_it() -> None:
+    both = [(name, "configure") for name in cdi.WANTED_BY]
+    for changes, current in ((NO_TOOLKIT, None), ({"enabled": []}, "disabled")):
+        plan = driver.diff(BY_NAME, by_name(**changes))
+        assert [(item["name"], item["action"]) for item in plan] == both
+        assert {item["current"] for item in plan} == {current}
+    # Of a server in a container of another name
+    plan = driver.diff({**BY_NAME, "cdi": cdi.units("other")}, by_name())
+    assert [item["name"] for item in plan] == [cdi.START]
+    plan = driver.diff(WANTED, host(toolkit={"units": cdi.units("triton"), "enabled": []}))
+    assert plan == [found(name, "there", None, "remove") for name in cdi.WANTED_BY]
+
+
+def test_a_driver_without_what_the_toolkit_needs_is_refused_with_another_way() -> None:
+    with pytest.raises(Refusal, match=r"npufleet_device_access is cdi and the driver of release .* wanted 3\.0 or newer"):
+        driver.desired(fleet(npufleet_device_access="cdi"))

@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables
-from helpers import FakeEngine, fleet
+from helpers import ROW, FakeEngine, fleet
 
 OPTIONS = {"log-driver": "json-file", "log-opts": {"max-size": "50m", "max-file": "5"}}
 DROP_IN = "/etc/systemd/system/docker.service.d/50-npufleet.conf"
@@ -18,6 +18,7 @@ LIMITS = "# Written by npufleet\n[Service]\nLimitMEMLOCK=infinity\n"
 WANTED = {
     "packages": ["docker.io", "rsync"],
     "daemon": OPTIONS,
+    "oldest": None,
     "drop_ins": {DROP_IN: LIMITS},
     "ca": None,
     "proxies": None,
@@ -54,6 +55,7 @@ def test_desired_is_what_the_inventory_says() -> None:
     assert wanted == {
         "packages": ["docker.io", "rsync"],
         "daemon": OPTIONS,
+        "oldest": None,
         "drop_ins": {
             DROP_IN: "# Written by npufleet\n[Service]\nLimitMEMLOCK=infinity\nLimitNOFILE=1048576\n",
             engine.ORDER_FILE: ("# Written by npufleet\n[Unit]\nWants=npufleet-cards.service\nAfter=npufleet-cards.service\n"),
@@ -328,3 +330,37 @@ def test_proxy_of_a_login_is_accepted() -> None:
 def test_limit_that_would_write_lines_of_its_own_is_refused(limits: dict[str, str]) -> None:
     with pytest.raises(Refusal, match="docker_engine_unit_limits"):
         engine.drop_in(limits)
+
+
+def test_an_engine_that_finds_devices_by_name_has_it_switched_on_beside_what_is_there() -> None:
+    row = {"npufleet_row": {**ROW, "driver": {**ROW["driver"], "version": "3.2.2"}}}
+    wanted = engine.desired(fleet(npufleet_device_access="cdi", **row))
+    assert (wanted["daemon"]["features"], wanted["oldest"]) == ({"cdi": True}, 25)
+    options = {**OPTIONS, "features": {"containerd-snapshotter": True, "cdi": False}}
+    wanted = engine.desired(fleet(npufleet_device_access="cdi", docker_engine_daemon_options=options, **row))
+    assert wanted["daemon"]["features"] == {"containerd-snapshotter": True, "cdi": True}
+    assert "features" not in engine.desired(fleet(npufleet_device_access="devices", **row))["daemon"]
+
+
+@pytest.mark.parametrize(
+    ("version", "old"),
+    [("20.10.24", True), ("24.0.9", True), ("25.0.0", False), ("28.3.3", False), ("5:24.0.7-1~debian.12", True), ("dev", False)],
+)
+def test_an_engine_that_cannot_is_told(version: str, old: bool) -> None:
+    asked = {**WANTED, "oldest": 25}
+    plan = engine.diff(asked, host(running={"version": version, "log-driver": "json-file"}))
+    assert plan == ([found("version", version, "25 or newer", "inspect")] if old else [])
+    reasons = list(engine.finds_by_name({"running": {"version": version}}, plan))
+    assert [reason.partition(",")[0] for reason in reasons] == ([f"found Docker {version}"] if old else [])
+
+
+def test_an_engine_that_would_be_installed_is_judged_by_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(engine, "available", lambda name: asked.append(name) or "20.10.24+dfsg1-1")
+    (reason,) = engine.finds_by_name({"running": None}, [found("packages", None, ["docker.io", "rsync"], "install")])
+    assert reason.startswith(
+        "found Docker 20.10.24+dfsg1-1, wanted 25 or newer, which finds devices by name: install a newer one first"
+    )
+    assert asked == ["docker.io"]
+    # What nobody can tell is proven once it runs
+    assert list(engine.finds_by_name({"running": None}, [found("service", None, "an engine that answers", "start")])) == []

@@ -13,10 +13,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container, device_access, server
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from helpers import fleet
+from helpers import ROW, fleet
 
 ROOT = "/var/lib/npufleet"
-ASKED: dict[str, Any] = {"npus": 2, "user": 61100, "binds": []}
+ASKED: dict[str, Any] = {"npus": 2, "user": 61100, "binds": [], "names": []}
 NODES = ["/dev/rbln0:/dev/rbln0:rw", "/dev/rbln1:/dev/rbln1:rw", "/dev/rsd0:/dev/rsd0:rw"]
 
 
@@ -85,7 +85,7 @@ def test_without_privileges_it_has_the_least() -> None:
     # Not the whole of the project's directory, in which the lease, transfers and records of hands lie
     key = "/etc/npufleet/server:/etc/npufleet/server:ro"
     assert made["volumes"] == [key, *(f"{ROOT}/{name}:{ROOT}/{name}:ro" for name in ("blobs", "releases", "served"))]
-    assert asked["access"] == {"npus": 2, "user": 61100, "binds": made["volumes"][1:]}
+    assert asked["access"] == {"npus": 2, "user": 61100, "binds": made["volumes"][1:], "names": []}
     assert asked["reader"] == {"group": 61100, "needed": True}
 
 
@@ -100,7 +100,7 @@ def test_what_a_site_mounts_beside_the_store_stays() -> None:
 @pytest.mark.parametrize(
     ("inventory", "words"),
     [
-        ({"npufleet_device_access": "device"}, "npufleet_device_access: found device, wanted privileged or devices"),
+        ({"npufleet_device_access": "device"}, "npufleet_device_access: found device, wanted privileged or devices or cdi"),
         ({"npufleet_device_access": "devices", "triton_server_user": 0}, "triton_server_user is 0, wanted the number of a user"),
         ({"triton_server_user": 2**31}, "triton_server_user is 2147483648"),
     ],
@@ -250,3 +250,57 @@ def test_each_way_is_another_container() -> None:
         *("privileged", "user", "read_only", "cap_drop", "cap_add", "security", "tmpfs"),
         *("environment", "volumes"),
     }
+
+
+# Where the engine finds them by name
+
+
+NAMED = {**ASKED, "names": ["rebellions.ai/npu=0", "rebellions.ai/npu=1"]}
+NEWER = {"npufleet_row": {**ROW, "driver": {**ROW["driver"], "version": "3.2.2"}}, "npufleet_device_access": "cdi"}
+
+
+@pytest.fixture
+def spec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The vendor's spec, which is there."""
+    path = tmp_path / "rbln.yaml"
+    path.touch()
+    monkeypatch.setattr(device_access.cdi, "SPEC", str(path))
+    return path
+
+
+def test_the_engine_is_asked_for_names_and_the_rest_is_as_without_privileges() -> None:
+    asked, by_node = desired(**NEWER), desired(**{**NEWER, "npufleet_device_access": "devices"})
+    assert asked["container"]["device_requests"] == ["cdi rebellions.ai/npu=0,rebellions.ai/npu=1"]
+    assert {**asked["container"], "device_requests": []} == by_node["container"]
+    assert (asked["access"]["names"], by_node["access"]["names"]) == (NAMED["names"], [])
+    # The vendor's spec mounts what the driver brings
+    assert (asked["driver_files"], by_node["driver_files"]["libraries"]) == (None, True)
+    assert asked["reader"] == by_node["reader"]
+
+
+def test_no_node_is_given_beside_a_name(nodes: Nodes, spec: Path) -> None:
+    nodes["/dev/rbln1"] = (0o660, 105)
+    assert device_access.find(NAMED) == {"devices": [], "groups": ["105"], "missing": [], "closed": []}
+
+
+def test_a_spec_that_is_not_there_is_told(nodes: Nodes, spec: Path) -> None:
+    spec.unlink()
+    assert device_access.find(NAMED)["missing"] == [device_access.NO_SPEC]
+    assert device_access.find(ASKED)["missing"] == []
+
+
+def test_npus_of_another_group_cannot_be_seen_inside(nodes: Nodes, spec: Path) -> None:
+    nodes["/dev/rsd2"] = (0o666, 0)
+    nodes.tool = {"groups": {"rbln0": 2, "rbln1": 2}}
+    assert device_access.find(ASKED)["closed"] == []
+    (why,) = device_access.find(NAMED)["closed"]
+    assert why.startswith("found the NPUs in the group of /dev/rsd2, wanted that of /dev/rsd0: the container toolkit gives a node")
+    nodes.tool = {"groups": {"rbln0": 0, "rbln1": 0}}
+    assert device_access.find(NAMED)["closed"] == []
+
+
+def test_capabilities_of_a_request_by_name_mean_nothing() -> None:
+    request = {"Driver": "cdi", "Count": 0, "DeviceIDs": ["rebellions.ai/npu=0"]}
+    texts = {container._request({**request, "Capabilities": kinds}) for kinds in (None, [], [["npu"]])}
+    assert texts == {"cdi rebellions.ai/npu=0"} == set(device_access.requests(1))
+    assert container._request({"Driver": "", "Count": -1, "Capabilities": [["gpu"]]}) == "any gpu all"

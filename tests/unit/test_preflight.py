@@ -9,6 +9,7 @@ import pytest
 from ansible_collections.npufleet.triton.plugins.filter.refusal_table import refusal_table
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
 from ansible_collections.npufleet.triton.plugins.module_utils import preflight as subject
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import registry
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import preflight_inputs
 from helpers import FakeEngine
@@ -25,6 +26,8 @@ WANTED: dict[str, Any] = {
     "container": "triton",
     "headers": True,
     "brings_headers": False,
+    "by_name": False,
+    "brings_toolkit": True,
     "disk": {"/var/lib/docker": {"image": 60 * GIB}, "/var/lib/npufleet": {"image": 30 * GIB, "models": 5 * GIB}},
     "models": {},
 }
@@ -213,6 +216,34 @@ def test_nodes_of_a_driver_that_is_not_loaded_yet_are_not_missed(action: str) ->
     lacks = {"server": {"absent": [], "driver_files": {"binds": [], "missing": []}, "access": CLOSED}}
     found = subject.refusals({**WANTED, "headers": False}, lacks, [item("driver", "module", action)], [], {})
     assert [reason for reason in found if "access" in reason] == ["npufleet_device_access: found user ops"]
+
+
+@pytest.mark.parametrize("action", ["toolkit", "generate"])
+def test_a_spec_that_is_about_to_be_made_is_not_missed(action: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = {"missing": [device_access.NO_SPEC, "found no device /dev/rbln0"], "closed": []}
+    lacks = {"server": {"absent": [], "driver_files": {"binds": [], "missing": []}, "access": gone}}
+    found = subject.refusals(WANTED, lacks, [item("driver", "of it", action)], [], {})
+    assert found == ["npufleet_device_access: found no device /dev/rbln0"]
+    found = subject.refusals(WANTED, lacks, [item("server", "container", "start")], [], {})
+    assert found[0] == f"npufleet_device_access: {device_access.NO_SPEC}"
+
+
+@pytest.mark.parametrize(("brings", "words"), [(True, []), (False, ["found rbln-container-toolkit nowhere, and none"])])
+def test_a_toolkit_that_cannot_come_is_refused(brings: bool, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject.cdi, "available", lambda _name: None)
+    monkeypatch.setattr(subject, "system", lambda *_args: [])
+    actual = {"driver": {**DRIVER, "toolkit": {"version": None}}}
+    plan = [item("driver", "rbln-container-toolkit", "toolkit")]
+    found = subject.refusals({**WANTED, "by_name": True, "brings_toolkit": brings}, actual, plan, [], {})
+    assert [reason.partition(" in the host's")[0] for reason in found if "on the bus" not in reason] == words
+
+
+def test_an_engine_that_finds_nothing_by_name_is_refused_where_it_has_to() -> None:
+    actual = {"engine": {"daemon": {}, "running": {"version": "20.10.24"}}}
+    plan = [item("engine", "version", "inspect")]
+    assert subject.refusals(WANTED, actual, plan, [], {}) == []
+    (reason,) = subject.refusals({**WANTED, "by_name": True}, actual, plan, [], {})
+    assert reason.startswith("found Docker 20.10.24, wanted 25 or newer")
 
 
 def test_files_of_a_driver_that_is_about_to_come_are_not_missed() -> None:

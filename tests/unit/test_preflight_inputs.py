@@ -107,6 +107,16 @@ def test_suppliers_of_a_build_host_and_of_another() -> None:
     assert [one["what"] for one in found] == ["driver package"]
 
 
+def test_the_repository_of_the_toolkit_is_a_supplier_where_it_is_needed() -> None:
+    row = {"npufleet_row": {**ROW, "driver": {**ROW["driver"], "version": "3.2.2"}}, "npufleet_build_host": "npu9"}
+    assert subject.suppliers(variables(**row, npufleet_device_access="devices"))[0] == []
+    (found,), passwords = subject.suppliers(variables(**row, npufleet_device_access="cdi"))
+    assert found["address"] == "https://nexus.rebellions.ai/repository/apt-public/dists/stable/Release"
+    assert (found["needed"], found["user"], passwords) == (["driver", "toolkit"], "", {found["what"]: ""})
+    own = {**row, "npufleet_device_access": "cdi", "rbln_driver_toolkit_repository": ""}
+    assert subject.suppliers(variables(**own))[0] == []
+
+
 def test_archive_and_wheels_take_the_place_of_registry_and_index() -> None:
     found, _passwords = subject.suppliers(variables(triton_image_wheelhouse="/wheels", triton_image_base_archive="/base.tar"))
     assert found == []

@@ -57,6 +57,7 @@ def test_the_first_step_follows_from_what_is_wrong(plan: list[Any], answers: str
     "refused",
     [
         differs("driver", "package", "install"),
+        differs("driver", "/var/run/cdi/rbln.yaml", "generate"),
         differs("driver", "bus", "inspect"),
         differs("driver", "card type", "inspect"),
         differs("driver", "firmware", "inspect"),

@@ -90,7 +90,7 @@ def test_bare_host_gives_a_bundle_and_says_what_is_missing(bare: None, tmp_path:
         one
         for one in tried
         if "previous" in one
-        or one.startswith("driver/installer")
+        or one.startswith(("driver/installer", "driver/cdi"))
         or one in ("engine/login.json", "host/maintenance.json", "host/watchdog.json", "host/probe.json")
     }
     assert tried - optional == (set(found) | names) - {"README.txt", "errors.txt", "redaction.txt"} - optional

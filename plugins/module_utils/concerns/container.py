@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 
@@ -164,7 +165,12 @@ def sources(variables: Mapping[str, Any]) -> List[str]:
 
 
 def brought(variables: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
-    """What of the driver is mounted (driver_files.find), None for nothing. From 3.0 on it brings the SDK's libraries."""
+    """What of the driver is mounted (driver_files.find), None for nothing. From 3.0 on it brings the SDK's libraries.
+
+    Where the engine finds the cards by name, the vendor's spec mounts it.
+    """
+    if device_access.by_name(variables):
+        return None
     version = str(variables["npufleet_row"]["driver"]["version"])
     libraries = int(version.partition(".")[0]) >= 3
     return {"libraries": libraries, "driver": version} if variables["triton_server_driver_files"] else None
@@ -236,7 +242,8 @@ def _request(asked: Mapping[str, Any]) -> str:
     """Devices that an engine finds by itself (`--gpus`, or by the name that a container device interface gives them)."""
     count = asked.get("Count") or 0
     which = asked.get("DeviceIDs") or ["all" if count < 0 else str(count)]
-    kinds = [kind for kinds in asked.get("Capabilities") or [] for kind in kinds]
+    # Of which an engine takes none into account where it finds devices by name, and Compose wants some
+    kinds = [kind for kinds in asked.get("Capabilities") or [] for kind in kinds if asked.get("Driver") != device_access.CDI]
     return " ".join([asked.get("Driver") or "any", *kinds, ",".join(which)])
 
 

@@ -11,13 +11,13 @@ import stat
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import vendor_tool
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.cdi import GROUP_NODE
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 
-PRIVILEGED, DEVICES = "privileged", "devices"
+PRIVILEGED, DEVICES, CDI = "privileged", "devices", "cdi"
 # What of the store a server reads
 STORE = ("blobs", "releases", "served")
-# The node of a group of NPUs, which the SDK looks for under this name alone: without it no NPU is seen
-GROUP_NODE = "/dev/rsd0"
 # What a container may be and do that serves with the cards and nothing else. IPC_LOCK is what Backend.AI gives the vendor's runtime
 # to pin memory by; a user that is not root pins by its limit memlock
 LEAST: Mapping[str, Any] = {
@@ -34,7 +34,10 @@ RIGHTS = "rw"
 OF_CARDS = re.compile(rf"(/dev/rbln[0-9]+):\1:[rwm]+|/dev/rsd[0-9]+:{GROUP_NODE}:[rwm]+")
 DEVICE = re.compile(rf"(?:{OF_CARDS.pattern})(?<=:{RIGHTS})")
 # As the vendor's container toolkit names them to an engine
-BY_NAME = re.compile(r"cdi (?:.*,)?rebellions\.ai/npu=")
+BY_NAME = re.compile(rf"cdi (?:.*,)?{re.escape(cdi.KIND)}=")
+EACH = re.compile(rf"cdi (?:,?{re.escape(cdi.KIND)}=[0-9]+)+")
+# Told where it is not there yet, which those who are about to make it need not be
+NO_SPEC = f"found no {cdi.SPEC}, wanted the vendor's spec of the NPUs there: run playbooks/site.yml"
 GROUP = re.compile(r"[1-9][0-9]{0,9}")
 # No account of a system may have a larger number
 LARGEST_USER = 2**31 - 1
@@ -43,6 +46,26 @@ LARGEST_USER = 2**31 - 1
 def privileged(variables: Mapping[str, Any]) -> bool:
     """Whether the container sees every device of the host, as in the vendor's guide."""
     return bool(variables["npufleet_device_access"] == PRIVILEGED)
+
+
+def by_name(variables: Mapping[str, Any]) -> bool:
+    """Whether the engine finds the cards by their names in the vendor's spec. Raises Refusal where there can be no such one."""
+    if variables["npufleet_device_access"] != CDI:
+        return False
+    driver = variables["npufleet_row"]["driver"]["version"]
+    if int(str(driver).partition(".")[0]) < cdi.OLDEST_DRIVER:
+        raise Refusal(
+            [
+                f"npufleet_device_access is {CDI} and the driver of release {variables['rbln_release']} {driver}, wanted "
+                f"{cdi.OLDEST_DRIVER}.0 or newer, whose librbln-ml the container toolkit needs: take {DEVICES}, or another release"
+            ]
+        )
+    return True
+
+
+def requests(npus: int) -> List[str]:
+    """What the engine is asked for, as container_facts has it."""
+    return ["cdi " + ",".join(cdi.names(npus))]
 
 
 def user(variables: Mapping[str, Any]) -> int:
@@ -58,7 +81,8 @@ def limits(variables: Mapping[str, Any]) -> Dict[str, Any]:
     if privileged(variables):
         return {"privileged": True}
     tmpfs = sorted(map(str, variables["triton_server_tmpfs"]))
-    return {**LEAST, "user": "{0}:{0}".format(user(variables)), "tmpfs": tmpfs}
+    named = {"device_requests": requests(int(variables["npufleet_npus"]))} if by_name(variables) else {}
+    return {**LEAST, "user": "{0}:{0}".format(user(variables)), "tmpfs": tmpfs, **named}
 
 
 def environment(variables: Mapping[str, Any]) -> Dict[str, str]:
@@ -80,10 +104,12 @@ def reader(variables: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def wanted(variables: Mapping[str, Any], binds: List[str]) -> Optional[Dict[str, Any]]:
-    """What `find` has to look for, None for a container that has every device: {"npus", "user", "binds": what it mounts}."""
+    """What `find` has to look for, None for a container that has every device: {"npus", "user", "binds": what it mounts, "names":
+    by which the engine finds the NPUs, empty where it is given their nodes}."""
     if privileged(variables):
         return None
-    return {"npus": int(variables["npufleet_npus"]), "user": user(variables), "binds": binds}
+    npus = int(variables["npufleet_npus"])
+    return {"npus": npus, "user": user(variables), "binds": binds, "names": cdi.names(npus) if by_name(variables) else []}
 
 
 def find(asked: Optional[Mapping[str, Any]]) -> Dict[str, List[str]]:
@@ -94,12 +120,20 @@ def find(asked: Optional[Mapping[str, Any]]) -> Dict[str, List[str]]:
     nodes = [f"/dev/rbln{number}" for number in range(asked["npus"])]
     group, missing = _group_node(nodes)
     devices = [f"{node}:{node}:{RIGHTS}" for node in nodes] + [f"{group}:{GROUP_NODE}:{RIGHTS}"]
+    if asked["names"]:
+        devices = []
+        missing += [] if os.path.exists(cdi.SPEC) else [NO_SPEC]
     groups: Set[str] = set()
     for node in [*nodes, group]:
         number, why = _opener(node, asked["user"])
         groups |= {str(number)} if number else set()
         missing += [why] if why else []
     closed = [*_account(asked["user"]), *_closed(asked)]
+    if asked["names"] and group != GROUP_NODE:
+        closed.append(
+            f"found the NPUs in the group of {group}, wanted that of {GROUP_NODE}: the container toolkit gives a node its own name "
+            f"inside, and the SDK looks for {GROUP_NODE} alone: take npufleet_device_access: {DEVICES}, or undo the group"
+        )
     return {"devices": sorted(devices), "groups": sorted(groups), "missing": missing, "closed": closed}
 
 

@@ -1,4 +1,4 @@
-"""Driver and cards: package, hold, module, device nodes, and what the vendor's tool says of every card."""
+"""Driver and cards: package, hold, module, device nodes, what the vendor's tool says of every card, and its spec for containers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import re
 import stat
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
 from ansible_collections.npufleet.triton.plugins.module_utils.system import packages, run, text
 from ansible_collections.npufleet.triton.plugins.module_utils.vendor_tool import TOOLS, ask_tool
@@ -90,6 +92,8 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
         "hold": bool(variables["rbln_driver_hold"]),
         "reboots": bool(variables["rbln_driver_reboot"]),
         "unit": unit(int(variables["npufleet_npus"]), int(variables["rbln_driver_boot_timeout"])),
+        # Units of a host whose engine finds the cards by a spec of theirs
+        "cdi": cdi.units(variables["triton_server_name"]) if device_access.by_name(variables) else {},
     }
 
 
@@ -130,6 +134,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         "unit": text(UNIT_FILE),
         "unit_enabled": os.path.islink(UNIT_ENABLED),
         "tool": ask_tool(),
+        "toolkit": cdi.read(wanted["npus"] if wanted["cdi"] else None),
     }
 
 
@@ -185,9 +190,9 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, REBOOT, "required", "rebooted", "reboot" if wanted["reboots"] else INSPECT))
     if len(actual["bus"]) < wanted["npus"]:
         plan.append(item(CONCERN, "bus", "{} NPUs".format(len(actual["bus"])), "{} NPUs".format(wanted["npus"]), INSPECT))
-    if loaded is not None:
-        plan += _diff_cards(wanted, actual, judged=lost is None)
-    return plan
+    cards = _diff_cards(wanted, actual, judged=lost is None) if loaded is not None else []
+    # Of cards that are not all there, whoever repairs them makes a spec anew
+    return [*plan, *cards, *cdi.diff(CONCERN, actual["toolkit"], wanted["cdi"], loaded is not None and not lost and not cards)]
 
 
 def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:

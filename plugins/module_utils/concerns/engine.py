@@ -7,14 +7,15 @@ import os
 import re
 import shutil
 import stat
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import UNIT as CARDS
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item
-from ansible_collections.npufleet.triton.plugins.module_utils.system import packages, text
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
+from ansible_collections.npufleet.triton.plugins.module_utils.system import available, packages, text
 
 CONCERN = "engine"
 GROUP = NPU_HOSTS
@@ -29,8 +30,12 @@ CLEAR = (
     "log-driver", "storage-driver", "data-root", "default-runtime", "path", "exec-opts", "cgroup-parent", "registry-mirrors",
     "insecure-registries", "dns", "hosts", "bip", "fixed-cidr", "labels", "features",
 )  # fmt: skip
+# Packages of an engine
+ENGINES = ("docker.io", "docker-ce", "moby-engine")
 # Debian 13 has the engine's client in a package of its own
 CLIENT, CLIENT_PACKAGE = "docker", "docker-cli"
+# The first that finds devices by name
+OLDEST_BY_NAME, VERSION = 25, "version"
 # Beside the paths of whoever asks
 ALSO = "/usr/bin:/usr/local/bin"
 # What JSON that is no object is
@@ -44,6 +49,10 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
     """Options of daemon.json that are ours, packages, a drop-in for each unit that has limits, and the order after the cards."""
     limits = variables["docker_engine_unit_limits"]
     daemon = dict(variables["docker_engine_daemon_options"])
+    by_name = device_access.by_name(variables)
+    if by_name:
+        # On of itself from 28 on
+        daemon["features"] = {**(daemon.get("features") or {}), "cdi": True}
     if variables["docker_engine_registry_mirrors"]:
         daemon["registry-mirrors"] = list(variables["docker_engine_registry_mirrors"])
     units = {unit: drop_in(limits[unit]) for unit in limits}
@@ -53,6 +62,8 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
     return {
         "packages": sorted(variables["docker_engine_packages"]),
         "daemon": daemon,
+        # The oldest that does what is wanted of it, None for any
+        "oldest": OLDEST_BY_NAME if by_name else None,
         "drop_ins": {**{DROP_IN.format(unit): units[unit] for unit in sorted(units)}, ORDER_FILE: ORDER},
         "ca": authority(variables),
         # A unit would tell every user of the host what is in its environment (`systemctl show`)
@@ -195,4 +206,27 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         plan.append(item(CONCERN, "service", None, "an engine that answers", "start"))
     elif running["log-driver"] != wanted["daemon"].get("log-driver", running["log-driver"]):
         plan.append(item(CONCERN, "service", running["log-driver"], wanted["daemon"]["log-driver"], "restart"))
+    if running and older(running["version"], wanted["oldest"]):
+        plan.append(item(CONCERN, VERSION, running["version"], "{} or newer".format(wanted["oldest"]), INSPECT))
     return plan
+
+
+def older(found: Optional[str], oldest: Optional[int]) -> bool:
+    """Whether an engine, or its package, such as `5:27.3.1-1`, is older than this; unknown for one without a number."""
+    major = re.match(r"(?:\d+:)?(\d+)\.", found or "")
+    return bool(oldest and major and int(major[1]) < oldest)
+
+
+def finds_by_name(actual: Mapping[str, Any], plan: List[Item]) -> Iterator[str]:
+    """Why the engine that is there, or the one that would be installed, cannot find devices by name."""
+    if actual["running"]:
+        found, todo = actual["running"]["version"], "upgrade it"
+    else:
+        wanted = [name for entry in plan if entry["name"] == "packages" for name in entry["desired"]]
+        candidates = [available(name) for name in wanted if name in ENGINES]
+        found, todo = next(iter(candidates), None), "install a newer one first, such as docker-ce of Docker's own repository"
+    if older(found, OLDEST_BY_NAME):
+        yield (
+            f"found Docker {found}, wanted {OLDEST_BY_NAME} or newer, which finds devices by name: {todo}, or take "
+            f"npufleet_device_access: {device_access.DEVICES}"
+        )

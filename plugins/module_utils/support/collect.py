@@ -13,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import MODULE, PCI_VENDOR
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import DAEMON_JSON
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
-from ansible_collections.npufleet.triton.plugins.module_utils.engine import contexts
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi, contexts
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.support import vendor
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import (
@@ -160,6 +160,8 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         yield run("driver/module.txt", "modinfo", MODULE)
         yield run("driver/dkms.txt", "dkms", "status")
         yield Item("driver/nodes.txt", _nodes)
+        yield Item("driver/cdi.yaml", _optional(lambda: content(cdi.SPEC, limits)))
+        yield Item("driver/cdi-now.yaml", _optional(lambda: vendor.spec(limits)))
         yield Item("driver/holders.json", lambda: contexts.look(wanted["container"]))
         yield Item("driver/cards.json", _cards)
         yield run("driver/pci.txt", "lspci", "-nnk")

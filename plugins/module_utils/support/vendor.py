@@ -11,6 +11,7 @@ import os
 import urllib.parse
 from typing import Any, Dict, List, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import (
     Limits,
@@ -111,6 +112,13 @@ def installer_help(root: str, limits: Limits) -> str:
         if source.read(2) != b"#!":
             raise Unavailable(f"{path} is no script, and is not run for its help")
     return command(limits, *HARMLESS, "/bin/sh", path, "--help")
+
+
+def spec(limits: Limits) -> str:
+    """The spec of the NPUs for containers that the vendor's toolkit would write now. Raises Missing where there is no toolkit."""
+    if not os.path.exists(cdi.TOOLKIT):
+        raise Missing("the host has no container toolkit")
+    return command(limits, *cdi.GENERATE, "-")
 
 
 def packages(limits: Limits, patterns: List[str]) -> str:

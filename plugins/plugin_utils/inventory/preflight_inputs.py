@@ -9,9 +9,11 @@ import urllib.request
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import cache, listens
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import authority
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.image import in_repository
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.fetch import download
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import ENGINE, GIB, LARGE_FILES
@@ -37,6 +39,9 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
         "headers": bool(variables["preflight_kernel_headers"]),
         # Whether the role installs them
         "brings_headers": variables["rbln_driver_form"] == "run",
+        # Whether the engine has to find the cards by name, and whether the role knows where the toolkit for it comes from
+        "by_name": device_access.by_name(variables),
+        "brings_toolkit": bool(variables["rbln_driver_toolkit_repository"]),
         "disk": {
             "/var/lib/docker": {"image": int(variables["preflight_disk_engine"]) * GIB},
             variables["npufleet_root"]: {
@@ -134,6 +139,17 @@ def suppliers(variables: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], Dict[
                 "todo": "correct rbln_driver_package_url or its login",
             }
         )
+    if device_access.by_name(variables) and variables["rbln_driver_toolkit_repository"]:
+        found.append(
+            {
+                "what": "repository of the container toolkit",
+                "kind": "web",
+                "address": "{}/dists/stable/Release".format(variables["rbln_driver_toolkit_repository"].rstrip("/")),
+                "login": None,
+                "needed": ["driver", cdi.BRING],
+                "todo": "correct rbln_driver_toolkit_repository, or empty it and install the toolkit",
+            }
+        )
     if variables["npufleet_build_host"] == variables["inventory_hostname"]:
         found += list(_of_image(variables))
     if variables["triton_image_delivery_repository"]:
@@ -143,8 +159,8 @@ def suppliers(variables: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], Dict[
         passwords[LARGE_FILES] = way(variables, False)[1]
     for entry in found:
         login = entry.pop("login")
-        entry["user"] = variables[login + "_user"]
-        passwords[entry["what"]] = variables[login + "_password"]
+        entry["user"] = variables[login + "_user"] if login else ""
+        passwords[entry["what"]] = variables[login + "_password"] if login else ""
         entry["proxies"] = proxies(variables)
         entry["ca"] = authority(variables)
     return found, passwords
