@@ -30,6 +30,7 @@ TOOLS = {
     "rsync": "rsync",
     "ssh": "openssh-client",
     "dpkg-deb": "dpkg",
+    "gpg": "gnupg",
 }
 
 

@@ -69,6 +69,7 @@ def up(lab: Lab) -> None:
     engine.start()
     hosts.refuse_conflicts(lab, hosts.host_names(count))
     drivers = standins.ensure_drivers()
+    toolkit = standins.ensure_toolkit()
     rows = [row, *([following] if following else [])]
     for name in rows:
         standins.ensure_index(name)
@@ -84,7 +85,7 @@ def up(lab: Lab) -> None:
     login = f"lab:{(lab.state / 'artefact_password').read_text()}"
     changed = hosts.up(lab, systems, cards, login)
     facts = {"row": row, "count": count, "npus": npus, "models": models, "bases": bases, "drivers": drivers}
-    facts["next"], facts["card"] = following, card
+    facts["next"], facts["card"], facts["toolkit"] = following, card, toolkit
     facts["sdk"] = {name: standins.sdk_version(name) for name in standins.ROWS}
     facts["placing"] = placing
     facts["systems"] = systems
@@ -178,6 +179,7 @@ def inventory(lab: Lab) -> None:
         "lab_artefacts": {name: artefacts_of(facts, name, address) for name in standins.MODELS},
         "lab_placing": facts["placing"],
         "lab_drivers": facts["drivers"],
+        "lab_toolkit": f"{address}/{facts['toolkit']}",
         "lab_sdk": facts["sdk"],
         "lab_bases": facts["bases"],
     }

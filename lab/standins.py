@@ -45,6 +45,12 @@ def ensure_drivers() -> dict[str, dict[str, str]]:
     return found
 
 
+def ensure_toolkit() -> str:
+    """The vendor's container toolkit in a public repository; returns its place below the artefact server's root."""
+    _script("lab/driver/toolkit.py", str(ARTEFACTS / "public"))
+    return "public"
+
+
 def card_of(row: str, following: str | None = None) -> str:
     """The cards of a lab: the row's first type, or the first that the row which its hosts may be taken to has, too."""
     fitting = [card for card in ROWS[row]["cards"] if card in ROWS[following or row]["cards"]]
