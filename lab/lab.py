@@ -125,12 +125,12 @@ def artefacts_of(facts: dict[str, Any], model: str, address: str) -> dict[str, d
     """The compiled files of a model for each row of the lab, as an inventory lists them."""
     made = [models[model] for models in facts["models"].values()]
     return {
-        one["key"]: {
-            "url": f"{address}/{one['path']}",
-            "sha256": one["sha256"],
-            "record": f"{ARTEFACTS / one['path']}.json",
+        entry["key"]: {
+            "url": f"{address}/{entry['path']}",
+            "sha256": entry["sha256"],
+            "record": f"{ARTEFACTS / entry['path']}.json",
         }
-        for one in made
+        for entry in made
     }
 
 

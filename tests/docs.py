@@ -86,7 +86,7 @@ def rows(options: Mapping[str, Any], prefix: str = "", defaults: str = "") -> It
         kind = "list of " + option["elements"] if "elements" in option else option["type"]
         text = option["description"] if isinstance(option["description"], str) else " ".join(option["description"])
         if "choices" in option:
-            text += " One of {}.".format(", ".join(f"`{one}`" for one in option["choices"]))
+            text += " One of {}.".format(", ".join(f"`{choice}`" for choice in option["choices"]))
         required = option.get("required") or ("default" not in option and not prefix)
         default = [shown({**option, "required": False}, defaults), "yes" if required else "no"] if defaults else [shown(option)]
         cells = [f"`{prefix}{name}`", kind, *default, re.sub(r"\b[COVM]\(((?:[^()]|\([^()]*\))*)\)", r"`\1`", text)]
@@ -161,12 +161,12 @@ def module_problems(path: Path) -> Iterator[str]:
     """Where a module's DOCUMENTATION is not what its argument_spec says, or RETURN or EXAMPLES are missing."""
     where = f"plugins/modules/{path.name}"
     tree = ast.parse(path.read_text(), str(path))
-    assigned = [one for one in tree.body if isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant)]
-    texts = {getattr(one.targets[0], "id", ""): one.value.value for one in assigned}
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)]
+    texts = {getattr(entry.targets[0], "id", ""): entry.value.value for entry in assigned}
     texts = {name: yaml.safe_load(texts.get(name, "")) for name in ("DOCUMENTATION", "EXAMPLES", "RETURN")}
     yield from (f"{where}: found no {name}" for name, text in texts.items() if not text)
     documented = (texts["DOCUMENTATION"] or {}).get("options") or {}
-    specs = [one.value for one in ast.walk(tree) if isinstance(one, ast.keyword) and one.arg == "argument_spec"]
+    specs = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "argument_spec"]
     if len(specs) != 1 or not isinstance(specs[0], ast.Dict):
         yield f"{where}: wanted one argument_spec, written as a dictionary, to compare with DOCUMENTATION"
         return
@@ -273,7 +273,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     found = list(problems(ROOT, parser.parse_args().check))
-    print("\n".join(f"docs: {one}" for one in found), end="\n" if found else "")
+    print("\n".join(f"docs: {entry}" for entry in found), end="\n" if found else "")
     return 1 if found else 0
 
 

@@ -103,7 +103,7 @@ class Sampler(threading.Thread):
 
     def __init__(self, hidden: list[str]) -> None:
         super().__init__(daemon=True)
-        self.hidden = [one.encode() for one in hidden]
+        self.hidden = [secret.encode() for secret in hidden]
         self.ended = threading.Event()
         self.seen: set[str] = set()
         self.samples = 0
@@ -132,8 +132,8 @@ def kept() -> Iterator[tuple[str, int, str]]:
             yield str(path), mode, path.read_text(errors="replace")
             continue
         with tarfile.open(path) as archive:
-            for one in filter(tarfile.TarInfo.isfile, archive):
-                yield f"{path}:{one.name}", mode, archive.extractfile(one).read().decode(errors="replace")  # type: ignore[union-attr]
+            for member in filter(tarfile.TarInfo.isfile, archive):
+                yield f"{path}:{member.name}", mode, archive.extractfile(member).read().decode(errors="replace")  # type: ignore[union-attr]
 
 
 def main() -> None:
@@ -163,7 +163,7 @@ def main() -> None:
     if sampler.seen:
         raise SystemExit("a secret is in a process list:\n  " + "\n  ".join(sorted(sampler.seen)[:5]))
     left = sorted(
-        f"{name} (mode {mode:04o})" for name, mode, found in kept() if mode & 0o077 or any(one in found for one in hidden)
+        f"{name} (mode {mode:04o})" for name, mode, found in kept() if mode & 0o077 or any(entry in found for entry in hidden)
     )
     if left:
         raise SystemExit("found in build/ for everybody to read, or with a secret:\n  " + "\n  ".join(left[:5]))

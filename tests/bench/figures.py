@@ -81,9 +81,9 @@ def impossible(found: Row) -> List[str]:
 
 def floor(rows: Sequence[Row], release: str, device_ms: float) -> Optional[float]:
     """The empty model's overhead at one client, on this Triton, in milliseconds."""
-    for one in rows:
-        if (one["case"], one["triton"], one["device_ms"], one["concurrency"]) == ("empty", release, device_ms, 1):
-            return float(one["overhead_ms"])
+    for entry in rows:
+        if (entry["case"], entry["triton"], entry["device_ms"], entry["concurrency"]) == ("empty", release, device_ms, 1):
+            return float(entry["overhead_ms"])
     return None
 
 
@@ -110,7 +110,7 @@ def wanted_overhead(found: Row, rows: Sequence[Row]) -> Optional[float]:
 
 def verdicts(rows: Sequence[Row]) -> List[Verdict]:
     """The targets of the rows, in their order."""
-    return [verdict for one in rows for verdict in verdicts_of(one, rows)]
+    return [verdict for entry in rows for verdict in verdicts_of(entry, rows)]
 
 
 def verdicts_of(one: Row, rows: Sequence[Row]) -> List[Verdict]:
@@ -162,24 +162,24 @@ def table(rows: Sequence[Row]) -> str:
         "noise",
     )
     lines = [head]
-    for one in sorted(rows, key=lambda found: (-found["device_ms"], found["case"], found["profile"] or "", found["concurrency"])):
-        share, overhead = wanted_share(one), wanted_overhead(one, rows)
+    for entry in sorted(rows, key=lambda found: (-found["device_ms"], found["case"], found["profile"] or "", found["concurrency"])):
+        share, overhead = wanted_share(entry), wanted_overhead(entry, rows)
         lines.append(
             (
-                f"{one['case']} {one['triton']}" if one["case"] in NO_NPU else one["case"],
-                one["profile"] or "-",
-                f"{one['device_ms']:g}",
-                str(one["concurrency"]),
-                f"{one['infer_per_s']:.0f}",
-                f"{one['share_of_device_limit']:.3f}",
-                "" if share is None else mark(one["share_of_device_limit"] >= share, f"{share:.2f}"),
-                f"{one['p50_ms']:.2f}",
-                f"{one['p99_ms']:.2f}",
-                "" if one["overhead_ms"] is None else f"{one['overhead_ms']:.3f}",
-                "" if overhead is None else mark(one["overhead_ms"] <= overhead, f"{overhead:.3f}"),
-                "-" if one["device_busy"] is None else f"{one['device_busy']:.3f}",
-                "-" if one["rows_per_run"] is None else f"{one['rows_per_run']:.2f}",
-                f"{one['noise_percent']:.0f}%" + ("" if one["stable"] else "!"),
+                f"{entry['case']} {entry['triton']}" if entry["case"] in NO_NPU else entry["case"],
+                entry["profile"] or "-",
+                f"{entry['device_ms']:g}",
+                str(entry["concurrency"]),
+                f"{entry['infer_per_s']:.0f}",
+                f"{entry['share_of_device_limit']:.3f}",
+                "" if share is None else mark(entry["share_of_device_limit"] >= share, f"{share:.2f}"),
+                f"{entry['p50_ms']:.2f}",
+                f"{entry['p99_ms']:.2f}",
+                "" if entry["overhead_ms"] is None else f"{entry['overhead_ms']:.3f}",
+                "" if overhead is None else mark(entry["overhead_ms"] <= overhead, f"{overhead:.3f}"),
+                "-" if entry["device_busy"] is None else f"{entry['device_busy']:.3f}",
+                "-" if entry["rows_per_run"] is None else f"{entry['rows_per_run']:.2f}",
+                f"{entry['noise_percent']:.0f}%" + ("" if entry["stable"] else "!"),
             )
         )
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
@@ -195,8 +195,8 @@ def mark(reached: bool, text: str) -> str:
 
 def noise(rows: Sequence[Row]) -> str:
     """How far the figures can be trusted, in one line."""
-    others = [one["other_cores"] for one in rows if one["other_cores"] is not None]
-    unstable = sum(not one["stable"] for one in rows)
-    spread = max((one["noise_percent"] for one in rows), default=0.0)
+    others = [entry["other_cores"] for entry in rows if entry["other_cores"] is not None]
+    unstable = sum(not entry["stable"] for entry in rows)
+    spread = max((entry["noise_percent"] for entry in rows), default=0.0)
     busy = f"others used up to {max(others):.1f} cores, {sum(others) / len(others):.1f} on average" if others else "others unknown"
     return f"noise: windows differ by up to {spread:.0f}%, {unstable} of {len(rows)} points are unstable; {busy}"

@@ -87,7 +87,7 @@ def overlaps(runs: Sequence[Run]) -> List[Tuple[Run, Run]]:
     """Pairs of runs on one NPU of which the later begins before an earlier one ended."""
     found = []
     last: Dict[int, Run] = {}
-    for run in sorted(runs, key=lambda one: (one.npu, one.begin, one.end)):
+    for run in sorted(runs, key=lambda entry: (entry.npu, entry.begin, entry.end)):
         before = last.get(run.npu)
         if before and run.begin < before.end - ROUNDING:
             found.append((before, run))

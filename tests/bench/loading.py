@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, List
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / one) for one in ("collections", "tests", "tests/faults")]
+sys.path[:0] = [str(ROOT / entry) for entry in ("collections", "tests", "tests/faults")]
 
 from doors import CONNECTIONS, INFER, PATIENCE, WHEELS, Place  # noqa: E402
 from tritonclient import grpc as triton  # noqa: E402
@@ -130,17 +130,17 @@ def measure(release: str) -> List[Dict[str, Any]]:
         try:
             clients: List[Client] = [OverHttp(place.host.port) for _number in range(CONNECTIONS)]
             clients.append(OverGrpc(place.host.grpc_port))
-            for one in clients:
-                one.start()
+            for client in clients:
+                client.start()
             times = {}
             for span, work in SPANS.items():
                 began = time.monotonic()
                 work(place)
                 times[span] = (began, time.monotonic())
-            for one in clients:
-                one.stopped.set()
-            for one in clients:
-                one.join()
+            for client in clients:
+                client.stopped.set()
+            for client in clients:
+                client.join()
         finally:
             place.go.touch()
             place.host.stop(drain=False)
@@ -148,7 +148,7 @@ def measure(release: str) -> List[Dict[str, Any]]:
     for kind in (OverHttp, OverGrpc):
         idle = 0.0
         for span, (began, ended) in times.items():
-            found = figures([wait for one in clients if isinstance(one, kind) for wait in one.of(began, ended)])
+            found = figures([wait for client in clients if isinstance(client, kind) for wait in client.of(began, ended)])
             idle = idle or found["longest_ms"]
             ratio = round(found["longest_ms"] / idle, 1)
             rows.append({"release": release, "clients": kind.__name__[4:].lower(), "load": span, **found, "ratio": ratio})

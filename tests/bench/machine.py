@@ -28,9 +28,9 @@ class Others:
         return None if self.began[2] < 0 else max(0.0, (busy - own) / seconds)
 
     def _now(self) -> Tuple[float, float, float]:
-        ticks = [int(one) for one in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
         own = container_seconds(self.pid)
-        return time.monotonic(), sum(ticks[one] for one in BUSY) / os.sysconf("SC_CLK_TCK"), -1.0 if own is None else own
+        return time.monotonic(), sum(ticks[entry] for entry in BUSY) / os.sysconf("SC_CLK_TCK"), -1.0 if own is None else own
 
 
 def container_seconds(pid: int) -> Optional[float]:
@@ -42,7 +42,7 @@ def container_seconds(pid: int) -> Optional[float]:
                 return int((CGROUPS / controllers / path.lstrip("/") / "cpuacct.usage").read_text()) / 1e9
             if not controllers:
                 lines = (CGROUPS / path.lstrip("/") / "cpu.stat").read_text().splitlines()
-                return next(int(one.split()[1]) for one in lines if one.startswith("usage_usec")) / 1e6
+                return next(int(entry.split()[1]) for entry in lines if entry.startswith("usage_usec")) / 1e6
     return None
 
 
@@ -52,9 +52,9 @@ def memory(pid: int) -> Tuple[float, float]:
     Memory is the proportional set without shared memory, which is counted once, as /dev/shm.
     """
     kib = 0
-    for one in descendants(pid):
+    for descendant in descendants(pid):
         with suppress(OSError):  # ended since it was listed
-            rollup = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path(f"/proc/{one}/smaps_rollup").read_text(), re.MULTILINE))
+            rollup = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path(f"/proc/{descendant}/smaps_rollup").read_text(), re.MULTILINE))
             if rollup:  # a process that is ending has none
                 kib += int(rollup["Pss"]) - int(rollup["Pss_Shmem"])
     shm = os.statvfs(f"/proc/{pid}/root/dev/shm")

@@ -89,24 +89,24 @@ def verdicts(rows: Sequence[Row]) -> List[Tuple[str, bool]]:
     found = {row["case"]: row for row in rows}
     targets: List[Tuple[str, bool]] = []
     if "one_changed" in found:
-        one = found["one_changed"]
-        calls = one["module_calls_per_host"]
+        entry = found["one_changed"]
+        calls = entry["module_calls_per_host"]
         targets.append((f"one_changed: {calls} calls of modules a host, wanted at most {CALLS}", calls <= CALLS))
-        targets.append((f"one_changed: reloaded {one['models_reloaded']}, wanted {[ONE]}", one["models_reloaded"] == [ONE]))
+        targets.append((f"one_changed: reloaded {entry['models_reloaded']}, wanted {[ONE]}", entry["models_reloaded"] == [ONE]))
     if "no_change" in found:
-        one = found["no_change"]
-        quiet = not one["bytes_moved"] and not one["models_reloaded"]
-        targets.append((f"no_change: {one['bytes_moved']} bytes moved, reloaded {one['models_reloaded']}, wanted none", quiet))
-        times = round(one["seconds"] / one["status_seconds"], 2)
+        entry = found["no_change"]
+        quiet = not entry["bytes_moved"] and not entry["models_reloaded"]
+        targets.append((f"no_change: {entry['bytes_moved']} bytes moved, reloaded {entry['models_reloaded']}, wanted none", quiet))
+        times = round(entry["seconds"] / entry["status_seconds"], 2)
         targets.append((f"no_change: {times} times as long as status.yml, wanted at most {STATUS}", times <= STATUS))
     for case, seconds in ABOVE.items():
         if case in found:
             above = round(found[case]["seconds"] - found[case]["floor_seconds"], 2)
             targets.append((f"{case}: {above} s above the floor, wanted at most {seconds}", above <= seconds))
     if "rollback" in found:
-        one = found["rollback"]
-        targets.append((f"rollback: {one['bytes_moved']} bytes moved, wanted 0", not one["bytes_moved"]))
-        targets.append((f"rollback: reloaded {one['models_reloaded']}, wanted {[ONE]}", one["models_reloaded"] == [ONE]))
+        entry = found["rollback"]
+        targets.append((f"rollback: {entry['bytes_moved']} bytes moved, wanted 0", not entry["bytes_moved"]))
+        targets.append((f"rollback: reloaded {entry['models_reloaded']}, wanted {[ONE]}", entry["models_reloaded"] == [ONE]))
     return targets
 
 
@@ -175,10 +175,10 @@ class Fleet(Lab):
             target = f"{self.shared['ansible_user']}@{host['ansible_host']}:{BARE}/"
             command = ["rsync", "--archive", "--delete", "--whole-file", "-e", f"ssh {self.ssh_options()}", f"{PLACE}/", target]
             running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
-        errors = [one.communicate()[1] for one in running]
+        errors = [entry.communicate()[1] for entry in running]
         seconds = time.monotonic() - began
-        if any(one.returncode for one in running):
-            raise BenchError("rsync: " + "\n".join(one for one in errors if one))
+        if any(entry.returncode for entry in running):
+            raise BenchError("rsync: " + "\n".join(error for error in errors if error))
         return seconds
 
 
@@ -203,8 +203,8 @@ def measure(
     bare = lab.rsync()
     floor = bare if transfers else 0.0
     if brings:
-        floor += lab.everywhere("sh", "-c", f"sha256sum {' '.join(f'/home/*/{BARE}/{one}/1/weights.bin' for one in loads)}")
-    floor += sum(lab.everywhere("python3", "-c", RELOAD, one) for one in loads)
+        floor += lab.everywhere("sh", "-c", f"sha256sum {' '.join(f'/home/*/{BARE}/{load}/1/weights.bin' for load in loads)}")
+    floor += sum(lab.everywhere("python3", "-c", RELOAD, load) for load in loads)
     came = moved(before, after)
     if brings is not None and came < brings * len(lab.hosts):
         raise BenchError(f"{case}: {came} bytes came into the stores, wanted {brings} on each of {len(lab.hosts)} hosts")

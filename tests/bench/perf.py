@@ -90,7 +90,7 @@ def read(said: str, table: str) -> Reading:
     rows = list(csv.DictReader(io.StringIO(table)))
     missing = sorted(set(COLUMNS.values()) - set(rows[0])) if rows else []
     count = COUNT.search(said)
-    passes = [float(one) for one in PASS.findall(said)]
+    passes = [float(word) for word in PASS.findall(said)]
     if len(rows) != 1 or missing or not count or not passes:
         raise Unreadable(
             f"perf_analyzer: found {len(rows)} rows in its CSV file, columns missing: {', '.join(missing) or 'none'}, "
@@ -100,7 +100,7 @@ def read(said: str, table: str) -> Reading:
     rate = value.pop("infer_per_s")
     last = passes[-WINDOWS:]
     mean = sum(last) / len(last) or 1.0
-    noise = 100 * max(abs(one - mean) for one in last) / mean
+    noise = 100 * max(abs(entry - mean) for entry in last) / mean
     return Reading(
         infer_per_s=rate,
         count=int(count[1]),
@@ -113,4 +113,4 @@ def read(said: str, table: str) -> Reading:
 def counter(text: str, name: str, model: str) -> int:
     """Sum of a Prometheus counter over the versions of a model."""
     found = re.findall(rf'^{name}\{{[^}}]*model="{re.escape(model)}"[^}}]*\}} (\S+)$', text, re.MULTILINE)
-    return round(sum(float(one) for one in found))
+    return round(sum(float(entry) for entry in found))

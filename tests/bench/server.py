@@ -56,7 +56,7 @@ def ensure_image(release: str) -> str:
         digest.update(wheel.name.encode() + wheel.read_bytes())
     if images.inputs_of(image) != digest.hexdigest():
         print(f"bench: building the image of Triton {release} with perf_analyzer", flush=True)
-        images.run_build(image, DOCKERFILE.format(base=base), {one.name: one for one in wheels}, digest.hexdigest(), base)
+        images.run_build(image, DOCKERFILE.format(base=base), {entry.name: entry for entry in wheels}, digest.hexdigest(), base)
     return image
 
 
@@ -113,7 +113,7 @@ class Server:
                 *("--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
                 *("--volume", f"{self.repository}:/models:ro", "--volume", f"{BACKEND}:/opt/tritonserver/backends/rbln:ro"),
                 *("--volume", f"{self.home}:/run/bench", "--volume", f"{ANSWERS}:/opt/bench/answers.py:ro"),
-                *(one for name, value in settings.items() for one in ("--env", f"RBLN_LAB_{name}={value}")),
+                *(entry for name, value in settings.items() for entry in ("--env", f"RBLN_LAB_{name}={value}")),
                 f"npufleet-bench/triton:{self.release}",
                 *("tritonserver", "--model-repository=/models", "--allow-gpu-metrics=false"),
                 *(f"--{option}={CLOSED}:npufleet-key={secrets.token_hex()}" for option in RESTRICTED),

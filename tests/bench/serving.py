@@ -84,7 +84,9 @@ class Bench:
             reasons.append(f"perf_analyzer counts {reading.count} completed requests, the server only {after[0] - before[0]}")
         if case not in figures.NO_NPU:
             reasons += audit(runs, server.device_ms / 1000, LARGEST, answered, npus)
-        self.reasons += [f"Triton {server.release}, {model}, {server.device_ms:g} ms, {clients} clients: {one}" for one in reasons]
+        self.reasons += [
+            f"Triton {server.release}, {model}, {server.device_ms:g} ms, {clients} clients: {reason}" for reason in reasons
+        ]
         return found
 
     def point(self, server: Server, model: str, case: str, profile: Optional[str], clients: int) -> Row:
@@ -95,7 +97,7 @@ class Bench:
             if best is None or better(found, best):
                 best = found
             best["attempts"] = attempt
-            if best["stable"] and all(one.reached for one in figures.verdicts_of(best, [*self.rows, best])):
+            if best["stable"] and all(entry.reached for entry in figures.verdicts_of(best, [*self.rows, best])):
                 break
         assert best is not None
         say(
@@ -113,7 +115,7 @@ class Bench:
         runs = ledger.new()
         name = f"Triton {server.release}, {model}, {server.device_ms:g} ms, answers"
         self.reasons += [
-            f"{name}: {one}" for one in found["wrong"] + audit(runs, server.device_ms / 1000, LARGEST, found["rows"], npus)
+            f"{name}: {entry}" for entry in found["wrong"] + audit(runs, server.device_ms / 1000, LARGEST, found["rows"], npus)
         ]
         if len(runs) >= found["requests"]:
             self.reasons.append(f"{name}: {len(runs)} runs for {found['requests']} requests, wanted batches of several requests")
@@ -171,12 +173,12 @@ class Bench:
             reasons = audit(ledger.new(), MEMORY_DEVICE_MS / 1000, LARGEST, rows, [0])
         if client.returncode or requests < MEMORY_TO:
             raise LabError(f"memory: perf_analyzer ended with {client.returncode} after {requests} requests:\n{said[-800:]}")
-        self.reasons += [f"memory: {one}" for one in reasons]
-        before = next(one for one in samples if one["requests"] >= MEMORY_FROM)
+        self.reasons += [f"memory: {reason}" for reason in reasons]
+        before = next(entry for entry in samples if entry["requests"] >= MEMORY_FROM)
         # while the client still runs: its own region in /dev/shm is there in both
-        after = next((one for one in samples if one["requests"] >= MEMORY_TO), samples[-1])
+        after = next((entry for entry in samples if entry["requests"] >= MEMORY_TO), samples[-1])
         self.more += figures.memory_verdicts(before, after)
-        self.summary["memory"] = {"samples": samples, "verdicts": [asdict(one) for one in self.more[-2:]]}
+        self.summary["memory"] = {"samples": samples, "verdicts": [asdict(entry) for entry in self.more[-2:]]}
 
 
 def sample(server: Server) -> Row:
@@ -218,7 +220,7 @@ def report(bench: Bench, seconds: float) -> None:
     found = figures.verdicts(bench.rows) + bench.more
     summary = {
         "machine": {"cores": os.cpu_count(), "kernel": platform.release(), "seconds": round(seconds)},
-        "targets": [asdict(one) for one in found],
+        "targets": [asdict(entry) for entry in found],
         "reasons": bench.reasons,
         "waiting": bench.waiting,
         **bench.summary,
@@ -228,12 +230,12 @@ def report(bench: Bench, seconds: float) -> None:
     (BUILD / "serving-summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     if bench.rows:
         print(f"\n{figures.table([*bench.rows, *bench.waiting])}\n\n{figures.noise(bench.rows)}")
-    for one in bench.more:
-        print(f"{one.what}: {one.found}, wanted {one.wanted} {'ok' if one.reached else 'MISSED'}")
-    missed = [one for one in found if not one.reached]
+    for entry in bench.more:
+        print(f"{entry.what}: {entry.found}, wanted {entry.wanted} {'ok' if entry.reached else 'MISSED'}")
+    missed = [entry for entry in found if not entry.reached]
     print(f"{len(found) - len(missed)} of {len(found)} targets reached in {seconds:.0f} s; see build/bench")
-    for one in missed:
-        print(f"  missed: {one.what}: {one.found}, wanted {one.wanted}")
+    for finding in missed:
+        print(f"  missed: {finding.what}: {finding.found}, wanted {finding.wanted}")
 
 
 def main() -> None:

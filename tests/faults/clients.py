@@ -85,15 +85,15 @@ class Heard:
 
     @property
     def editions(self) -> set[int | None]:
-        return {one.edition for one in self.samples if one.good}
+        return {sample.edition for sample in self.samples if sample.good}
 
     @property
     def errors(self) -> list[str]:
-        return [one.error for one in self.samples if one.error]
+        return [sample.error for sample in self.samples if sample.error]
 
     @property
     def wrong(self) -> list[Sample]:
-        return [one for one in self.samples if one.wrong]
+        return [sample for sample in self.samples if sample.wrong]
 
 
 class Clients:
@@ -105,19 +105,19 @@ class Clients:
         }
 
     def __enter__(self) -> Clients:
-        for one in self.each.values():
-            one.start()
+        for client in self.each.values():
+            client.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        for one in self.each.values():
-            one.stopped.set()
-        for one in self.each.values():
-            one.join()
+        for client in self.each.values():
+            client.stopped.set()
+        for client in self.each.values():
+            client.join()
 
     def heard(self, mode: str, model: str, began: float, ended: float) -> Heard:
         """What came of the requests that were sent in this span."""
-        return Heard(one for one in list(self.each[mode, model].samples) if began <= one.began <= ended)
+        return Heard(sample for sample in list(self.each[mode, model].samples) if began <= sample.began <= ended)
 
     def answered(self, mode: str, model: str, since: float, edition: int | None = None) -> bool:
         """Whether the last request since then had a good answer."""

@@ -64,4 +64,4 @@ class Place:
 
     def state(self, model: str) -> str:
         served = read_served({"address": "127.0.0.1", "http_port": self.host.port, "key": self.host.key}) or {}
-        return ", ".join(one["state"] for one in served.get(model, {}).values())
+        return ", ".join(entry["state"] for entry in served.get(model, {}).values())

@@ -101,7 +101,7 @@ class Host:
             place.write_text(secrets.token_hex(32))
         # As the container's shell reads it
         closed = {"triton_server_restricted_apis": CLOSED, "triton_server_api_key_name": self.key["name"]}
-        command = [one.replace(keys.FILE, self.key["path"]) for one in keys.command(closed, [str(one) for one in command])]
+        command = [word.replace(keys.FILE, self.key["path"]) for word in keys.command(closed, [str(word) for word in command])]
         libraries = f"{server.parent.parent / 'nvidia_pytriton.libs'}:{os.environ.get('LD_LIBRARY_PATH', '')}"
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         with self.log.open("ab") as sink:
@@ -200,7 +200,7 @@ class Host:
         plan = self.plan(found)
         if not plan:
             return False
-        names = [one["name"] for one in plan if one["action"] == "release"]
+        names = [item["name"] for item in plan if item["action"] == "release"]
         try:
             store.prepare(self.root)
             self.transfer([found[name] for name in names], changed)
@@ -234,7 +234,7 @@ class Host:
     def transfer(self, wanted: list[dict[str, Any]], changed: bytes) -> None:
         """Large files into incoming/, as rsync leaves them."""
         os.makedirs(self.incoming, exist_ok=True)
-        for digest, origin in ((digest, origin) for one in wanted for digest, origin in one["origins"].items()):
+        for digest, origin in ((digest, origin) for requirement in wanted for digest, origin in requirement["origins"].items()):
             content = Path(origin["file"]).read_bytes()
             Path(self.incoming, digest).write_bytes(changed + content[len(changed) :])
 

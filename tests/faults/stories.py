@@ -14,12 +14,12 @@ from clients import INSIDE, Clients
 
 MODES = ("none", "poll", "explicit")
 TABLE = yaml.safe_load((Path(__file__).parent / "faults.yml").read_text())
-OUTCOMES = {one["fault"]: one for one in TABLE}
+OUTCOMES = {entry["fault"]: entry for entry in TABLE}
 
 
 def cells(by: str) -> list[tuple[str, str]]:
     """(fault, mode) of all that these tests prove: `servers` or `lab`."""
-    return [(one["fault"], mode) for one in TABLE if one["by"] == by for mode in MODES]
+    return [(entry["fault"], mode) for entry in TABLE if entry["by"] == by for mode in MODES]
 
 
 @dataclass
@@ -89,7 +89,7 @@ def judge(fault: str, mode: str, place: Any) -> None:
     clients: Clients = place.clients
     heard = clients.heard(mode, model, story.began, story.ended)
     assert heard.editions and heard.editions <= episode.editions
-    assert not [one for one in heard.errors if INSIDE.search(one)], "clients see the inside"
+    assert not [error for error in heard.errors if INSIDE.search(error)], "clients see the inside"
     outcome = OUTCOMES[fault][mode]
     if outcome == "same":
         assert heard.errors == [], f"clients heard {heard.errors[:3]}; restarted: {story.restarted}"
@@ -101,6 +101,6 @@ def judge(fault: str, mode: str, place: Any) -> None:
     elif fault.startswith("wrong_"):
         # One name, one model: between load and proof it is the wrong one that answers.
         assert heard.wrong, "nobody was answered wrong: the cell is better than it says"
-        assert all(one.began < story.told_at for one in heard.wrong), "after the run it still answers wrong"
+        assert all(entry.began < story.told_at for entry in heard.wrong), "after the run it still answers wrong"
     else:
         assert heard.wrong == []

@@ -119,9 +119,9 @@ def test_a_load_keeps_no_other_models_client_waiting_and_shows_nobody_the_key(pl
         answer.read()
         return answer.status
 
-    for one in connections:
-        assert ask(one) == 200
-    sockets = [one.sock for one in connections]
+    for entry in connections:
+        assert ask(entry) == 200
+    sockets = [entry.sock for entry in connections]
     refused: list[str] = []
 
     def load() -> None:
@@ -135,7 +135,7 @@ def test_a_load_keeps_no_other_models_client_waiting_and_shows_nobody_the_key(pl
     loading = threading.Thread(target=load)
     loading.start()
     answers: list[int] = []
-    asking = threading.Thread(target=lambda: answers.extend(ask(one) for one in connections))
+    asking = threading.Thread(target=lambda: answers.extend(ask(entry) for entry in connections))
     try:
         place.wait(lambda: place.state("slow") == "LOADING" or refused)
         assert refused == []
@@ -146,7 +146,7 @@ def test_a_load_keeps_no_other_models_client_waiting_and_shows_nobody_the_key(pl
         asking.start()
         place.wait(lambda: len(answers) == CONNECTIONS)
         assert (set(answers), loading.is_alive(), place.state("slow")) == ({200}, True, "LOADING")
-        assert [one.sock for one in connections] == sockets, "a connection was made anew"
+        assert [entry.sock for entry in connections] == sockets, "a connection was made anew"
     finally:
         place.go.touch()
         loading.join()

@@ -84,9 +84,9 @@ class Place:
     def wait_until_answered(self, edition: int | None = None, model: str | None = None) -> None:
         """Until a request to each model, sent from now on, has a good answer."""
         since, deadline = time.monotonic(), time.monotonic() + ANSWERED
-        waiting = {(mode, one) for mode in MODES for one in ([model] if model else MODELS)}
+        waiting = {(mode, entry) for mode in MODES for entry in ([model] if model else MODELS)}
         while waiting:
-            waiting = {one for one in waiting if not self.clients.answered(*one, since, edition)}
+            waiting = {question for question in waiting if not self.clients.answered(*question, since, edition)}
             assert time.monotonic() < deadline, waiting
             for host in self.hosts.values():
                 host.revive()
@@ -100,10 +100,10 @@ def shared_memory() -> set[Path]:
 def forget_shared_memory(before: set[Path]) -> None:
     """What servers that were killed have left, and no process of anybody has open."""
     opened = ""
-    for one in Path("/proc").glob("[0-9]*/maps"):
+    for path in Path("/proc").glob("[0-9]*/maps"):
         # A process may end meanwhile.
         with contextlib.suppress(OSError):
-            opened += one.read_text(errors="replace")
+            opened += path.read_text(errors="replace")
     for region in shared_memory() - before:
         if region.name not in opened:
             region.unlink(missing_ok=True)

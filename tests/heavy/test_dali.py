@@ -55,7 +55,7 @@ def encoded(image: Image.Image, form: str, **options: Any) -> bytes:
 
 def by_dali(pipe: Any, *images: bytes, pad: int = 0) -> list[np.ndarray]:
     """PIXELS of each image; with `pad` the images are filled up with zeros to this length."""
-    pipe.feed_input("IMAGE", [np.frombuffer(one.ljust(pad, b"\0"), np.uint8) for one in images])
+    pipe.feed_input("IMAGE", [np.frombuffer(image.ljust(pad, b"\0"), np.uint8) for image in images])
     (pixels,) = pipe.run()
     return [np.asarray(pixels.at(number)) for number in range(len(images))]
 

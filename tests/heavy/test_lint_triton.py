@@ -126,16 +126,16 @@ def test_errors_are_what_triton_does_not_load(release: str, tmp_path: Path) -> N
     version, wheel = RELEASES[release]
     models = repository(tmp_path / "models")
     findings = lint([str(models)], row=Row(release, version)).findings
-    errors = {one.model for one in findings if one.severity == ERROR}
+    errors = {finding.model for finding in findings if finding.severity == ERROR}
     with serving(wheel, models, tmp_path / "log") as url:
         request = urllib.request.Request(f"{url}/v2/repository/index", method="POST")
         index = json.load(urllib.request.urlopen(request, timeout=10))
     states: dict[str, set[str]] = {}
-    for one in index:
-        states.setdefault(one["name"], set()).add(one.get("state", "not polled"))
+    for model in index:
+        states.setdefault(model["name"], set()).add(model.get("state", "not polled"))
     ready = {name for name, found in states.items() if found == {"READY"}}
     names = {path.name for path in models.iterdir()}
     # A step may lack its ensemble; an ensemble without a step that could not be read is refused by both.
-    assert names - ready == errors, [one.sentence() for one in findings if one.model in errors & ready]
+    assert names - ready == errors, [finding.sentence() for finding in findings if finding.model in errors & ready]
     assert len(errors) > 50
     assert {"config0", "zero"} - errors == {"zero"}

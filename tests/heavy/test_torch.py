@@ -95,8 +95,12 @@ def test_compiled_from_torch_it_answers_as_torch(version: str, tmp_path: Path, d
     done = compiled(tmp_path, version)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "model.rbln.json").read_text())
-    assert [[one["shape"] for one in bucket["outputs"]] for bucket in record["buckets"]] == [[[n, 10], [n, 8]] for n in BATCHES]
-    assert {(one["name"], one["dtype"]) for bucket in record["buckets"] for one in bucket["outputs"]} == {(None, "float32")}
+    assert [[tensor["shape"] for tensor in bucket["outputs"]] for bucket in record["buckets"]] == [
+        [[n, 10], [n, 8]] for n in BATCHES
+    ]
+    assert {(tensor["name"], tensor["dtype"]) for bucket in record["buckets"] for tensor in bucket["outputs"]} == {
+        (None, "float32")
+    }
     assert record["source"]["kind"] == "torch"
     monkeypatch.syspath_prepend(str(tmp_path / "source"))
     monkeypatch.delitem(sys.modules, "net", raising=False)

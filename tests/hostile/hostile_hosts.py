@@ -78,7 +78,7 @@ class Hostile(NamedTuple):
         assert self.tree() == before, output
         assert "Traceback" not in output, output
         assert not re.search(r"^(- )?owned", output, re.MULTILINE), output
-        controls = sorted({ascii(one) for one in CONTROLS.findall(output)})
+        controls = sorted({ascii(word) for word in CONTROLS.findall(output)})
         assert not controls, (controls, output)
         return done.returncode, output
 
@@ -86,7 +86,7 @@ class Hostile(NamedTuple):
         """Everything on this side of the site that no playbook has any business with."""
         own = ("a/b/c/d/build", "ansible", "cache", "host_vars", f"{HOSTILE}/asked", f"{HONEST}/asked")
         found = {str(path.relative_to(self.site)) for path in self.site.rglob("*")}
-        return {one for one in found if not one.startswith(own)}
+        return {entry for entry in found if not entry.startswith(own)}
 
 
 def make(site: Path) -> Hostile:

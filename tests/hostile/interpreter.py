@@ -34,7 +34,7 @@ def main() -> None:
     answer = answers.get(module, answers["any"])
     if module == "adoption":
         # One module, three questions
-        answer = answer[next((one for one in ("piece", "requests") if arguments["_request"].get(one)), "look")]
+        answer = answer[next((entry for entry in ("piece", "requests") if arguments["_request"].get(entry)), "look")]
     if module == "support_bundle" and "raw" in answer:
         raw = base64.b64decode(answer.pop("raw"))
         Path(arguments["_request"]["archive"]).write_bytes(raw)

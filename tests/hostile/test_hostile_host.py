@@ -28,7 +28,7 @@ def test_status_and_its_report(hostile: Hostile, library: bool) -> None:
         (hostile.site / HOSTILE / "library").unlink()
     code, output = hostile.play("status.yml")
     assert code == 2, output
-    states = {one["host"]: one["state"] for one in json.loads(build(hostile, "status.json").read_text())["hosts"]}
+    states = {host["host"]: host["state"] for host in json.loads(build(hostile, "status.json").read_text())["hosts"]}
     assert states == {HOSTILE: "drift", HONEST: "in sync"}
     page = build(hostile, "report/index.html").read_text()
     assert f'data-key="{HONEST}"' in page

@@ -111,8 +111,8 @@ class Server:
         verdict = self.load(subject(files))
         if verdict in ("hangs", "ends") or not self._emptied():
             self.stop()
-        for one in self.repository.iterdir():
-            shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
+        for path in self.repository.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         return verdict
 
     def load(self, model: str) -> str:
@@ -134,13 +134,13 @@ class Server:
                 return False
             # The server tells names as they are, which need not be UTF-8
             index = json.loads(self.answer.decode("utf-8", "replace"))
-            there = [one["name"] for one in index if one.get("state") in ("READY", "LOADING", "UNLOADING")]
+            there = [model["name"] for model in index if model.get("state") in ("READY", "LOADING", "UNLOADING")]
             if not there:
                 return True
             with triton.InferenceServerClient(self.grpc) as client:
-                for one in there:
+                for entry in there:
                     with contextlib.suppress(InferenceServerException):
-                        client.unload_model(one, client_timeout=10)
+                        client.unload_model(entry, client_timeout=10)
             time.sleep(0.02)
         return False
 

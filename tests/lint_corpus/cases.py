@@ -198,9 +198,9 @@ def configs() -> Iterator[tuple[str, Files]]:
     yield from (
         ("tensor", model(config(b=tensor("B", dims), batch=batch))) for dims, batch in product(("0", "-2", "3, 0", ""), "04")
     )
-    for one in ('{ name: "X" dims: 3 }', "{ data_type: TYPE_FP32 dims: 3 }", '{ name: "X" data_type: TYPE_INVALID dims: 3 }'):
-        yield "tensor", model(config(a=one))
-        yield "tensor", model(config(b=one))
+    for entry in ('{ name: "X" dims: 3 }', "{ data_type: TYPE_FP32 dims: 3 }", '{ name: "X" data_type: TYPE_INVALID dims: 3 }'):
+        yield "tensor", model(config(a=entry))
+        yield "tensor", model(config(b=entry))
     for shape in ("5", "2, -1", "0", "4, 2"):
         yield "tensor", model(config(a=tensor("A", "4", more=f"reshape {{ shape: [ {shape} ] }}")))
     yield "tensor", model(config(a=tensor("A", "1", more="reshape { }"), batch="0"))

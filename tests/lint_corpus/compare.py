@@ -70,7 +70,9 @@ def judged() -> list[Judged]:
             laid(Path(place), files)
             for number, (release, version) in enumerate(RELEASES.items()):
                 findings = lint([place], row=Row(release, version)).findings
-                rules = frozenset(one.rule for one in findings if one.severity == ERROR and one.model == subject(files))
+                rules = frozenset(
+                    finding.rule for finding in findings if finding.severity == ERROR and finding.model == subject(files)
+                )
                 found.append(Judged(name, release, rules, verdicts[name][1 + number]))
     return found
 
@@ -79,12 +81,12 @@ def table() -> str:
     """Numbers for each release, and every case on which the two differ."""
     lines, all_ = [], judged()
     for release in RELEASES:
-        here = [one for one in all_ if one.release == release]
-        misses = [one for one in here if not one.agrees and not one.rules]
-        alarms = [one for one in here if not one.agrees and one.rules]
+        here = [entry for entry in all_ if entry.release == release]
+        misses = [entry for entry in here if not entry.agrees and not entry.rules]
+        alarms = [entry for entry in here if not entry.agrees and entry.rules]
         agree = len(here) - len(misses) - len(alarms)
         share, differ = f"{agree} agree ({agree / len(here):.1%})", f"{len(misses)} misses, {len(alarms)} false alarms"
         lines.append(f"Triton {release}: {len(here)} repositories, {share}, {differ}")
-        for one in misses + alarms:
-            lines.append(f"  {one.name}: Triton {one.verdict}, the linter: {', '.join(sorted(one.rules)) or 'right'}")
+        for finding in misses + alarms:
+            lines.append(f"  {finding.name}: Triton {finding.verdict}, the linter: {', '.join(sorted(finding.rules)) or 'right'}")
     return "\n".join(lines)

@@ -56,12 +56,12 @@ class Browser:
 
     def complaints(self) -> list[str]:
         """What the console says."""
-        return [one["message"] for one in self.driver.get_log("browser")]
+        return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self) -> list[str]:
         """Addresses that were asked for since the page was opened, the page's own pictures left out."""
-        events = [json.loads(one["message"])["message"] for one in self.driver.get_log("performance")]
-        sent = [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]
+        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
         return [url for url in sent if not url.startswith("data:")]
 
     def picture(self, path: Path) -> None:

@@ -160,11 +160,11 @@ def host(name: str, trouble: str, now: datetime, place: Path, more: Sequence[str
     if trouble == "unreachable":
         result.update(msg=status["report"][0], checks=[])
     if trouble == "model down":
-        for one in result["checks"]:
-            if one["model"] == "resnet50":
-                one.update(ok=False, ms=None, why="Request for unknown model: 'resnet50' has no available versions")
+        for check in result["checks"]:
+            if check["model"] == "resnet50":
+                check.update(ok=False, ms=None, why="Request for unknown model: 'resnet50' has no available versions")
                 for key in ("got", "label", "picture"):
-                    one.pop(key, None)
+                    check.pop(key, None)
     if trouble != "unasked":
         (place / "check" / f"{name}.json").write_text(json.dumps(result))
     return status

@@ -89,7 +89,7 @@ def test_every_digest_is_whole_for_who_asks(browser: Browser, small: Path) -> No
     browser.open(small)
     titles = browser.js("return [...document.querySelectorAll('#host-npu1 dd code')].map((one) => one.title)")
     assert len(titles) == 7
-    assert all(len(one.removeprefix("sha256:")) == 64 for one in titles)
+    assert all(len(title.removeprefix("sha256:")) == 64 for title in titles)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -153,19 +153,19 @@ def test_filters_answer_at_once(browser: Browser, large: Path) -> None:
 def test_sorting_by_hand_and_by_keyboard(browser: Browser, large: Path) -> None:
     browser.open(large)
     heads = browser.all("main > .wide > table > thead th")
-    assert [one.get_attribute("aria-sort") for one in heads[:3]] == ["none", "ascending", "none"]
+    assert [head.get_attribute("aria-sort") for head in heads[:3]] == ["none", "ascending", "none"]
     heads[0].find_element("css selector", "button").click()
     assert browser.shown() == [f"npu{number}" for number in range(1, 201)]
     button = heads[0].find_element("css selector", "button")
     button.send_keys(Keys.ENTER)
     assert browser.shown() == [f"npu{number}" for number in range(200, 0, -1)]
-    assert [one.get_attribute("aria-sort") for one in heads[:3]] == ["descending", "none", "none"]
+    assert [head.get_attribute("aria-sort") for head in heads[:3]] == ["descending", "none", "none"]
     # A host without a driver version comes last, whichever way.
-    driver = next(one for one in heads if one.text.startswith("Driver"))
+    driver = next(head for head in heads if head.text.startswith("Driver"))
     for _way in range(2):
         driver.find_element("css selector", "button").send_keys(Keys.SPACE)
         keys = browser.js("return [...document.querySelectorAll('tbody .version:nth-child(7)')].map((one) => one.dataset.key)")
-        assert keys == sorted(keys, key=lambda one: one == "")
+        assert keys == sorted(keys, key=lambda entry: entry == "")
         assert "" in keys
 
 

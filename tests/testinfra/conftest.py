@@ -87,8 +87,8 @@ def playbook_process(name: str, *arguments: str, **options: Any) -> subprocess.P
     command = ["ansible-playbook", "-i", str(INVENTORY), str(ROOT / "playbooks" / name), *arguments]
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
     # Molecule asks for colours, which would hide the recap from the tests; and the lab's engine is not the hosts'.
-    for one in ("ANSIBLE_FORCE_COLOR", "DOCKER_HOST"):
-        environment.pop(one, None)
+    for entry in ("ANSIBLE_FORCE_COLOR", "DOCKER_HOST"):
+        environment.pop(entry, None)
     return subprocess.Popen(
         command,
         stdout=options.get("stdout", subprocess.DEVNULL),
@@ -158,7 +158,7 @@ def events(host: testinfra.host.Host, since: str) -> list[tuple[str, str]]:
     """(what, name of the container) of all that the engine did since then, in order."""
     line = "{{.Action}} {{.Actor.Attributes.name}}"
     found = host.check_output("docker events --since %s --until %s --filter type=container --format %s", since, now(host), line)
-    return [(what, name) for what, _space, name in (one.rpartition(" ") for one in found.splitlines())]
+    return [(what, name) for what, _space, name in (entry.rpartition(" ") for entry in found.splitlines())]
 
 
 KEY = "/etc/npufleet/server/key"

@@ -65,7 +65,7 @@ def test_container_has_the_guides_flags(npu):
     assert facts["State"]["Running"] is True
     assert host["Privileged"] is True
     assert host["ShmSize"] == 1073741824
-    assert {one["Name"]: (one["Soft"], one["Hard"]) for one in host["Ulimits"]} == {
+    assert {ulimit["Name"]: (ulimit["Soft"], ulimit["Hard"]) for ulimit in host["Ulimits"]} == {
         "memlock": (-1, -1),
         "stack": (67108864, 67108864),
     }
@@ -120,17 +120,17 @@ def test_key_is_the_hosts_own_and_roots_alone(npu):
     assert key not in json.dumps(inspect(npu))
     assert npu.run("grep --recursive --quiet --fixed-strings %s /var/lib/npufleet /etc/systemd /root", key).rc == 1
     assert npu.run("grep --recursive --files-with-matches --fixed-strings %s /etc/npufleet", key).stdout.split() == [KEY]
-    others = [one for one in NPU_HOSTS if one != npu.inventory_name]
-    assert key not in [connect(one).file(KEY).content_string.strip() for one in others]
+    others = [host for host in NPU_HOSTS if host != npu.inventory_name]
+    assert key not in [connect(other).file(KEY).content_string.strip() for other in others]
 
 
 def test_services_of_clouds_are_off(npu, lock):
     assert lock["options"]
-    assert {f"--{one}=false" for one in lock["options"]} <= set(inspect(npu)["Config"]["Cmd"])
+    assert {f"--{option}=false" for option in lock["options"]} <= set(inspect(npu)["Config"]["Cmd"])
 
 
 def test_store_is_mounted_read_only(npu):
-    mounts = {one["Destination"]: one for one in inspect(npu)["Mounts"]}
+    mounts = {mount["Destination"]: mount for mount in inspect(npu)["Mounts"]}
     assert mounts["/var/lib/npufleet"]["RW"] is False
     assert npu.run("docker exec triton touch /var/lib/npufleet/served/x").rc != 0
 
@@ -154,7 +154,7 @@ def test_image_carries_no_login(npu, lock):
 
 
 def test_served_models_are_ready_and_of_the_stored_release(npu):
-    index = {one["name"]: one for one in ask(npu, "/v2/repository/index", "POST")}
+    index = {model["name"]: model for model in ask(npu, "/v2/repository/index", "POST")}
     assert {name: (one["version"], one["state"]) for name, one in index.items()} == {
         "digits": ("1", "READY"),
         "digits_guide": ("1", "READY"),
@@ -180,14 +180,14 @@ def test_source_digests_are_equal_on_all_hosts():
     status = playbook("status.yml")
     assert status.code == 0, status.output
     hosts = json.loads((OUTPUT / "status.json").read_text())["hosts"]
-    images = {one["actual"]["image"]["id"] for one in hosts if "image" in one["actual"]}
+    images = {host["actual"]["image"]["id"] for host in hosts if "image" in host["actual"]}
     assert len(images) == 1
 
 
 def test_instances_are_spread_over_all_npus(npu):
     group = ask(npu, "/v2/models/digits/config")["instance_group"]
-    assert [(one["kind"], one["count"]) for one in group] == [("KIND_MODEL", NPUS)]
-    used = {one["npu"] for one in json.loads(npu.check_output("rbln-stat -j"))["contexts"]}
+    assert [(entry["kind"], entry["count"]) for entry in group] == [("KIND_MODEL", NPUS)]
+    used = {context["npu"] for context in json.loads(npu.check_output("rbln-stat -j"))["contexts"]}
     assert len(used) == NPUS
 
 
@@ -216,7 +216,7 @@ def test_a_real_answer(npu):
 def test_prometheus_scrapes_every_server(ops):
     script = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9090/api/v1/query?query=up').read().decode())"
     answer = json.loads(ops.check_output("python3 -c %s", script))["data"]["result"]
-    ups = {one["metric"]["host"]: one["value"][1] for one in answer if one["metric"]["job"] == "npufleet-triton"}
+    ups = {entry["metric"]["host"]: entry["value"][1] for entry in answer if entry["metric"]["job"] == "npufleet-triton"}
     assert ups == dict.fromkeys(NPU_HOSTS, "1")
 
 

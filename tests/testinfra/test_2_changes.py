@@ -57,7 +57,7 @@ def test_drift_of_every_kind_is_named_and_one_run_repairs_it(first):
     differ = {FIRST, NPU_HOSTS[-1]}
     status = playbook("status.yml")
     assert status.code == 2, status.output
-    report = {one["host"]: one["report"] for one in json.loads((OUTPUT / "status.json").read_text())["hosts"]}
+    report = {row["host"]: row["report"] for row in json.loads((OUTPUT / "status.json").read_text())["hosts"]}
     assert {host for host, lines in report.items() if lines} == differ, report
     for host, *words in (
         (NPU_HOSTS[-1], "server container", "exited (137)", "running"),
@@ -75,7 +75,7 @@ def test_drift_of_every_kind_is_named_and_one_run_repairs_it(first):
     assert run.output.count("PLAY [Roll out, batch by batch]") == 2, run.output
     assert playbook("status.yml").code == 0
     assert inspect(last)["Id"] == killed
-    assert {one["Name"]: one["Hard"] for one in inspect(first)["HostConfig"]["Ulimits"]}["stack"] == 67108864
+    assert {ulimit["Name"]: ulimit["Hard"] for ulimit in inspect(first)["HostConfig"]["Ulimits"]}["stack"] == 67108864
     assert first.run("docker inspect triton-previous").rc != 0
     assert first.check_output("readlink /var/lib/npufleet/served/digits") != release
     assert ask(first, "/v2/models/digits/config")["max_batch_size"] == 4
@@ -87,7 +87,7 @@ def test_a_key_that_is_lost_is_made_anew_and_the_server_started_with_it(first):
     first.check_output("rm %s", KEY)
     status = playbook("status.yml")
     assert status.code == 2, status.output
-    report = {one["host"]: one["report"] for one in json.loads((OUTPUT / "status.json").read_text())["hosts"]}
+    report = {host["host"]: host["report"] for host in json.loads((OUTPUT / "status.json").read_text())["hosts"]}
     for words in ("server key: found nothing", "server key in use: found another key"):
         assert any(words in line for line in report[FIRST]), report[FIRST]
     run = playbook("site.yml")
@@ -95,7 +95,7 @@ def test_a_key_that_is_lost_is_made_anew_and_the_server_started_with_it(first):
     assert first.file(KEY).content_string != lost
     assert first.file(KEY).content_string.strip() not in run.output
     assert (inspect(first)["Id"], inspect(first)["State"]["StartedAt"] != started) == (before, True)
-    assert {one["state"] for one in ask(first, "/v2/repository/index", "POST")} == {"READY"}
+    assert {model["state"] for model in ask(first, "/v2/repository/index", "POST")} == {"READY"}
     assert playbook("status.yml").code == 0
 
 
@@ -143,17 +143,17 @@ def test_a_wrong_golden_label_turns_the_check_red(tmp_path: Path):
     directories = {"inference_check_checks_dir": [f"{tmp_path}/checks"], "inference_check_golden_dir": [f"{tmp_path}/golden"]}
     run = playbook("check.yml", "-e", json.dumps(directories))
     assert run.code == 2, run.output
-    results = [json.loads(one.read_text()) for one in (OUTPUT / "check").glob("*.json")]
-    failed = [check["name"] for one in results for check in one["checks"] if not check["ok"]]
+    results = [json.loads(entry.read_text()) for entry in (OUTPUT / "check").glob("*.json")]
+    failed = [check["name"] for result in results for check in result["checks"] if not check["ok"]]
     assert failed == ["digits/http/digit 0"], failed
 
 
 def test_the_check_is_green_with_the_true_labels():
     run = playbook("check.yml")
     assert run.code == 0, run.output
-    results = [json.loads(one.read_text()) for one in (OUTPUT / "check").glob("*.json")]
+    results = [json.loads(path.read_text()) for path in (OUTPUT / "check").glob("*.json")]
     assert len(results) == len(NPU_HOSTS)
-    assert all(len(one["checks"]) >= 20 for one in results)
+    assert all(len(result["checks"]) >= 20 for result in results)
 
 
 def test_an_unreachable_host_is_told_and_drawn(tmp_path: Path):
@@ -166,7 +166,7 @@ def test_an_unreachable_host_is_told_and_drawn(tmp_path: Path):
         run = playbook(name, "--inventory", str(away), "--limit", FIRST)
         assert run.code == 4, run.output
         assert f"report: {page}" in run.output
-    found = {one["host"]: one for one in json.loads((OUTPUT / "status.json").read_text())["hosts"]}
+    found = {host["host"]: host for host in json.loads((OUTPUT / "status.json").read_text())["hosts"]}
     # Those that were not asked are as they were.
     assert set(NPU_HOSTS) <= set(found)
     assert (found[FIRST]["state"], found[FIRST]["plan"]) == ("unreachable", [])

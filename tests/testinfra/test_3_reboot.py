@@ -49,7 +49,7 @@ def ready(host: testinfra.host.Host) -> bool:
         index = ask(host, "/v2/repository/index", "POST")
     except AssertionError:
         return False
-    return len(index) == 2 and {one.get("state") for one in index} == {"READY"}
+    return len(index) == 2 and {model.get("state") for model in index} == {"READY"}
 
 
 def shown(host: testinfra.host.Host, unit: str, name: str) -> str:
@@ -60,7 +60,7 @@ def up(ops: testinfra.host.Host) -> str:
     """Prometheus' last word on the first host's server."""
     script = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9090/api/v1/query?query=up').read().decode())"
     answer = json.loads(ops.check_output("python3 -c %s", script))["data"]["result"]
-    return next(one["value"][1] for one in answer if one["metric"].get("host") == FIRST)
+    return next(entry["value"][1] for entry in answer if entry["metric"].get("host") == FIRST)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_a_boot_without_a_card_is_named_and_the_engine_comes_up_all_the_same(fir
     wait_for(lambda: ready(first))
     status = playbook("status.yml")
     assert status.code == 2, status.output
-    report = {one["host"]: one["report"] for one in json.loads((OUTPUT / "status.json").read_text())["hosts"]}
+    report = {host["host"]: host["report"] for host in json.loads((OUTPUT / "status.json").read_text())["hosts"]}
     assert any("driver /dev/rbln*" in line for line in report[FIRST]), report
 
 
@@ -214,13 +214,13 @@ def test_a_container_that_restarts_in_a_loop_is_replaced(first):
 
 def test_two_runs_at_once_take_turns(first):
     """The second one waits for the first, by name, or is refused by it; and only whoever put something back says so."""
-    one = playbook_process("site.yml", "--limit", FIRST, "-e", "triton_server_log_verbose=1")
-    wait_for(lambda: first.file(LEASE).exists or one.poll() is not None)
+    entry = playbook_process("site.yml", "--limit", FIRST, "-e", "triton_server_log_verbose=1")
+    wait_for(lambda: first.file(LEASE).exists or entry.poll() is not None)
     other = playbook("site.yml", "--limit", FIRST, "-e", "triton_server_log_verbose=2", "-e", "npufleet_lease_wait=0")
     assert other.code == 2, other.output
     assert "another run is changing this host: " in other.output
     assert "serves again" not in other.output
-    assert one.wait() == 0
+    assert entry.wait() == 0
     assert "--log-verbose=1" in inspect(first)["Config"]["Cmd"]
     assert containers(first) == ["triton"]
     back = playbook("site.yml", "--limit", FIRST)

@@ -33,7 +33,7 @@ def write(path: Path, *models: dict) -> None:
     """Specs of these models, all of the same source."""
     same = {"source": {"onnx": str(path.with_name("net.onnx"))}, "inputs": INPUTS}
     compiled = {"model_compile_dir": str(path.with_name("compiled"))}
-    path.write_text(json.dumps({**compiled, "model_compile_models": [{**same, **one} for one in models]}))
+    path.write_text(json.dumps({**compiled, "model_compile_models": [{**same, **model} for model in models]}))
 
 
 def test_compiled_once_and_again_for_a_reason(specs: Path):

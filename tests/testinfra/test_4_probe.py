@@ -72,7 +72,7 @@ def test_timer_is_enabled_and_a_first_result_is_there(npu: Any) -> None:
     assert npu.file(STATE).mode == 0o600
     assert npu.file(PAGE).mode == 0o644
     state = json.loads(npu.file(STATE).content_string)
-    assert {one["model"] for one in state["checks"]} == set(npu.check_output("ls /var/lib/npufleet/served").split())
+    assert {check["model"] for check in state["checks"]} == set(npu.check_output("ls /var/lib/npufleet/served").split())
     verified = npu.run("systemd-analyze verify --man=no /etc/systemd/system/npufleet-probe.service /etc/systemd/system/%s", TIMER)
     assert (verified.rc, verified.stderr) == (0, "")
     # Its container goes with each look, also with one that the timer has begun just now.
@@ -141,7 +141,7 @@ def test_nothing_is_asked_during_a_deployment_or_maintenance(first: Any) -> None
             first.check_output("rm -f %s", mark)
         assert "npufleet-probe" not in {name for _what, name in events(first, since)}
         assert set_reasons(found, "npufleet_probe_paused") == [reason]
-        assert [one for one in found if one.startswith("npufleet_check")] == []
+        assert [entry for entry in found if entry.startswith("npufleet_check")] == []
         assert found["npufleet_probe_last_run_timestamp_seconds"] == before
     assert probed(first)["npufleet_probe_last_run_timestamp_seconds"] > before
 
@@ -190,11 +190,11 @@ def test_other_checks_are_a_difference_that_one_run_repairs(first: Any, tmp_path
     # The gate has run the load, the probe does not.
     found = probed(first)
     assert failed(found) == []
-    assert not any("fast enough" in one for one in found)
+    assert not any("fast enough" in entry for entry in found)
     proof = playbook("check.yml", *changed(tmp_path, inference_check_results_dir=str(tmp_path / "results")))
     assert proof.code == 0, proof.output
     results = json.loads((tmp_path / f"results/{FIRST}.json").read_text())["checks"]
-    (load,) = [one for one in results if one["check"] == "fast enough"]
+    (load,) = [result for result in results if result["check"] == "fast enough"]
     assert (load["ok"], load["latency"]["requests"], load["latency"]["p99_ms"] > 0) == (True, 100, True)
 
 

@@ -81,7 +81,7 @@ def test_status_names_it_and_is_no_drift():
     status = playbook("status.yml")
     assert status.code == 0, status.output
     assert "swap card 2" in status.output
-    (mark,) = [one["maintenance"] for one in json.loads((OUTPUT / "status.json").read_text())["hosts"] if one["host"] == FIRST]
+    (mark,) = [host["maintenance"] for host in json.loads((OUTPUT / "status.json").read_text())["hosts"] if host["host"] == FIRST]
     assert mark["reason"] == "swap card 2"
 
 

@@ -82,7 +82,7 @@ def collect(into: Path, *options: str) -> dict[str, dict[str, str]]:
     for path in into.glob("*.tar.gz"):
         assert path.stat().st_mode & 0o777 == 0o600
         with tarfile.open(path) as archive:
-            texts = {one.name.split("/", 1)[1]: archive.extractfile(one).read().decode() for one in archive}  # type: ignore[union-attr]
+            texts = {member.name.split("/", 1)[1]: archive.extractfile(member).read().decode() for member in archive}  # type: ignore[union-attr]
         found[path.name.rsplit("-", 1)[0]] = texts
     return found
 
@@ -99,14 +99,14 @@ def planted() -> Iterator[list[str]]:
     login = base64.b64encode(f"someone:{LOGIN}".encode()).decode()
     config = json.dumps({"auths": {"repo.example": {"auth": login}}})
     proxy = f"[Service]\nEnvironment=HTTPS_PROXY=http://me:{LOGIN}@proxy:3128\n" + "".join(
-        f"Environment=X={one}\n" for one in secrets
+        f"Environment=X={secret}\n" for secret in secrets
     )
-    proxy += "".join(f'Environment="{one if "://" not in one else "X=" + one}"\n' for one in FORMS if not one.startswith("-"))
+    proxy += "".join(f'Environment="{form if "://" not in form else "X=" + form}"\n' for form in FORMS if not form.startswith("-"))
     drop_in = "/etc/systemd/system/docker.service.d/99-planted.conf"
     on(host, f"import os; os.makedirs('/root/.docker', exist_ok=True); open('/root/.docker/config.json', 'w').write({config!r})")
     on(host, f"open({drop_in!r}, 'w').write({proxy!r})")
-    for one in (*secrets, base64.b64encode(f"u:{secrets[0]}".encode()).decode(), f"PASSWORD={LOGIN}", *FORMS):
-        host.check_output("docker exec triton sh -c %s", f"echo planted '{one}' > /proc/1/fd/1")
+    for entry in (*secrets, base64.b64encode(f"u:{secrets[0]}".encode()).decode(), f"PASSWORD={LOGIN}", *FORMS):
+        host.check_output("docker exec triton sh -c %s", f"echo planted '{entry}' > /proc/1/fd/1")
     yield [*secrets, LOGIN, login, *FORMS.values(), host.file(KEY).content_string.strip()]
     host.check_output("rm -rf /root/.docker %s", drop_in)
 
@@ -145,8 +145,8 @@ def test_bundle_holds_what_a_ticket_needs_and_no_secret(planted: list[str], tmp_
     assert "<redacted>" in first["container/triton-log.txt"] and "planted" in first["container/triton-log.txt"]
     assert json.loads(first["engine/login.json"])["auths"]["repo.example"]["auth"] == "<redacted>"
     assert "http://<redacted>@proxy:3128" in first["engine/units.json"]
-    assert {one["name"] for one in json.loads(first["server/index.json"])} == {"digits", "digits_guide"}
-    assert {one["status"] for one in json.loads(first["driver/tool.json"])["devices"]} == {"normal"}
+    assert {entry["name"] for entry in json.loads(first["server/index.json"])} == {"digits", "digits_guide"}
+    assert {device["status"] for device in json.loads(first["driver/tool.json"])["devices"]} == {"normal"}
     sdk = json.loads(first["sdk/rebel.json"])
     assert sdk["version"] in host.check_output("docker exec triton python3 -c %s", "import rebel; print(rebel.__version__)")
     assert "input_info" in sdk["rebel"]["compile_from_onnx"]["signature"]

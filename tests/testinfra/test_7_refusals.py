@@ -41,7 +41,7 @@ def still_serving() -> Iterator[None]:
     before = inspect(host)["State"]["StartedAt"]
     yield
     assert inspect(host)["State"]["StartedAt"] == before
-    assert {one["state"] for one in ask(host, "/v2/repository/index", "POST")} == {"READY"}
+    assert {model["state"] for model in ask(host, "/v2/repository/index", "POST")} == {"READY"}
     run = playbook("site.yml")
     assert run.code == 0, run.output
     assert playbook("status.yml").code == 0
@@ -216,7 +216,7 @@ def test_a_compiled_file_of_another_card_leaves_the_old_one_serving(tmp_path: Pa
     assert "compiled for RBLN-CA22" in run.output
     assert "no further batch starts" in run.output
     host = connect(FIRST)
-    assert {one["name"]: one["state"] for one in ask(host, "/v2/repository/index", "POST")}["digits"] == "READY"
+    assert {model["name"]: model["state"] for model in ask(host, "/v2/repository/index", "POST")}["digits"] == "READY"
     assert playbook("site.yml", "--limit", f"{FIRST},localhost").code == 0
 
 

@@ -117,7 +117,7 @@ def test_another_image_behind_the_digest_is_not_used(delivery: Delivery) -> None
     delivery.keep(locked)
     told_once(done, f"behind {delivery.other}, wanted {locked['content']}, which")
     assert delivery.there(OTHER) == []
-    assert {one["state"] for one in ask(host, "/v2/repository/index", "POST")} == {"READY"}
+    assert {model["state"] for model in ask(host, "/v2/repository/index", "POST")} == {"READY"}
 
 
 def test_a_login_that_is_not_taken_and_a_registry_that_is_gone(delivery: Delivery) -> None:

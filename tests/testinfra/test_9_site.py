@@ -86,7 +86,7 @@ def test_proxy_authority_and_mirror_reach_apt_and_the_engine(site: Site) -> None
     assert mirror in connect("ops1").file(PROXY_LOG).content_string, "apt did not go through the proxy"
     script = f"import urllib.request as u; u.urlopen('https://{REGISTRY}/v2/')"
     assert "401" in first.run("python3 -c %s", script).stderr, "the authority is not trusted, or nobody answers"
-    assert {one["state"] for one in ask(first, "/v2/repository/index", "POST")} == {"READY"}
+    assert {model["state"] for model in ask(first, "/v2/repository/index", "POST")} == {"READY"}
     assert inspect(first)["State"]["Running"] is True
     assert set(run("site.yml", **site.given).changed().values()) == {0}
 

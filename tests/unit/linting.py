@@ -37,9 +37,9 @@ def of_config(place: Path, config: str, row: Row | None = None, **files: str) ->
     found = findings(
         place, {"m/config.pbtxt": config, "m/1/model.py": PYTHON, **{f"m/{path}": one for path, one in files.items()}}, row
     )
-    return [(one.line, one.field, one.found, one.wanted) for one in found]
+    return [(entry.line, entry.field, entry.found, entry.wanted) for entry in found]
 
 
 def short(found: list[Finding], place: Path) -> list[str]:
     """`severity rule place field` of each finding, the file below the repository."""
-    return [f"{one.severity} {one.rule}: {Path(one.file).relative_to(place)} {one.field}".rstrip() for one in found]
+    return [f"{entry.severity} {entry.rule}: {Path(entry.file).relative_to(place)} {entry.field}".rstrip() for entry in found]

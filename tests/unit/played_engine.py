@@ -46,22 +46,24 @@ class PlayedEngine(Docker):
 
     def names(self) -> dict[str, str]:
         """{name: status} of every container."""
-        return {one["Name"][1:]: one["State"]["Status"] for one in self.containers.values()}
+        return {container["Name"][1:]: container["State"]["Status"] for container in self.containers.values()}
 
     def serving(self, port: str = PORT) -> str | None:
         """Id of the container that answers on a port."""
         found = [
-            one["Id"]
-            for one in self.containers.values()
-            if one["State"]["Status"] == "running"
-            and one["works"]
-            and one["HostConfig"]["PortBindings"]["8000/tcp"][0]["HostPort"] == port
+            container["Id"]
+            for container in self.containers.values()
+            if container["State"]["Status"] == "running"
+            and container["works"]
+            and container["HostConfig"]["PortBindings"]["8000/tcp"][0]["HostPort"] == port
         ]
         assert len(found) <= 1, "two containers have one port"
         return found[0] if found else None
 
     def named(self, name: str) -> dict[str, Any] | None:
-        return self.containers.get(name) or next((one for one in self.containers.values() if one["Name"] == "/" + name), None)
+        return self.containers.get(name) or next(
+            (container for container in self.containers.values() if container["Name"] == "/" + name), None
+        )
 
     def connection(self) -> Any:
         class Silent:

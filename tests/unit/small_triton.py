@@ -97,11 +97,11 @@ def _handler(small: SmallTriton) -> type[BaseHTTPRequestHandler]:
                 if small.key and self.headers.get("triton-key") != small.key:
                     raise PermissionError("This API is restricted, expecting header 'triton-key'")
                 if self.path == "/v2/repository/index":
-                    said = json.dumps([{"name": one, "version": "1", "state": "READY"} for one in small.models]).encode()
+                    said = json.dumps([{"name": model, "version": "1", "state": "READY"} for model in small.models]).encode()
                 elif self.path.endswith("/infer"):
                     length = int(self.headers["Inference-Header-Content-Length"])
-                    (one,) = json.loads(body[:length])["inputs"]
-                    array = small.infer("http", np.frombuffer(body[length:], np.float32).reshape(one["shape"]))
+                    (tensor,) = json.loads(body[:length])["inputs"]
+                    array = small.infer("http", np.frombuffer(body[length:], np.float32).reshape(tensor["shape"]))
                     output = {"name": "OUT", "datatype": "FP32", "shape": list(array.shape), "data": array.flatten().tolist()}
                     said = json.dumps({"model_name": "double", "model_version": "1", "outputs": [output]}).encode()
             except PermissionError as error:

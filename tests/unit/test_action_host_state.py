@@ -110,7 +110,7 @@ def play(site: Path, hosts: dict[str, dict[str, Any]], playbook: str | Path, *op
     output = done.stdout
     assert "{" in output, done.stderr
     plays = json.loads(output[output.index("{") :])["plays"]
-    return {task["task"]["name"]: task["hosts"] for one in plays for task in one["tasks"]}
+    return {task["task"]["name"]: task["hosts"] for entry in plays for task in entry["tasks"]}
 
 
 # Refusals and check mode
@@ -370,7 +370,7 @@ def test_every_action_refuses_them(site: Path) -> None:
     given = variables(site, triton_models=[{"name": "digits", "hosts": "lint"}], model_repository_keep=[3], npufleet_no_proxy="a")
     results = play(site, dict.fromkeys(("lint", "release", "tell", "look"), given), ACTIONS)
     for task, host in (("Lint", "lint"), ("Release", "release")):
-        assert [one.split(":")[0] for one in refused(results[task], host)[:3]] == [
+        assert [entry.split(":")[0] for entry in refused(results[task], host)[:3]] == [
             "model_repository_keep",
             "npufleet_no_proxy",
             "triton_models[digits].hosts",
@@ -466,8 +466,8 @@ def test_links_and_damage_come_through_the_playbook(site: Path, tmp_path: Path) 
     results = play(place, {"npu1": mine}, PLAYBOOK + MEND)
     asked, mended, again = (results[name]["npu1"] for name in ("Ask what differs", "Put it right", "Ask again"))
     names = ["history.jsonl", f"releases/digits/{record.name}"]
-    assert [(one["name"], one["action"]) for one in asked["plan"]] == [(name, "mend") for name in names]
-    assert all("found it is no JSON" in one or "line 1: it is no JSON" in one for one in asked["report"])
+    assert [(item["name"], item["action"]) for item in asked["plan"]] == [(name, "mend") for name in names]
+    assert all("found it is no JSON" in entry or "line 1: it is no JSON" in entry for entry in asked["report"])
     assert (sorted(mended["mended"]), mended["switched"], again["plan"]) == (names, {}, [])
     assert record.read_text() == whole
 

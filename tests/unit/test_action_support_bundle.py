@@ -57,7 +57,7 @@ def run(site: Path, *options: str, **more: Any) -> dict[str, Any]:
     done = ansible_playbook(site, "-i", site / "hosts.json", site / "play.yml", *options, *secrets, **settings)
     output = done.stdout
     assert "{" in output, done.stderr
-    assert not [one for one in VALUES if one in output + done.stderr], output
+    assert not [value for value in VALUES if value in output + done.stderr], output
     result = json.loads(output[output.index("{\n") :])["plays"][0]["tasks"][0]["hosts"]["npu1"]
     return dict(result)
 
@@ -80,7 +80,7 @@ def test_bundle_arrives_without_any_secret_and_nothing_stays(site: Path) -> None
     assert path.stat().st_mode & 0o777 == 0o600
     assert list((site / "remote").iterdir()) == []
     with tarfile.open(path) as archive:
-        found = {one.name.split("/", 1)[1]: archive.extractfile(one).read().decode() for one in archive}  # type: ignore[union-attr]
+        found = {member.name.split("/", 1)[1]: archive.extractfile(member).read().decode() for member in archive}  # type: ignore[union-attr]
     assert found["models/configs.json"].count("<redacted>") == len(VALUES), found["models/configs.json"]
     assert not [name for name, text in found.items() for value in VALUES if value in text]
     for name in ("npufleet_artefact_password", "triton_image_index_password", "registries", "the_vaulted_token"):

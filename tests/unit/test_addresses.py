@@ -49,7 +49,7 @@ def test_checks_reach_an_ipv6_address(protocol: str) -> None:
     with small_triton(address="::1") as triton:
         where = {"address": "::1", "http_port": triton.http_port, "grpc_port": triton.grpc_port}
         document = {"host": "a", "host_index": 0, "server": where, "timeout": 5, "checks": [{"model": "double", "checks": [check]}]}
-        assert [(one["ok"], one["why"]) for one in inference.run(document)["checks"]] == [(True, "")]
+        assert [(result["ok"], result["why"]) for result in inference.run(document)["checks"]] == [(True, "")]
 
 
 def test_checks_of_instances_read_metrics_at_an_ipv6_address() -> None:

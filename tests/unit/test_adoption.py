@@ -342,10 +342,10 @@ def test_instances_of_a_model(count: int, entry: dict[str, Any], said: str) -> N
 
 
 def test_one_compiled_file_is_an_artefact_and_several_are_not() -> None:
-    one = {"1/words.rbln": {"sha256": "a"}, "1/model.py": {"sha256": "b"}}
-    entry = adoption.entry("words", {"files": one, "config": None}, "CA12/0.6", 2, [])
+    item = {"1/words.rbln": {"sha256": "a"}, "1/model.py": {"sha256": "b"}}
+    entry = adoption.entry("words", {"files": item, "config": None}, "CA12/0.6", 2, [])
     assert entry["artefacts"] == {"CA12/0.6": {"sha256": "a", "path": "1/words.rbln"}}
-    assert "artefacts" not in adoption.entry("words", {"files": {**one, "1/b.rbln": {"sha256": "c"}}, "config": None}, "k", 2, [])
+    assert "artefacts" not in adoption.entry("words", {"files": {**item, "1/b.rbln": {"sha256": "c"}}, "config": None}, "k", 2, [])
 
 
 def test_where_the_host_reaches_the_server() -> None:
@@ -368,17 +368,17 @@ def test_what_is_no_option_becomes_no_part_of_a_template(name: str) -> None:
 
 
 def test_a_name_that_is_none_is_no_variable_of_an_environment() -> None:
-    one = found("shell")
-    one["process"]["environment"] = {"A{{ 7 }}": "1", "B\nC": "1", "A.B-C_1": "1"}
-    one["process"]["main"] = False
-    variables, left_out, _vault = adoption.translate(one, "npu-1", "/var/lib/npufleet")
+    item = found("shell")
+    item["process"]["environment"] = {"A{{ 7 }}": "1", "B\nC": "1", "A.B-C_1": "1"}
+    item["process"]["main"] = False
+    variables, left_out, _vault = adoption.translate(item, "npu-1", "/var/lib/npufleet")
     assert {"A.B-C_1"} == {name for name in variables["triton_server_environment"] if name[0] in "AB"}
     assert len([line for line in left_out if "no program reads a variable of such a name" in line]) == 2
 
 
 def test_two_secrets_have_two_variables() -> None:
     vault: dict[str, str] = {}
-    names = [str(options.to_vault("h", *one, vault)) for one in (("A_KEY", "x"), ("A.KEY", "y"), ("A_KEY", "x"))]
+    names = [str(options.to_vault("h", *entry, vault)) for entry in (("A_KEY", "x"), ("A.KEY", "y"), ("A_KEY", "x"))]
     assert len(set(names)) == 2 and sorted(vault.values()) == ["x", "y"]
     assert all(name.isascii() and name.isidentifier() for name in vault)
 

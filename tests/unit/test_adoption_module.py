@@ -211,4 +211,4 @@ def test_a_server_that_asks_for_a_key_is_asked_with_its_own() -> None:
     answers: dict[str, Any] = {"GET /v2": (200, {"version": "2.42.0"}), "POST /v2/repository/index": (200, [])}
     with http_server(answers) as triton:
         subject.served("127.0.0.1", triton.port, key_headers(["tritonserver", "--http-restricted-api=health:a-key=secret"]))
-        assert [one.get("a-key") for one in triton.headers] == ["secret", "secret"]
+        assert [header.get("a-key") for header in triton.headers] == ["secret", "secret"]

@@ -39,7 +39,7 @@ def root(tmp_path: Path) -> Path:
 def keep(root: Path, *contents: bytes) -> None:
     for content in contents:
         (root / "incoming" / digest(content)).write_bytes(content)
-    blobs.ingest(str(root), str(root / "incoming"), [digest(one) for one in contents])
+    blobs.ingest(str(root), str(root / "incoming"), [digest(entry) for entry in contents])
 
 
 def blob(root: Path, content: bytes) -> Path:
@@ -198,7 +198,7 @@ def full(root: Path) -> Path:
 
 
 def labels(root: Path) -> list[int]:
-    return sorted(int(one.name[:4]) for one in (root / "releases/digits").iterdir() if one.is_dir())
+    return sorted(int(path.name[:4]) for path in (root / "releases/digits").iterdir() if path.is_dir())
 
 
 def numbers(root: Path) -> list[int]:
@@ -211,8 +211,8 @@ def test_the_newest_stay_and_their_blobs(full: Path) -> None:
     assert blob(full, b"shared" * 100).exists()
     assert found["removed"][:2] == [f"release digits/{label(2)}", f"release digits/{label(1)}"]
     assert found["bytes"] == 2000
-    assert sorted(one.name for one in (full / "releases/digits").glob("*.json")) == sorted(
-        one.name + ".json" for one in (full / "releases/digits").iterdir() if one.is_dir()
+    assert sorted(path.name for path in (full / "releases/digits").glob("*.json")) == sorted(
+        path.name + ".json" for path in (full / "releases/digits").iterdir() if path.is_dir()
     )
     assert len(os.listdir(full / "blobs/stamps")) == 4
     assert blobs.collect(str(full), 3) == {"removed": [], "bytes": 0}
@@ -225,7 +225,7 @@ def label(number: int) -> str:
 def line(
     to: int | str, before: int | str | None = None, result: str = "proven", what: str = "deploy", model: str = "digits"
 ) -> str:
-    labels = [label(one) if isinstance(one, int) else one for one in (before, to)]
+    labels = [label(entry) if isinstance(entry, int) else entry for entry in (before, to)]
     return json.dumps({"model": model, "what": what, "from": labels[0], "to": labels[1], "result": result}) + "\n"
 
 

@@ -50,7 +50,7 @@ def broken_off(root: Path, **changes: Any) -> None:
 
 
 def nothing_is_left(root: Path) -> bool:
-    return not any((root / one).exists() for one in (lease.LEASE, container.REPLACEMENT, store.TRANSACTION))
+    return not any((root / entry).exists() for entry in (lease.LEASE, container.REPLACEMENT, store.TRANSACTION))
 
 
 def test_without_a_lease_there_is_nothing_to_do(engine: PlayedEngine, tmp_path: Path) -> None:
@@ -159,17 +159,17 @@ def test_what_a_run_left_that_is_gone_is_a_difference(engine: PlayedEngine, tmp_
     assert resume.unfinished(str(tmp_path), "", False) == []
     hold(tmp_path)
     exchange(engine, tmp_path)
-    found = [(one["name"], one["action"]) for one in resume.unfinished(str(tmp_path), "bob/2/2", True)]
+    found = [(item["name"], item["action"]) for item in resume.unfinished(str(tmp_path), "bob/2/2", True)]
     assert found == [("replacement", "prove"), ("lease", "prove")]
     # One that is live may be at it, unless it is known to be gone
     hold(tmp_path, patience=3600.0)
-    assert [one["name"] for one in resume.unfinished(str(tmp_path), "bob/2/2", True)] == ["replacement"]
-    assert [one["name"] for one in resume.unfinished(str(tmp_path), "bob/2/2", True, ALICE.run)] == ["replacement", "lease"]
+    assert [item["name"] for item in resume.unfinished(str(tmp_path), "bob/2/2", True)] == ["replacement"]
+    assert [item["name"] for item in resume.unfinished(str(tmp_path), "bob/2/2", True, ALICE.run)] == ["replacement", "lease"]
     # To the run itself its own lease is none
-    assert [one["name"] for one in resume.unfinished(str(tmp_path), ALICE.run, True)] == ["replacement"]
+    assert [item["name"] for item in resume.unfinished(str(tmp_path), ALICE.run, True)] == ["replacement"]
     (tmp_path / container.REPLACEMENT).unlink()
     # A container that was left aside without a word is one all the same
-    assert [one["name"] for one in resume.unfinished(str(tmp_path), ALICE.run, True)] == ["replacement"]
+    assert [item["name"] for item in resume.unfinished(str(tmp_path), ALICE.run, True)] == ["replacement"]
 
 
 def test_the_library_does_it_on_a_host_without_ansible(tmp_path: Path, hosts_library: Path) -> None:

@@ -57,9 +57,13 @@ def test_a_checkout_keeps_what_was_found_in_its_own_build() -> None:
 def test_each_python_of_a_controller_has_one_pin_of_everything(version: str) -> None:
     lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")]
     wanted = [Requirement(line) for line in lines]
-    mine = [one for one in wanted if one.marker is None or one.marker.evaluate({"python_version": version})]
-    assert sorted(one.name for one in mine) == sorted({one.name for one in wanted})
-    assert all(str(one.specifier).startswith("==") for one in mine)
+    mine = [
+        requirement
+        for requirement in wanted
+        if requirement.marker is None or requirement.marker.evaluate({"python_version": version})
+    ]
+    assert sorted(entry.name for entry in mine) == sorted({requirement.name for requirement in wanted})
+    assert all(str(entry.specifier).startswith("==") for entry in mine)
     # The page of production says the same
     assert version in (ROOT / "docs/production.md").read_text()
 

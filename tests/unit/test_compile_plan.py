@@ -36,38 +36,38 @@ def plan(model: dict[str, Any], directory: Path, card: str = "RBLN-CA22", sdk: d
 @pytest.fixture
 def compiled(model: dict[str, Any], tmp_path: Path) -> Path:
     """`model`, as the program leaves it behind."""
-    one = plan(model, tmp_path)
-    path = Path(one["file"])
+    item = plan(model, tmp_path)
+    path = Path(item["file"])
     path.parent.mkdir(parents=True)
     path.write_bytes(b"compiled")
-    spec = one["spec"]
+    spec = item["spec"]
     record = {"npu": spec["npu"], "source": {"kind": "onnx", **spec["digests"]}, "sha256": file_digest(str(path))}
-    Path(one["file"] + ".json").write_text(json.dumps({**record, "compiler_version": "0.9.4"}))
+    Path(item["file"] + ".json").write_text(json.dumps({**record, "compiler_version": "0.9.4"}))
     return path
 
 
 def test_a_model_that_was_never_compiled(model: dict[str, Any], tmp_path: Path) -> None:
-    one = plan(model, tmp_path)
-    assert (one["key"], one["why"], one["artefacts"]) == ("CA22/0.9", "there is no compiled file yet", {})
-    assert (one["file"], one["push"]) == (str(tmp_path / "net/CA22-0.9/model.rbln"), model["source"]["onnx"])
-    spec = one["spec"]
+    item = plan(model, tmp_path)
+    assert (item["key"], item["why"], item["artefacts"]) == ("CA22/0.9", "there is no compiled file yet", {})
+    assert (item["file"], item["push"]) == (str(tmp_path / "net/CA22-0.9/model.rbln"), model["source"]["onnx"])
+    spec = item["spec"]
     assert (spec["npu"], spec["sdk"], spec["devices"], spec["batches"]) == ("RBLN-CA22", "0.9.4", 1, [1, 4])
     assert spec["source"] == {"kind": "onnx", "path": "source/net.onnx"}
-    assert spec["digests"]["sha256"] == file_digest(one["push"])
+    assert spec["digests"]["sha256"] == file_digest(item["push"])
 
 
 def test_places_are_relative_to_where_the_playbook_is_called(
     model: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    one = plan({**model, "source": {"onnx": "net.onnx"}}, Path("out"))
-    assert (one["push"], one["file"]) == (str(tmp_path / "net.onnx"), str(tmp_path / "out/net/CA22-0.9/model.rbln"))
+    item = plan({**model, "source": {"onnx": "net.onnx"}}, Path("out"))
+    assert (item["push"], item["file"]) == (str(tmp_path / "net.onnx"), str(tmp_path / "out/net/CA22-0.9/model.rbln"))
 
 
 def test_a_compiled_model_is_left_alone_and_says_what_to_list(model: dict[str, Any], tmp_path: Path, compiled: Path) -> None:
-    one = plan(dict(reversed(model.items())), tmp_path)
-    assert one["why"] == ""
-    assert one["artefacts"] == {"CA22/0.9": {"file": str(compiled), "sha256": file_digest(str(compiled))}}
+    item = plan(dict(reversed(model.items())), tmp_path)
+    assert item["why"] == ""
+    assert item["artefacts"] == {"CA22/0.9": {"file": str(compiled), "sha256": file_digest(str(compiled))}}
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_another_spec(model: dict[str, Any], tmp_path: Path, compiled: Path, cha
 
 
 def test_another_sdk_of_the_same_line(model: dict[str, Any], tmp_path: Path, compiled: Path) -> None:
-    one = plan(model, tmp_path, sdk={"version": "0.9.5", "shape": "0.9"})
-    assert one["why"] == "its spec or the SDK changed: compiled with 0.9.4, wanted 0.9.5"
+    item = plan(model, tmp_path, sdk={"version": "0.9.5", "shape": "0.9"})
+    assert item["why"] == "its spec or the SDK changed: compiled with 0.9.4, wanted 0.9.5"
 
 
 def test_another_card_or_line_is_another_file(model: dict[str, Any], tmp_path: Path, compiled: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_source_of_links(model: dict[str, Any], tmp_path: Path) -> None:
     os.mkfifo(module / "pipe")
     with pytest.raises(Refusal) as refusal:
         plan(torch, tmp_path)
-    assert [one.replace(str(module), "") for one in refusal.value.reasons] == [
+    assert [reason.replace(str(module), "") for reason in refusal.value.reasons] == [
         "model net: source: /key: found a link to /etc/shadow, wanted one that stays inside : copy what it leads to there",
         "model net: source: /pipe: found a named pipe, wanted a file to send: remove it",
     ]
@@ -155,9 +155,9 @@ def test_a_torch_source_is_its_directory(model: dict[str, Any], tmp_path: Path) 
     (tmp_path / "torch/net.py").write_text("one")
     (tmp_path / "torch/parts/block.py").write_text("two")
     torch = {**model, "source": {"torch": "net:make", "path": str(tmp_path / "torch")}}
-    one = plan(torch, tmp_path)
-    assert one["spec"]["source"] == {"kind": "torch", "path": "source", "module": "net", "function": "make"}
-    digests = [one["spec"]["digests"]["sha256"]]
+    item = plan(torch, tmp_path)
+    assert item["spec"]["source"] == {"kind": "torch", "path": "source", "module": "net", "function": "make"}
+    digests = [item["spec"]["digests"]["sha256"]]
     (tmp_path / "torch/__pycache__").mkdir()
     (tmp_path / "torch/__pycache__/net.pyc").write_text("made by a run")
     assert plan(torch, tmp_path)["spec"]["digests"]["sha256"] == digests[0]

@@ -268,12 +268,12 @@ def test_file_of_proxies_is_compared_without_being_shown(files: Path, content: s
         (files / "proxy.env").write_text(content)
         (files / "proxy.env").chmod(mode)
     asked = engine.sealed(wanted, KEY)
-    (one,) = [one for one in engine.diff(asked, engine.read(asked)) if one["name"] == wanted["proxy_file"]]
-    assert one["action"] == "configure" and "pr0xy" not in str(one)
-    assert (one["current"] is None) if shown is None else (shown in one["current"])
+    (entry,) = [item for item in engine.diff(asked, engine.read(asked)) if item["name"] == wanted["proxy_file"]]
+    assert entry["action"] == "configure" and "pr0xy" not in str(entry)
+    assert (entry["current"] is None) if shown is None else (shown in entry["current"])
     gone = engine.sealed({**wanted, "proxies": None}, KEY)
-    left = [one for one in engine.diff(gone, engine.read(gone)) if one["name"] == wanted["proxy_file"]]
-    assert [one["desired"] for one in left] == ([None] if content else [])
+    left = [item for item in engine.diff(gone, engine.read(gone)) if item["name"] == wanted["proxy_file"]]
+    assert [rest["desired"] for rest in left] == ([None] if content else [])
 
 
 def test_what_a_host_has_of_secrets_is_not_shown(files: Path) -> None:
@@ -289,15 +289,15 @@ def test_what_a_host_has_of_secrets_is_not_shown(files: Path) -> None:
     asked = engine.sealed({**wanted, "drop_ins": {str(files / "drop-in.conf"): LIMITS}}, KEY)
     actual = engine.read(asked)
     plan = engine.diff(asked, actual)
-    assert not [one for one in ("pr0xy", "t0ken", "0ther") if one in json.dumps([asked, actual, plan])]
-    (daemon,) = [one for one in plan if one["name"] == "daemon.json"]
+    assert not [entry for entry in ("pr0xy", "t0ken", "0ther") if entry in json.dumps([asked, actual, plan])]
+    (daemon,) = [item for item in plan if item["name"] == "daemon.json"]
     assert daemon["current"]["log-opts"]["max-size"] == "50m"
     assert daemon["current"]["log-opts"]["splunk-token"] != daemon["desired"]["log-opts"]["splunk-token"]
     assert daemon["current"]["proxies"] == daemon["desired"]["proxies"]
-    (drop_in,) = [one for one in plan if one["name"].endswith("drop-in.conf")]
+    (drop_in,) = [item for item in plan if item["name"].endswith("drop-in.conf")]
     assert drop_in["current"].startswith("[Service]\nLimitMEMLOCK=64M\nEnvironment=digest:")
     same = engine.sealed({**wanted, "daemon": options, "drop_ins": {}}, KEY)
-    assert "daemon.json" not in [one["name"] for one in engine.diff(same, engine.read(same))]
+    assert "daemon.json" not in [item["name"] for item in engine.diff(same, engine.read(same))]
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_all_models_and_blobs_are_named_in_order(tmp_path: Path) -> None:
     actual = models.read(asked)
     assert list(actual["served"]) == ["ant", "zebra"]
     assert actual["missing"] == ["a" * 64, "b" * 64, "c" * 64]
-    assert [(one["name"], one["action"]) for one in models.diff(asked, actual)] == [
+    assert [(item["name"], item["action"]) for item in models.diff(asked, actual)] == [
         ("digits", "release"),
         ("faces", "release"),
         ("words", "release"),

@@ -71,7 +71,7 @@ ALERTS = [
 def prometheus(
     targets: list[dict[str, Any]], lately: list[str] | None = None, alerts: list[str] | None = None, file: str = ""
 ) -> dict[str, tuple[int, Any]]:
-    rules = [{"name": one, "type": "alerting"} for one in (ALERTS if alerts is None else alerts)]
+    rules = [{"name": entry, "type": "alerting"} for entry in (ALERTS if alerts is None else alerts)]
     groups = [
         {"name": "npufleet", "file": file or FILE[0], "rules": rules},
         {"name": "others", "file": "/etc/others.yml", "rules": [{"name": "X", "type": "alerting"}]},

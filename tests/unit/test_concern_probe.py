@@ -107,7 +107,9 @@ def test_files_of_the_tasks_are_those_of_the_concern() -> None:
 def test_what_is_kept_is_asked_as_the_proof_asks_it() -> None:
     """Neither task says anything of the server or the checks, and the digest is over all that there is to say of a server."""
     ask, keep = (
-        next(one["npufleet.triton.inference_check"] for one in yaml.safe_load(text) if "npufleet.triton.inference_check" in one)
+        next(
+            entry["npufleet.triton.inference_check"] for entry in yaml.safe_load(text) if "npufleet.triton.inference_check" in entry
+        )
         for text in (
             (ROOT / f"roles/{path}.yml").read_text() for path in ("inference_check/tasks/main", "monitoring/tasks/probe_install")
         )
@@ -167,8 +169,8 @@ def test_files_of_tls_are_part_of_it_and_missing_ones_are_refused(site: Path, tm
     assert first != digest(site)
     assert first != digest(site, inference_check_grpc_tls={"ca": tls["server"]})
     with pytest.raises(Refusal) as refused:
-        one = {"ca": "/none", "cert": tls["client"]}
-        digest(site, inference_check_http_tls=one, inference_check_grpc_tls={"ca": "/etc/passwd"})
+        entry = {"ca": "/none", "cert": tls["client"]}
+        digest(site, inference_check_http_tls=entry, inference_check_grpc_tls={"ca": "/etc/passwd"})
     assert [reason.split(",")[0] for reason in refused.value.reasons] == [
         "http_tls: found cert or key alone",
         "http_tls.ca: found [Errno 2] No such file or directory: '/none'",
@@ -340,7 +342,7 @@ def test_what_was_kept_is_what_the_program_asks(tmp_path: Path, monkeypatch: pyt
     docker.write_text(f'#!/bin/sh\nwhile [ "$1" != sha256:abc ]; do shift; done\nshift\nexec {sys.executable} "$@"\n')
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    one = {
+    entry = {
         "name": "row",
         "protocols": ["http"],
         "inputs": {"IN": inference.pack(np.ones((1, 2), np.float32))},
@@ -350,7 +352,7 @@ def test_what_was_kept_is_what_the_program_asks(tmp_path: Path, monkeypatch: pyt
     unproven = [
         {"name": "n/check file", "model": "n", "check": "check file", "protocol": None, "ok": False, "why": "none", "ms": None}
     ]
-    keep(tmp_path / "checks.json", checks=[{"model": "m", "checks": [one]}], unproven=unproven, server=server)
+    keep(tmp_path / "checks.json", checks=[{"model": "m", "checks": [entry]}], unproven=unproven, server=server)
     config = {**json.loads(wanted()["files"]["config"]), "document": str(tmp_path / "checks.json")}
     config.update(
         state=str(tmp_path / "probe.json"),
@@ -363,7 +365,7 @@ def test_what_was_kept_is_what_the_program_asks(tmp_path: Path, monkeypatch: pyt
     assert program.main([str(tmp_path / "probe_config.json")]) == 0
     state = json.loads((tmp_path / "probe.json").read_text())
     assert state["unavailable"] is None, state
-    assert [(one["name"], one["ok"]) for one in state["checks"]] == [("n/check file", False), ("m/http/row", False)]
+    assert [(check["name"], check["ok"]) for check in state["checks"]] == [("n/check file", False), ("m/http/row", False)]
     assert state["checks"][1]["why"].startswith("no Triton answers http at 127.0.0.1:1: ")
     page = (tmp_path / "npufleet.prom").read_text()
     assert 'npufleet_check_ok{model="m",check="row",protocol="http"} 0\n' in page

@@ -169,7 +169,7 @@ NODE = {"PathOnHost": "/dev/rbln0", "PathInContainer": "/dev/rbln0", "CgroupPerm
         ("Config.Env", [*ENVIRONMENT, "DEBUG=a=b"], "environment", {"RBLN_DEVICES": "0,1", "DEBUG": "a=b"}),
         (
             "Config.Env",
-            [one.replace("TCMALLOC_RELEASE_RATE=200", "TCMALLOC_RELEASE_RATE=1") for one in ENVIRONMENT],
+            [entry.replace("TCMALLOC_RELEASE_RATE=200", "TCMALLOC_RELEASE_RATE=1") for entry in ENVIRONMENT],
             "environment",
             {"RBLN_DEVICES": "0,1", "TCMALLOC_RELEASE_RATE": "1"},
         ),
@@ -243,11 +243,11 @@ def test_each_option_that_differs_is_one_item(path: str, value: Any, key: str, c
     ],
 )
 def test_each_variable_reaches_the_container(inventory: dict[str, Any], key: str, value: Any) -> None:
-    plan = {one["name"]: one for one in server.diff(wanted(**inventory), actual())}
-    one = plan.pop("container." + key)
+    plan = {item["name"]: item for item in server.diff(wanted(**inventory), actual())}
+    item = plan.pop("container." + key)
     if value is not None:
-        assert one["desired"] == value
-    assert one["action"] == "replace"
+        assert item["desired"] == value
+    assert item["action"] == "replace"
     # The root is also named on the command line.
     assert set(plan) <= ({"container.command"} if "npufleet_root" in inventory else set())
 
@@ -291,7 +291,7 @@ def test_user_of_the_image_is_no_difference() -> None:
 
 def test_image_that_is_gone_does_not_break_the_reading() -> None:
     facts = container.container_facts(INSPECT, {})
-    assert facts["environment"] == dict(one.split("=", 1) for one in ENVIRONMENT)
+    assert facts["environment"] == dict(entry.split("=", 1) for entry in ENVIRONMENT)
     assert facts["entrypoint"] == ["/opt/nvidia/nvidia_entrypoint.sh"]
 
 
@@ -304,8 +304,8 @@ def test_variable_that_the_image_has_too_is_no_difference() -> None:
     assert server.diff(other, actual(inherited=inherited)) == [
         found("container.environment", {"RBLN_DEVICES": "0,1"}, {**environment, "TCMALLOC_RELEASE_RATE": "1"}, "replace")
     ]
-    set_apart = changed("Config.Env", [one.replace("RATE=200", "RATE=7") for one in ENVIRONMENT])
-    assert [one["name"] for one in server.diff(asked, actual(set_apart, inherited=inherited))] == ["container.environment"]
+    set_apart = changed("Config.Env", [entry.replace("RATE=200", "RATE=7") for entry in ENVIRONMENT])
+    assert [item["name"] for item in server.diff(asked, actual(set_apart, inherited=inherited))] == ["container.environment"]
 
 
 @pytest.mark.parametrize(
@@ -327,9 +327,9 @@ def test_no_container() -> None:
 
 def test_what_the_driver_has_brought_is_part_of_the_container() -> None:
     newer = {"binds": [*BROUGHT["binds"], "/usr/lib/librbln-thunk.so.3:/usr/lib/librbln-thunk.so:ro"], "missing": []}
-    (one,) = server.diff(wanted(), actual(driver_files=newer))
-    assert (one["name"], one["action"]) == ("container.volumes", "replace")
-    assert one["desired"] == sorted([*newer["binds"], "/var/lib/npufleet:/var/lib/npufleet:ro", KEY_MOUNT])
+    (item,) = server.diff(wanted(), actual(driver_files=newer))
+    assert (item["name"], item["action"]) == ("container.volumes", "replace")
+    assert item["desired"] == sorted([*newer["binds"], "/var/lib/npufleet:/var/lib/npufleet:ro", KEY_MOUNT])
 
 
 def test_files_that_the_driver_has_not_brought_are_for_hands() -> None:
@@ -348,7 +348,7 @@ def test_a_mount_from_nowhere_is_for_hands(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(server, "Engine", FakeEngine({}))
     bare = server.read(server.sealed(asked, KEY))
     assert bare["absent"] == [gone]
-    assert [(one["name"], one["current"], one["action"]) for one in server.diff(asked, bare)] == [
+    assert [(item["name"], item["current"], item["action"]) for item in server.diff(asked, bare)] == [
         ("volumes", f"nothing at {gone}", "inspect"),
         ("container", None, "create"),
     ]
@@ -435,7 +435,7 @@ def test_another_model_is_no_other_container() -> None:
 def test_beside_another_repository_the_models_are_named_in_order(repositories: list[str]) -> None:
     manifests = dict.fromkeys(("words", "digits"), MANIFESTS["digits"])
     line = wanted(manifests=manifests, triton_server_model_repositories=repositories)["container"]["command"]
-    assert [one for one in line if one.startswith("--load-model")] == ["--load-model=digits", "--load-model=words"]
+    assert [word for word in line if word.startswith("--load-model")] == ["--load-model=digits", "--load-model=words"]
 
 
 @pytest.mark.parametrize(
@@ -656,7 +656,7 @@ def test_every_version_of_the_policy_has_to_be_served() -> None:
 def test_all_models_that_differ_are_named_in_order() -> None:
     manifests = dict.fromkeys(("words", "digits", "faces"), MANIFESTS["digits"])
     plan = models_plan({"faces": {"1": ready()}, "b": {"1": ready()}, "a": {"1": ready()}}, manifests=manifests)
-    assert [(one["name"], one["action"]) for one in plan] == [
+    assert [(item["name"], item["action"]) for item in plan] == [
         ("digits", "load"),
         ("words", "load"),
         ("a", "unload"),
@@ -688,12 +688,12 @@ def test_release_of_a_name_is_asked_for_by_its_very_bytes(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMELESS)
 def test_name_that_no_request_can_hold_ends_no_look(name: str) -> None:
-    index = [{"name": one, "version": "1", "state": "READY"} for one in (name, "ok")]
+    index = [{"name": entry, "version": "1", "state": "READY"} for entry in (name, "ok")]
     answers = {"POST /v2/repository/index": (200, index), "GET /v2/models/ok/versions/1/config": (200, config(RELEASE))}
     with http_server(answers) as triton:
         served = read_served({"address": "127.0.0.1", "http_port": triton.port})
     assert served == {"ok": {"1": ready()}, name: {"1": {**ready(None), "reason": server.NAMELESS}}}
-    assert [one for one in triton.asked if "/models/" in one] == ["GET /v2/models/ok/versions/1/config"]
+    assert [request for request in triton.asked if "/models/" in request] == ["GET /v2/models/ok/versions/1/config"]
 
 
 @pytest.mark.parametrize(
@@ -719,8 +719,8 @@ def test_index_that_is_none_of_tritons_ends_no_look(entry: bytes) -> None:
         served = read_served({"address": "127.0.0.1", "http_port": triton.port}) or {}
     assert served.pop("ok") == {"1": ready()}
     # What is not to be written down would end the module at its very end.
-    assert [one.encode().decode() for one in served] == list(served)
-    assert [one["state"] for versions in served.values() for one in versions.values()] in ([], ["UNAVAILABLE"], ["READY"])
+    assert [item.encode().decode() for item in served] == list(served)
+    assert [version["state"] for versions in served.values() for version in versions.values()] in ([], ["UNAVAILABLE"], ["READY"])
 
 
 @pytest.mark.parametrize("parameters", [3, [], {"npufleet_release": "text"}, {"npufleet_release": {"string_value": 3}}])
@@ -758,7 +758,7 @@ def test_read_served() -> None:
         "stateless": {"-": unavailable("it could not be read")},
         "broken": {"-": unavailable("model appears in two or more repositories")},
     }
-    assert triton.asked == [f"{how} {where}" for how, where in (one.split(" ", 1) for one in answers)]
+    assert triton.asked == [f"{how} {where}" for how, where in (entry.split(" ", 1) for entry in answers)]
 
 
 def test_release_that_cannot_be_asked_for_is_none() -> None:
@@ -870,8 +870,8 @@ def test_a_server_without_an_answer_is_asked_for_its_reasons(monkeypatch: pytest
     silent = read(monkeypatch, INSPECT, None)
     words = "failed to load 'digits' version 1: OSError: no NPU 1"
     assert silent["log"] == words
-    (one,) = server.diff({**wanted(), "container": silent["container"]}, silent)
-    assert (one["name"], one["current"], one["action"]) == ("http", f"no answer on port 8000: {words}", "wait")
+    (item,) = server.diff({**wanted(), "container": silent["container"]}, silent)
+    assert (item["name"], item["current"], item["action"]) == ("http", f"no answer on port 8000: {words}", "wait")
 
 
 def test_a_server_without_an_answer_is_told_with_what_it_still_loads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -895,8 +895,8 @@ def test_one_that_the_engine_started_again_tells_all_that_it_said_in_the_switch(
 def test_a_server_that_ended_before_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "LOG", "")
     silent = read(monkeypatch, changed("RestartCount", 2), None)
-    (one,) = server.diff({**wanted(), "container": silent["container"]}, silent)
-    assert one["current"] == "no answer on port 8000, restart count 2: the last words of triton"
+    (item,) = server.diff({**wanted(), "container": silent["container"]}, silent)
+    assert item["current"] == "no answer on port 8000, restart count 2: the last words of triton"
 
 
 @pytest.mark.parametrize(
@@ -1031,7 +1031,7 @@ def test_ports_are_published_where_it_is_asked_for(listens: str, where: str, pub
     assert server.diff(asked, actual(inspect)) == []
     for other in {"10.0.0.6", "0.0.0.0", "::", ""} - {recorded}:
         inspect = changed("HostConfig.PortBindings", {port: [{"HostIp": other, "HostPort": port[:4]}] for port in BOUND})
-        names = [one["name"] for one in server.diff(asked, actual(inspect))]
+        names = [item["name"] for item in server.diff(asked, actual(inspect))]
         # No address recorded is more than every IPv4 address, and not to be told from it on some engines
         assert names == ([] if (recorded, other) == ("0.0.0.0", "") else ["container.ports"]), other
 
@@ -1059,14 +1059,14 @@ def test_models_of_an_object_store_have_to_be_ready_and_nothing_more() -> None:
     repositories = ["/var/lib/npufleet/served", "s3://models"]
     given = fleet(triton_server_model_control_mode="explicit", triton_server_model_repositories=repositories)
     asked = server.desired(given, Given(MANIFESTS, ["far"], lambda: LOCKED))
-    assert [one for one in asked["container"]["command"] if one.startswith("--load-model")] == [
+    assert [word for word in asked["container"]["command"] if word.startswith("--load-model")] == [
         "--load-model=digits",
         "--load-model=far",
     ]
 
     def plan(far: Any) -> list[dict[str, Any]]:
         served = {"digits": {"1": ready()}, **far}
-        return [one for one in server.diff(asked, actual(served=served)) if not one["name"].startswith("container.")]
+        return [item for item in server.diff(asked, actual(served=served)) if not item["name"].startswith("container.")]
 
     assert plan({"far": {"3": ready(None), "4": unavailable("unloaded")}}) == []
     wanted_of = "READY out of its object store"
@@ -1129,10 +1129,12 @@ def test_no_secret_of_a_container_is_read_compared_or_told(monkeypatch: pytest.M
     asked = sealed(**SECRETS)
     ready_one = read(monkeypatch, inspect, {"digits": {"1": ready()}}, **SECRETS)
     plan = server.diff(sealed(**SECRETS), {**ready_one, "container": ready_one["container"]})
-    told = json.dumps([asked, ready_one, plan, [sentence(one, 10**6) for one in plan], as_diff(plan)])
+    told = json.dumps([asked, ready_one, plan, [sentence(item, 10**6) for item in plan], as_diff(plan)])
     assert re.findall(r"[\w-]*-secret", told) == []
-    assert {"container.command", "container.entrypoint", "container.environment", "container.log"} <= {one["name"] for one in plan}
-    (environment,) = [one for one in plan if one["name"] == "container.environment"]
+    assert {"container.command", "container.entrypoint", "container.environment", "container.log"} <= {
+        item["name"] for item in plan
+    }
+    (environment,) = [item for item in plan if item["name"] == "container.environment"]
     found, wanted_ = environment["current"], environment["desired"]
     assert set(found) == {"RBLN_DEVICES", "HF_TOKEN", "NOTE", "MINE"}
     # The names tell which one differs

@@ -91,7 +91,7 @@ def test_differences(changes: dict[str, Any], words: str) -> None:
 def test_watchdog_that_is_not_wanted_is_taken_away() -> None:
     off = wanted(triton_server_watchdog=False)
     there = actual(wanted())
-    assert [(one["current"], one["desired"], one["action"]) for one in subject.diff(off, there)] == [
+    assert [(item["current"], item["desired"], item["action"]) for item in subject.diff(off, there)] == [
         ("there: unit, config, program", None, "unwatch")
     ]
     bare = {**there, "unit": None, "config": None, "program": None, "enabled": False, "active": "inactive", "state": {}}

@@ -91,16 +91,16 @@ def test_default_that_is_left_out_of_the_description(tmp_path: Path) -> None:
 def test_only_the_shared_role_may_ask_for_what_has_no_default(tmp_path: Path) -> None:
     asking = SPECS + "      web_name: {description: Name., type: str}\n"
     assert list(docs.role_problems(role(tmp_path, specs=asking, name="common"))) == []
-    assert ["web_name" in one for one in docs.role_problems(role(tmp_path, specs=asking))] == [True]
+    assert ["web_name" in problem for problem in docs.role_problems(role(tmp_path, specs=asking))] == [True]
     lying = asking.replace("type: str}", "type: str, default: x}")
-    assert ["web_name" in one for one in docs.role_problems(role(tmp_path, specs=lying, name="common"))] == [True]
+    assert ["web_name" in problem for problem in docs.role_problems(role(tmp_path, specs=lying, name="common"))] == [True]
 
 
 def test_table_is_written_once_and_then_found_good(tmp_path: Path) -> None:
     path = role(tmp_path)
     readme = path / "README.md"
     readme.write_text(f"# web\n\nText.\n\n{docs.BEGIN}\n{docs.END}\n\nMore.\n")
-    assert ["out of date" in one for one in docs.readme_problems(path, check=True)] == [True]
+    assert ["out of date" in problem for problem in docs.readme_problems(path, check=True)] == [True]
     assert "web_port" not in readme.read_text()
     assert list(docs.readme_problems(path, check=False)) == []
     text = readme.read_text()
@@ -111,9 +111,9 @@ def test_table_is_written_once_and_then_found_good(tmp_path: Path) -> None:
 
 def test_readme_without_a_place_for_the_table(tmp_path: Path) -> None:
     path = role(tmp_path)
-    assert ["found no place" in one for one in docs.readme_problems(path, check=False)] == [True]
+    assert ["found no place" in problem for problem in docs.readme_problems(path, check=False)] == [True]
     (path / "README.md").write_text("# web\n")
-    assert ["found no place" in one for one in docs.readme_problems(path, check=False)] == [True]
+    assert ["found no place" in problem for problem in docs.readme_problems(path, check=False)] == [True]
 
 
 def test_cells_do_not_break_the_table() -> None:
@@ -236,12 +236,14 @@ def test_every_host_of_the_example_can_be_wanted(example: dict[str, Any]) -> Non
 
 
 def test_the_example_keeps_no_secret(example: dict[str, Any]) -> None:
-    secrets = {name: value for one in example["_meta"]["hostvars"].values() for name, value in one.items() if "password" in name}
+    secrets = {
+        name: value for hostvar in example["_meta"]["hostvars"].values() for name, value in hostvar.items() if "password" in name
+    }
     assert len(secrets) == 2
     assert [name for name, value in secrets.items() if not value.startswith("{{ vault_")] == []
 
 
 def test_the_example_names_only_variables_that_exist(example: dict[str, Any]) -> None:
     known = {name for path in (ROOT / "roles").iterdir() for entry in docs.entry_points(path).values() for name in entry["options"]}
-    used = {name for one in example["_meta"]["hostvars"].values() for name in one}
+    used = {name for hostvar in example["_meta"]["hostvars"].values() for name in hostvar}
     assert {name for name in used - known if not name.startswith("ansible_")} == set()

@@ -32,7 +32,7 @@ def test_page_that_is_out_of_date(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     path = tmp_path / "docs/variables.md"
     path.write_text(f"# V\n{docs.BEGIN}\n{docs.END}\n")
-    assert ["out of date" in one for one in docs.written(tmp_path, "docs/variables.md", text, True)] == [True]
+    assert ["out of date" in entry for entry in docs.written(tmp_path, "docs/variables.md", text, True)] == [True]
     assert list(docs.written(tmp_path, "docs/variables.md", text, False)) == []
     assert path.read_text() == f"# V\n{text}\n"
     assert list(docs.written(tmp_path, "docs/variables.md", text, True)) == []
@@ -41,7 +41,7 @@ def test_page_that_is_out_of_date(tmp_path: Path) -> None:
 def test_pages_of_this_checkout_have_every_default() -> None:
     for name in docs.PAGES:
         listed = {line.split("`")[1] for line in (ROOT / name).read_text().splitlines() if line.startswith("| `")}
-        defaults = {one for path in ROOT.glob("roles/*/defaults/main.yml") for one in docs.load(path)}
+        defaults = {entry for path in ROOT.glob("roles/*/defaults/main.yml") for entry in docs.load(path)}
         assert defaults <= listed, defaults - listed
 
 

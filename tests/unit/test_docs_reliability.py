@@ -57,7 +57,7 @@ def test_every_fault_has_a_test_and_every_test_a_fault(by: str) -> None:
         for keyword in node.keywords
         if keyword.arg != "editions"
     ]
-    assert sorted(str(one) for one in told) == sorted(fault["fault"] for fault in TABLE if fault["by"] == by)
+    assert sorted(str(entry) for entry in told) == sorted(fault["fault"] for fault in TABLE if fault["by"] == by)
 
 
 def test_the_table_is_whole() -> None:

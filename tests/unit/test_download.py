@@ -201,7 +201,7 @@ def test_s3_whole_and_in_part(tmp_path: Path) -> None:
         assert subject.size(origin, DIGEST, s3(store), SECRETS) == len(CONTENT)
         (tmp_path / DIGEST).write_bytes(CONTENT[:70_001])
         assert bring(origin, tmp_path / DIGEST, s3(store), SECRETS) == CONTENT
-        assert [one for one in store.ranges_asked if one] == [f"bytes=70001-{len(CONTENT) - 1}"]
+        assert [header for header in store.ranges_asked if header] == [f"bytes=70001-{len(CONTENT) - 1}"]
 
 
 @needs_rclone

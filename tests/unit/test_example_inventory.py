@@ -66,16 +66,16 @@ def site(place: Path, *taken: Block) -> Path:
     copy = place / "inventory"
     shutil.copytree(EXAMPLE, copy)
     vault = {}
-    for one in taken:
-        lines = (EXAMPLE / one.path).read_text().splitlines()
-        code = [re.sub(r"^( *)# ?", r"\1", line) for line in lines[one.first : one.end]]
-        if one.names[0].startswith("vault_"):
-            vault.update(dict.fromkeys(one.names, "of-the-vault"))
+    for entry in taken:
+        lines = (EXAMPLE / entry.path).read_text().splitlines()
+        code = [re.sub(r"^( *)# ?", r"\1", line) for line in lines[entry.first : entry.end]]
+        if entry.names[0].startswith("vault_"):
+            vault.update(dict.fromkeys(entry.names, "of-the-vault"))
             continue
-        instead = {INSTEAD[name] for name in one.names if name in INSTEAD}
-        now = (copy / one.path).read_text().splitlines()
-        now[one.first : one.end] = code
-        (copy / one.path).write_text("\n".join(line for line in now if line.split(":")[0] not in instead) + "\n")
+        instead = {INSTEAD[name] for name in entry.names if name in INSTEAD}
+        now = (copy / entry.path).read_text().splitlines()
+        now[entry.first : entry.end] = code
+        (copy / entry.path).write_text("\n".join(line for line in now if line.split(":")[0] not in instead) + "\n")
     (copy / VAULT).write_text(yaml.safe_dump({"vault_index_password": "a", "vault_artefact_password": "b", **vault}))
     for name in ("models/resnet50/1", "models/words/1", "checks", "golden", "wheels", "images", "packages"):
         (place / "fleet" / name).mkdir(parents=True)
@@ -108,7 +108,7 @@ def of_host(copy: Path, host: str, place: Path) -> tuple[Any, list[str]]:
 
 
 def test_what_is_commented_out_is_found() -> None:
-    names = {name for one in BLOCKS for name in one.names}
+    names = {name for block in BLOCKS for name in block.names}
     assert {"triton_server_listen_address", "npufleet_http_port", "hosts", "monitoring_packages", "vault_index_password"} <= names
     assert len(names) >= 16
     # A comment in the form of a line that is none of these would be a slip of its name
@@ -118,7 +118,7 @@ def test_what_is_commented_out_is_found() -> None:
             assert match is None or code(match), line
 
 
-@pytest.mark.parametrize("block", [None, *BLOCKS], ids=lambda one: "as it stands" if one is None else ", ".join(one.names))
+@pytest.mark.parametrize("block", [None, *BLOCKS], ids=lambda entry: "as it stands" if entry is None else ", ".join(entry.names))
 def test_each_of_its_lines_is_one_from_which_a_fleet_can_be_wanted(tmp_path: Path, block: Block | None) -> None:
     copy = site(tmp_path, *([block] if block else []))
     if block and not block.names[0].startswith("vault_"):
@@ -144,7 +144,7 @@ def test_each_of_its_lines_is_one_from_which_a_fleet_can_be_wanted(tmp_path: Pat
 
 def test_all_of_them_at_once_in_a_real_run(tmp_path: Path) -> None:
     """status.yml on this machine: every host of every group is read, and nothing of its inventory is refused."""
-    copy = site(tmp_path, *sorted(BLOCKS, key=lambda one: -one.first))
+    copy = site(tmp_path, *sorted(BLOCKS, key=lambda entry: -entry.first))
     settings = {
         "ansible_connection": "local",
         "ansible_become": False,
@@ -157,7 +157,7 @@ def test_all_of_them_at_once_in_a_real_run(tmp_path: Path) -> None:
     }
     done = ansible_playbook(tmp_path, "-i", copy, ROOT / "playbooks/status.yml", "-e", json.dumps(settings))
     assert (tmp_path / "status.json").exists(), done.stdout + done.stderr
-    hosts = {one["host"]: one for one in json.loads((tmp_path / "status.json").read_text())["hosts"]}
+    hosts = {host["host"]: host for host in json.loads((tmp_path / "status.json").read_text())["hosts"]}
     assert sorted(hosts) == ["npu-01", "npu-02", "npu-03", "ops-01"]
     for name, one in hosts.items():
         assert one["plan"], (name, one, done.stdout, done.stderr)

@@ -80,7 +80,7 @@ def test_every_template_that_lacks_something_is_named() -> None:
         triton_image_index_user="fleet",
         rbln_driver_package_sha256=trust_as_template("{{ driver_sum }}"),
     )
-    assert [one.split(":")[0] for one in reasons] == [
+    assert [reason.split(":")[0] for reason in reasons] == [
         "rbln_driver_package_sha256 cannot be made",
         "triton_image_index_password cannot be made",
         "triton_image_index_user is set without triton_image_index_password",

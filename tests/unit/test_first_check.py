@@ -45,7 +45,7 @@ def test_kinds_of_inputs() -> None:
     whole = config(
         tensor("a", "INT64", -1), tensor("b", "STRING", 1), tensor("c", "BOOL", 1), tensor("d", "FP32", 1, optional=True)
     )
-    sent = {one["name"]: one for one in json.loads(first_check.request(whole)[1])["inputs"]}
+    sent = {entry["name"]: entry for entry in json.loads(first_check.request(whole)[1])["inputs"]}
     assert sorted(sent) == ["a", "b", "c"]
     assert (sent["a"]["datatype"], sent["a"]["shape"]) == ("INT64", [1])
     assert (sent["b"]["datatype"], sent["b"]["data"]) == ("BYTES", ["1"])

@@ -143,9 +143,9 @@ def test_prove_without_timeout_reads_once(monkeypatch: pytest.MonkeyPatch, clock
 def test_prove_does_not_wait_for_what_time_cannot_mend(
     monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace, concern: str, action: str, hopeless: bool
 ) -> None:
-    one = item(concern, "x", "found", "wanted", action)
-    assert proof.hopeless([LOADING, one]) is hopeless
-    fake = Concern([LOADING, one], [])
+    entry = item(concern, "x", "found", "wanted", action)
+    assert proof.hopeless([LOADING, entry]) is hopeless
+    fake = Concern([LOADING, entry], [])
     result = run(monkeypatch, {concern: fake}, prove=True, timeout=60)
     assert (result["failed"], clock.slept) == (hopeless, [] if hopeless else [0.5])
 
@@ -227,8 +227,8 @@ def test_a_refusal_ends_the_proof_when_all_other_loads_have_ended(
 
 def test_a_proof_tells_all_that_triton_says(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:
     long = "failed to load " + "x" * 400
-    one = item("server", "http", long, "the model index", "wait")
-    assert long in run(monkeypatch, {"server": Concern([one])}, prove=True)["msg"]
+    entry = item("server", "http", long, "the model index", "wait")
+    assert long in run(monkeypatch, {"server": Concern([entry])}, prove=True)["msg"]
 
 
 def test_prove_in_check_mode_tells_and_does_not_fail(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:

@@ -75,10 +75,10 @@ def test_no_line_of_it_begins_where_ansible_begins() -> None:
 def test_names_of_files() -> None:
     assert host_text.file_name("INPUT__0") == "INPUT__0"
     names = ["..", ".", "", "a/b", "/a", "a\0", "%2F", "/", "x" * 200, "x" * 201, "{{ x }}", "\ud800", "ä", "A" * 120]
-    files = [host_text.file_name(one) for one in names]
+    files = [host_text.file_name(name) for name in names]
     assert len(set(files)) == len(names)
-    for one in files:
-        assert one not in ("", ".", "..") and "/" not in one and len(one) <= 120 and one.isascii() and one.isprintable()
+    for file in files:
+        assert file not in ("", ".", "..") and "/" not in file and len(file) <= 120 and file.isascii() and file.isprintable()
 
 
 @pytest.mark.parametrize("path", ["/a", "../a", "a/../../b", "a//b", "a/", ".", "", "a\0b", "a\nb", "a/\x1b", "x" * 256, "./a"])
@@ -191,6 +191,6 @@ def test_tensors_are_no_paths(tmp_path: Any) -> None:
     arrays, _body = first_check.request({"input": [{"name": name, "data_type": "TYPE_FP32", "dims": [1]}]})
     answer = 200, {"outputs": [{"name": name, "datatype": "FP32", "shape": [1], "data": [1.0]}]}
     document, files = first_check.check("m", arrays, [answer, answer], ["http"])
-    assert len(files) == 2 and all(os.sep not in one for one in files)
+    assert len(files) == 2 and all(os.sep not in file for file in files)
     check = document["checks"][0]
     assert {check["inputs"][name]["npy"], check["expect"][name]["values"]["npy"]} == set(files)

@@ -132,17 +132,17 @@ def test_every_play_and_task_of_a_playbook_has_a_name(path: Path) -> None:
 
 def rollout_of(path: Path) -> dict[str, Any]:
     """The play of a playbook that goes over the hosts with a plan, without what it does in its turn, its name and its tags."""
-    (play,) = [one for one in load(path) if str(one.get("hosts")).endswith("}}:&npufleet_change_yes")]
+    (play,) = [entry for entry in load(path) if str(entry.get("hosts")).endswith("}}:&npufleet_change_yes")]
     begin, turn, stop = play["tasks"]
     frame = {key: one for key, one in play.items() if key not in ("name", "vars", "tasks")}
     tasks = [begin, {key: one for key, one in turn.items() if key not in ("name", "block")}, stop]
-    return {**frame, "tasks": [without_tags(one) for one in tasks]}
+    return {**frame, "tasks": [without_tags(task) for task in tasks]}
 
 
 def without_tags(task: dict[str, Any]) -> dict[str, Any]:
     rest = {key: one for key, one in task.items() if key != "tags"}
     # Why the host failed is kept first; site.yml starts again what it had stopped after that
-    return {**rest, "rescue": [without_tags(one) for one in rest["rescue"][:1]]} if "rescue" in rest else rest
+    return {**rest, "rescue": [without_tags(entry) for entry in rest["rescue"][:1]]} if "rescue" in rest else rest
 
 
 def test_every_rollout_has_the_same_gates() -> None:
@@ -234,7 +234,7 @@ def test_the_lab_imports_nothing_of_roles_and_plugins() -> None:
     for path, tree in python_of_the_lab():
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
-                words = [one.name for one in node.names]
+                words = [name.name for name in node.names]
             elif isinstance(node, ast.ImportFrom):
                 words = [node.module or ""]
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value:
@@ -272,9 +272,9 @@ def test_what_leads_into_the_house(word: str, leads: bool) -> None:
 def test_every_mutant_can_be_seeded() -> None:
     mutants = load(ROOT / "tests/mutants.yml")
     assert len(mutants) > 50
-    counts = {one["name"]: (ROOT / one["file"]).read_text().count(one["find"]) for one in mutants}
+    counts = {mutant["name"]: (ROOT / mutant["file"]).read_text().count(mutant["find"]) for mutant in mutants}
     assert {name: count for name, count in counts.items() if count != 1} == {}
-    assert [name for one in mutants for name in one["tests"] if not (ROOT / name.split("::")[0]).is_file()] == []
+    assert [name for mutant in mutants for name in mutant["tests"] if not (ROOT / name.split("::")[0]).is_file()] == []
 
 
 # What runs on hosts
@@ -291,9 +291,9 @@ def imports_of(path: Path) -> Iterator[str]:
     """What the file imports when it is imported itself; what functions import is their own affair."""
     for node in ast.parse(path.read_text(), str(path)).body:
         if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names)
+            yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{one.name}" for one in node.names)
+            yield from (f"{node.module}.{name.name}" for name in node.names)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
@@ -309,7 +309,9 @@ def test_modules_need_nothing_but_the_standard_library_on_the_host(module: Path)
             if name.startswith(own):
                 parts = name[len(own) :].split(".")
                 queue += [
-                    one for one in (ROOT.joinpath(*parts[:end]).with_suffix(".py") for end in (-1, len(parts))) if one.is_file()
+                    entry
+                    for entry in (ROOT.joinpath(*parts[:end]).with_suffix(".py") for end in (-1, len(parts)))
+                    if entry.is_file()
                 ]
             elif name.split(".")[0] not in sys.stdlib_module_names and not name.startswith("ansible.module_utils."):
                 foreign.append(f"{relative(path)}: {name}")

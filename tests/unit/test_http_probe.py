@@ -73,8 +73,8 @@ def nobody() -> str:
 
 
 def ask(address: str, user: str = "", password: str = "", **more: Any) -> str | None:
-    one = {"kind": "web", "what": "package index", "address": address, "user": user, "todo": "correct it", **more}
-    return http_probe.supplier(one, {"package index": password})
+    entry = {"kind": "web", "what": "package index", "address": address, "user": user, "todo": "correct it", **more}
+    return http_probe.supplier(entry, {"package index": password})
 
 
 def test_right_login_is_accepted() -> None:

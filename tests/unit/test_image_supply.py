@@ -33,7 +33,7 @@ def wheel(index: Path, name: str, version: str, needs: str = "", says: str = "",
         made.writestr(f"{name}-{version}.dist-info/METADATA", about)
         made.writestr(f"{name}-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         made.writestr(f"{name}-{version}.dist-info/RECORD", "")
-    (page / "index.html").write_text("".join(f'<a href="{one.name}">{one.name}</a>' for one in sorted(page.glob("*.whl"))))
+    (page / "index.html").write_text("".join(f'<a href="{path.name}">{path.name}</a>' for path in sorted(page.glob("*.whl"))))
 
 
 @pytest.fixture
@@ -55,7 +55,8 @@ def pip(tmp_path: Path, arguments: list[str], dest: str) -> None:
     constraints = tmp_path / "vendor/constraints.txt"
     constraints.touch()
     here = [
-        one.replace("--dest=/wheels", f"--dest={tmp_path / dest}").replace("/vendor/", f"{tmp_path}/vendor/") for one in arguments
+        argument.replace("--dest=/wheels", f"--dest={tmp_path / dest}").replace("/vendor/", f"{tmp_path}/vendor/")
+        for argument in arguments
     ]
     environment = {**os.environ, "PIP_CONFIG_FILE": os.devnull}
     done = subprocess.run(
@@ -69,12 +70,12 @@ def gathered(tmp_path: Path, indexes: tuple[str, str], constraints: str = "") ->
     vendor, public = indexes
     pip(tmp_path, subject.wheel_call(REQUIREMENTS, VENDOR, vendor, [public]), "vendor")
     (tmp_path / "vendor/constraints.txt").write_text(constraints)
-    files = [f"/vendor/{one.name}" for one in (tmp_path / "vendor").glob("*.whl")]
+    files = [f"/vendor/{path.name}" for path in (tmp_path / "vendor").glob("*.whl")]
     pip(tmp_path, subject.wheel_call(REQUIREMENTS, VENDOR, vendor, [public], (), files), "wheels")
     found = {}
-    for one in (tmp_path / "wheels").iterdir():
-        with zipfile.ZipFile(one) as made:
-            found[one.name] = made.read(one.name.partition("-")[0] + ".py").decode()
+    for path in (tmp_path / "wheels").iterdir():
+        with zipfile.ZipFile(path) as made:
+            found[path.name] = made.read(path.name.partition("-")[0] + ".py").decode()
     return found
 
 
@@ -93,7 +94,7 @@ def test_a_later_build_downloads_the_locked_versions(tmp_path: Path, indexes: tu
 
 def test_without_other_indexes_there_is_one(tmp_path: Path) -> None:
     call = subject.wheel_call(REQUIREMENTS, VENDOR, "https://vendor.example.com/simple/", [], ["--retries=1"])
-    assert [one for one in call if "index" in one] == ["--index-url=https://vendor.example.com/simple/"]
+    assert [entry for entry in call if "index" in entry] == ["--index-url=https://vendor.example.com/simple/"]
     assert call[-3:] == ["--retries=1", *REQUIREMENTS]
 
 
@@ -147,7 +148,9 @@ def test_another_base_by_another_name_is_a_new_one() -> None:
 
 
 def test_names_of_packages_are_compared_as_pip_does() -> None:
-    assert {subject.package(one) for one in ("Rebel_Compiler==1", "rebel.compiler [x]>2", " rebel-compiler")} == {"rebel-compiler"}
+    assert {subject.package(entry) for entry in ("Rebel_Compiler==1", "rebel.compiler [x]>2", " rebel-compiler")} == {
+        "rebel-compiler"
+    }
     assert subject.package("tritonclient[http,grpc]==2.41.1") == "tritonclient"
 
 

@@ -89,7 +89,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
             return {"output": [{"name": "OUT", "label_filename": "labels.txt" if played.labels else ""}]}
 
         def index(self) -> Any:
-            return [{"name": "m", "version": one, "state": "READY"} for one in ("10", "9")]
+            return [{"name": "m", "version": entry, "state": "READY"} for entry in ("10", "9")]
 
         def index_says(self, model: str, version: str) -> str:
             return inference.Service.index_says(self, model, version)  # type: ignore[arg-type]
@@ -99,16 +99,18 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
         def answers(self, question: inference.Question, timeout: float) -> Any:
             played.asked.append(question)
-            for one in played.answers(question):
-                if isinstance(one, Exception):
-                    raise one
-                yield {name: self.classes(array, question.classes.get(name)) for name, array in one.items()}
+            for answer in played.answers(question):
+                if isinstance(answer, Exception):
+                    raise answer
+                yield {name: self.classes(array, question.classes.get(name)) for name, array in answer.items()}
 
         def classes(self, array: Any, count: int | None) -> Any:
             if not count:
                 return output(array)
             best = [np.argsort(-row)[:count] for row in array]
-            named = [[f"{row[one]}:{one}:{played.labels[one]}".encode() for one in places] for row, places in zip(array, best)]
+            named = [
+                [f"{row[place]}:{place}:{played.labels[place]}".encode() for place in places] for row, places in zip(array, best)
+            ]
             return output(np.array(named, object))
 
         def infer(self, question: inference.Question) -> Any:
@@ -220,7 +222,7 @@ def test_wrong_use_is_one_line_and_nothing_is_asked(
     run: Any, server: Server, tls: dict[str, str], tmp_path: Path, arguments: list[str], why: str
 ) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff")
-    words = [one.format(**tls, bytes=tmp_path / "bytes") for one in arguments]
+    words = [argument.format(**tls, bytes=tmp_path / "bytes") for argument in arguments]
     code, out, err = run("m", "--input", "IN=numbers:1,2,3,4", *words)
     assert (code, out, server.asked) == (2, [], [])
     assert err.startswith(why), err
@@ -274,7 +276,7 @@ def test_inputs_take_the_models_dtype_and_shape(
     np.save(tmp_path / "npy.npy", np.arange(4, dtype=np.float32))
     server.inputs = [{"name": "IN", "datatype": dtype, "shape": shape}]
     places = {"four": tmp_path / "four", "npy": tmp_path / "npy.npy"}
-    code, _out, err = run("m", *(part for one in given for part in ("--input", "IN=" + one.format(**places))))
+    code, _out, err = run("m", *(part for entry in given for part in ("--input", "IN=" + entry.format(**places))))
     assert (code, err) == (0, "")
     found, array = server.asked[0].inputs["IN"]
     assert (found, array.tolist()) == (dtype, sent)
@@ -575,7 +577,7 @@ def test_what_listens_and_is_no_triton(run: Any, server: Server, said: str, stat
 
 
 def test_ranks(infer: Any) -> None:
-    times = [float(one) for one in range(1, 101)]
+    times = [float(number) for number in range(1, 101)]
     assert (infer.rank(times, 0.5), infer.rank(times, 0.99), infer.rank([7.0], 0.99)) == (50, 99, 7)
 
 
@@ -602,4 +604,4 @@ def test_the_commands_of_the_page_are_ones_that_it_takes(infer: Any, page: str) 
     for line in commands:
         words = shlex.split(line.replace("...", "npufleet-infer m"))[1:]
         given = infer.parser().parse_args(words)
-        assert given.model and all(one.partition("=")[2].split(":")[0] in request_inputs.KINDS for one in given.input), line
+        assert given.model and all(entry.partition("=")[2].split(":")[0] in request_inputs.KINDS for entry in given.input), line

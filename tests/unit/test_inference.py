@@ -91,7 +91,7 @@ def client_library(protocol: str, server: Server) -> ModuleType:
 
         def get_response(self) -> Any:
             said = [{"name": name, "datatype": one[0], "shape": one[1]} for name, one in self.outputs.items()]
-            return {"outputs": said} if protocol == "http" else SimpleNamespace(outputs=[SimpleNamespace(**one) for one in said])
+            return {"outputs": said} if protocol == "http" else SimpleNamespace(outputs=[SimpleNamespace(**line) for line in said])
 
         def as_numpy(self, name: str) -> Any:
             dtype, shape, array = self.outputs[name]
@@ -113,8 +113,8 @@ def client_library(protocol: str, server: Server) -> ModuleType:
         def infer(self, model: str, inputs: list[InferInput], version: str, outputs: Any, **options: Any) -> Result:
             assert set(options) == (set() if protocol == "http" else {"client_timeout"})
             assert version == ""
-            server.requested.append([(one.name, one.class_count) for one in outputs or []])
-            server.sent.append({one.name: (one.dtype, one.array) for one in inputs})
+            server.requested.append([(entry.name, entry.class_count) for entry in outputs or []])
+            server.sent.append({tensor.name: (tensor.dtype, tensor.array) for tensor in inputs})
             server.asked.append((protocol, model, inputs[0].array))
             return Result(server.answer(protocol, model, inputs[0].array))
 
@@ -133,11 +133,11 @@ def client_library(protocol: str, server: Server) -> ModuleType:
         ) -> None:
             assert enable_empty_final_response
             server.asked.append(("stream", model, inputs[0].array))
-            for one in server.respond(model):
-                if isinstance(one, Exception):
-                    self.callback(None, one)
+            for response in server.respond(model):
+                if isinstance(response, Exception):
+                    self.callback(None, response)
                 else:
-                    self.callback(Response(one, one is FINAL), None)
+                    self.callback(Response(response, response is FINAL), None)
 
         def stop_stream(self, cancel_requests: bool) -> None:
             server.cancelled.append(cancel_requests)
@@ -159,8 +159,8 @@ def client_library(protocol: str, server: Server) -> ModuleType:
 
     library = ModuleType(f"tritonclient.{protocol}")
     library.__path__ = [f"{Path(str(tritonclient.__file__)).parent}/{protocol}"]
-    for one in (InferenceServerClient, InferInput, InferRequestedOutput):
-        setattr(library, one.__name__, one)
+    for entry in (InferenceServerClient, InferInput, InferRequestedOutput):
+        setattr(library, entry.__name__, entry)
     return library
 
 
@@ -203,7 +203,7 @@ def raw_stub(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
                 assert array is not None, f"{one.name}: {len(content)} bytes for {one.datatype} {list(one.shape)}"
                 arrays[one.name] = (one.datatype, array)
             server.sent.append(arrays)
-            server.requested.append([(one.name, one.parameters["classification"].int64_param) for one in request.outputs])
+            server.requested.append([(tensor.name, tensor.parameters["classification"].int64_param) for tensor in request.outputs])
             first = next(iter(arrays.values()))[1]
             server.asked.append(("raw", request.model_name, first))
             response = messages.ModelInferResponse(model_name=request.model_name)
@@ -241,12 +241,12 @@ def run(*checks: dict[str, Any], model: str = "m", **document: Any) -> list[dict
 
 def test_a_right_server_passes_every_request(server: Server) -> None:
     results = run(check())
-    assert [one["name"] for one in results] == ["m/http/row 0", "m/http/row 1", "m/grpc/row 0", "m/grpc/row 1"]
-    assert {(one["ok"], one["why"]) for one in results} == {(True, "")}
-    assert [(one["model"], one["protocol"]) for one in results[1:3]] == [("m", "http"), ("m", "grpc")]
-    assert [(one["expected"], one["got"], one["label"]) for one in results] == [(0, 0, 0), (1, 1, 1)] * 2
-    assert [one["image"] for one in results] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
-    assert all(isinstance(one["ms"], float) and one["ms"] >= 0 for one in results)
+    assert [result["name"] for result in results] == ["m/http/row 0", "m/http/row 1", "m/grpc/row 0", "m/grpc/row 1"]
+    assert {(result["ok"], result["why"]) for result in results} == {(True, "")}
+    assert [(result["model"], result["protocol"]) for result in results[1:3]] == [("m", "http"), ("m", "grpc")]
+    assert [(result["expected"], result["got"], result["label"]) for result in results] == [(0, 0, 0), (1, 1, 1)] * 2
+    assert [result["image"] for result in results] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
+    assert all(isinstance(result["ms"], float) and result["ms"] >= 0 for result in results)
 
 
 LOAD = {"latency": {"clients": 1, "requests": 100, "p50_ms": 1000}}
@@ -257,9 +257,9 @@ def test_a_model_whose_loads_are_left_out_is_not_proven(server: Server) -> None:
     (result,) = run(load, latency=False)
     assert (result["name"], result["ok"], server.asked) == ("m/checks", False, [])
     assert result["why"].startswith("nothing was asked: every check of its file is a load, and those are left out here: ")
-    assert [one["name"] for one in run(load, check(protocols=("http",)), latency=False)] == ["m/http/row 0", "m/http/row 1"]
-    assert [(one["name"], one["ok"]) for one in run(load)] == [("m/http/fast", True)]
-    assert [one["ok"] for one in run()] == [False]
+    assert [entry["name"] for entry in run(load, check(protocols=("http",)), latency=False)] == ["m/http/row 0", "m/http/row 1"]
+    assert [(entry["name"], entry["ok"]) for entry in run(load)] == [("m/http/fast", True)]
+    assert [entry["ok"] for entry in run()] == [False]
 
 
 def test_models_that_nobody_has_to_prove_are_told() -> None:
@@ -300,14 +300,14 @@ def test_hosts_and_protocols_take_the_next_block(server: Server, host_index: int
     results = run(check(expect={"OUT": {"argmax": [1, 2, 3, 0]}}, first=1, count=2, total=4, spread=True), host_index=host_index)
     sent = {protocol: [int(array[0, 0]) // 4 for one, _model, array in server.asked if one == protocol] for protocol in first_rows}
     assert sent == {protocol: [row, row + 1] for protocol, row in first_rows.items()}
-    assert [one["name"] for one in results] == ["m/http/row 0", "m/http/row 1", "m/grpc/row 0", "m/grpc/row 1"]
-    assert {one["why"] for one in results} == {""}
+    assert [result["name"] for result in results] == ["m/http/row 0", "m/http/row 1", "m/grpc/row 0", "m/grpc/row 1"]
+    assert {result["why"] for result in results} == {""}
 
 
 @pytest.mark.parametrize(("host_index", "blocks"), [(0, [0, 1]), (1, [2, 0]), (2, [1, 2])])
 def test_blocks_begin_again_when_all_are_taken(host_index: int, blocks: list[int]) -> None:
-    one = {"name": "row", "protocols": ["http", "grpc"], "rows": {"first": 10, "count": 2, "total": 7, "spread": True}}
-    found = list(inference.requests("m", one, host_index))
+    entry = {"name": "row", "protocols": ["http", "grpc"], "rows": {"first": 10, "count": 2, "total": 7, "spread": True}}
+    found = list(inference.requests("m", entry, host_index))
     assert [request.rows for request in found] == [[10 + 2 * block + place] for block in blocks for place in (0, 1)]
     assert [request.places for request in found] == [[2 * block + place] for block in blocks for place in (0, 1)]
 
@@ -420,21 +420,21 @@ def test_values_that_are_not_finite_are_wrong(bad: float) -> None:
 def test_golden_values_are_those_of_the_rows_that_were_sent(server: Server) -> None:
     golden = inference.pack(scores(ROWS) + 0.25, range(6))
     expect = {"OUT": {"values": {**golden, "npy": "x.npy", "atol": 0.25}}}
-    assert {one["why"] for one in run(check(expect=expect, first=3))} == {""}
+    assert {result["why"] for result in run(check(expect=expect, first=3))} == {""}
     shifted = {"OUT": {"values": {**inference.pack(scores(ROWS + 4), range(6)), "atol": 0.25}}}
-    assert {one["ok"] for one in run(check(expect=shifted, first=3))} == {False}
+    assert {result["ok"] for result in run(check(expect=shifted, first=3))} == {False}
 
 
 def test_an_answer_without_an_output(server: Server) -> None:
     server.answer = lambda *_asked: {}
-    assert {one["why"] for one in run(check())} == {"output OUT is missing, found no output"}
+    assert {result["why"] for result in run(check())} == {"output OUT is missing, found no output"}
 
 
 def test_data_that_does_not_fit_its_shape_is_a_reason(server: Server) -> None:
     server.answer = lambda *_asked: {"OUT": ("FP32", [1, 4], np.zeros(3, np.float32))}
     results = run(check(expect={"OUT": {"shape": [1, 4], "argmax": [0, 1]}}))
-    assert {one["why"] for one in results} == {"OUT: the data does not fit FP32 of shape [1, 4]"}
-    assert all("got" not in one and one["ms"] is not None for one in results)
+    assert {result["why"] for result in results} == {"OUT: the data does not fit FP32 of shape [1, 4]"}
+    assert all("got" not in result and result["ms"] is not None for result in results)
 
 
 # What a report draws
@@ -475,7 +475,7 @@ def test_a_server_that_is_down_is_asked_once_by_protocol(server: Server) -> None
     server.live = server.answer = fails(REFUSED)
     results = run(check(count=6, total=6), check("batch", batch=True))
     assert len(results) == 14
-    assert {(one["protocol"], one["ok"], one["ms"], one["why"]) for one in results} == {
+    assert {(result["protocol"], result["ok"], result["ms"], result["why"]) for result in results} == {
         ("http", False, None, "no Triton answers http at 10.0.0.7:80: [Errno 111] Connection refused"),
         ("grpc", False, None, "no Triton answers grpc at 10.0.0.7:81: Connection refused"),
     }
@@ -484,7 +484,7 @@ def test_a_server_that_is_down_is_asked_once_by_protocol(server: Server) -> None
 
 def test_one_protocol_that_is_down_leaves_the_other(server: Server) -> None:
     server.live = lambda protocol: fails(REFUSED)(protocol) if protocol == "grpc" else True
-    assert [one["ok"] for one in run(check())] == [True, True, False, False]
+    assert [result["ok"] for result in run(check())] == [True, True, False, False]
 
 
 def test_a_server_that_dies_on_the_way_is_not_asked_again(server: Server) -> None:
@@ -511,7 +511,7 @@ def test_a_health_api_that_is_restricted_is_a_sign_of_life(server: Server) -> No
     server.live = lambda protocol: (
         fails({"grpc": InferenceServerException(words, "StatusCode.UNAVAILABLE")})(protocol) if protocol == "grpc" else False
     )
-    assert {one["ok"] for one in run(check())} == {True}
+    assert {result["ok"] for result in run(check())} == {True}
 
 
 def test_a_model_that_hangs_costs_one_timeout_by_protocol(server: Server) -> None:
@@ -520,11 +520,11 @@ def test_a_model_that_hangs_costs_one_timeout_by_protocol(server: Server) -> Non
     slow = {"model": "slow", "checks": [check(count=6, total=6)]}
     results = run(checks=[slow, {"model": "m", "checks": [check()]}])
     assert [model for _protocol, model, _rows in server.asked].count("slow") == 2
-    assert {one["why"] for one in results if one["model"] == "slow"} == {
+    assert {result["why"] for result in results if result["model"] == "slow"} == {
         "no answer within 30 s; slow is not asked again over http",
         "no answer within 30 s; slow is not asked again over grpc",
     }
-    assert {one["ok"] for one in results if one["model"] == "m"} == {True}
+    assert {result["ok"] for result in results if result["model"] == "m"} == {True}
 
 
 @pytest.mark.parametrize(
@@ -541,13 +541,13 @@ def test_a_model_that_hangs_costs_one_timeout_by_protocol(server: Server) -> Non
 def test_an_unknown_model_is_asked_once_and_the_index_says_why(server: Server, index: Any, said: str) -> None:
     server.answer, server.index = fails(UNKNOWN), index
     results = run(check(count=6, total=6))
-    assert {one["why"] for one in results} == {f"Request for unknown model: 'm'; {said}"}
+    assert {result["why"] for result in results} == {f"Request for unknown model: 'm'; {said}"}
     assert (len(results), len(server.asked)) == (12, 2)
 
 
 def test_an_index_that_may_not_be_read_adds_nothing(server: Server) -> None:
     server.answer, server.index = fails(UNKNOWN), None
-    assert {one["why"] for one in run(check())} == {"Request for unknown model: 'm'"}
+    assert {result["why"] for result in run(check())} == {"Request for unknown model: 'm'"}
 
 
 @pytest.mark.parametrize(
@@ -566,7 +566,10 @@ def test_an_error_of_one_request_fails_that_one(server: Server, error: Exception
         fails({protocol: error})(protocol) if rows[0, 0] == 0 else right(protocol, model, rows)
     )
     results = run(check())
-    assert [(one["ok"], one["why"], one["ms"] is None) for one in results] == [(False, words, True), (True, "", False)] * 2
+    assert [(result["ok"], result["why"], result["ms"] is None) for result in results] == [
+        (False, words, True),
+        (True, "", False),
+    ] * 2
     assert len(server.asked) == 4
 
 
@@ -595,7 +598,7 @@ def test_the_result_is_the_last_line_whatever_clients_print(server: Server, caps
         }
     )
     out, err = capsys.readouterr()
-    assert [one["ok"] for one in json.loads(out)["checks"]] == [True] * 4
+    assert [result["ok"] for result in json.loads(out)["checks"]] == [True] * 4
     assert "hello" in err
 
 
@@ -632,16 +635,20 @@ def ask(
 def packed_values(wanted: dict[str, Any]) -> dict[str, Any]:
     """`values` and `text` as the action plugin sends them."""
     if "text" in wanted:
-        return {"text": True, "values": inference.pack(of_bytes(*(one.encode() for one in wanted["text"])))}
+        return {"text": True, "values": inference.pack(of_bytes(*(entry.encode() for entry in wanted["text"])))}
     return {"values": inference.pack(wanted["values"])} if "values" in wanted else {}
 
 
 def test_without_rows_an_array_is_one_request_as_it_is(server: Server) -> None:
     results = ask({"OUT": {"shape": [2, 4], "argmax": [0, 1]}})
-    assert [(one["name"], one["why"]) for one in results] == [("m/http/whole", ""), ("m/grpc/whole", ""), ("m/raw/whole", "")]
+    assert [(result["name"], result["why"]) for result in results] == [
+        ("m/http/whole", ""),
+        ("m/grpc/whole", ""),
+        ("m/raw/whole", ""),
+    ]
     assert [array.tolist() for _protocol, _model, array in server.asked] == [ROWS[:2].tolist()] * 3
     assert (results[0]["expected"], results[0]["got"]) == ([0, 1], [0, 1])
-    assert {one["why"] for one in ask({"OUT": {"argmax": [0, 1, 2]}})} == {"OUT: shape is [2, 4], wanted 3 rows"}
+    assert {model["why"] for model in ask({"OUT": {"argmax": [0, 1, 2]}})} == {"OUT: shape is [2, 4], wanted 3 rows"}
 
 
 EVERY = {
@@ -669,8 +676,8 @@ def test_bytes_go_and_come_to_the_last_one(server: Server) -> None:
     words = of_bytes("안녕".encode(), b"", b"\0\xff\0")
     server.answer = lambda protocol, _model, rows: {"OUT": ("BYTES", [3], rows)}
     results = ask({"OUT": {"dtype": "BYTES", "shape": [3], "values": words}}, {"IN": words}, ("raw",))
-    assert [one["why"] for one in results] == [""]
-    assert [list(one["IN"][1]) for one in server.sent] == [list(words)]
+    assert [entry["why"] for entry in results] == [""]
+    assert [list(entry["IN"][1]) for entry in server.sent] == [list(words)]
     (result,) = ask({"OUT": {"values": of_bytes("안녕".encode(), b"", b"\0\xff")}}, {"IN": words}, ("raw",))
     assert result["why"] == "OUT: 1 of 3 texts are off, the first, at 2, is '\\x00\\\\xff\\x00', wanted '\\x00\\\\xff'"
 
@@ -762,14 +769,14 @@ def refuses(message: str, http: str, grpc: str) -> Callable[..., Any]:
 def test_an_error_that_has_to_come(server: Server) -> None:
     wanted = {"status": "INVALID_ARGUMENT", "contains": "3 inputs"}
     server.answer = refuses("expected 3 inputs but got 2", "400", "INVALID_ARGUMENT")
-    assert [(one["ok"], one["why"], one["ms"] is None) for one in ask(error=wanted)] == [(True, "", False)] * 3
+    assert [(model["ok"], model["why"], model["ms"] is None) for model in ask(error=wanted)] == [(True, "", False)] * 3
     server.answer = refuses("on fire", "500", "INTERNAL")
-    assert [one["why"] for one in ask(error=wanted)] == [
+    assert [model["why"] for model in ask(error=wanted)] == [
         f"the error's status is {status}, wanted INVALID_ARGUMENT; the error is 'on fire', wanted one that contains '3 inputs'"
         for status in ("500", "INTERNAL", "INTERNAL")
     ]
     server.answer = lambda *_asked: {"OUT": ROWS}
-    assert {one["why"] for one in ask(error=wanted)} == {
+    assert {model["why"] for model in ask(error=wanted)} == {
         "it was answered, wanted an error: contains '3 inputs' status 'INVALID_ARGUMENT'"
     }
 
@@ -818,14 +825,14 @@ def test_a_stream_that_the_client_itself_ends_has_not_been_refused(server: Serve
 def test_a_timeout_may_be_what_has_to_come(server: Server) -> None:
     server.answer = fails(LATE)
     results = ask(error={"status": "DEADLINE_EXCEEDED"}, protocols=("http", "grpc"), timeout=0.5)
-    assert [one["why"] for one in results] == ["", ""]
+    assert [result["why"] for result in results] == ["", ""]
 
 
 def test_an_own_timeout_does_not_keep_the_model_from_other_checks(server: Server) -> None:
     right, server.answer = server.answer, fails(LATE)
     quick = {**check("quick", ("http", "grpc"), count=1, total=1), "timeout": 0.5}
     results = run(quick, check())
-    assert [one["why"] for one in results[:2]] == ["no answer within 0.5 s"] * 2
+    assert [result["why"] for result in results[:2]] == ["no answer within 0.5 s"] * 2
     assert len(server.asked) == 4, "the other check has to be asked, and gives up after its own timeout"
     assert ("http", "10.0.0.7:80", {"connection_timeout": 0.5, "network_timeout": 0.5}) in server.clients
     server.answer = right
@@ -862,7 +869,7 @@ def test_responses_of_a_stream_are_joined_in_order(server: Server) -> None:
 def test_a_model_that_answers_once_is_asked_over_a_stream_as_over_any_protocol(server: Server) -> None:
     server.respond = lambda _model: [{"OUT": scores(server.asked[-1][2])}, FINAL]
     results = run(check(protocols=("grpc", "stream")))
-    assert [(one["name"], one["why"]) for one in results[2:]] == [("m/stream/row 0", ""), ("m/stream/row 1", "")]
+    assert [(result["name"], result["why"]) for result in results[2:]] == [("m/stream/row 0", ""), ("m/stream/row 1", "")]
 
 
 def test_responses_of_different_dtype_or_shape_do_not_fit_together(server: Server) -> None:
@@ -949,12 +956,12 @@ def instances(server: Server, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]
 
 def test_requests_go_on_until_every_instance_has_answered(server: Server, instances: dict[str, int]) -> None:
     results = run({**check(), "instances": True})
-    assert [(one["name"], one["ok"], one["why"], one["instances"]) for one in results] == [
+    assert [(result["name"], result["ok"], result["why"], result["instances"]) for result in results] == [
         ("m/http/row", True, "", 2),
         ("m/grpc/row", True, "", 2),
     ]
     assert instances["m_0_1"] >= 2
-    assert all(one["ms"] is not None for one in results)
+    assert all(result["ms"] is not None for result in results)
 
 
 def test_instances_of_a_server_that_is_down_are_not_asked(server: Server, instances: dict[str, int]) -> None:

@@ -86,7 +86,7 @@ def test_a_good_file_becomes_a_document_with_the_rows_of_this_host(site: Path) -
     assert check["rows"]["total"] == 6
     assert check["inputs"]["IN"]["rows"] == check["expect"]["OUT"]["values"]["rows"] == [0, 1, 4, 5]
     sent = inference.unpack(check["inputs"]["IN"]).take([0, 1, 4, 5])
-    assert sent.tolist() == [[4 * row + one for one in range(4)] for row in (0, 1, 4, 5)]
+    assert sent.tolist() == [[4 * row + number for number in range(4)] for row in (0, 1, 4, 5)]
     json.dumps(found)
 
 
@@ -120,9 +120,9 @@ def test_the_first_directory_that_has_a_file_wins(site: Path, tmp_path: Path) ->
 def test_a_model_without_a_file_is_a_failed_check(site: Path) -> None:
     found = check_files.documents(["words"], [str(site / "a"), str(site / "checks")], [str(site)], 0)
     assert found["checks"] == []
-    (one,) = found["unproven"]
-    assert (one["name"], one["model"], one["ok"], one["ms"]) == ("words/check file", "words", False, None)
-    assert one["why"].startswith(f"found no {site}/a/words.yml or {site}/checks/words.yml: write one as ")
+    (entry,) = found["unproven"]
+    assert (entry["name"], entry["model"], entry["ok"], entry["ms"]) == ("words/check file", "words", False, None)
+    assert entry["why"].startswith(f"found no {site}/a/words.yml or {site}/checks/words.yml: write one as ")
 
 
 CHECK0 = "checks[0]."
@@ -244,7 +244,7 @@ def test_a_malformed_check_is_refused(site: Path, changes: dict[str, Any], wrong
     found = findings(site, {"model": "m", "checks": [good_check(**changes)]})
     if changes.keys() & {"name", "note"}:
         assert len(found) == 1
-    wanted = [CHECK0 + one.replace("{golden}", f"{site}/golden") for one in wrong]
+    wanted = [CHECK0 + entry.replace("{golden}", f"{site}/golden") for entry in wrong]
     assert [one.startswith(start) for one, start in zip(found, wanted, strict=True)] == [True] * len(wanted), found
 
 
@@ -384,7 +384,7 @@ STREAM = {"protocols": ["stream"], "expect": None}
 )
 def test_a_malformed_check_of_any_model_is_refused(site: Path, changes: dict[str, Any], wrong: list[str]) -> None:
     found = findings(site, {"model": "m", "checks": [whole_check(**changes)]})
-    wanted = [CHECK0 + one.replace("{golden}", f"{site}/golden") for one in wrong]
+    wanted = [CHECK0 + entry.replace("{golden}", f"{site}/golden") for entry in wrong]
     assert [one.startswith(start) for one, start in zip(found, wanted, strict=True)] == [True] * len(wanted), found
 
 
@@ -428,10 +428,10 @@ def test_the_check_of_every_dtype_is_good_and_leaves_none_out(site: Path) -> Non
 
 def test_made_up_inputs_are_the_same_in_every_run(site: Path) -> None:
     for dtype in inference.NUMPY:
-        one = {"IN": {"generated": {"seed": 5}, "dtype": dtype, "shape": [2, 3]}}
+        entry = {"IN": {"generated": {"seed": 5}, "dtype": dtype, "shape": [2, 3]}}
         sent = []
         for _run in range(2):
-            (found,) = documents(site, {"model": "m", "checks": [whole_check(inputs=one)]})["checks"]
+            (found,) = documents(site, {"model": "m", "checks": [whole_check(inputs=entry)]})["checks"]
             sent.append(inference.prepared("m", found["checks"][0]).inputs["IN"][1].array)
         assert sent[0].shape == (2, 3)
         assert sent[0].tolist() == sent[1].tolist()
@@ -481,7 +481,7 @@ def test_the_files_of_the_collection_are_good(host_index: int) -> None:
     models = sorted(path.stem for path in (ROOT / "files/checks").glob("*.yml"))
     assert "digits" in models
     found = check_files.documents(models, [inputs.CHECKS], [inputs.GOLDEN], host_index)
-    assert [len(one["checks"]) > 0 for one in found["checks"]] == [True] * len(models)
+    assert [len(check["checks"]) > 0 for check in found["checks"]] == [True] * len(models)
 
 
 # The module and its container
@@ -573,7 +573,7 @@ def test_what_starts_in_the_container_runs_the_program(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert [one["why"] for one in json.loads(done.stdout)["checks"]] == [
+    assert [entry["why"] for entry in json.loads(done.stdout)["checks"]] == [
         "no Triton answers http at a:1: [Errno 111] no",
         "no Triton answers grpc at a:2: [Errno 111] no",
     ]
@@ -602,7 +602,7 @@ def test_a_model_without_a_file_fails_beside_those_that_passed() -> None:
         answers(result("a")), document={**DOCUMENT, "unproven": [result("words/check file", False, "found no file")]}
     )
     assert (found["failed"], found["msg"]) == (True, "npu1: 1 of 2 checks passed\n  - words/check file: found no file")
-    assert [one["name"] for one in found["checks"]] == ["words/check file", "a"]
+    assert [check["name"] for check in found["checks"]] == ["words/check file", "a"]
 
 
 def test_without_anything_to_ask_no_container_runs() -> None:
@@ -848,13 +848,13 @@ def test_one_host_that_fails_leaves_the_others_their_proof(fleet: Path) -> None:
     away = found.pop("away")
     assert (away["checks"], "Connection refused" in away["msg"]) == ([], True), away
     assert sorted(found) == ["down", "right", "wrong"]
-    assert {host: [one["ok"] for one in result["checks"]].count(True) for host, result in found.items()} == {
+    assert {host: [check["ok"] for check in result["checks"]].count(True) for host, result in found.items()} == {
         "right": 22,
         "wrong": 21,
         "down": 11,
     }
     assert all(len(result["checks"]) == 22 and result["host"] == host for host, result in found.items())
-    (wrong,) = [one for one in found["wrong"]["checks"] if not one["ok"]]
+    (wrong,) = [check for check in found["wrong"]["checks"] if not check["ok"]]
     assert wrong["name"] == "digits/http/largest batch"
     assert wrong["why"].startswith("OUTPUT__0: label is [0, 1, 7, 3], wanted [0, 1, 2, 3]; OUTPUT__0: ")
     assert found["right"]["msg"] == "right: 22 of 22 checks passed"
@@ -927,7 +927,7 @@ def test_a_wrong_label_of_a_site_fails_and_a_right_one_passes(fleet: Path, tmp_p
     (tmp_path / "digits.yml").write_text(text.replace("          0, 1, 2,", "          7, 1, 2,", 1))
     run = play(fleet, "-e", json.dumps({"inference_check_checks_dir": [str(tmp_path)]}), limit="right")
     assert run.returncode == 2
-    assert [one["name"] for one in results(fleet)["right"]["checks"] if not one["ok"]] == ["digits/http/digit 0"]
+    assert [check["name"] for check in results(fleet)["right"]["checks"] if not check["ok"]] == ["digits/http/digit 0"]
     assert "OUTPUT__0: label is 0, wanted 7" in run.stdout + run.stderr
 
 
@@ -982,7 +982,7 @@ def test_a_model_whose_loads_are_left_out_is_not_proven(fleet: Path, tmp_path: P
     run = play(fleet, "-e", json.dumps(given), limit="right")
     assert run.returncode == 2, run.stdout + run.stderr
     assert "digits/checks: nothing was asked: every check of its file is a load" in run.stdout + run.stderr
-    assert [one["ok"] for one in results(fleet)["right"]["checks"]] == [False]
+    assert [check["ok"] for check in results(fleet)["right"]["checks"]] == [False]
 
 
 def test_tls_and_key_reach_the_client_and_no_output(fleet: Path, tmp_path: Path) -> None:
@@ -1021,6 +1021,6 @@ def test_checks_are_kept_by_the_play_as_the_concern_wants_them(fleet: Path, tmp_
     assert json.loads(head)["checks"] == "d1"
     document = json.loads(body)["document"]
     assert (document["host"], document["latency"], document["unproven"]) == ("right", False, [])
-    assert [one["model"] for one in document["checks"]] == ["digits"]
+    assert [check["model"] for check in document["checks"]] == ["digits"]
     run = play(fleet, playbook=tmp_path / "keep.yml", limit="right")
     assert re.findall(r"changed=(\d)", run.stdout) == ["0"]

@@ -58,7 +58,7 @@ def test_what_was_modelled_by_a_site_is_what_is_closed() -> None:
 def test_a_server_that_closes_nothing_has_no_key() -> None:
     asked = desired(triton_server_restricted_apis=[], triton_server_model_control_mode="poll")
     assert (asked["key"], asked["key_fingerprint"], asked["container"]["command"][0]) == (None, None, "tritonserver")
-    assert not [one for one in asked["container"]["volumes"] if keys.HOME in one]
+    assert not [volume for volume in asked["container"]["volumes"] if keys.HOME in volume]
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "", "::", "10.0.0.5", "npu1.example.com"])
@@ -109,7 +109,7 @@ def test_what_cannot_be_meant_is_refused_without_telling_the_key(inventory: dict
 def test_services_of_clouds_are_off_where_the_image_knows_them() -> None:
     def line(options: list[str]) -> list[str]:
         found = server.desired(fleet(), Given(image=lambda: {**IMAGE, "options": options}))["container"]["command"]
-        return [one for one in found if "sagemaker" in one or "vertex" in one]
+        return [entry for entry in found if "sagemaker" in entry or "vertex" in entry]
 
     assert line(["allow-sagemaker", "allow-vertex-ai"]) == ["--allow-sagemaker=false", "--allow-vertex-ai=false"]
     assert line(["allow-sagemaker"]) == ["--allow-sagemaker=false"]
@@ -141,7 +141,7 @@ def test_checks_have_the_key_only_where_they_need_it() -> None:
 def start(home: Path) -> subprocess.CompletedProcess[str]:
     """The container's own command, with its directory here, and a program that shows what it was given in the place of Triton."""
     shows = [sys.executable, "-c", "import sys; print('\\n'.join(sys.argv[1:]))", "--model-control-mode=explicit"]
-    command = [one.replace(keys.HOME, str(home)) for one in keys.command(fleet(), shows)]
+    command = [word.replace(keys.HOME, str(home)) for word in keys.command(fleet(), shows)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -200,7 +200,7 @@ def play(path: Path, key: str = "", shared: bool = False) -> str:
 
 
 def modes(path: Path) -> list[int]:
-    return [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path)]
+    return [stat.S_IMODE(entry.stat().st_mode) for entry in (path.parent, path)]
 
 
 def test_a_host_makes_a_key_of_its_own(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_the_index_and_configs_are_read_with_the_key(host: dict[str, Any]) -> No
     }
     with http_server(answers) as triton:
         served = read_served({**host, "http_port": triton.port})
-        assert [one.get("npufleet-key") for one in triton.headers] == [keys.content(host["key"]["path"])] * 2
+        assert [header.get("npufleet-key") for header in triton.headers] == [keys.content(host["key"]["path"])] * 2
     assert served == {"digits": {"1": {"state": "READY", "reason": "", "release": "e" * 64}}}
 
 
@@ -307,7 +307,7 @@ MOUNTS: dict[str, Any] = {
 
 def test_a_key_that_is_missing_is_an_item_and_is_made_before_the_container() -> None:
     bare = {"engine": True, "container": None, "served": None, "key": {"words": "nothing", "other": True}, **MOUNTS}
-    assert [(one["name"], one["current"], one["action"]) for one in server.diff(desired(), bare)] == [
+    assert [(item["name"], item["current"], item["action"]) for item in server.diff(desired(), bare)] == [
         ("key", "nothing", "key"),
         ("container", None, "create"),
     ]
@@ -326,7 +326,7 @@ def test_a_key_that_is_missing_is_an_item_and_is_made_before_the_container() -> 
 def test_a_server_with_another_key_than_its_hosts_is_started_again(more: dict[str, Any], plan: list[tuple[str, str]]) -> None:
     asked = desired()
     actual = {"engine": True, "container": asked["container"], "state": "running", "served": {}, **MOUNTS, **more}
-    assert [(one["name"], one["action"]) for one in server.diff(asked, actual)] == plan
+    assert [(item["name"], item["action"]) for item in server.diff(asked, actual)] == plan
 
 
 def test_a_container_that_is_replaced_is_not_started_again_as_well() -> None:
@@ -334,4 +334,4 @@ def test_a_container_that_is_replaced_is_not_started_again_as_well() -> None:
     container = {**asked["container"], "command": ["tritonserver"]}
     key = {"words": "nothing", "other": True}
     actual = {"engine": True, "container": container, "state": "running", "served": {}, "key": key, **MOUNTS}
-    assert [one["action"] for one in server.diff(asked, actual)] == ["key", "replace"]
+    assert [item["action"] for item in server.diff(asked, actual)] == ["key", "replace"]

@@ -22,8 +22,10 @@ def test_a_good_config_is_clean(tmp_path: Path) -> None:
 
 
 def test_a_finding_as_a_line(tmp_path: Path) -> None:
-    (one,) = findings(tmp_path, {"m/config.pbtxt": GOOD + "instance_group [\n  { kind: KIND_GPU }\n]\n", "m/1/model.py": PYTHON})
-    assert one.sentence() == (
+    (finding,) = findings(
+        tmp_path, {"m/config.pbtxt": GOOD + "instance_group [\n  { kind: KIND_GPU }\n]\n", "m/1/model.py": PYTHON}
+    )
+    assert finding.sentence() == (
         f"{tmp_path}/m/config.pbtxt:6: instance_group[0].kind: found KIND_GPU, wanted KIND_MODEL for a model on the NPU, else "
         "KIND_CPU, as an NPU host has no GPU: change it; as it is, Triton refuses the model"
     )
@@ -64,7 +66,7 @@ parameters: [ { key: "a"
  value: { string_value: "x" "y" } }, { key: "b" } ]
 unknown: [ -1, { deep: 2 } ]
 instance_group { kind: KIND_CPU }"""
-    found = {one.path: (one.line, one.name, one.value) for one in reversed(schema.places(text))}
+    found = {place.path: (place.line, place.name, place.value) for place in reversed(schema.places(text))}
     assert found["input[0].dims"][:2] == (2, "ModelInput.dims")
     assert found["input[0].dims[1]"] == (3, "ModelInput.dims", "2")
     assert found["input[1].dims[0]"][0] == 3
@@ -244,8 +246,8 @@ def test_warnings_are_no_errors(tmp_path: Path) -> None:
 
 def test_labels_are_counted(tmp_path: Path) -> None:
     text = GOOD.replace('"B"', '"B" label_filename: "labels.txt"')
-    (one,) = findings(tmp_path, {"m/config.pbtxt": text, "m/1/model.py": PYTHON, "m/labels.txt": "a\nb\n"})
-    assert (one.severity, one.found, one.wanted) == ("warning", "2 labels in labels.txt", "3, one for each value of B")
+    (finding,) = findings(tmp_path, {"m/config.pbtxt": text, "m/1/model.py": PYTHON, "m/labels.txt": "a\nb\n"})
+    assert (finding.severity, finding.found, finding.wanted) == ("warning", "2 labels in labels.txt", "3, one for each value of B")
 
 
 # Directories
@@ -296,10 +298,10 @@ def test_name_that_a_request_and_a_shell_take(tmp_path: Path, name: str) -> None
 )
 def test_name_that_they_do_not_take(tmp_path: Path, name: str, python: int, other: int) -> None:
     found = findings(tmp_path / "a", {f"{name}/config.pbtxt": GOOD, f"{name}/1/model.py": PYTHON})
-    assert [(one.severity, one.rule, one.found) for one in found] == [("error", "model name", repr(name))] * python
+    assert [(entry.severity, entry.rule, entry.found) for entry in found] == [("error", "model name", repr(name))] * python
     onnx = GOOD.replace('"python"', '"onnxruntime"')
     found = findings(tmp_path / "b", {f"{name}/config.pbtxt": onnx, f"{name}/1/model.onnx": "graph"})
-    assert [one.rule for one in found if one.rule == "model name"] == ["model name"] * other
+    assert [entry.rule for entry in found if entry.rule == "model name"] == ["model name"] * other
 
 
 def test_version_directories(tmp_path: Path) -> None:
@@ -314,7 +316,7 @@ def test_version_directories(tmp_path: Path) -> None:
         "m/README": "",
     }
     found = findings(tmp_path, files)
-    assert short(found, tmp_path) == [f"error version directory: m/{one}" for one in ("-3", "1_old", "9.bak", 2**63)]
+    assert short(found, tmp_path) == [f"error version directory: m/{entry}" for entry in ("-3", "1_old", "9.bak", 2**63)]
     assert found[2].found == "a directory that Triton takes for version 9"
 
 
@@ -333,7 +335,7 @@ def test_each_backend_wants_its_file(tmp_path: Path, backend: str, wanted: str) 
     files = {"m/config.pbtxt": text, "m/1/other": "", "m/2/other": "", "n/config.pbtxt": text, f"n/1/{wanted}": PYTHON}
     found = findings(tmp_path, files)
     # Nothing waits for a version that is not served.
-    assert [(one.severity, one.file, one.wanted) for one in found] == [
+    assert [(entry.severity, entry.file, entry.wanted) for entry in found] == [
         ("warning", f"{tmp_path}/m/1", f"{wanted} for backend {backend}"),
         ("error", f"{tmp_path}/m/2", f"{wanted} for backend {backend}"),
     ]
@@ -342,9 +344,9 @@ def test_each_backend_wants_its_file(tmp_path: Path, backend: str, wanted: str) 
 
 
 def test_empty_version_directory_hangs_an_older_poll_server(tmp_path: Path) -> None:
-    (one,) = findings(tmp_path, {"m/config.pbtxt": GOOD, "m/1/": ""})
-    assert (one.found, one.wanted) == ("an empty version directory", "model.py")
-    assert one.triton.startswith("before 25.08 waits for ever")
+    (finding,) = findings(tmp_path, {"m/config.pbtxt": GOOD, "m/1/": ""})
+    assert (finding.found, finding.wanted) == ("an empty version directory", "model.py")
+    assert finding.triton.startswith("before 25.08 waits for ever")
 
 
 def test_compiled_file_of_the_inventory_is_not_missed(tmp_path: Path) -> None:
@@ -353,14 +355,14 @@ def test_compiled_file_of_the_inventory_is_not_missed(tmp_path: Path) -> None:
 
 
 def test_files_beside_the_config_are_no_version(tmp_path: Path) -> None:
-    (one,) = findings(tmp_path, {"m/config.pbtxt": GOOD, "m/model.py": PYTHON})
-    assert (one.found, one.do) == ("no version directory", "move model.py into a version directory, such as 1/")
+    (finding,) = findings(tmp_path, {"m/config.pbtxt": GOOD, "m/model.py": PYTHON})
+    assert (finding.found, finding.do) == ("no version directory", "move model.py into a version directory, such as 1/")
 
 
 def test_backend_by_the_file_alone(tmp_path: Path) -> None:
     bare = GOOD.replace('backend: "python"\n', "")
-    (one,) = findings(tmp_path, {"m/config.pbtxt": bare, "m/1/model.onnx": "", "n/config.pbtxt": bare, "n/1/other": ""})
-    assert (one.model, one.field) == ("n", "backend")
+    (finding,) = findings(tmp_path, {"m/config.pbtxt": bare, "m/1/model.onnx": "", "n/config.pbtxt": bare, "n/1/other": ""})
+    assert (finding.model, finding.field) == ("n", "backend")
 
 
 # Repositories
@@ -404,4 +406,4 @@ def test_a_link_out_of_the_repository_is_an_error_and_never_read(tmp_path: Path)
     found = findings(place, {})
     assert "error files: m/1" in short(found, place)
     assert "error files: other/config.pbtxt" in short(found, place)
-    assert not any("secret" in one.sentence() for one in found)
+    assert not any("secret" in entry.sentence() for entry in found)

@@ -23,19 +23,19 @@ def test_every_case_has_a_verdict_of_what_it_is_today() -> None:
     assert len(CASES) >= 300
     verdicts = compare.recorded()
     assert {name: one[0] for name, one in verdicts.items()} == {name: compare.digest(name) for name in CASES}
-    assert {one for _digest, *both in verdicts.values() for one in both} <= {"loads", "refuses", "hangs", "ends"}
+    assert {entry for _digest, *both in verdicts.values() for entry in both} <= {"loads", "refuses", "hangs", "ends"}
 
 
 def test_cases_of_a_rule_are_found_by_it(judged: list[Judged]) -> None:
-    assert [(one.name, one.release, set(one.rules)) for one in judged if not {CASES[one.name][0]} - {""} <= one.rules] == []
+    assert [(case.name, case.release, set(case.rules)) for case in judged if not {CASES[case.name][0]} - {""} <= case.rules] == []
 
 
 def test_what_triton_loads_is_not_refused_but_for_a_named_policy(judged: list[Judged]) -> None:
-    alarms = [one for one in judged if one.verdict == "loads" and one.rules - set(compare.POLICY)]
-    assert [(one.name, one.release, set(one.rules)) for one in alarms] == []
+    alarms = [case for case in judged if case.verdict == "loads" and case.rules - set(compare.POLICY)]
+    assert [(alarm.name, alarm.release, set(alarm.rules)) for alarm in alarms] == []
 
 
 def test_linter_and_triton_agree(judged: list[Judged]) -> None:
     for release in compare.RELEASES:
-        here = [one for one in judged if one.release == release]
-        assert sum(one.agrees for one in here) / len(here) >= 0.97, compare.table()
+        here = [case for case in judged if case.release == release]
+        assert sum(entry.agrees for entry in here) / len(here) >= 0.97, compare.table()

@@ -86,7 +86,7 @@ def test_an_error(text: str, field: str, found: str, tmp_path: Path) -> None:
         "m/warmup/short": "elevenbytes",
         "m/initial_state/short": "elevenbytes",
     }
-    told = [(one.severity, one.field, one.found) for one in findings(tmp_path, files)]
+    told = [(finding.severity, finding.field, finding.found) for finding in findings(tmp_path, files)]
     assert told == [("error", field, found)]
 
 
@@ -124,8 +124,8 @@ def test_a_backend_of_one_s_own_is_a_warning(tmp_path: Path) -> None:
 
 
 def test_a_backend_as_a_platform(tmp_path: Path) -> None:
-    (one,) = findings(tmp_path, {"m/config.pbtxt": f'platform: "python" input [ {A} ]', "m/1/model.py": PYTHON})
-    assert (one.field, one.do) == ("platform", 'write backend: "python" instead of platform')
+    (finding,) = findings(tmp_path, {"m/config.pbtxt": f'platform: "python" input [ {A} ]', "m/1/model.py": PYTHON})
+    assert (finding.field, finding.do) == ("platform", 'write backend: "python" instead of platform')
 
 
 # model.py
@@ -145,10 +145,10 @@ def test_a_backend_as_a_platform(tmp_path: Path) -> None:
     ],
 )
 def test_a_program_that_triton_does_not_take(program: str, severity: str, line: int, found: str, tmp_path: Path) -> None:
-    (one,) = findings(tmp_path, {"m/config.pbtxt": GOOD, "m/1/model.py": program})
-    assert (one.file, one.severity) == (f"{tmp_path}/m/1/model.py", severity)
-    assert one.found.startswith(found)
-    assert line is None or one.line == line
+    (finding,) = findings(tmp_path, {"m/config.pbtxt": GOOD, "m/1/model.py": program})
+    assert (finding.file, finding.severity) == (f"{tmp_path}/m/1/model.py", severity)
+    assert finding.found.startswith(found)
+    assert line is None or finding.line == line
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_program_that_is_not_served_may_wait(tmp_path: Path) -> None:
 def test_a_link_that_leads_nowhere(tmp_path: Path) -> None:
     write(tmp_path, {"m/config.pbtxt": GOOD, "m/1/": ""})
     (tmp_path / "m/1/model.py").symlink_to("gone.py")
-    assert {one.severity for one in findings(tmp_path, {})} == {"error"}
+    assert {finding.severity for finding in findings(tmp_path, {})} == {"error"}
 
 
 def test_a_compiled_file_that_is_a_pointer(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_auto_complete_config_says_what_the_config_does_not(tmp_path: Path) -> N
 
 def test_a_config_of_another_name(tmp_path: Path) -> None:
     files = {"m/Config.pbtxt": GOOD, "n/config.pbtxt.txt": GOOD, "deep/m/config.pbtxt": GOOD}
-    assert [(one.model, one.do) for one in findings(tmp_path, files)] == [
+    assert [(finding.model, finding.do) for finding in findings(tmp_path, files)] == [
         ("deep", "name this directory as the repository"),
         ("m", "rename Config.pbtxt to config.pbtxt"),
         ("n", "rename config.pbtxt.txt to config.pbtxt"),
@@ -217,16 +217,16 @@ def test_a_label_file_by_another_way(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["m (1)", "my model", "a&b", "a'b", "\ubaa8\ub378"])
 def test_a_python_model_of_a_name_that_a_shell_reads(name: str, tmp_path: Path) -> None:
-    (one,) = findings(tmp_path, {f"{name}/config.pbtxt": GOOD, f"{name}/1/model.py": PYTHON})
-    assert (one.severity, one.rule) == ("error", "model name")
-    assert "waits for ever" in one.triton
+    (finding,) = findings(tmp_path, {f"{name}/config.pbtxt": GOOD, f"{name}/1/model.py": PYTHON})
+    assert (finding.severity, finding.rule) == ("error", "model name")
+    assert "waits for ever" in finding.triton
 
 
 def test_a_key_that_is_nearly_the_environment_s(tmp_path: Path) -> None:
     text = GOOD + 'parameters { key: "execution_env_path" value { string_value: "/opt/env" } }'
-    (one,) = findings(tmp_path, {"m/config.pbtxt": text, "m/1/model.py": PYTHON})
-    assert (one.severity, one.triton) == ("warning", "passes it over")
-    assert one.do.startswith("did you mean EXECUTION_ENV_PATH?")
+    (finding,) = findings(tmp_path, {"m/config.pbtxt": text, "m/1/model.py": PYTHON})
+    assert (finding.severity, finding.triton) == ("warning", "passes it over")
+    assert finding.do.startswith("did you mean EXECUTION_ENV_PATH?")
 
 
 def test_an_ensemble_s_output_that_is_its_input_is_no_error(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ def repository(config: str, steps: Mapping[str, str] = STEPS) -> dict[str, str]:
 
 def wrong(place: Path, config: str, steps: Mapping[str, str] = STEPS) -> list[tuple[int | None, str, str, str]]:
     found = findings(place, repository(config, steps))
-    assert {(one.severity, one.model) for one in found} <= {("error", "e")}
-    return [(one.line, one.field, one.found, one.wanted) for one in found]
+    assert {(entry.severity, entry.model) for entry in found} <= {("error", "e")}
+    return [(entry.line, entry.field, entry.found, entry.wanted) for entry in found]
 
 
 def test_an_ensemble_that_fits(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_batch_of_a_step(tmp_path: Path) -> None:
 def test_optional_inputs_and_unsaid_tensors_need_no_map(tmp_path: Path) -> None:
     optional = GOOD.replace("input [ ", 'input [ { name: "O" data_type: TYPE_FP32 dims: 1 optional: true }, ')
     files = repository(ensemble(*CHAIN), {"first": optional, "second": 'backend: "python" max_batch_size: 4'})
-    assert {one.model for one in findings(tmp_path / "a", files)} == {"e"}
+    assert {finding.model for finding in findings(tmp_path / "a", files)} == {"e"}
     files["second/1/model.py"] += "    @staticmethod\n    def auto_complete_config(config):\n        return config\n"
     assert findings(tmp_path / "b", files) == []
 
@@ -139,7 +139,7 @@ def test_branches_of_decoupled_steps(tmp_path: Path, second: str, third: str, fi
     sinks = [step("join", "C", "sink").replace("input_map", 'input_map { key: "Q" value: "C" } input_map', 1)]
     sinks += [step("join", "B", "last").replace("input_map", 'input_map { key: "Q" value: "B" } input_map', 1)]
     text = ensemble(step("many", "A", "B"), step("once", "A", "C"), joined, *sinks)
-    text = text.replace("output [ ", "output [ " + ", ".join(two.replace("Q", one) for one in ("end", "sink", "last")) + ", ")
+    text = text.replace("output [ ", "output [ " + ", ".join(two.replace("Q", entry) for entry in ("end", "sink", "last")) + ", ")
     told = [(field, found.partition(",")[0]) for _line, field, found, _wanted in wrong(tmp_path, text, steps)]
     assert told == ([] if fits else [("ensemble_scheduling.step[2]", "join")])
 
@@ -162,7 +162,7 @@ def test_an_ensemble_that_says_it_by_half(tmp_path: Path) -> None:
     ((_line, field, _found, _wanted),) = wrong(tmp_path, ensemble(*CHAIN).replace('platform: "ensemble"', ""))
     assert field == "platform"
     bare = 'platform: "ensemble"\n' + GOOD.split("\n", 1)[1]
-    assert [one.field for one in findings(tmp_path, {"e/config.pbtxt": bare})] == ["ensemble_scheduling"]
+    assert [finding.field for finding in findings(tmp_path, {"e/config.pbtxt": bare})] == ["ensemble_scheduling"]
 
 
 def test_ensembles_within_each_other(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_ensembles_within_each_other(tmp_path: Path) -> None:
         "f/config.pbtxt": ensemble(step("e", "A", "B")),
         "f/1/README": "",
     }
-    assert [(one.model, one.found) for one in findings(tmp_path, files)] == [("e", "e -> f -> e"), ("f", "f -> e -> f")]
+    assert [(finding.model, finding.found) for finding in findings(tmp_path, files)] == [("e", "e -> f -> e"), ("f", "f -> e -> f")]
 
 
 def test_a_model_in_two_repositories(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_annotations_escape_what_would_end_them(tmp_path: Path, capsys: pytest.C
         command, properties, words = line[2:].split("::", 2)[0].partition(" ")[0], *line[2:].partition(" ")[2].split("::", 1)
         assert command in ("error", "warning")
         assert "a%2Cb%3Ac%25%0A%3A%3Aset" in properties
-        assert [one.partition("=")[0] for one in properties.split(",")] in (["file", "title"], ["file", "line", "title"])
+        assert [word.partition("=")[0] for word in properties.split(",")] in (["file", "title"], ["file", "line", "title"])
         assert words and "%0A" not in words.replace("a,b:c%25%0A::set", ""), words
 
 
@@ -62,11 +62,11 @@ def of_sarif(out: str) -> Any:
     assert (document["version"], document["$schema"]) == ("2.1.0", output.SCHEMA)
     (run,) = document["runs"]
     rules = run["tool"]["driver"]["rules"]
-    for one in run["results"]:
+    for result in run["results"]:
         # What the standard and GitHub's reader ask of a result
-        assert rules[one["ruleIndex"]]["id"] == one["ruleId"]
-        assert one["message"]["text"]
-        assert one["locations"][0]["physicalLocation"]["region"]["startLine"] >= 1
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
+        assert result["message"]["text"]
+        assert result["locations"][0]["physicalLocation"]["region"]["startLine"] >= 1
     assert len({rule["id"] for rule in rules}) == len(rules)
     return run
 
@@ -75,7 +75,7 @@ def test_sarif_has_each_finding_with_rule_and_place(repository: Path, capsys: py
     write(repository, {"stray/README": ""})
     code, out, err = ask(capsys, "models", "--format", "sarif")
     assert (code, err) == (1, "")
-    found = {one["ruleId"]: one for one in of_sarif(out)["results"]}
+    found = {result["ruleId"]: result for result in of_sarif(out)["results"]}
     assert {rule: one["level"] for rule, one in found.items()} == {
         "npu-host": "error",
         "response-cache": "warning",
@@ -98,8 +98,8 @@ def test_sarif_names_any_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     _code, out, _err = ask(capsys, "../models", "--format", "sarif")
-    (one,) = of_sarif(out)["results"]
-    place = one["locations"][0]["physicalLocation"]["artifactLocation"]
+    (result,) = of_sarif(out)["results"]
+    place = result["locations"][0]["physicalLocation"]["artifactLocation"]
     assert place == {"uri": f"file://{tmp_path}/models/50%25%20%FF%23"}
 
 
@@ -133,7 +133,7 @@ def test_nothing_found_is_a_document_all_the_same(tmp_path: Path, capsys: pytest
     ],
 )
 def test_wrong_use_is_one_line(words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, *(one.format(place=tmp_path) for one in words))
+    code, out, err = ask(capsys, *(word.format(place=tmp_path) for word in words))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("npufleet-lint: ") and said in err
 

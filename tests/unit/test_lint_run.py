@@ -59,8 +59,8 @@ def test_a_release_that_nobody_vouches_for_is_told_beside_the_findings(tmp_path:
 def test_warnings_alone_do_not_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, {"m/config.pbtxt": GOOD + "response_cache { enable: true }", "m/1/model.py": PYTHON})
     assert main([str(tmp_path), "--json", "--model", "m"]) == 0
-    (one,) = json.loads(capsys.readouterr().out)
-    assert (one["model"], one["severity"], one["line"], one["field"]) == ("m", "warning", 5, "response_cache.enable")
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert (entry["model"], entry["severity"], entry["line"], entry["field"]) == ("m", "warning", 5, "response_cache.enable")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_warnings_alone_do_not_fail(tmp_path: Path, capsys: pytest.CaptureFixtur
     ],
 )
 def test_nothing_to_look_at(arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([one.format(place=tmp_path) for one in arguments]) == 2
+    assert main([argument.format(place=tmp_path) for argument in arguments]) == 2
     assert words in capsys.readouterr().err
 
 
@@ -92,7 +92,7 @@ def test_make_lint_models(tmp_path: Path) -> None:
 
 def test_options_are_those_of_the_module() -> None:
     tree = ast.parse((ROOT / "plugins/modules/model_manifest.py").read_text())
-    (spec,) = [one.value for one in ast.walk(tree) if isinstance(one, ast.keyword) and one.arg == "argument_spec"]
+    (spec,) = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "argument_spec"]
     assert ast.literal_eval(spec) == action.SPEC
 
 
@@ -140,10 +140,10 @@ def test_models_of_a_host_as_it_would_get_them(played: dict[str, dict[str, Any]]
     good = played["good"]
     assert not good["changed"]
     assert sorted(good["models"]) == ["cached", "good"]
-    one = good["models"]["good"]
-    assert one["versions"] == ["1"]
-    assert sorted(one["files"]) == ["1/model.py", "config.pbtxt"]
-    assert one["source"] != one["release"]
+    entry = good["models"]["good"]
+    assert entry["versions"] == ["1"]
+    assert sorted(entry["files"]) == ["1/model.py", "config.pbtxt"]
+    assert entry["source"] != entry["release"]
     (finding,) = good["findings"]
     assert (finding["model"], finding["rule"], finding["line"]) == ("cached", "response cache", 5)
     assert len(good["warnings"]) == 1
@@ -173,8 +173,8 @@ def test_variables_that_are_wrong_are_refused(played: dict[str, dict[str, Any]])
 def test_a_directory_as_it_lies(played: dict[str, dict[str, Any]]) -> None:
     lying = played["lying"]
     assert list(lying["models"]) == ["good"]
-    one = lying["models"]["good"]
-    assert (one["release"], one["source"]) == (None, played["good"]["models"]["good"]["source"])
+    entry = lying["models"]["good"]
+    assert (entry["release"], entry["source"]) == (None, played["good"]["models"]["good"]["source"])
     assert lying["findings"] == []
     (remark,) = lying["warnings"]
     assert remark.startswith("release 26.07-sdk0.9 is untested: ")

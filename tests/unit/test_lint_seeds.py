@@ -47,8 +47,8 @@ def texts(count: int, more: str = "") -> str:
         "texts",
         "backend=python",
         0,
-        [tensor("TEXT" + one, "STRING", -1) for one in names],
-        [tensor("RESULT" + one, "STRING", -1) for one in names[:2]],
+        [tensor("TEXT" + name, "STRING", -1) for name in names],
+        [tensor("RESULT" + name, "STRING", -1) for name in names[:2]],
         more,
     )
 

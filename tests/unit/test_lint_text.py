@@ -32,9 +32,9 @@ from linting import GOOD, PYTHON, findings, of_config, write
     ],
 )
 def test_what_triton_s_parser_refuses(text: str, line: int, found: str, do: str) -> None:
-    (one,) = flaws(text)
-    assert (one.line, one.found) == (line, found)
-    assert do in one.do
+    (flaw,) = flaws(text)
+    assert (flaw.line, flaw.found) == (line, found)
+    assert do in flaw.do
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_a_flaw_and_what_else_is_wrong(tmp_path: Path) -> None:
 )
 def test_did_you_mean(text: str, field: str, meant: str, tmp_path: Path) -> None:
     files = {"m/config.pbtxt": 'backend: "python"\n' + text, "m/1/model.py": PYTHON}
-    (one,) = findings(tmp_path, files)
-    assert (one.line, one.field, one.triton) == (2, field, "refuses the whole file")
-    assert one.do.startswith(f"did you mean {meant}? ")
+    (finding,) = findings(tmp_path, files)
+    assert (finding.line, finding.field, finding.triton) == (2, field, "refuses the whole file")
+    assert finding.do.startswith(f"did you mean {meant}? ")
 
 
 def test_every_unknown_value_is_told(tmp_path: Path) -> None:

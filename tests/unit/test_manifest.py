@@ -63,27 +63,27 @@ def sha256(content: bytes) -> str:
 
 
 def test_manifest_of_a_model(repository: Path) -> None:
-    one = made(repository)
-    rendered = one["contents"]["config.pbtxt"]
-    assert (one["name"], one["versions"]) == ("digits", ["1"])
-    assert one["files"] == {
+    item = made(repository)
+    rendered = item["contents"]["config.pbtxt"]
+    assert (item["name"], item["versions"]) == ("digits", ["1"])
+    assert item["files"] == {
         "1/model.rbln": {"sha256": SHA, "blob": True},
         "config.pbtxt": {"sha256": sha256(rendered), "blob": False},
         "labels.txt": {"sha256": sha256(b"zero\none\n"), "blob": False},
     }
-    assert one["contents"] == {"config.pbtxt": rendered, "labels.txt": b"zero\none\n"}
-    assert one["origins"] == {SHA: {"url": "https://models.example.com/digits-ca12.rbln"}}
+    assert item["contents"] == {"config.pbtxt": rendered, "labels.txt": b"zero\none\n"}
+    assert item["origins"] == {SHA: {"url": "https://models.example.com/digits-ca12.rbln"}}
 
 
 def test_files_of_one_mebibyte_and_more_are_blobs(repository: Path) -> None:
     write(repository / "digits/1/small.bin", b"x" * (2**20 - 1))
     write(repository / "digits/1/large.bin", b"y" * 2**20)
-    one = made(repository)
+    item = made(repository)
     digest = sha256(b"y" * 2**20)
-    assert one["files"]["1/large.bin"] == {"sha256": digest, "blob": True}
-    assert one["origins"][digest] == {"file": str(repository / "digits/1/large.bin")}
-    assert one["files"]["1/small.bin"] == {"sha256": sha256(b"x" * (2**20 - 1)), "blob": False}
-    assert "1/large.bin" not in one["contents"]
+    assert item["files"]["1/large.bin"] == {"sha256": digest, "blob": True}
+    assert item["origins"][digest] == {"file": str(repository / "digits/1/large.bin")}
+    assert item["files"]["1/small.bin"] == {"sha256": sha256(b"x" * (2**20 - 1)), "blob": False}
+    assert "1/large.bin" not in item["contents"]
 
 
 def test_bytecode_and_git_are_left_out(repository: Path) -> None:
@@ -99,8 +99,8 @@ def test_bytecode_and_git_are_left_out(repository: Path) -> None:
 def test_a_model_may_have_a_repository_of_its_own(repository: Path, tmp_path: Path) -> None:
     write(tmp_path / "elsewhere/digits/config.pbtxt", 'backend: "python"\n')
     write(tmp_path / "elsewhere/digits/3/model.py", PYTHON)
-    one = made(repository, {"repository": str(tmp_path / "elsewhere"), "artefacts": None})
-    assert sorted(one["files"]) == ["3/model.py", "config.pbtxt"]
+    item = made(repository, {"repository": str(tmp_path / "elsewhere"), "artefacts": None})
+    assert sorted(item["files"]) == ["3/model.py", "config.pbtxt"]
 
 
 # Digests
@@ -118,9 +118,9 @@ def test_source_is_equal_on_hosts_with_another_card(repository: Path) -> None:
     other = made(repository, npufleet_card="RBLN-CA22", npufleet_row=row)
     assert other["files"]["1/model.rbln"] == {"sha256": OTHER, "blob": True}
     assert other["origins"] == {OTHER: {"file": "/srv/digits-ca22.rbln"}}
-    one = made(repository)
-    assert other["source"] == one["source"]
-    assert other["release"] != one["release"]
+    item = made(repository)
+    assert other["source"] == item["source"]
+    assert other["release"] != item["release"]
 
 
 def test_every_change_of_the_model_changes_both_digests(repository: Path) -> None:
@@ -137,7 +137,7 @@ def test_every_change_of_the_model_changes_both_digests(repository: Path) -> Non
     recompiled = {**ARTEFACTS, "CA12/0.6": {"url": "https://models.example.com/new.rbln", "sha256": "c" * 64}}
     seen.append(made(repository, {"artefacts": recompiled}))
     for key in ("source", "release"):
-        assert len({one[key] for one in seen}) == len(seen), key
+        assert len({name[key] for name in seen}) == len(seen), key
 
 
 def test_a_compiled_file_for_another_card_changes_only_source(repository: Path) -> None:
@@ -155,7 +155,7 @@ def test_where_a_compiled_file_comes_from_does_not_count(repository: Path) -> No
 def test_digests_can_be_computed_by_anyone(repository: Path) -> None:
     """The form of the digests: another one would make every host reload every model after an upgrade of the controller."""
     write(repository / "digits/1/model.py", PYTHON)
-    one = made(repository)
+    item = made(repository)
     lines = [
         f"{sha256(PYTHON.encode())} 1/model.py",
         f"{sha256(RBLN.encode())} config.pbtxt",
@@ -163,12 +163,12 @@ def test_digests_can_be_computed_by_anyone(repository: Path) -> None:
         f"{SHA} artefact CA12/0.6",
         f"{OTHER} artefact CA22/0.9",
     ]
-    assert one["source"] == sha256("".join(line + "\n" for line in lines).encode())
-    config = config_of(one)
+    assert item["source"] == sha256("".join(line + "\n" for line in lines).encode())
+    config = config_of(item)
     del config.parameters["npufleet_release"]
     lines = [f"{sha256(subject.print_config(config))} config.pbtxt" if "config" in line else line for line in lines[:3]]
     lines.insert(1, f"{SHA} 1/model.rbln")
-    assert one["release"] == sha256("".join(line + "\n" for line in lines).encode())
+    assert item["release"] == sha256("".join(line + "\n" for line in lines).encode())
 
 
 def test_the_order_of_the_file_system_does_not_count(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,11 +187,11 @@ def test_the_order_of_the_file_system_does_not_count(repository: Path, monkeypat
 
 
 def test_both_digests_are_inside_the_served_config(repository: Path) -> None:
-    one = made(repository)
-    parameters = config_of(one).parameters
+    item = made(repository)
+    parameters = config_of(item).parameters
     assert {key: parameters[key].string_value for key in parameters} == {
-        "npufleet_source": one["source"],
-        "npufleet_release": one["release"],
+        "npufleet_source": item["source"],
+        "npufleet_release": item["release"],
     }
 
 
@@ -359,9 +359,9 @@ def test_incomplete_artefact_of_another_card_is_refused_too(repository: Path) ->
 
 def test_artefact_goes_where_it_is_asked_to(repository: Path) -> None:
     write(repository / "digits/config.pbtxt", RBLN + 'default_model_filename: "resnet.rbln"\n')
-    one = made(repository, {"artefacts": {"CA12/0.6": {"file": "/srv/x", "sha256": SHA, "path": "2/resnet.rbln"}}})
-    assert one["files"]["2/resnet.rbln"] == {"sha256": SHA, "blob": True}
-    assert one["versions"] == ["2"]
+    item = made(repository, {"artefacts": {"CA12/0.6": {"file": "/srv/x", "sha256": SHA, "path": "2/resnet.rbln"}}})
+    assert item["files"]["2/resnet.rbln"] == {"sha256": SHA, "blob": True}
+    assert item["versions"] == ["2"]
 
 
 # Placement
@@ -403,7 +403,7 @@ def test_model_of_an_object_store_is_not_read_here(repository: Path) -> None:
     given: dict[str, Any] = {"npufleet_model_repository": str(repository), "triton_models": entries}
     read = ["/var/lib/npufleet/served", "s3://bucket/models"]
     variables = fleet(**given, triton_server_model_repositories=read)
-    assert [list(one) for one in subject.manifests(variables)] == [["digits"], []]
+    assert [list(manifest) for manifest in subject.manifests(variables)] == [["digits"], []]
     assert subject.cloud_models(variables) == ["far"]
     entries[1]["artefacts"] = ARTEFACTS
     _found, reasons = subject.manifests(fleet(**given))
@@ -470,7 +470,7 @@ def test_what_leads_out_or_nowhere_or_is_no_file_is_refused_by_name_and_never_op
     (repository / os.fsdecode(b"digits/\xff")).mkdir()
     place = f"{repository}/digits/"
     found = refused(repository)
-    assert [one.replace(f"model digits: {place}", "") for one in found] == [
+    assert [entry.replace(f"model digits: {place}", "") for entry in found] == [
         f"2: found a link to {elsewhere}/2, wanted one that stays inside {repository}: copy what it leads to there",
         "\\udcff: found a name that cannot be printed, wanted letters, digits and other characters that can: rename it",
         "gone: found a link that leads nowhere (nowhere: No such file or directory), wanted a file: correct or remove it",

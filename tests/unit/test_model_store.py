@@ -152,7 +152,7 @@ def test_the_concern_finds_what_the_module_made(root: Path) -> None:
     arrive(root, COMPILED)
     store(root, {"digits": DIGITS})
     wanted = {"root": str(root), "models": {"digits": DIGITS}}
-    assert [one["action"] for one in models.diff(wanted, models.read(wanted))] == ["prove"]
+    assert [item["action"] for item in models.diff(wanted, models.read(wanted))] == ["prove"]
 
 
 def test_same_content_again_is_a_fresh_directory(root: Path) -> None:
@@ -326,7 +326,7 @@ def test_served_path_is_there_before_and_after_every_step(serving: Path, monkeyp
             result = real(*arguments, **options)
             steps.append((name, before))
             steps.append((name, served(serving, "digits/config.pbtxt")))
-            assert all((serving / "served" / one).is_symlink() for one in os.listdir(serving / "served"))
+            assert all((serving / "served" / entry).is_symlink() for entry in os.listdir(serving / "served"))
             return result
 
         monkeypatch.setattr(os, name, call)
@@ -350,7 +350,9 @@ def test_all_releases_are_whole_before_the_first_link_moves(serving: Path, monke
     real = store_utils.move_links
 
     def move_links(root: str, moves: dict[str, Any]) -> list[str]:
-        seen.append([one for one in ("digits", "words") if left(serving, f"releases/{one}/0002-{'a' * 12}") == ["config.pbtxt"]])
+        seen.append(
+            [entry for entry in ("digits", "words") if left(serving, f"releases/{entry}/0002-{'a' * 12}") == ["config.pbtxt"]]
+        )
         return real(root, moves)
 
     (serving / "releases/words/0001-cccccccccccc").mkdir(parents=True)
@@ -407,8 +409,8 @@ def test_a_release_that_lost_a_file_while_it_was_made_is_none(serving: Path, mon
 
     def robbed(root: str, path: str, value: Any) -> None:
         real(root, path, value)
-        for one in (serving / "tmp").glob("release-*/1/model.py"):
-            one.unlink()
+        for entry in (serving / "tmp").glob("release-*/1/model.py"):
+            entry.unlink()
 
     monkeypatch.setattr(store_utils.releases, "write_json", robbed)
     result = store(serving, {"digits": release({"1/model.py": b"pass", "config.pbtxt": b"two"}, mark="a")})
@@ -437,8 +439,8 @@ def hidden(root: Path) -> list[str]:
     """What a user of the container that is not root cannot read of all that a server reads."""
     found = []
     for place, names, files in os.walk(root):
-        names[:] = [one for one in names if Path(place, one) not in (root / "tmp", root / "incoming", root / "blobs/stamps")]
-        for path, wanted in [(Path(place), 0o005), *((Path(place, one), 0o004) for one in files if one not in LOCKS)]:
+        names[:] = [name for name in names if Path(place, name) not in (root / "tmp", root / "incoming", root / "blobs/stamps")]
+        for path, wanted in [(Path(place), 0o005), *((Path(place, file), 0o004) for file in files if file not in LOCKS)]:
             if path.stat().st_mode & wanted != wanted:
                 found.append(str(path.relative_to(root)))
     return found
@@ -455,7 +457,7 @@ def test_a_strict_umask_hides_nothing_from_a_server_that_is_not_root(tmp_path: P
     store(root, {"digits": release({"1/deep/er.txt": b"two"}, mark="a")}, state="released")
     store(root, {}, state="restored")
     assert hidden(root) == []
-    assert [stat.S_IMODE((tmp_path / one).stat().st_mode) for one in ("of", "of/our")] == [0o755] * 2
+    assert [stat.S_IMODE((tmp_path / entry).stat().st_mode) for entry in ("of", "of/our")] == [0o755] * 2
     # The one that connects asks for it while the host pulls
     receive._write(str(root / "incoming"), blobs.TOTAL, "total 7\n")
     assert stat.S_IMODE((root / "incoming" / blobs.TOTAL).stat().st_mode) == 0o644
@@ -469,7 +471,7 @@ def test_what_others_cannot_read_is_drift_and_one_run_heals_it(serving: Path, pa
     place.chmod(0o700)
     wanted = {"root": str(serving), "models": {"digits": DIGITS}}
     plan = models.diff(wanted, models.read(wanted))
-    assert [one["action"] for one in plan] == ["release"]
+    assert [item["action"] for item in plan] == ["release"]
     assert f"others cannot read {place.relative_to(serving)}" in plan[0]["current"]
     store(serving, {"digits": DIGITS})
     store(serving, {}, state="proven", keep=1)

@@ -72,14 +72,14 @@ class Site:
         self.checks()
 
     def checks(self, *more: dict[str, Any], **changes: Any) -> None:
-        one = {
+        entry = {
             "name": "row",
             "protocols": ["http", "grpc", "raw"],
             "inputs": {"IN": {"numbers": [[1, 2, 3, 4]], "dtype": "FP32"}},
             "expect": {"OUT": {"dtype": "FP32", "shape": [1, 4], "values": {"numbers": [[2, 4, 6, 8]]}}},
             **changes,
         }
-        whole = [{key: value for key, value in each.items() if value is not None} for each in (one, *more)]
+        whole = [{key: value for key, value in each.items() if value is not None} for each in (entry, *more)]
         (self.place / "double.yml").write_text(yaml.safe_dump({"model": "double", "checks": whole}))
 
     def __call__(self, triton: SmallTriton | None, *words: str) -> Ended:
@@ -117,7 +117,7 @@ def test_wrong_answers_end_with_1_and_are_in_both_reports(site: Site, triton: Sm
     assert ended.code == 1
     assert "0 of 3 checks passed" in ended.out
     written = json.loads((tmp_path / "r.json").read_text())
-    assert (written["proven"], [one["ok"] for one in written["checks"]]) == (False, [False] * 3)
+    assert (written["proven"], [check["ok"] for check in written["checks"]]) == (False, [False] * 3)
     assert written["checks"][0]["why"] == "OUT: 1 of 4 values are off, the worst is nan, wanted 6 +- 0"
     (suite,) = xml.parse(tmp_path / "r.xml").getroot()
     assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("double", "3", "3")
@@ -221,7 +221,7 @@ def test_wrong_use_is_one_line_and_nothing_is_asked(
     site: Site, triton: SmallTriton, tls: dict[str, str], words: list[str], said: str
 ) -> None:
     # The server's address comes first, and a word of the case may replace it.
-    ended = site(triton, *(one.format(**tls) for one in words))
+    ended = site(triton, *(word.format(**tls) for word in words))
     assert (ended.code, ended.out, triton.headers) == (2, "", [])
     assert (ended.err.startswith("npufleet-check: "), ended.err.count("\n")) == (True, 1), ended.err
     assert said in ended.err
@@ -237,7 +237,7 @@ def test_links_and_pipes_are_written_to_and_stay(site: Site, triton: SmallTriton
     assert (tmp_path / "pipe").is_fifo()
     assert os.read(reading, 65536).startswith(b"<testsuites")
     os.close(reading)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["double.yml", "link", "pipe", "r.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["double.yml", "link", "pipe", "r.json"]
 
 
 def test_malformed_check_file_is_refused_before_anything_is_asked(site: Site, triton: SmallTriton) -> None:
@@ -382,7 +382,7 @@ def test_pem_in_the_document_becomes_files_for_the_run_alone(tls: dict[str, str]
         }
         inference.main(document)
     said = capsys.readouterr().out
-    assert [(one["ok"], one["why"]) for one in json.loads(said)["checks"]] == [(True, "")] * 3
+    assert [(result["ok"], result["why"]) for result in json.loads(said)["checks"]] == [(True, "")] * 3
     assert "PRIVATE KEY" not in said
     assert server["grpc_tls"] is pem
 
@@ -414,9 +414,9 @@ def test_load_within_its_limits_is_measured(site: Site, triton: SmallTriton, tmp
     site.checks(**load(p50_ms=600_000, p95_ms=600_000, p99_ms=600_000, infer_per_s=0.001))
     ended = site(triton, "--json", str(tmp_path / "r.json"))
     assert ended.code == 0, ended.out
-    (one,) = json.loads((tmp_path / "r.json").read_text())["checks"]
-    found = one["latency"]
-    assert (found["clients"], found["requests"], one["ms"]) == (2, 100, found["p50_ms"])
+    (result,) = json.loads((tmp_path / "r.json").read_text())["checks"]
+    found = result["latency"]
+    assert (found["clients"], found["requests"], result["ms"]) == (2, 100, found["p50_ms"])
     assert 2 <= found["p50_ms"] <= found["p95_ms"] <= found["p99_ms"] <= found["max_ms"]
     assert found["infer_per_s"] == pytest.approx(100 / found["seconds"], rel=0.1)
     # One answer of each client comes before it, unmeasured.
@@ -444,8 +444,8 @@ def test_load_of_seconds_ends_and_a_batch_counts_as_its_rows(site: Site, triton:
         inputs={"IN": {"numbers": rows, "dtype": "FP32"}},
     )
     assert site(triton, "--json", str(tmp_path / "r.json")).code == 0
-    (one,) = json.loads((tmp_path / "r.json").read_text())["checks"]
-    found = one["latency"]
+    (result,) = json.loads((tmp_path / "r.json").read_text())["checks"]
+    found = result["latency"]
     assert found["infer_per_s"] == pytest.approx(5 * found["requests"] / found["seconds"], rel=0.1)
 
 

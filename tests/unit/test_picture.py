@@ -69,7 +69,7 @@ def sent(array: Any) -> Any:
 
 
 def test_a_flat_square_spans_its_own_levels() -> None:
-    assert sent(np.arange(64, dtype="float32") / 4) == (8, 8, 1, bytes(round(one * 255 / 63) for one in range(64)))
+    assert sent(np.arange(64, dtype="float32") / 4) == (8, 8, 1, bytes(round(number * 255 / 63) for number in range(64)))
 
 
 def test_bytes_stay_as_they_are() -> None:

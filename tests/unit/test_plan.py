@@ -25,8 +25,8 @@ def test_short_is_one_line() -> None:
 
 
 def test_sentence_says_found_wanted_and_action() -> None:
-    one = item("server", "digits", None, "version 1 READY 0123456789ab", "load")
-    assert sentence(one) == "server digits: found nothing, wanted version 1 READY 0123456789ab (load)"
+    entry = item("server", "digits", None, "version 1 READY 0123456789ab", "load")
+    assert sentence(entry) == "server digits: found nothing, wanted version 1 READY 0123456789ab (load)"
 
 
 def test_diff_has_a_line_for_each_item_on_both_sides() -> None:

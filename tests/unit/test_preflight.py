@@ -256,7 +256,7 @@ def test_engines_in_the_way() -> None:
     fine = {"daemon": {}}
     assert list(subject.engine(fine, {"docker-ce": {}, "containerd.io": {}}, "Engine, containerd")) == []
     reasons = list(subject.engine(fine, {"podman-docker": {}, "containerd.io": {}}, "Podman Engine, Conmon"))
-    assert [one.split(",")[0] for one in reasons] == [
+    assert [entry.split(",")[0] for entry in reasons] == [
         "found package containerd.io",
         "found package podman-docker",
         "found podman behind /var/run/docker.sock",
@@ -290,11 +290,15 @@ def test_listeners_name_the_process() -> None:
         server.bind(("::1", 0))
         server.listen()
         port = str(server.getsockname()[1])
-        assert [one for one in ("", "::", "::1", "127.0.0.1", "0.0.0.0") if port in subject.listeners(one)] == ["", "::", "::1"]
+        assert [entry for entry in ("", "::", "::1", "127.0.0.1", "0.0.0.0") if port in subject.listeners(entry)] == [
+            "",
+            "::",
+            "::1",
+        ]
 
 
 def test_the_host_has_the_address_that_ports_are_published_on() -> None:
-    assert [subject.absent(one) for one in ("", "0.0.0.0", "127.0.0.1", "::", "::1")] == [[]] * 5
+    assert [subject.absent(entry) for entry in ("", "0.0.0.0", "127.0.0.1", "::", "::1")] == [[]] * 5
     for listen in ("192.0.2.1", "2001:db8::1"):
         (reason,) = subject.absent(listen)
         assert reason.startswith(f"found no address {listen} on this host (")

@@ -95,7 +95,7 @@ def test_suppliers_of_a_build_host_and_of_another() -> None:
         "npufleet_no_proxy": ["a", "b"],
     }
     found, passwords = subject.suppliers(variables(**given))
-    assert [(one["what"], one["address"], one["user"], one["needed"]) for one in found] == [
+    assert [(entry["what"], entry["address"], entry["user"], entry["needed"]) for entry in found] == [
         ("driver package", "https://a.example.com/d.deb", "fleet", ["driver", "install"]),
         ("package index", "https://index.example.com/simple/rebel-compiler/", "portal", ["image", "build"]),
         ("base image", "triton:base", "", ["image", "build"]),
@@ -104,7 +104,7 @@ def test_suppliers_of_a_build_host_and_of_another() -> None:
     assert found[0]["proxies"] == {"http": "", "https": "http://proxy.example.com:3128", "no_proxy": "a,b"}
     assert not any(secret in json.dumps(found) for secret in ('"one"', '"two"'))
     found, _passwords = subject.suppliers(variables(**given, npufleet_build_host="npu9"))
-    assert [one["what"] for one in found] == ["driver package"]
+    assert [entry["what"] for entry in found] == ["driver package"]
 
 
 def test_the_repository_of_the_toolkit_is_a_supplier_where_it_is_needed() -> None:
@@ -123,7 +123,7 @@ def test_archive_and_wheels_take_the_place_of_registry_and_index() -> None:
     found, _passwords = subject.suppliers(
         variables(triton_image_wheelhouse="/wheels", triton_image_base_archive="http://a/base.tar")
     )
-    assert [one["what"] for one in found] == ["archive of the base image"]
+    assert [entry["what"] for entry in found] == ["archive of the base image"]
 
 
 REPOSITORY = "registry.example.com:5000/npufleet/triton"
@@ -145,7 +145,7 @@ def test_the_registry_that_brings_the_image_is_asked_by_the_engine() -> None:
     )
     assert passwords == {entry["what"]: "three"}
     found, passwords = subject.suppliers(variables(**DELIVERY))
-    assert [(one["address"], one["pushes"], one["needed"]) for one in found] == [
+    assert [(item["address"], item["pushes"], item["needed"]) for item in found] == [
         (REPOSITORY, True, ["image", "build"]),
         (REPOSITORY, True, ["image", "publish"]),
     ]
@@ -173,7 +173,7 @@ def test_mirror_is_asked_for_docker_hub_alone() -> None:
 def test_authority_travels_as_text(tmp_path: Path) -> None:
     (tmp_path / "site.pem").write_text("PEM")
     found, _passwords = subject.suppliers(variables(npufleet_ca_file=str(tmp_path / "site.pem")))
-    assert {one["ca"] for one in found} == {"PEM"}
+    assert {entry["ca"] for entry in found} == {"PEM"}
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_no_base_image_and_no_wheels(tmp_path: Path) -> None:
         "triton_image_wheelhouse": wheels,
     }
     reasons = refused(tmp_path, [BUILD], **given)
-    assert [one.split(",")[0] for one in reasons] == [
+    assert [reason.split(",")[0] for reason in reasons] == [
         f"found no directory {wheels} on the controller",
         f"found no {base} on the controller",
     ]
@@ -273,8 +273,8 @@ def test_check_files_that_are_not_right(tmp_path: Path) -> None:
     (tmp_path / "digits.yml").write_text("model: digits\nchecks: [{name: a}]\n")
     (tmp_path / "words.yml").write_text("checks: [\n")
     reasons = refused(tmp_path, [LOAD], found)
-    assert any("digits.yml: checks[0].inputs: " in one for one in reasons), reasons
-    assert any("words.yml: is not a YAML file" in one for one in reasons), reasons
+    assert any("digits.yml: checks[0].inputs: " in entry for entry in reasons), reasons
+    assert any("words.yml: is not a YAML file" in entry for entry in reasons), reasons
     (reason,) = refused(tmp_path, [INSTALL], found, rbln_driver_package_file="/no", rbln_driver_package_sha256="0" * 64)
     assert reason.endswith("correct rbln_driver_package_file")
     assert refused(tmp_path, [], found) == []

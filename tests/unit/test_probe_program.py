@@ -107,7 +107,7 @@ def test_answers_are_left_as_metrics_and_as_json(host: Host) -> None:
     assert found["npufleet_probe_last_run_timestamp_seconds"] == found["npufleet_probe_last_attempt_timestamp_seconds"]
     assert reasons(found, "npufleet_probe_unavailable") == reasons(found, "npufleet_probe_paused") == []
     state = host.state()
-    assert [one["why"] for one in state["checks"]] == ["", "OUT: label is 1, wanted 2", ""]
+    assert [check["why"] for check in state["checks"]] == ["", "OUT: label is 1, wanted 2", ""]
     assert (host.place / "given").read_bytes() == (host.place / "checks.json").read_bytes().partition(b"\n")[2]
     assert stat.S_IMODE((host.place / "npufleet.prom").stat().st_mode) == 0o644
     assert stat.S_IMODE((host.root / "probe.json").stat().st_mode) == 0o600
@@ -127,7 +127,7 @@ def test_models_that_no_check_asks_are_counted_and_nothing_at_all_is_no_result(
     host.run()
     found = host.metrics()
     assert reasons(found, "npufleet_probe_unavailable") == ["nothing"]
-    assert [one for one in found if one.startswith(("npufleet_check", "npufleet_models"))] == []
+    assert [entry for entry in found if entry.startswith(("npufleet_check", "npufleet_models"))] == []
     assert "no check asks words anything" in host.state()["unavailable"]["why"]
     # A host that serves no model has nothing to be asked.
     host.says()
@@ -166,7 +166,7 @@ def test_nothing_is_asked_while_somebody_works_there(host: Host, reason: str) ->
     found = host.metrics()
     assert len(host.ran()) == 1
     # What was found before is not said of a host that is being worked on.
-    assert [one for one in found if one.startswith("npufleet_check")] == []
+    assert [entry for entry in found if entry.startswith("npufleet_check")] == []
     assert reasons(found, "npufleet_probe_paused") == [reason]
     assert found["npufleet_probe_last_run_timestamp_seconds"] == first
     assert found["npufleet_probe_last_attempt_timestamp_seconds"] > first
@@ -226,7 +226,7 @@ def test_what_keeps_it_from_asking_is_a_metric_of_its_own(
     assert host.run() == 0
     found = host.metrics()
     assert reasons(found, "npufleet_probe_unavailable") == [reason]
-    assert [one for one in found if one.startswith("npufleet_check")] == []
+    assert [entry for entry in found if entry.startswith("npufleet_check")] == []
     assert found["npufleet_probe_last_run_timestamp_seconds"] == first < found["npufleet_probe_last_attempt_timestamp_seconds"]
     assert why in host.state()["unavailable"]["why"]
     assert f"nothing could be asked, {reason}: " in capsys.readouterr().out
@@ -304,7 +304,7 @@ def test_alerts_ask_for_metrics_that_there_are() -> None:
     assert named - TRITONS <= set(program.HELP)
     assert named >= TRITONS
     tested = yaml.safe_load((ROOT / "tests/alerts/npufleet_test.yml").read_text())["tests"]
-    fires = {one["alertname"] for test in tested for one in test["alert_rule_test"] if one["exp_alerts"]}
+    fires = {entry["alertname"] for test in tested for entry in test["alert_rule_test"] if entry["exp_alerts"]}
     assert fires == {rule["alert"] for rule in group["rules"]}
 
 

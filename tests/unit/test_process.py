@@ -266,7 +266,7 @@ def test_it_serves_and_a_second_look_finds_nothing(root: str, order: Any) -> Non
     assert names(root, wanted) == ["digits", "process"]
     outcome = change.Server(root, wanted).change()
     assert outcome.why is None, outcome.why
-    assert [one["ok"] for one in outcome.checks] == [True]
+    assert [check["ok"] for check in outcome.checks] == [True]
     assert served(wanted) == {"digits": release_of("digits", 1)["release"]}
     assert change.Server(root, wanted).look()[1] == []
     running = supervised.running(root) or {}
@@ -321,7 +321,7 @@ def test_wrong_answers_bring_back_what_served(root: str, order: Any, monkeypatch
     monkeypatch.setattr(check_client, "ask_here", lambda *_given: [{"name": "digits", "ok": False, "why": "found 8, wanted 3"}])
     outcome = change.Server(root, order({"digits": 2})).change()
     assert outcome.why is not None and outcome.why.startswith("0 of 1 checks passed") and "found 8, wanted 3" in outcome.why
-    assert [one["ok"] for one in outcome.checks] == [False]
+    assert [check["ok"] for check in outcome.checks] == [False]
     assert served(before) == {"digits": release_of("digits", 1)["release"]}
 
 

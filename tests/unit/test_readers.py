@@ -17,8 +17,8 @@ def test_long_text_is_cut_at_the_begin_of_a_line() -> None:
     raw = b"".join(b"line %d\n" % number for number in range(1000))
     text = readers.bounded(raw, 100)
     first, *lines = text.splitlines()
-    assert first == f"[the first {len(raw) - sum(len(one) + 1 for one in lines)} bytes are left out]"
-    assert lines[-1] == "line 999" and all(one.startswith("line ") for one in lines) and len(text) < 160
+    assert first == f"[the first {len(raw) - sum(len(line) + 1 for line in lines)} bytes are left out]"
+    assert lines[-1] == "line 999" and all(line.startswith("line ") for line in lines) and len(text) < 160
     assert readers.bounded(b"x" * 200 + SECRET.encode() * 20, 100).splitlines()[1:] == [], "a piece of a line is not kept"
     assert readers.bounded(b"short\xff", 100) == "short\ufffd"
 

@@ -43,10 +43,10 @@ def made(tmp_path: Path, config: str, known: Any, entry: dict[str, Any] | None =
     directory.mkdir(exist_ok=True)
     (directory / "config.pbtxt").write_text(config)
     artefact = {"url": "https://models.example.com/m.rbln", "sha256": SHA, **({"record": known} if known else {})}
-    one = manifest.manifest(
+    item = manifest.manifest(
         {"name": "m", "artefacts": {"CA12/0.6": artefact}, **(entry or {})}, fleet(npufleet_model_repository=str(tmp_path), **host)
     )
-    return manifest.parse_config(one["contents"]["config.pbtxt"].decode(), "config.pbtxt"), one
+    return manifest.parse_config(item["contents"]["config.pbtxt"].decode(), "config.pbtxt"), item
 
 
 def refused(tmp_path: Path, config: str, known: Any, entry: dict[str, Any] | None = None) -> list[str]:
@@ -280,10 +280,10 @@ def test_profile_bounds_what_waits(tmp_path: Path) -> None:
 def test_queue_of_every_model_of_the_collection_that_joins_batches_is_bounded() -> None:
     paths = sorted([*ROOT.glob("model_repository/*/config.pbtxt"), *ROOT.glob("files/dali/*/config.pbtxt")])
     configs = [manifest.parse_config(path.read_text(), str(path)) for path in paths]
-    joining = [one for one in configs if one.HasField("dynamic_batching")]
+    joining = [config for config in configs if config.HasField("dynamic_batching")]
     assert len(joining) >= 5
-    for one in joining:
-        assert 0 < one.dynamic_batching.default_queue_policy.max_queue_size <= 256, one.name
+    for entry in joining:
+        assert 0 < entry.dynamic_batching.default_queue_policy.max_queue_size <= 256, entry.name
 
 
 def later() -> dict[str, Any]:

@@ -45,7 +45,7 @@ def secrets(count: int, alphabet: str) -> list[str]:
     return ["".join(chance.choices(alphabet, k=chance.randint(6, 40))).strip() or "x" * 6 for _number in range(count)]
 
 
-VALUES = [one for one in secrets(25, string.ascii_letters + string.digits + string.punctuation + " ") if len(one) > 5]
+VALUES = [secret for secret in secrets(25, string.ascii_letters + string.digits + string.punctuation + " ") if len(secret) > 5]
 VALUES += [*secrets(10, string.ascii_lowercase), "pässwörd-日本語-1", 'quote"back\\slash', "tab\tnew\nline x", "a%20b+c/d=e"]
 
 
@@ -62,7 +62,7 @@ def test_known_value_in_no_form_and_place_survives(encoding: str) -> None:
             for content in (planted, {"log": [planted], planted: 1}):
                 cleaned = Redactor([value]).clean(content)
                 cleaned = cleaned if isinstance(cleaned, str) else json.dumps(cleaned, ensure_ascii=False)
-                left = [one for one in readable(value) if one in cleaned]
+                left = [secret for secret in readable(value) if secret in cleaned]
                 assert left == [], (value, planted, cleaned)
                 assert MARK in cleaned
 

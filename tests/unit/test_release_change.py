@@ -125,7 +125,7 @@ def test_models_that_need_another_compiled_file() -> None:
     ]
     # Of one line of the SDK they stay
     assert not [
-        one for one in of_host("25.08", "26.07-sdk0.9", item("image", "deliver"), triton_models=models) if "compiled" in one
+        entry for entry in of_host("25.08", "26.07-sdk0.9", item("image", "deliver"), triton_models=models) if "compiled" in entry
     ]
 
 
@@ -141,7 +141,7 @@ def test_models_that_need_another_compiled_file() -> None:
 )
 def test_client_shared_memory(old: str | None, new: str, arguments: list[str], said: bool) -> None:
     found = of_host(old, new, item("image", "deliver"), triton_server_extra_args=arguments)
-    assert bool([one for one in found if "--allow-client-shm=true" in one]) is said
+    assert bool([entry for entry in found if "--allow-client-shm=true" in entry]) is said
 
 
 def test_driver_image_and_what_else_changes() -> None:

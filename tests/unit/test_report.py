@@ -83,7 +83,7 @@ def test_what_is_wrong_comes_first_then_names_by_their_numbers() -> None:
     statuses["npu3"] = status(state="unreachable", report=["why"])
     statuses["npu10"] = status(state="drift", plan=[{"concern": "server", "name": "x", "action": "start"}])
     whole = view.view(names, names, statuses, {}, NOW)
-    assert [one["host"] for one in whole["hosts"]] == ["npu3", "npu10", "npu1", "npu2"]
+    assert [host["host"] for host in whole["hosts"]] == ["npu3", "npu10", "npu1", "npu2"]
 
 
 def test_the_first_reason_and_how_many_more() -> None:
@@ -109,7 +109,7 @@ def test_a_source_is_told_only_of_the_release_that_was_made_of_it() -> None:
 
 def test_what_is_old_is_marked() -> None:
     found = row(status(when="2026-03-01T11:59:59Z"), result(check()))
-    assert [(one["what"], one["stale"]) for one in found["times"]] == [("read", True), ("checked", False)]
+    assert [(time["what"], time["stale"]) for time in found["times"]] == [("read", True), ("checked", False)]
     assert found["stale"]
     assert not row(status(when="2026-03-01T12:00:00Z"), None)["stale"]
     assert row(status(when="yesterday"), None)["times"] == []
@@ -118,9 +118,9 @@ def test_what_is_old_is_marked() -> None:
 def test_a_picture_stands_there_once_and_only_as_a_picture() -> None:
     uri = "data:image/png;base64,iVBORw0KGgo="
     pictures = [uri, uri, "https://example.com/x.png", uri + '"><b>', None, "data:image/png;base64," + "A" * 40001]
-    found = row(status(), result(*(check(picture=one) for one in pictures)))["answers"][0]["answers"]
-    assert [one["picture"] for one in found] == [uri, "", "", "", "", ""]
-    assert [one.get("number") for one in found] == [0, 0, None, None, None, None]
+    found = row(status(), result(*(check(picture=picture) for picture in pictures)))["answers"][0]["answers"]
+    assert [entry["picture"] for entry in found] == [uri, "", "", "", "", ""]
+    assert [entry.get("number") for entry in found] == [0, 0, None, None, None, None]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_numbers_that_are_none_and_names_of_digits_break_no_report() -> None:
     cards = [{"device": "rbln0", "memory_used": 10**400, "memory_total": float("nan")}]
     actual = {"driver": {"tool": {"devices": cards}}, "server": {"served": {"m": {"9" * 5000: {}, "2": {}, "10": {}}}}}
     shown = row(status(actual=actual), result(check(ms=10**400)))
-    assert [one["version"][:3] for one in shown["models"]["m"]["versions"]] == ["2", "10", "999"]
+    assert [version["version"][:3] for version in shown["models"]["m"]["versions"]] == ["2", "10", "999"]
     assert shown["cards"][0]["memory"] == ""
 
 

@@ -140,8 +140,8 @@ def test_what_was_found_on_each_host_is_what_lies_ahead(tmp_path: Path) -> None:
     ],
 )
 def test_a_host_that_lies_is_one_of_which_nothing_is_known(tmp_path: Path, lie: dict[str, Any]) -> None:
-    one = Action(tmp_path)
-    assert "files of unknown size" in one.go({"npu1": {"npufleet_state": lie}}, ["npu1"])["msg"]
+    entry = Action(tmp_path)
+    assert "files of unknown size" in entry.go({"npu1": {"npufleet_state": lie}}, ["npu1"])["msg"]
 
 
 def test_only_turns_that_went_well_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

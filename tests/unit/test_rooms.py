@@ -126,7 +126,9 @@ def test_what_runs_without_ansible_imports_nothing_of_it(path: Path) -> None:
 
 def test_rooms_are_small() -> None:
     sizes = {
-        str(place.relative_to(ROOT)): len([one for one in place.iterdir() if one.suffix == ".py" and one.stem != "__init__"])
+        str(place.relative_to(ROOT)): len(
+            [entry for entry in place.iterdir() if entry.suffix == ".py" and entry.stem != "__init__"]
+        )
         for place in (PLUGINS, *(path for path in PLUGINS.rglob("*") if path.is_dir()))
         if "__pycache__" not in place.parts
     }

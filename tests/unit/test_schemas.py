@@ -94,7 +94,7 @@ def test_keys_are_those_of_the_reader() -> None:
     assert inputs["properties"]["dtype"]["enum"] == expect["properties"]["dtype"]["enum"] == list(check_files.DTYPES)
     assert set(CHECK["properties"]["protocols"]["items"]["enum"]) == set(inference.PROTOCOLS)
     assert CHECK["properties"]["error"]["properties"]["status"]["enum"] == list(inference.STATUS)
-    assert [one["required"] for one in CHECK["anyOf"]] == [[proof] for proof in check_files.PROOFS]
+    assert [entry["required"] for entry in CHECK["anyOf"]] == [[proof] for proof in check_files.PROOFS]
     latency = CHECK["properties"]["latency"]["properties"]
     assert {key: latency[key]["maximum"] for key in ("clients", *check_files.LONGEST)} == {
         "clients": inference.WIDEST,

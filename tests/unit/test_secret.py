@@ -66,7 +66,7 @@ COMMANDS = [
 def test_no_value_of_a_command_that_may_be_secret_is_shown(words: list[str]) -> None:
     shown = secret.command(words, KEY)
     assert SECRET not in json.dumps(shown) and len(shown) == len(words)
-    assert shown == secret.command(words, KEY) != secret.command([one.replace(SECRET, SECRET + "x") for one in words], KEY)
+    assert shown == secret.command(words, KEY) != secret.command([word.replace(SECRET, SECRET + "x") for word in words], KEY)
 
 
 def test_numbers_of_a_restricted_api_are_a_key() -> None:

@@ -164,19 +164,19 @@ def test_who_makes_the_container_is_told_its_secrets_and_nobody_else(tmp_path: P
     tasks = []
     for path, names in MAKING.items():
         found = yaml.safe_load((ROOT / "roles" / path).read_text())
-        found += [one for block in found for one in block.get("block", [])]
-        tasks += [next(one for one in found if one["name"] == name) for name in names]
-    assert all(one["no_log"] == "{{ npufleet_no_log }}" for one in tasks)
-    container = next(one for one in tasks if "community.docker.docker_container" in one)
+        found += [entry for block in found for entry in block.get("block", [])]
+        tasks += [next(entry for entry in found if entry["name"] == name) for name in names]
+    assert all(task["no_log"] == "{{ npufleet_no_log }}" for task in tasks)
+    container = next(task for task in tasks if "community.docker.docker_container" in task)
     options = container.pop("community.docker.docker_container")
     shown = {name: options[name] for name in ("command", "env")}
     container["ansible.builtin.copy"] = {"content": shown, "dest": str(tmp_path / "container.json"), "mode": "0600"}
     (tmp_path / "daemon.json").write_text('{"debug": true, "log-opts": {"tag": "site"}}')
-    for one in tasks:
+    for task in tasks:
         for module in ("ansible.builtin.slurp", "ansible.builtin.copy"):
             for option in ("src", "dest"):
-                if one.get(module, {}).get(option) == "/etc/docker/daemon.json":
-                    one[module][option] = str(tmp_path / "daemon.json")
+                if task.get(module, {}).get(option) == "/etc/docker/daemon.json":
+                    task[module][option] = str(tmp_path / "daemon.json")
     state = {"docker_engine_state": {"actual": {"engine": {"daemon": {"debug": True}}}}, "npufleet_no_log": True}
     play_ = {"name": "Make it", "hosts": "all", "gather_facts": False, "vars": state, "tasks": tasks}
     (tmp_path / "play.yml").write_text(yaml.safe_dump([play_], sort_keys=False))

@@ -245,9 +245,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_one_call_hands_over_everything_and_keeps_the_answers_for_reports(tmp_path: Path) -> None:
-    one = Action(tmp_path, ENDED)
-    assert one.go() == {**ENDED, "answered": True}
-    (handed,) = one.handed
+    entry = Action(tmp_path, ENDED)
+    assert entry.go() == {**ENDED, "answered": True}
+    (handed,) = entry.handed
     # Every field is one that the module takes
     assert set(handed) <= set(server_change.REQUEST)
     document = handed["checks"]["document"]
@@ -255,39 +255,39 @@ def test_one_call_hands_over_everything_and_keeps_the_answers_for_reports(tmp_pa
     assert handed["secrets"] == ["Bearer s3cret"]
     assert set(handed["desired"]) == {"models", "server"}
     assert (handed["releases"], handed["incoming"]) == ({}, "/var/lib/npufleet/incoming")
-    assert json.loads((one.results / "npu1.json").read_text())["checks"] == [RIGHT]
-    assert one.lines == []
+    assert json.loads((entry.results / "npu1.json").read_text())["checks"] == [RIGHT]
+    assert entry.lines == []
 
 
 @pytest.mark.parametrize("arguments", [{"ask_checks": False}, {"state": "put_back", "why": "x"}])
 def test_checks_are_only_asked_of_a_change_that_wants_them(tmp_path: Path, arguments: dict[str, Any]) -> None:
-    one = Action(tmp_path, {**ENDED, "checks": []}, **arguments)
-    one.go()
-    assert "checks" not in one.handed[0]
-    assert not one.results.exists()
+    entry = Action(tmp_path, {**ENDED, "checks": []}, **arguments)
+    entry.go()
+    assert "checks" not in entry.handed[0]
+    assert not entry.results.exists()
 
 
 def test_a_model_that_is_not_placed_here_is_refused(tmp_path: Path) -> None:
-    one = Action(tmp_path, release=["words"])
+    entry = Action(tmp_path, release=["words"])
     with pytest.raises(AnsibleActionFail, match="triton_models places no words on this host"):
-        one.go()
-    assert one.handed == []
+        entry.go()
+    assert entry.handed == []
 
 
 def test_a_change_that_takes_longer_is_told_line_by_line(tmp_path: Path) -> None:
-    one = Action(tmp_path, UNDER_WAY, {**UNDER_WAY, "steps": [{"at": "now", "step": "keep\n[it]"}]}, ENDED)
-    assert one.go()["proven"] is True
-    assert one.lines == ["npu1: load and unload, since 2026-01-01T00:00:00Z", "npu1: keep [it], since now"]
-    first, *others = one.handed
+    entry = Action(tmp_path, UNDER_WAY, {**UNDER_WAY, "steps": [{"at": "now", "step": "keep\n[it]"}]}, ENDED)
+    assert entry.go()["proven"] is True
+    assert entry.lines == ["npu1: load and unload, since 2026-01-01T00:00:00Z", "npu1: keep [it], since now"]
+    first, *others = entry.handed
     # What is asked again is small, and is about the same change
     assert [(again["id"], again["begun"], again["run"]) for again in others] == [(first["id"], True, first["run"])] * 2
     assert all("desired" not in again and "checks" not in again for again in others)
 
 
 def test_a_change_that_waited_is_asked_for_by_its_own_id(tmp_path: Path) -> None:
-    one = Action(tmp_path, {**UNDER_WAY, "id": "first"}, ENDED, state="accepted")
-    one.go()
-    assert one.handed[1]["id"] == "first"
+    entry = Action(tmp_path, {**UNDER_WAY, "id": "first"}, ENDED, state="accepted")
+    entry.go()
+    assert entry.handed[1]["id"] == "first"
 
 
 def test_a_connection_that_comes_back_finds_what_became_of_the_change(tmp_path: Path) -> None:
@@ -296,9 +296,9 @@ def test_a_connection_that_comes_back_finds_what_became_of_the_change(tmp_path: 
 
 
 def test_a_connection_that_stays_away_ends_the_wait_and_not_the_change(tmp_path: Path, pauses: SimpleNamespace) -> None:
-    one = Action(tmp_path, UNDER_WAY, *[AnsibleConnectionFailure("npu1 is gone")] * 100)
+    entry = Action(tmp_path, UNDER_WAY, *[AnsibleConnectionFailure("npu1 is gone")] * 100)
     with pytest.raises(AnsibleConnectionFailure):
-        one.go()
+        entry.go()
     assert action.RECONNECT <= pauses.now - 100 <= 2 * action.RECONNECT
 
 
@@ -312,9 +312,9 @@ def test_a_change_that_failed_is_its_message_alone(tmp_path: Path) -> None:
         "did": [],
         "steps": STEPS,
     }
-    one = Action(tmp_path, failed)
-    assert one.go() == {"failed": True, "changed": True, "msg": "npu1: wrong", "back": "as before", "did": []}
-    assert json.loads((one.results / "npu1.json").read_text())["msg"] == "npu1: wrong"
+    entry = Action(tmp_path, failed)
+    assert entry.go() == {"failed": True, "changed": True, "msg": "npu1: wrong", "back": "as before", "did": []}
+    assert json.loads((entry.results / "npu1.json").read_text())["msg"] == "npu1: wrong"
 
 
 @pytest.mark.parametrize(

@@ -58,13 +58,13 @@ def sent(one: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_record_made_anew_out_of_its_release_is_the_one_that_was_lost(tmp_path: Path, policy: str) -> None:
-    one = made(tmp_path / "models", policy)
-    assert one["versions"] == POLICIES[policy]
+    entry = made(tmp_path / "models", policy)
+    assert entry["versions"] == POLICIES[policy]
     root = tmp_path / "root"
     store.prepare(str(root))
-    blob = next(path["sha256"] for path in one["files"].values() if path["blob"])
+    blob = next(path["sha256"] for path in entry["files"].values() if path["blob"])
     (root / "blobs/sha256" / blob).write_bytes(b"w" * 2**20)
-    label = store.make_release(str(root), "digits", sent(one))
+    label = store.make_release(str(root), "digits", sent(entry))
     base = store.release_path(str(root), "digits", label)
 
     def kept(digest: str) -> str | None:
@@ -110,7 +110,7 @@ def content(root: Path) -> bytes:
 
 def named(root: Path, wanted: dict[str, Any]) -> dict[str, str]:
     """Damaged files that the plan names, with what it found."""
-    return {one["name"]: one["current"] for one in difference(root, wanted) if one["action"] == "mend"}
+    return {entry["name"]: entry["current"] for entry in difference(root, wanted) if entry["action"] == "mend"}
 
 
 def record(root: Path, number: int) -> Path:
@@ -204,7 +204,7 @@ def test_a_record_that_cannot_be_made_anew_makes_a_release_anew(root: Path, mode
     record(root, 2).unlink()
     record(root, 1).write_text("{")
     plan = difference(root, models["two"])
-    assert [(one["name"], one["action"]) for one in plan] == [
+    assert [(item["name"], item["action"]) for item in plan] == [
         ("digits", "release"),
         (str(record(root, 1).relative_to(root)), "mend"),
         (f"releases/digits/{edited.parent.parent.name}.json", "mend"),
@@ -232,7 +232,7 @@ def test_a_transaction_that_is_lost_is_put_back_to_what_the_history_proves(root:
     released(root, models["three"])
     tear(root / "transaction.json")
     plan = difference(root, models["three"])
-    assert [(one["name"], one["action"]) for one in plan] == [("transaction.json", "mend"), ("transaction", "prove")]
+    assert [(item["name"], item["action"]) for item in plan] == [("transaction.json", "mend"), ("transaction", "prove")]
     assert plan[1]["current"] == "open, and not to be read: digits"
     assert call(root, "restored", why="three answers wrong")["failed"] is False
     assert content(root) == b"two"

@@ -46,8 +46,8 @@ def difference(root: Path, wanted: dict[str, Any]) -> list[dict[str, Any]]:
 def released(root: Path, wanted: dict[str, Any], who: dict[str, str] = ALICE, **more: Any) -> dict[str, Any]:
     """What the role does with the plan of the concern."""
     plan = difference(root, wanted)
-    names = [one["name"] for one in plan if one["action"] == "release"]
-    gone = [one["name"] for one in plan if one["action"] == "withdraw"]
+    names = [item["name"] for item in plan if item["action"] == "release"]
+    gone = [item["name"] for item in plan if item["action"] == "withdraw"]
     return call(root, "released", who, models=names, releases={name: wanted[name] for name in names}, withdraw=gone, **more)
 
 
@@ -70,7 +70,7 @@ def proven(tmp_path: Path) -> Path:
 
 
 def history(root: Path) -> list[tuple[str, str, str]]:
-    return [(one["model"], one["what"], one["result"]) for one in store.read_history(str(root))]
+    return [(event["model"], event["what"], event["result"]) for event in store.read_history(str(root))]
 
 
 def change(root: Path) -> None:
@@ -136,7 +136,7 @@ def test_killed_anywhere_it_serves_whole_releases_and_one_run_converges(
         ordinary(root, B)
         assert served(root, "digits/config.pbtxt") == b"digits b"
         lines = store.read_history(str(root))
-        keys = [(one["run"], one["model"], one["what"], one["from"], one["to"], one["result"]) for one in lines]
+        keys = [(line["run"], line["model"], line["what"], line["from"], line["to"], line["result"]) for line in lines]
         assert len(keys) == len(set(keys)), "a line is written twice"
         assert ("digits", "deploy", "proven") in history(root)[2:]
         number += 1
@@ -145,8 +145,8 @@ def test_killed_anywhere_it_serves_whole_releases_and_one_run_converges(
 
 def test_a_change_is_written_down(proven: Path) -> None:
     change(proven)
-    lines = [one for one in store.read_history(str(proven)) if one["model"] == "digits"]
-    assert [(one["who"], one["host"], one["from"], one["to"], one["result"]) for one in lines] == [
+    lines = [event for event in store.read_history(str(proven)) if event["model"] == "digits"]
+    assert [(line["who"], line["host"], line["from"], line["to"], line["result"]) for line in lines] == [
         ("alice@ops1", "npu1", None, "0001-" + "a" * 12, "proven"),
         ("alice@ops1", "npu1", "0001-" + "a" * 12, "0002-" + "b" * 12, "proven"),
     ]
@@ -219,14 +219,14 @@ def test_a_run_that_does_not_hold_the_host_changes_nothing(proven: Path) -> None
 
 def test_an_open_transaction_is_a_difference(proven: Path) -> None:
     released(proven, B)
-    (one,) = difference(proven, B)
-    assert (one["name"], one["action"], one["desired"]) == ("transaction", "prove", "proven and closed")
-    assert one["current"].endswith("by alice@ops1: digits, faces, words")
+    (entry,) = difference(proven, B)
+    assert (entry["name"], entry["action"], entry["desired"]) == ("transaction", "prove", "proven and closed")
+    assert entry["current"].endswith("by alice@ops1: digits, faces, words")
 
 
 def test_a_transaction_that_cannot_be_read_counts_and_is_taken_over(proven: Path) -> None:
     (proven / "transaction.json").write_text("{")
-    assert [one["action"] for one in difference(proven, A)] == ["mend", "prove"]
+    assert [entry["action"] for entry in difference(proven, A)] == ["mend", "prove"]
     ordinary(proven, A)
 
 

@@ -80,18 +80,18 @@ def test_bare_host_gives_a_bundle_and_says_what_is_missing(bare: None, tmp_path:
     errors = found["errors.txt"].splitlines()
     assert "driver/tool.json: /nowhere/rbln-stat is not installed" in errors
     assert "journal/docker.txt: journalctl is not installed" in errors
-    assert any(one.startswith("engine/info.json: the engine does not answer: ") for one in errors)
+    assert any(error.startswith("engine/info.json: the engine does not answer: ") for error in errors)
     assert f"models/store.txt: there is no {tmp_path}/root" in errors
-    assert any(one.startswith("server/index.json: POST /v2/repository/index at 127.0.0.1:1: ") for one in errors)
+    assert any(error.startswith("server/index.json: POST /v2/repository/index at 127.0.0.1:1: ") for error in errors)
     assert result["errors"] == errors
-    names = {one.split(":")[0] for one in errors}
-    tried = {one.name for one in collect.items(arguments(tmp_path, desired={}), LIMITS)}
+    names = {error.split(":")[0] for error in errors}
+    tried = {entry.name for entry in collect.items(arguments(tmp_path, desired={}), LIMITS)}
     optional = {
-        one
-        for one in tried
-        if "previous" in one
-        or one.startswith(("driver/installer", "driver/cdi"))
-        or one in ("engine/login.json", "host/maintenance.json", "host/watchdog.json", "host/probe.json")
+        entry
+        for entry in tried
+        if "previous" in entry
+        or entry.startswith(("driver/installer", "driver/cdi"))
+        or entry in ("engine/login.json", "host/maintenance.json", "host/watchdog.json", "host/probe.json")
     }
     assert tried - optional == (set(found) | names) - {"README.txt", "errors.txt", "redaction.txt"} - optional
 
@@ -122,7 +122,7 @@ def test_place_that_cannot_be_written_is_a_clear_failure(bare: None, tmp_path: P
 def test_secret_in_every_item_in_every_form_does_not_survive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     written = [SECRET, json.dumps(SECRET), "hunter2%2Fhunter2%2B%C3%A4", base64.b64encode(f"u:{SECRET}".encode()).decode()]
     wanted = arguments(tmp_path, desired={}, about={"row": SECRET}, errors=[f"lookup: {SECRET}"])
-    real = [one.name for one in collect.items(wanted, LIMITS)]
+    real = [entry.name for entry in collect.items(wanted, LIMITS)]
     planted: dict[str, Any] = {}
     for number, name in enumerate(real):
         text = f"line\nx={written[number % 4]}\nPASSWORD=an0ther-one\n"
@@ -141,7 +141,7 @@ def test_secret_in_every_item_in_every_form_does_not_survive(monkeypatch: pytest
     found = unpacked(tmp_path / "fetch/bundle.tar.gz")
     assert set(planted) < set(found)
     for name, text in found.items():
-        assert not [one for one in [*written, "an0ther-one", "hunter2"] if one in text], (name, text)
+        assert not [entry for entry in [*written, "an0ther-one", "hunter2"] if entry in text], (name, text)
     assert result["redacted"] >= 2 * len(real)
     assert "hunter2" not in json.dumps(result)
     assert "npufleet_artefact_password" in found["redaction.txt"]
@@ -161,14 +161,14 @@ def test_without_the_controller_it_says_so(tmp_path: Path) -> None:
 
 
 def test_host_without_npus_is_not_asked_for_them(tmp_path: Path) -> None:
-    names = {one.name for one in collect.items(arguments(tmp_path, concerns=["monitoring"], desired={}), LIMITS)}
+    names = {entry.name for entry in collect.items(arguments(tmp_path, concerns=["monitoring"], desired={}), LIMITS)}
     assert "monitoring/targets.json" in names
     assert not [name for name in names if name.startswith(("driver/", "engine/", "server/", "models/"))]
 
 
 def test_state_of_a_concern_is_its_plan(tmp_path: Path) -> None:
     wanted = {"engine": engine.sealed(engine.desired(fleet(docker_engine_packages=["npufleet-no-such-package"])), "key")}
-    items = {one.name: one for one in collect.items(arguments(tmp_path, desired=wanted, concerns=[]), LIMITS)}
+    items = {entry.name: entry for entry in collect.items(arguments(tmp_path, desired=wanted, concerns=[]), LIMITS)}
     state = items["state/engine.json"].get()
     assert {"concern": "engine", "name": "packages"}.items() <= state["plan"][0].items()
     assert set(state) == {"plan", "actual"}
@@ -224,7 +224,7 @@ def test_engine_and_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     with unix_server(tmp_path / "s", answers):
         items = collect.items(arguments(tmp_path, concerns=["engine"], desired={}), LIMITS)
         found, errors = collect.collect(
-            [one for one in items if one.name.startswith(("engine/i", "container/"))], LIMITS, time.monotonic() + 60
+            [item for item in items if item.name.startswith(("engine/i", "container/"))], LIMITS, time.monotonic() + 60
         )
     assert found["engine/info.json"] == {"ServerVersion": "20"}
     assert found["container/triton-log.txt"] == "out\n"
@@ -250,7 +250,7 @@ def test_server(tmp_path: Path) -> None:
     }
     with http_server(answers) as server:
         wanted = arguments(tmp_path, concerns=["server"], desired={}, http_port=server.port, metrics_port=server.port)
-        items = [one for one in collect.items(wanted, LIMITS) if one.name.startswith("server/")]
+        items = [entry for entry in collect.items(wanted, LIMITS) if entry.name.startswith("server/")]
         found, errors = collect.collect(items, LIMITS, time.monotonic() + 60)
     assert found["server/ready.json"] == {"status": 200}
     assert found["server/metrics.txt"] == "nv_inference_count 1\n"
@@ -268,9 +268,9 @@ def test_a_server_with_a_key_is_asked_with_it(tmp_path: Path) -> None:
     with http_server({"POST /v2/repository/index": (200, [])}) as server:
         desired = {"server": {"key": {"name": "npufleet-key", "path": str(tmp_path / "key")}}}
         wanted = arguments(tmp_path, concerns=["server"], desired=desired, http_port=server.port, metrics_port=1)
-        items = [one for one in collect.items(wanted, LIMITS) if one.name in ("server/index.json", "server/configs.json")]
+        items = [entry for entry in collect.items(wanted, LIMITS) if entry.name in ("server/index.json", "server/configs.json")]
         collect.collect(items, LIMITS, time.monotonic() + 60)
-        assert [one.get("npufleet-key") for one in server.headers] == ["0123456789-own-key"] * 2
+        assert [header.get("npufleet-key") for header in server.headers] == ["0123456789-own-key"] * 2
 
 
 def test_the_hosts_own_key_is_taken_out_wherever_it_is_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +281,7 @@ def test_the_hosts_own_key_is_taken_out_wherever_it_is_met(tmp_path: Path, monke
     wanted = arguments(tmp_path, concerns=["server"], desired=desired)
     run_module(support_bundle, wanted)
     with tarfile.open(wanted["archive"]) as archive:
-        texts = [archive.extractfile(one).read().decode() for one in archive]  # type: ignore[union-attr]
+        texts = [archive.extractfile(member).read().decode() for member in archive]  # type: ignore[union-attr]
     assert "somebody printed <redacted> here" in "".join(texts)
     assert "own-key" not in "".join(texts)
 

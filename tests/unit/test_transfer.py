@@ -92,11 +92,11 @@ def transfer(site: Path, origins: dict[str, Any], hosts: dict[str, dict[str, Any
 
 def kept(site: Path, host: str = "npu1") -> dict[str, bytes]:
     home = site / host / "blobs/sha256"
-    return {one.name: one.read_bytes() for one in home.iterdir()} if home.is_dir() else {}
+    return {path.name: path.read_bytes() for path in home.iterdir()} if home.is_dir() else {}
 
 
 def left(site: Path, place: str) -> list[str]:
-    return sorted(one.name for one in (site / place).iterdir() if one.name != blobs.CONTROLLER)
+    return sorted(path.name for path in (site / place).iterdir() if path.name != blobs.CONTROLLER)
 
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="blobs are given to root")
@@ -114,8 +114,8 @@ def test_files_of_the_controller_and_of_the_web_to_two_hosts(site: Path) -> None
         sudo = {"ansible_become": True, "ansible_become_exe": str(site / "bin/sudo"), "ansible_user": "nobody"}
         found = transfer(site, origins, {"npu1": {}, "npu2": sudo}, **login)
         asked = (site / "asked").read_text().splitlines()
-        assert any("bin/sudo" in one for one in asked)
-        assert not any("bin/sudo" in one for one in asked if "rsync --server" in one)
+        assert any("bin/sudo" in request for request in asked)
+        assert not any("bin/sudo" in request for request in asked if "rsync --server" in request)
         for host in ("npu1", "npu2"):
             assert found[host]["changed"] is True, found[host]
             assert found[host]["transferred"] == {digest(CONTENT): len(CONTENT), digest(OTHER): len(OTHER)}
@@ -137,7 +137,7 @@ def test_a_cut_connection_frees_the_lock_and_the_next_run_goes_on(site: Path, mo
     assert broken["failed"] is True
     assert "npu1: the transfer broke off (" in broken["msg"] and "run again, it goes on where it stopped" in broken["msg"]
     lock = f"flock --timeout {sender.LOCK_WAIT} {site}/npu1/incoming rsync --server"
-    assert [one.startswith(lock) for one in (site / "asked").read_text().splitlines() if "rsync" in one] == [True]
+    assert [line.startswith(lock) for line in (site / "asked").read_text().splitlines() if "rsync" in line] == [True]
     with blobs.locked(str(site / "npu1/incoming"), wait=False):
         partial = (site / "npu1/incoming" / digest(CONTENT)).stat().st_size
     assert 0 < partial < len(CONTENT)
@@ -253,7 +253,7 @@ def test_object_store(site: Path) -> None:
         }
         hosts = {fetch: {"model_repository_fetch": fetch} for fetch in ("controller", "host")}
         found = transfer(site, {digest(OTHER): {"url": "s3://models/x.rbln"}}, hosts, **given)
-    assert [one.get("bytes_moved") for one in found.values()] == [len(OTHER)] * 2, found
+    assert [entry.get("bytes_moved") for entry in found.values()] == [len(OTHER)] * 2, found
     assert [kept(site, host) for host in hosts] == [{digest(OTHER): OTHER}] * 2
     assert stores.SECRET not in str(found)
 

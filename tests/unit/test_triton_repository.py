@@ -46,7 +46,7 @@ class Triton:
         if words[-1] == "config" and words[2] in self.loaded:
             config: dict[str, Any] = {"parameters": {"npufleet_release": {"string_value": self.loaded[words[2]]["release"]}}}
             if self.steps.get(words[2]):
-                config["ensemble_scheduling"] = {"step": [{"model_name": one} for one in self.steps[words[2]]]}
+                config["ensemble_scheduling"] = {"step": [{"model_name": step} for step in self.steps[words[2]]]}
             return 200, config
         return 400, {"error": f"nothing at {asked}"}
 
@@ -240,7 +240,10 @@ def test_loads_and_unloads_go_by_grpc_and_no_key_is_in_their_command_line(tmp_pa
     triton = Triton({"digits": model()}, {"gone": OLD})
     key = {"name": "npufleet-key", "path": str(path)}
     assert run(triton, {"digits": model()}, key=key)["loaded"] == ["digits"]
-    assert [(one["verb"], one["model"], one["key"]) for one in triton.by_grpc] == [("unload", "gone", key), ("load", "digits", key)]
+    assert [(call["verb"], call["model"], call["key"]) for call in triton.by_grpc] == [
+        ("unload", "gone", key),
+        ("load", "digits", key),
+    ]
     assert "secret" not in json.dumps(triton.by_grpc)
 
 

@@ -102,7 +102,7 @@ def test_every_reason_of_every_variable_comes_at_once() -> None:
     reasons = refused(
         triton_models=[entry, {"instances": []}], npufleet_no_proxy="a", npufleet_grpc_port="many", npufleet_card=None
     )
-    assert [one.split(":")[0] for one in reasons] == [
+    assert [reason.split(":")[0] for reason in reasons] == [
         "npufleet_card",
         "npufleet_grpc_port",
         "npufleet_no_proxy",
@@ -212,9 +212,9 @@ def test_every_type_of_the_specs_is_known() -> None:
     kinds = set()
 
     def walk(options: Any) -> None:
-        for one in options.values():
-            kinds.update({one["type"], one.get("elements", "raw")})
-            walk(one.get("options") or {})
+        for option in options.values():
+            kinds.update({option["type"], option.get("elements", "raw")})
+            walk(option.get("options") or {})
 
     walk(subject.inventory_specs())
     assert kinds == {*("str", "path", "int", "bool", "list", "dict"), "raw"}
@@ -233,14 +233,14 @@ def test_what_the_project_itself_sets_fits() -> None:
     def look(value: Any, path: Path) -> None:
         nonlocal seen
         if isinstance(value, list):
-            for one in value:
-                look(one, path)
+            for entry in value:
+                look(entry, path)
         elif isinstance(value, dict):
             mine = {name: one for name, one in value.items() if name in subject.inventory_specs()}
             seen += len(mine)
-            wrong.extend(f"{path}: {one}" for one in fleet(**mine).misfits) if mine else None
-            for one in value.values():
-                look(one, path)
+            wrong.extend(f"{path}: {misfit}" for misfit in fleet(**mine).misfits) if mine else None
+            for entry in value.values():
+                look(entry, path)
 
     for top in ("inventories", "molecule", "playbooks", "roles", "lab", "tests"):
         for path in sorted((ROOT / top).rglob("*.yml")):

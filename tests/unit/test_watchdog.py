@@ -77,7 +77,7 @@ def reading(at: float, page: str | None = "24.10-healthy", more: str = "", **cha
 
 def found(judge: Any, *readings: Any) -> list[tuple[float, str, str | None]]:
     """(second, rule, model) of each look that found something."""
-    return [(one.at, finding.rule, finding.model) for one in readings for finding in judge.judge(one)]
+    return [(entry.at, finding.rule, finding.model) for entry in readings for finding in judge.judge(entry)]
 
 
 @pytest.fixture
@@ -111,10 +111,10 @@ def test_labels_with_marks_and_lines_that_are_none() -> None:
 
 
 def test_fault_that_lasts_is_found_once_its_limit_is_over(judge: Any) -> None:
-    one = FAULT.format(npu=0, value=0) + FAULT.format(npu=1, value=1)
-    looks = [reading(at, more=one) for at in range(0, 40, 5)]
+    item = FAULT.format(npu=0, value=0) + FAULT.format(npu=1, value=1)
+    looks = [reading(at, more=item) for at in range(0, 40, 5)]
     assert found(judge, *looks) == [(35.0, "fault", "hang")]
-    (finding,) = judge.judge(reading(40, more=one))
+    (finding,) = judge.judge(reading(40, more=item))
     assert finding.found == "NPU 1 of hang_0_1 without an answer for 40 s"
 
 
@@ -425,14 +425,14 @@ def test_model_that_somebody_loads_is_left_alone(scene: Scene, state: str) -> No
 
 def test_actions_are_bounded_with_growing_pauses_and_then_left_to_hands(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     assert scene.run(3000) == ["reload ok", *RESTART, *RESTART, *RESTART]
-    times = [one["at"] for one in scene.state()["actions"]]
+    times = [action["at"] for action in scene.state()["actions"]]
     pauses = [later - earlier for earlier, later in zip(times, times[1:])]
     assert all(pause >= wanted for pause, wanted in zip(pauses, (30, 60, 120))), pauses
     words = "did nothing: 4 actions within an hour, which is the limit. Look at the NPUs, then restart it"
     assert len([line for line in capsys.readouterr().out.splitlines() if words in line]) == 1
     assert words in scene.state()["gave_up"]
     scene.run(10000)
-    times = [one["at"] for one in scene.state()["actions"]]
+    times = [action["at"] for action in scene.state()["actions"]]
     assert len(times) > 7
     assert all(later - earlier >= 3600 for earlier, later in zip(times, times[4:]))
     assert all(later - earlier >= 30 * 2**number for number, (earlier, later) in enumerate(zip(times, times[1:])))
@@ -705,9 +705,9 @@ def stub(tmp_path: Path) -> Iterator[Any]:
         return started[-1]
 
     yield start
-    for one in started:
-        one.kill()
-        one.wait()
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 def test_look_at_a_server_that_is_well(engine: Any, triton: Any, stub: Any) -> None:
@@ -721,9 +721,9 @@ def test_look_at_a_server_that_is_well(engine: Any, triton: Any, stub: Any) -> N
 
 def test_killed_stub_is_dead_also_while_nobody_waited_for_it(engine: Any, triton: Any, stub: Any) -> None:
     stub("ok_0_0")
-    one = stub("ok_0_1")
-    one.kill()
-    os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
+    item = stub("ok_0_1")
+    item.kill()
+    os.waitid(os.P_PID, item.pid, os.WEXITED | os.WNOWAIT)
     assert host_of(triton).read().dead == {"ok": ["ok_0_1"]}
 
 
@@ -736,12 +736,12 @@ def test_two_versions_have_instances_of_the_same_name(engine: Any, triton: Any, 
 
 def serve(triton: Any, *models: str, file: str = "model.py") -> None:
     """Every model has a group of the same name, with one instance."""
-    triton.answers["POST /v2/repository/index"] = (200, [{"name": one, "version": "1", "state": "READY"} for one in models])
+    triton.answers["POST /v2/repository/index"] = (200, [{"name": model, "version": "1", "state": "READY"} for model in models])
     config = of_two(instance_group=[{"name": "npu", "kind": "KIND_CPU", "count": 1}], default_model_filename=file)
-    for one in models:
-        triton.answers[f"GET /v2/models/{one}/versions/1/config"] = (200, config)
+    for model in models:
+        triton.answers[f"GET /v2/models/{model}/versions/1/config"] = (200, config)
         for verb in ("unload", "load"):
-            triton.answers[f"POST /v2/repository/models/{one}/{verb}"] = (200, None)
+            triton.answers[f"POST /v2/repository/models/{model}/{verb}"] = (200, None)
 
 
 @pytest.mark.parametrize("file", ["model.py", "code/other.py"])
@@ -801,11 +801,11 @@ def test_name_that_no_request_can_hold_ends_no_look(engine: Any, triton: Any, st
     look = host_of(triton).read()
     assert (look.dead, look.nameless) == ({"ok": ["npu_0"]}, (name,))
     assert set(look.models) == {"ok", name}
-    asked = [one for one in triton.asked if "/models/" in one]
+    asked = [request for request in triton.asked if "/models/" in request]
     assert asked == ["GET /v2/models/ok/versions/1/config"]
     with pytest.raises(subject.Failure, match="no request over HTTP can name it"):
         host_of(triton).reload(name)
-    assert [one for one in triton.asked if "load" in one] == []
+    assert [request for request in triton.asked if "load" in request] == []
 
 
 def test_name_that_is_no_utf_8_ends_no_look(engine: Any, triton: Any) -> None:
@@ -910,7 +910,7 @@ def test_no_container_and_no_engine(engine: Any, triton: Any, monkeypatch: pytes
 
 def test_reload_unloads_first_because_a_load_alone_does_nothing(engine: Any, triton: Any) -> None:
     assert host_of(triton).reload("ok") == "unloaded and loaded it"
-    control = [one for one in triton.asked if "/repository/models/" in one]
+    control = [request for request in triton.asked if "/repository/models/" in request]
     assert control == ["POST /v2/repository/models/ok/unload", "POST /v2/repository/models/ok/load"]
 
 
@@ -928,7 +928,7 @@ def test_processes_that_do_not_end_are_killed_where_the_server_survives_it(
     did = host_of(triton).reload("ok")
     assert (did == "unloaded, killed 1 processes of it that did not end and loaded it") is killed
     assert (hung.poll() is not None) is killed
-    assert [one.poll() for one in others] == [None, None]
+    assert [other.poll() for other in others] == [None, None]
 
 
 @pytest.mark.parametrize("twins", [False, True])
@@ -980,17 +980,17 @@ def test_reload_goes_by_grpc_inside_the_container_and_keeps_no_thread_of_http(en
     key = {"name": "npufleet-key", "path": str(tmp_path / "key")}
     by_grpc(engine, {"code": "OK", "words": ""}, {"code": "OK", "words": ""})
     assert host_of(triton, client="the client", key=key).reload("ok") == "unloaded and loaded it"
-    assert not [one for one in triton.asked if "/repository/models/" in one]
-    commands = [json.loads(one)["Cmd"] for one in engine.bodies if b'"Cmd"' in one]
-    assert [one[:3] for one in commands] == [["python3", "-c", "the client"]] * 2
-    asked = [json.loads(one[3]) for one in commands]
-    assert [(one["verb"], one["model"], one["key"], one["port"]) for one in asked] == [
+    assert not [request for request in triton.asked if "/repository/models/" in request]
+    commands = [json.loads(body)["Cmd"] for body in engine.bodies if b'"Cmd"' in body]
+    assert [command[:3] for command in commands] == [["python3", "-c", "the client"]] * 2
+    asked = [json.loads(command[3]) for command in commands]
+    assert [(request["verb"], request["model"], request["key"], request["port"]) for request in asked] == [
         ("unload", "ok", key, 8001),
         ("load", "ok", key, 8001),
     ]
     assert b"secret" not in b"".join(engine.bodies)
     # What is asked over HTTP has the key of this moment
-    assert {one.get("npufleet-key") for one in triton.headers} == {"0123456789-secret"}
+    assert {header.get("npufleet-key") for header in triton.headers} == {"0123456789-secret"}
 
 
 @pytest.mark.parametrize(

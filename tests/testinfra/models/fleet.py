@@ -32,7 +32,7 @@ SLOW_LOAD = ("1/model.py", INITIALIZE, INITIALIZE + "        threading.Event().w
 
 def digit(number: int) -> Asked:
     """Of `digits`, which has but one edition."""
-    images, scores = (np.load(ROOT / f"files/golden/digits/{one}.npy") for one in ("images", "scores"))
+    images, scores = (np.load(ROOT / f"files/golden/digits/{entry}.npy") for entry in ("images", "scores"))
     row = number % 40
     image = triton.InferInput("INPUT__0", [1, 64], "FP32")
     image.set_data_from_numpy(images[row : row + 1].astype(np.float32))
@@ -126,8 +126,8 @@ class Fleet:
         """Until a request to each model, sent from now on, has a good answer."""
         since = time.monotonic()
         for mode in HOSTS:
-            for one in [model] if model else self.models:
-                wait_for(lambda m=mode, o=one: self.clients.answered(m, o, since, edition))
+            for entry in [model] if model else self.models:
+                wait_for(lambda m=mode, o=entry: self.clients.answered(m, o, since, edition))
 
     def begin(self, sign: str, name: str, **variables: Any) -> subprocess.Popen[str]:
         """A run that is in the midst of it: a shell command has found the sign of that on every host."""

@@ -47,7 +47,7 @@ def _edition(host: Any) -> str | None:
 
 def _history(host: Any, count: int) -> set[tuple[str, str, str]]:
     lines = host.check_output(f"tail -{count} {STORE}/history.jsonl").splitlines()
-    return {(one["model"], one["what"], one["result"]) for one in map(json.loads, lines)}
+    return {(line["model"], line["what"], line["result"]) for line in map(json.loads, lines)}
 
 
 def _instances(host: Any, model: str) -> int:
@@ -81,7 +81,7 @@ def test_a_changed_model_goes_live_and_no_other_is_loaded_again(
     place.wait_until_answered(edition=2, model="alpha")
     for mode, host in place.hosts.items():
         assert _edition(host) == "second"
-        assert {one["state"] for one in ask(host, "/v2/repository/index", "POST")} == {"READY"}
+        assert {model["state"] for model in ask(host, "/v2/repository/index", "POST")} == {"READY"}
         assert _instances(host, "digits") == 2, f"{mode}: the metrics of an instance went away with those of the one before it"
         seen = _seen(host)
         if mode == "none":
@@ -131,7 +131,7 @@ def test_two_controllers_at_once_change_one_after_the_other(place: Fleet) -> Non
     place.wait_until_answered(edition=3, model="alpha")
     for host in place.hosts.values():
         lines = [json.loads(line) for line in host.check_output(f"tail -2 {STORE}/history.jsonl").splitlines()]
-        assert [(one["model"], one["what"], one["result"]) for one in lines] == [("alpha", "deploy", "proven")] * 2
+        assert [(entry["model"], entry["what"], entry["result"]) for entry in lines] == [("alpha", "deploy", "proven")] * 2
         assert lines[0]["to"] == lines[1]["from"]
     place.repair()
 
@@ -169,7 +169,7 @@ def test_a_model_that_fits_alone_is_unloaded_first(place: Fleet) -> None:
 
 def test_a_host_moves_to_another_mode_and_back(place: Fleet) -> None:
     moved, host = HOSTS["none"], place.hosts["none"]
-    others = {one: inspect(place.hosts[one])["State"]["StartedAt"] for one in ("poll", "explicit")}
+    others = {entry: inspect(place.hosts[entry])["State"]["StartedAt"] for entry in ("poll", "explicit")}
     for mode in ("explicit", "none"):
         if mode == "explicit":
             run = place.run("models.yml", limit=moved, triton_server_model_control_mode=mode)
@@ -179,7 +179,7 @@ def test_a_host_moves_to_another_mode_and_back(place: Fleet) -> None:
         assert run.code == 0, run.output
         assert f"--model-control-mode={mode}" in inspect(host)["Config"]["Cmd"]
         place.wait_until_answered(edition=1)
-        assert {one: inspect(place.hosts[one])["State"]["StartedAt"] for one in others} == others
+        assert {other: inspect(place.hosts[other])["State"]["StartedAt"] for other in others} == others
     assert place.run("status.yml").code == 0
 
 

@@ -77,7 +77,7 @@ def models_that_answer_wrong(place: Fleet) -> Told:
     told = place.refused("models.yml", models_repository=repository)
     for host in place.hosts.values():
         history = [json.loads(line) for line in host.check_output(f"tail -6 {STORE}/history.jsonl").splitlines()]
-        assert [(one["model"], one["what"], one["result"]) for one in history] == [
+        assert [(event["model"], event["what"], event["result"]) for event in history] == [
             *((model, "deploy", "failed") for model in ("alpha", "beta", "gamma")),
             *((model, "put back", "proven") for model in ("alpha", "beta", "gamma")),
         ]

@@ -56,8 +56,8 @@ def editions(host: Any) -> set[str]:
 def left_over(host: Any) -> list[str]:
     """What a run that was killed may leave, and the next one has to end."""
     names = host.check_output("docker ps --all --format '{{.Names}} {{.State}}'").splitlines()
-    files = [one for one in (LEASE, REPLACEMENT, TRANSACTION) if host.file(one).exists]
-    return files + [one for one in names if one != "triton running" and one.startswith("triton")]
+    files = [entry for entry in (LEASE, REPLACEMENT, TRANSACTION) if host.file(entry).exists]
+    return files + [name for name in names if name != "triton running" and name.startswith("triton")]
 
 
 def outcome(sample: Sample) -> str:
@@ -105,7 +105,7 @@ def test_no_kill_leaves_a_host_half_way(place: Fleet) -> None:
             # A change of alpha and beta is nothing to the clients of other models, where it restarts nothing
             span = (started, time.monotonic())
             others = [(mode, model) for mode in ("poll", "explicit") for model in place.models if model not in ("alpha", "beta")]
-            disturbed += [(*one, error) for one in others for error in place.clients.heard(*one, *span).errors]
+            disturbed += [(*other, error) for other in others for error in place.clients.heard(*other, *span).errors]
         needed = 0
         while needed < RUNS:
             needed += 1
@@ -120,12 +120,12 @@ def test_no_kill_leaves_a_host_half_way(place: Fleet) -> None:
     assert as_before.code == 0, as_before.output
     place.wait_until_answered(edition=1, model="alpha")
     heard = [place.clients.heard(mode, model, began, time.monotonic()) for mode, model in place.clients.each]
-    answers = collections.Counter(outcome(one) for each in heard for one in each.samples)
+    answers = collections.Counter(outcome(sample) for each in heard for sample in each.samples)
     figures["answers"] = dict(answers)
     path = ROOT / "build/bench/kills.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(figures, indent=1) + "\n")
     print(json.dumps(figures))
-    assert [one.wrong for one in heard if one.wrong] == []
+    assert [entry.wrong for entry in heard if entry.wrong] == []
     assert disturbed == []
     assert answers["right"] > 0

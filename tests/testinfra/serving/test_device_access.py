@@ -70,7 +70,7 @@ def test_the_same_is_served_with_the_cards_alone(host):
     assert (facts["Config"]["User"], limits["Privileged"], limits["ReadonlyRootfs"]) == (f"{USER}:{USER}", False, True)
     assert ([name.removeprefix("CAP_") for name in limits["CapAdd"]], limits["CapDrop"]) == (["IPC_LOCK"], ["ALL"])
     assert (limits["SecurityOpt"], limits["GroupAdd"]) == (["no-new-privileges"], [str(VIDEO)])
-    assert {(one["PathOnHost"], one["PathInContainer"], one["CgroupPermissions"]) for one in limits["Devices"]} == {
+    assert {(device["PathOnHost"], device["PathInContainer"], device["CgroupPermissions"]) for device in limits["Devices"]} == {
         (node, node, "rw") for node in NODES.split()
     }
     status = dict(line.split(":\t", 1) for line in inside(host, "cat /proc/1/status").splitlines() if ":\t" in line)

@@ -81,7 +81,7 @@ class Session:
         ]
         subprocess.run([*self.docker, *line], check=True, capture_output=True)
         # What lies above a mount is the engine's, and may be for root alone
-        self.root("chmod", "o+x", *sorted({str(one) for path in mounted for one in path.parents} - {"/"}))
+        self.root("chmod", "o+x", *sorted({str(parent) for path in mounted for parent in path.parents} - {"/"}))
         self.root("sh", "-c", CARDS)
         self.root("sh", "-c", OTHER)
         # As the vendor's images say it
@@ -128,7 +128,7 @@ class Session:
         return json.loads(self.work("/usr/bin/python3", "-c", script, resource, method, f"{PLACE}/server/key").stdout or "null")
 
     def served(self) -> dict[str, str]:
-        return {one["name"]: one["state"] for one in self.ask("/v2/repository/index", "POST") or []}
+        return {entry["name"]: entry["state"] for entry in self.ask("/v2/repository/index", "POST") or []}
 
     def server(self) -> str:
         """Process id of the server, empty where none runs."""
@@ -179,8 +179,8 @@ def test_it_serves_and_is_proven(session: Session):
     assert run.code == 0, run.output
     assert session.served() == {"digits": "READY", "add": "READY"}
     checks = json.loads(session.work("cat", f"{HOME}/output/check/localhost.json").stdout)["checks"]
-    assert {one["model"] for one in checks} == {"digits", "add"}
-    assert [one for one in checks if not one["ok"]] == []
+    assert {check["model"] for check in checks} == {"digits", "add"}
+    assert [check for check in checks if not check["ok"]] == []
     mine = session.root("find", "/", "-xdev", "-user", "work", "-not", "-path", f"{HOME}*", "-not", "-path", "/tmp/*").split()
     assert mine == [], "the container's own files stay as they are"
     assert session.root("stat", "--format=%U", f"{PLACE}/run/pid").split() == ["work"]

@@ -80,9 +80,9 @@ def total(found: dict[tuple[str, str, str], float], metric: str, model: str) -> 
 
 def test_every_model_was_proven_in_every_way():
     checks = json.loads((RESULTS / f"check/{HOST}.json").read_text())["checks"]
-    assert [one for one in checks if not one["ok"]] == []
-    assert {one["model"] for one in checks} == set(MODELS)
-    assert {one["protocol"] for one in checks} == {"http", "grpc", "stream", "raw"}
+    assert [check for check in checks if not check["ok"]] == []
+    assert {check["model"] for check in checks} == set(MODELS)
+    assert {check["protocol"] for check in checks} == {"http", "grpc", "stream", "raw"}
     assert len(checks) > 80
 
 
@@ -96,7 +96,7 @@ def test_records_and_profiles_made_the_configs(host):
     assert ask(host, "/v2/models/resnet50_guide/config")["parameters"]["npus"]["string_value"] == "1"
     record = json.loads(host.check_output("cat /var/lib/npufleet/served/resnet50/1/model.rbln.json"))
     assert record["npu"] == "RBLN-" + LAB["all"]["vars"]["lab_models"]["resnet50"]["key"].split("/")[0]
-    assert [one["inputs"][0]["shape"][0] for one in record["buckets"]] == [1, 2, 3, 4]
+    assert [bucket["inputs"][0]["shape"][0] for bucket in record["buckets"]] == [1, 2, 3, 4]
 
 
 def test_what_is_served_is_a_metric(host):
@@ -255,4 +255,4 @@ def test_the_page_for_a_new_model_works_as_it_stands(host):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "commands and 5 files as written" in done.stdout
-    assert {one["name"]: one["state"] for one in ask(host, "/v2/repository/index", "POST")} == {"flowers": "READY"}
+    assert {model["name"]: model["state"] for model in ask(host, "/v2/repository/index", "POST")} == {"flowers": "READY"}

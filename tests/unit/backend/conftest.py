@@ -99,7 +99,7 @@ def serve(backend: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     def load(npu: NPU, instance: str = "two_0_0", **config: Any) -> Any:
         monkeypatch.setitem(sys.modules, "rebel", npu)  # type: ignore[arg-type]
         named = {name: config.pop(name) for name in PARAMETERS if name in config}
-        named.setdefault("batches", ",".join(str(one) for one in npu.batches))
+        named.setdefault("batches", ",".join(str(batch) for batch in npu.batches))
         named.setdefault("isolation", "none")  # what is played here is not in another process
         whole = {
             "name": "two",

@@ -289,6 +289,6 @@ def ask(model: Any, asked: list[Request]) -> list[Response]:
     """Responses to requests of one call, in order, whichever way they come."""
     returned = model.execute(asked)
     if returned is not None:
-        return [one.taken() for one in returned]
-    until(lambda: all(one.sender.responses for one in asked))
-    return [one.sender.response for one in asked]
+        return [entry.taken() for entry in returned]
+    until(lambda: all(question.sender.responses for question in asked))
+    return [question.sender.response for question in asked]

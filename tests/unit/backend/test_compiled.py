@@ -31,7 +31,7 @@ def bucket(rows: int, names: bool = True) -> dict[str, Any]:
 
 def inspected(*rows: int, **more: Any) -> dict[str, Any]:
     """What the SDK tells, by the adapter."""
-    buckets = [bucket(one, more.pop("names", True)) for one in rows]
+    buckets = [bucket(row, more.pop("names", True)) for row in rows]
     found = {"npu": "RBLN-CA22", "compiler_version": "0.9.4", "num_devices": None, "tensor_parallel_size": None}
     return {**found, **buckets[0], "input_info": buckets, **more}
 
@@ -46,7 +46,7 @@ def record(path: Path, *rows: int, **more: Any) -> None:
         "compiler_version": "0.6.2+lab",
         "devices": 1,
         "device_memory": [1000],
-        "buckets": [bucket(one) for one in rows],
+        "buckets": [bucket(row) for row in rows],
         "source": {"kind": "onnx", "sha256": "0" * 64},
         **more,
     }
@@ -68,17 +68,17 @@ class TestFacts:
         record(tmp_path / "model.rbln", 1, 8)
         facts = compiled.facts_of(str(tmp_path / "model.rbln"), {}, inspected(4, 1, 2))
         assert (facts.source, facts.npu, facts.compiler, facts.devices) == ("inspect", "RBLN-CA22", "0.9.4", None)
-        assert [one.inputs[0].shape for one in facts.buckets] == [(4, 2), (1, 2), (2, 2)]
+        assert [entry.inputs[0].shape for entry in facts.buckets] == [(4, 2), (1, 2), (2, 2)]
 
     def test_inspect_of_the_first_bucket_alone_is_helped_by_the_record(self, compiled: Any, tmp_path: Path) -> None:
         path = tmp_path / "model.rbln"
         record(path, 1, 2, 4)
         facts = compiled.facts_of(str(path), {}, inspected(1, input_info=None))
-        assert [one.inputs[0].shape[0] for one in facts.buckets] == [1, 2, 4]
+        assert [entry.inputs[0].shape[0] for entry in facts.buckets] == [1, 2, 4]
         assert facts.source == "inspect and model.rbln.json"
         path.with_name("model.rbln.json").unlink()
         facts = compiled.facts_of(str(path), config(parameters=parameters(batches="1,3")), inspected(1, input_info=None))
-        assert [one.outputs[0].shape for one in facts.buckets] == [(1, 3), (3, 3)]
+        assert [entry.outputs[0].shape for entry in facts.buckets] == [(1, 3), (3, 3)]
         assert [len(compiled.facts_of(str(path), {}, inspected(1, input_info=None)).buckets)] == [1]
 
     def test_the_record(self, compiled: Any, tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ class TestFacts:
     def test_the_config_where_nothing_else_is(self, compiled: Any, tmp_path: Path) -> None:
         whole = config(parameters=parameters(batches="1,4"))
         facts = compiled.facts_of(str(tmp_path / "model.rbln"), whole, None)
-        assert [[one.shape for one in bucket.inputs] for bucket in facts.buckets] == [[(1, 3), (1, 2)], [(4, 3), (4, 2)]]
-        assert all(one.outputs == () for one in facts.buckets)
+        assert [[entry.shape for entry in bucket.inputs] for bucket in facts.buckets] == [[(1, 3), (1, 2)], [(4, 3), (4, 2)]]
+        assert all(entry.outputs == () for entry in facts.buckets)
 
     @pytest.mark.parametrize(
         "whole, message",
@@ -187,7 +187,7 @@ class TestPlan:
 
     def test_the_files_order_and_the_configs_names(self, compiled: Any) -> None:
         plan = self.plan(compiled, config(), 4, 1)
-        assert [one.name for one in plan.buckets[0].inputs] == ["B", "A"]
+        assert [entry.name for entry in plan.buckets[0].inputs] == ["B", "A"]
         assert (plan.batched, plan.sizes, plan.limit) == (True, (4, 1), 4)
         assert compiled.Plan.from_dict(json.loads(json.dumps(plan.as_dict()))) == plan
 
@@ -198,9 +198,13 @@ class TestPlan:
             {"name": "INPUT__0", "data_type": "TYPE_INT64", "dims": [2]},
         ]
         plan = self.plan(compiled, config(input=inputs, output=[output("OUTPUT__0", "TYPE_FP32", [-1])]), 4)
-        assert [one.name for one in (*plan.buckets[0].inputs, *plan.buckets[0].outputs)] == ["INPUT__0", "INPUT__1", "OUTPUT__0"]
+        assert [entry.name for entry in (*plan.buckets[0].inputs, *plan.buckets[0].outputs)] == [
+            "INPUT__0",
+            "INPUT__1",
+            "OUTPUT__0",
+        ]
         swapped = config(input=config()["input"][::-1], output=[output("Y", "TYPE_FP32", [3])])
-        assert [one.name for one in self.plan(compiled, swapped, 4, names=False).buckets[0].inputs] == ["B", "A"]
+        assert [entry.name for entry in self.plan(compiled, swapped, 4, names=False).buckets[0].inputs] == ["B", "A"]
 
     def test_every_contradiction_is_named_at_once_with_both_sides(self, compiled: Any) -> None:
         whole = config(
@@ -297,21 +301,21 @@ class TestAutoComplete:
         record(file, 1, 2)
         whole = self.complete(backend, monkeypatch, None)
         assert whole.said["max_batch_size"] == 2
-        assert [one["name"] for one in whole.said["input"]] == ["B", "A"]
+        assert [entry["name"] for entry in whole.said["input"]] == ["B", "A"]
 
     def test_nameless_tensors_get_the_conventions_names(
         self, backend: ModuleType, monkeypatch: pytest.MonkeyPatch, file: Path
     ) -> None:
         found = inspected(1, input_info=None, **bucket(1, names=False))
         whole = self.complete(backend, monkeypatch, found)
-        assert [one["name"] for one in (*whole.said["input"], *whole.said["output"])] == ["INPUT__0", "INPUT__1", "OUTPUT__0"]
+        assert [entry["name"] for entry in (*whole.said["input"], *whole.said["output"])] == ["INPUT__0", "INPUT__1", "OUTPUT__0"]
         assert whole.said["max_batch_size"] == 1 and not whole.batching
 
     def test_what_is_said_stays(self, backend: ModuleType, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
         outputs = [output("TWICE", "TYPE_FP32", [3], label_filename="labels.txt")]
         whole = self.complete(backend, monkeypatch, inspected(1, 4), max_batch_size=2, output=outputs)
         assert (whole.said["max_batch_size"], whole.said["output"]) == (2, outputs)
-        assert [one["dims"] for one in whole.said["input"]] == [[2], [3]]
+        assert [entry["dims"] for entry in whole.said["input"]] == [[2], [3]]
 
     def test_shapes_without_a_common_batch(self, backend: ModuleType, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
         sizes = [{"inputs": [tensor("A", 1, size, size)], "outputs": [tensor("Y", 1, 8)]} for size in (32, 64)]

@@ -169,7 +169,7 @@ class TestShapes:
         model = load(shape, instance="two_0_1")
         asked = requests(1, 2, 1, 3)
         assert all(is_answer(response, one) for response, one in zip(ask(model, asked), asked))
-        assert {one["npu"] for one in host.runs()} == {1}
+        assert {run["npu"] for run in host.runs()} == {1}
         assert "rebel" not in sys.modules
         nodes = {Path(link).name for link in links(process(model).pid) if link.startswith(str(host.dev))}
         assert nodes == {"rbln1"}
@@ -196,7 +196,7 @@ class TestShapes:
         model = load(shape, file=file, npus_per_instance="2")
         asked = requests(3, 1, 2)
         assert all(is_answer(response, one) for response, one in zip(ask(model, asked), asked))
-        assert {one["npu"] for one in host.runs()} == {0, 1}
+        assert {run["npu"] for run in host.runs()} == {0, 1}
 
     @pytest.mark.parametrize(
         "shape, release, figure",
@@ -230,8 +230,8 @@ class TestShapes:
         model = load(file=file, kind="TYPE_BF16", isolation=isolation)
         values = np.array([[0.5, -2, 3e30], [1, 0, 96]], half)
         asked = [Request(A=rows.view(np.uint16), B=np.full((len(rows), 2), 3)) for rows in (values, values[:1], -values)]
-        for one in asked:
-            one.halves = ("A",)
+        for question in asked:
+            question.halves = ("A",)
         for one, response in zip(asked, ask(model, asked)):
             assert response.error is None, response.error.message
             assert response.halves == {"TWICE"}
@@ -279,10 +279,10 @@ class TestShapes:
         model = load(shape)
         learning = len(host.runs())
         asked = requests(*[4] * 5)
-        for one in asked:
-            model.execute([one])
-        until(lambda: all(one.sender.responses for one in asked))
-        runs = sorted(host.runs(), key=lambda one: float(one["begin"]))[learning:]
+        for question in asked:
+            model.execute([question])
+        until(lambda: all(question.sender.responses for question in asked))
+        runs = sorted(host.runs(), key=lambda entry: float(entry["begin"]))[learning:]
         assert len(runs) == 5
         gaps = [after["begin"] - before["end"] for before, after in zip(runs, runs[1:])]
         # A batch that is handed over when the one before it has ended never touches it; a busy machine may be late.

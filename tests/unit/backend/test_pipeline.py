@@ -37,8 +37,8 @@ class Gate(NPU):
     def _first(self) -> float:
         """What the run begins with whose turn it is: two that are under way may reach the gate in any order."""
         under_way = sorted(float(a[0, 0]) for a, _b in list(self.runs))
-        for one in self.ended:
-            under_way.remove(one)
+        for entry in self.ended:
+            under_way.remove(entry)
         return under_way[0]
 
     def close(self) -> None:
@@ -66,13 +66,13 @@ def gate(serve: Serve) -> tuple[Gate, Any]:
 class TestFlow:
     def test_execute_returns_before_the_answer(self, gate: tuple[Gate, Any]) -> None:
         npu, model = gate
-        one = request(1)
-        assert model.execute([one]) is None
+        entry = request(1)
+        assert model.execute([entry]) is None
         until(lambda: npu.runs)
-        assert not one.sender.responses
+        assert not entry.sender.responses
         npu.let(1)
-        until(lambda: one.sender.responses)
-        assert is_answer(one.sender.response, one)
+        until(lambda: entry.sender.responses)
+        assert is_answer(entry.sender.response, entry)
 
     def test_a_busy_npu_has_the_next_batch_and_the_rest_gathers(self, gate: tuple[Gate, Any]) -> None:
         npu, model = gate
@@ -88,18 +88,18 @@ class TestFlow:
         until(lambda: asked[0].sender.responses)
         assert len(npu.runs) == 2, "three rows are not full, and one batch is behind"
         npu.let(2)
-        until(lambda: all(one.sender.responses for one in asked))
+        until(lambda: all(question.sender.responses for question in asked))
         assert npu.sizes() == [1, 4, 3]
-        assert all(is_answer(one.sender.response, one) for one in asked)
-        order = [one.sender.at for one in asked]
+        assert all(is_answer(question.sender.response, question) for question in asked)
+        order = [question.sender.at for question in asked]
         assert order == sorted(order)
 
     def test_what_waits_is_bounded(self, gate: tuple[Gate, Any]) -> None:
         """Two batches with the NPU and one behind them; more stays in Triton's queue, whose limits and timeouts count."""
         npu, model = gate
         asked = requests(*[4] * 4)
-        for one in asked[:3]:
-            model.execute([one])
+        for question in asked[:3]:
+            model.execute([question])
         blocked = threading.Thread(target=model.execute, args=([asked[3]],), daemon=True)
         blocked.start()
         until(lambda: len(npu.runs) == 2)
@@ -109,8 +109,8 @@ class TestFlow:
         blocked.join(300)
         assert not blocked.is_alive()
         npu.let(3)
-        until(lambda: all(one.sender.responses for one in asked))
-        assert all(is_answer(one.sender.response, one) for one in asked)
+        until(lambda: all(question.sender.responses for question in asked))
+        assert all(is_answer(question.sender.response, question) for question in asked)
 
     def test_many_clients_get_their_own_answers(self, serve: Serve) -> None:
         """Lanes are used again and again, and never while something of theirs is under way."""
@@ -120,30 +120,30 @@ class TestFlow:
 
         def client(seed: int) -> None:
             for turn in range(60):
-                one = request(1 + (seed + turn) % 4, seed * 100 + turn)
+                entry = request(1 + (seed + turn) % 4, seed * 100 + turn)
                 lock.acquire()
-                model.execute([one])
+                model.execute([entry])
                 lock.release()
-                until(lambda one=one: one.sender.responses)
-                if not is_answer(one.sender.response, one):
+                until(lambda entry=entry: entry.sender.responses)
+                if not is_answer(entry.sender.response, entry):
                     wrong.append((seed, turn))
 
         lock = threading.Lock()  # Triton calls execute() of an instance once at a time
         clients = [threading.Thread(target=client, args=(seed,)) for seed in range(6)]
-        for one in clients:
-            one.start()
-        for one in clients:
-            one.join()
+        for entry in clients:
+            entry.start()
+        for entry in clients:
+            entry.join()
         assert wrong == []
 
     def test_a_model_without_a_batch(self, serve: Serve) -> None:
         npu = NPU(batches=(0,))
         model = serve(npu, batches="1", max_batch_size=0)
-        asked = [type(one)({name: array[0] for name, array in one.items()}) for one in requests(*[1] * 7)]
-        for one in asked:
-            model.execute([one])
-        until(lambda: all(one.sender.responses for one in asked))
-        assert all(is_answer(one.sender.response, one) for one in asked)
+        asked = [type(question)({name: array[0] for name, array in question.items()}) for question in requests(*[1] * 7)]
+        for question in asked:
+            model.execute([question])
+        until(lambda: all(question.sender.responses for question in asked))
+        assert all(is_answer(question.sender.response, question) for question in asked)
 
 
 class TestWhoIsGone:
@@ -156,10 +156,10 @@ class TestWhoIsGone:
         asked[2].cancelled = True
         time.sleep(backend.CANCEL_AFTER_S)
         npu.let(2)
-        until(lambda: all(one.sender.responses for one in asked))
+        until(lambda: all(question.sender.responses for question in asked))
         assert asked[2].sender.response.error.code == TritonError.CANCELLED
         assert npu.sizes() == [1, 2]
-        assert all(is_answer(one.sender.response, one) for one in (asked[0], asked[1], asked[3]))
+        assert all(is_answer(entry.sender.response, entry) for entry in (asked[0], asked[1], asked[3]))
 
     def test_a_batch_of_cancelled_requests_does_not_run_at_all(self, gate: tuple[Gate, Any], backend: Any) -> None:
         npu, model = gate
@@ -194,7 +194,7 @@ def test_what_is_counted(gate: tuple[Gate, Any], families: Families) -> None:
     asked = requests(1, 2, 5)
     npu.let(1)
     model.execute(asked)
-    until(lambda: all(one.sender.responses for one in asked))
+    until(lambda: all(question.sender.responses for question in asked))
     model.finalize()
     labels = {"model": "two", "version": "1", "npu": "0", "instance": "two_0_0"}
     found = {name: families.value(f"rbln_{name}_total", **labels) for name in ("batches", "requests", "rows", "padding_rows")}

@@ -67,8 +67,8 @@ class TestJoining:
             sizes = [int(size) for size in random.randint(1, limit + 1, random.randint(0, 12))]
             items = [batcher.item(None, [np.zeros((rows, 3), np.float32)], index) for index, rows in enumerate(sizes)]
             joined = batcher.groups(items)
-            assert [one.index for members in joined for one in members] == list(range(len(sizes)))
-            totals = [sum(one.rows for one in members) for members in joined]
+            assert [member.index for members in joined for member in members] == list(range(len(sizes)))
+            totals = [sum(member.rows for member in members) for members in joined]
             assert all(total <= limit for total in totals)
             firsts = [members[0].rows for members in joined[1:]]
             assert all(total + first > limit for total, first in zip(totals, firsts)), "joined too little"
@@ -91,7 +91,7 @@ class TestJoining:
     def test_a_model_without_a_batch_runs_request_by_request(self, serve: Serve) -> None:
         npu = NPU(batches=(0,))
         model = serve(npu, batches="1", max_batch_size=0)
-        asked = [{name: array[0] for name, array in one.items()} for one in requests(1, 1)]
+        asked = [{name: array[0] for name, array in question.items()} for question in requests(1, 1)]
         assert all(is_answer(response, one) for response, one in zip(model.execute(asked), asked))
         assert [a.shape for a, _b in npu.runs] == [(3,), (3,)]
 
@@ -109,8 +109,8 @@ class TestJoining:
         npu = NPU(version=version)
         model = serve(npu)
         asked = requests(1, 4, 2)
-        for one in asked:
-            assert is_answer(ask(model, [one])[0], one)
+        for question in asked:
+            assert is_answer(ask(model, [question])[0], question)
         assert [len(a) for a, _b in npu.runs] == [1, 4, 2]
         assert npu.devices == [0] * runtimes
 
@@ -124,10 +124,10 @@ class TestJoining:
 
     def test_inputs_reach_the_sdk_contiguous(self, serve: Serve) -> None:
         """Where no other process reads them, a request that fills its bucket goes as it is."""
-        one = request(2)
-        strided = type(one)(A=np.asfortranarray(one["A"]), B=np.repeat(one["B"], 2, axis=1)[:, ::2])
+        entry = request(2)
+        strided = type(entry)(A=np.asfortranarray(entry["A"]), B=np.repeat(entry["B"], 2, axis=1)[:, ::2])
         assert not strided["A"].flags.c_contiguous and not strided["B"].flags.c_contiguous
-        assert is_answer(ask(serve(NPU()), [strided])[0], one)
+        assert is_answer(ask(serve(NPU()), [strided])[0], entry)
 
     @pytest.mark.parametrize(
         "answer, found",
@@ -156,8 +156,8 @@ class TestErrors:
     @pytest.mark.parametrize(
         "change, message",
         [
-            (lambda one: one.pop("B"), "model two: input B is missing"),
-            (lambda one: one.update(B=request(3)["B"]), "model two: inputs have different batch sizes: [1, 3]"),
+            (lambda entry: entry.pop("B"), "model two: input B is missing"),
+            (lambda entry: entry.update(B=request(3)["B"]), "model two: inputs have different batch sizes: [1, 3]"),
         ],
     )
     def test_a_bad_request_fails_alone(self, serve: Serve, change: Callable[..., Any], message: str) -> None:

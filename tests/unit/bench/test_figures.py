@@ -93,20 +93,24 @@ def test_overhead_is_judged_by_the_floor_of_the_same_server() -> None:
     assert figures.wanted_overhead(newer, floors) == 1.1
     assert figures.wanted_overhead(row("rbln", "throughput", clients=1), floors) is None
     assert figures.wanted_overhead(latency, []) is None
-    assert [one.reached for one in figures.verdicts([*floors, latency, newer])] == [True, False]
+    assert [verdict.reached for verdict in figures.verdicts([*floors, latency, newer])] == [True, False]
 
 
 def test_verdicts_at_their_edges() -> None:
-    assert [one.reached for one in figures.verdicts([row(), row(infer_per_s=969.0)])] == [True, False]
+    assert [verdict.reached for verdict in figures.verdicts([row(), row(infer_per_s=969.0)])] == [True, False]
     assert figures.npus_verdict(1000, 1800).reached
     assert not figures.npus_verdict(1000, 1799).reached
     assert not figures.npus_verdict(0, 10).reached
     before = {"requests": 10_000, "mib": 300.0, "shm_mib": 5.0}
-    assert [one.reached for one in figures.memory_verdicts(before, {"requests": 100_000, "mib": 304.9, "shm_mib": 5.0})] == [
+    assert [
+        verdict.reached for verdict in figures.memory_verdicts(before, {"requests": 100_000, "mib": 304.9, "shm_mib": 5.0})
+    ] == [
         True,
         True,
     ]
-    assert [one.reached for one in figures.memory_verdicts(before, {"requests": 100_000, "mib": 305.0, "shm_mib": 5.1})] == [
+    assert [
+        verdict.reached for verdict in figures.memory_verdicts(before, {"requests": 100_000, "mib": 305.0, "shm_mib": 5.1})
+    ] == [
         False,
         False,
     ]

@@ -72,7 +72,7 @@ def test_the_command_measures_over_grpc_with_shared_memory() -> None:
 
 
 def test_a_number_of_requests_is_reached_within_the_windows() -> None:
-    option = next(one for one in requests_command("m", 16, 100_000) if "request-count" in one)
+    option = next(word for word in requests_command("m", 16, 100_000) if "request-count" in word)
     assert int(option.split("=")[1]) * WINDOWS >= 100_000
 
 

@@ -243,13 +243,13 @@ class TestFaults:
         assert len(list(root.glob("sys/bus/pci/devices/*/vendor"))) == 2
         assert names(root / "sys/class/rebellions") == ["rbln1"]
         assert names(root / "dev") == ["rbln1", "rsd0"]
-        assert [one["device"] for one in devices(root)] == ["rbln1"]
+        assert [device["device"] for device in devices(root)] == ["rbln1"]
 
     def test_a_faulty_npu_says_so(self, root: Path) -> None:
         describe(root, "RBLN-CA12", 2, {"kind": "fault", "npu": 1})
         started(root)
         assert (root / "sys/class/rebellions/rbln1/status").read_text() == "3\n"
-        assert [one["status"] for one in devices(root)] == ["normal", "fault"]
+        assert [device["status"] for device in devices(root)] == ["normal", "fault"]
 
     def test_rsd0_can_be_missing(self, root: Path) -> None:
         describe(root, "RBLN-CA12", 1, {"kind": "no_rsd0"})
@@ -269,7 +269,7 @@ class TestFaults:
     def test_a_card_that_fails_later_is_seen_by_the_tool(self, root: Path) -> None:
         started(root)
         (root / "sys/class/rebellions/rbln0/status").write_text("3\n")
-        assert [one["status"] for one in devices(root)] == ["fault", "normal"]
+        assert [device["status"] for device in devices(root)] == ["fault", "normal"]
 
 
 class TestStat:
@@ -280,37 +280,37 @@ class TestStat:
         assert list(answer) == ["KMD_version", "devices", "contexts"]
         assert answer["KMD_version"] == "2.0.1"
         assert answer["contexts"] == []
-        one = answer["devices"][1]
-        assert list(one) == DEVICE_KEYS
-        assert (one["npu"], one["name"], one["device"], one["fw_ver"]) == (1, "RBLN-CA22", "rbln1", "2.0.1")
-        assert one["pci"] == {
+        item = answer["devices"][1]
+        assert list(item) == DEVICE_KEYS
+        assert (item["npu"], item["name"], item["device"], item["fw_ver"]) == (1, "RBLN-CA22", "rbln1", "2.0.1")
+        assert item["pci"] == {
             "dev": "0x1220",
             "bus_id": "0000:82:00.0",
             "numa_node": "0",
             "link_speed": "16.0GT/s",
             "link_width": "16",
         }
-        assert one["memory"] == {"used": "0", "total": "16877879296"}
-        assert isinstance(one["location"], int)
+        assert item["memory"] == {"used": "0", "total": "16877879296"}
+        assert isinstance(item["location"], int)
 
     @pytest.mark.parametrize(
         ("version", "npu", "power"), [("1.1.67", "0", "6.1W"), ("2.0.1", 0, "6.1W"), ("3.0.0", 0, "6100000uW")]
     )
     def test_types_follow_the_version(self, root: Path, version: str, npu: object, power: str) -> None:
         started(root, version)
-        one = devices(root)[0]
-        assert one["npu"] == npu
-        assert one["card_power"] == power
+        item = devices(root)[0]
+        assert item["npu"] == npu
+        assert item["card_power"] == power
 
     def test_groups_are_shown_when_asked_for(self, root: Path) -> None:
         started(root)
-        assert [one["group_id"] for one in devices(root, groups=True)] == ["0", "0"]
+        assert [device["group_id"] for device in devices(root, groups=True)] == ["0", "0"]
         assert "group_id" not in devices(root)[0]
 
     def test_npus_come_in_the_order_of_their_numbers(self, root: Path) -> None:
         describe(root, "RBLN-CA25", 3)
         started(root)
-        assert [one["device"] for one in devices(root)] == [f"rbln{number}" for number in range(12)]
+        assert [device["device"] for device in devices(root)] == [f"rbln{number}" for number in range(12)]
 
     def test_contexts_are_the_processes_that_have_an_npu_open(self, root: Path) -> None:
         started(root)
@@ -321,7 +321,7 @@ class TestStat:
         assert all(list(context) == CONTEXT_KEYS for context in answer["contexts"])
         seen = [(context["pid"], context["npu"], context["process"]) for context in answer["contexts"]]
         assert seen == [("77", "0", "python3"), ("77", "1", "python3"), ("1200", "1", "triton")]
-        used = [int(one["memory"]["used"]) for one in answer["devices"]]
+        used = [int(device["memory"]["used"]) for device in answer["devices"]]
         assert used == [stat.CONTEXT_BYTES, 2 * stat.CONTEXT_BYTES]
         assert used[0] > 0
 
@@ -332,23 +332,23 @@ class TestStat:
         assert stat.main(["-j"], root) == 0
         answer = parse_tool(capsys.readouterr().out)
         assert answer["version"] == version
-        assert [one["npu"] for one in answer["devices"]] == [0, 1]
-        assert [one["bus_id"] for one in answer["devices"]] == ["0000:81:00.0", "0000:82:00.0"]
+        assert [device["npu"] for device in answer["devices"]] == [0, 1]
+        assert [device["bus_id"] for device in answer["devices"]] == ["0000:81:00.0", "0000:82:00.0"]
         assert answer["contexts"] == 1
 
     @pytest.mark.parametrize(("lost", "numbers"), [("numbers", [0, 0]), ("none", [])])
     def test_a_stale_driver_loses_its_cards_until_it_is_loaded_anew(self, root: Path, lost: str, numbers: list[int]) -> None:
         host = started(root, "2.0.1")
         cards.write(root / "run/npufleet-lab/stale", lost + "\n")
-        assert [one["npu"] for one in devices(root)] == numbers
+        assert [device["npu"] for device in devices(root)] == numbers
         (root / "run/npufleet-lab/stale-until-reboot").touch()
         host.unload()
         host.load("2.0.1")
-        assert [one["npu"] for one in devices(root)] == numbers
+        assert [device["npu"] for device in devices(root)] == numbers
         (root / "run/npufleet-lab/stale-until-reboot").unlink()
         host.unload()
         host.load("2.0.1")
-        assert [one["npu"] for one in devices(root)] == [0, 1]
+        assert [device["npu"] for device in devices(root)] == [0, 1]
 
     def test_table(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
         started(root)

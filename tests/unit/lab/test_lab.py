@@ -73,7 +73,7 @@ def test_an_engine_of_another_checkout_is_named_and_left_alone(tmp_path: Path) -
     finally:
         other.kill()
         other.wait()
-    assert not any(str(config) in one for one in engine.other_engines())
+    assert not any(str(config) in entry for entry in engine.other_engines())
 
 
 def test_missing_tools_are_installed_by_their_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_lab_that_is_taken_to_another_row_has_a_file_for_each() -> None:
         "CA12/0.6": "http://127.0.0.1/models/0.6.rbln",
         "CA12/0.11": "http://127.0.0.1/models/0.11.rbln",
     }
-    assert all(one["record"].endswith(".rbln.json") for one in found.values())
+    assert all(entry["record"].endswith(".rbln.json") for entry in found.values())
 
 
 def test_every_row_of_the_lab_is_in_its_inventory() -> None:

@@ -16,8 +16,8 @@ IMAGES = ["image_classifier", "image_decode", "image_labels", "resnet50", "resne
 def lab(placing: str) -> Any:
     """Variables of a host of the lab."""
     inventory = DataLoader().load_from_file(str(ROOT / "inventories/lab/group_vars/all.yml"), trusted_as_template=True)
-    one = {"sha256": "a" * 64, "record": None}
-    made = {name: {"CA12/0.6": {**one, "url": f"http://127.0.0.1/models/{name}.rbln"}} for name in ("digits", "resnet50")}
+    entry = {"sha256": "a" * 64, "record": None}
+    made = {name: {"CA12/0.6": {**entry, "url": f"http://127.0.0.1/models/{name}.rbln"}} for name in ("digits", "resnet50")}
     return fleet(
         **{name: inventory[name] for name in ("triton_models", "lab_models_of", "lab_digits", "lab_resnet50")},
         lab_placing=placing,

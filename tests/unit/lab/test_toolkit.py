@@ -67,7 +67,7 @@ def test_both_forms_say_the_same(root: Path, capsys: pytest.CaptureFixture[str])
     printed = capsys.readouterr().out
     as_yaml, brace, as_json = printed.partition("{\n")
     assert yaml.safe_load(as_yaml) == json.loads(brace + as_json) == ctk.spec(root)
-    assert [one["name"] for one in ctk.spec(root)["devices"]] == ["0", "1", "rsd0", "all", "runtime"]
+    assert [device["name"] for device in ctk.spec(root)["devices"]] == ["0", "1", "rsd0", "all", "runtime"]
     target = root / "run/cdi/rbln.yaml"
     assert ctk.main(["cdi", "generate", "--output", str(target)], root) == 0
     assert (target.read_text(), target.stat().st_mode & 0o777) == (as_yaml, 0o644)

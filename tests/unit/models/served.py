@@ -83,4 +83,4 @@ def start(module: ModuleType, config: Any, repository: Path, instance: int = 0) 
 def answers(response: Any) -> dict[str, np.ndarray]:
     """Outputs of a response by name."""
     assert response.error is None, response.error.message
-    return {one.name(): one.as_numpy() for one in response.tensors}
+    return {entry.name(): entry.as_numpy() for entry in response.tensors}

@@ -15,7 +15,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def ask(model: Any, *requests: bytes) -> list[Any]:
-    rows = [np.frombuffer(one, np.uint8)[None] for one in requests]
+    rows = [np.frombuffer(request, np.uint8)[None] for request in requests]
     return list(model.execute([{"IMAGE": row} for row in rows]))
 
 

@@ -22,7 +22,7 @@ OF_BYTES = ("image_bytes", "image_decode", "resnet50")
 def placed(*names: str, **hosts: list[str]) -> tuple[dict[str, Any], list[str]]:
     entries = [{"name": name, "hosts": hosts.get(name, [])} for name in names]
     return manifest.manifests(
-        fleet(triton_models=[{**one, "artefacts": ARTEFACTS if one["name"] == "resnet50" else {}} for one in entries])
+        fleet(triton_models=[{**entry, "artefacts": ARTEFACTS if entry["name"] == "resnet50" else {}} for entry in entries])
     )
 
 
@@ -38,18 +38,18 @@ def ensembles() -> list[tuple[str, Any, dict[str, Any]]]:
     ]
 
 
-@pytest.mark.parametrize(("_where", "ensemble", "steps"), ensembles(), ids=lambda one: one if isinstance(one, str) else "")
+@pytest.mark.parametrize(("_where", "ensemble", "steps"), ensembles(), ids=lambda entry: entry if isinstance(entry, str) else "")
 def test_what_a_step_gives_is_what_the_next_one_takes(_where: str, ensemble: Any, steps: dict[str, Any]) -> None:
-    known = {one.name: (one.data_type, list(one.dims)) for one in ensemble.input}
+    known = {entry.name: (entry.data_type, list(entry.dims)) for entry in ensemble.input}
     for step in ensemble.ensemble_scheduling.step:
         config = steps[step.model_name]
         assert config.max_batch_size >= ensemble.max_batch_size
-        assert set(step.input_map) == {one.name for one in config.input}
-        for one in config.input:
-            assert known[step.input_map[one.name]] == (one.data_type, list(one.dims)), one.name
-        known.update({step.output_map[one.name]: (one.data_type, list(one.dims)) for one in config.output})
-    assert {one.name: known[one.name] for one in ensemble.output} == {
-        one.name: (one.data_type, list(one.dims)) for one in ensemble.output
+        assert set(step.input_map) == {entry.name for entry in config.input}
+        for entry in config.input:
+            assert known[step.input_map[entry.name]] == (entry.data_type, list(entry.dims)), entry.name
+        known.update({step.output_map[entry.name]: (entry.data_type, list(entry.dims)) for entry in config.output})
+    assert {entry.name: known[entry.name] for entry in ensemble.output} == {
+        entry.name: (entry.data_type, list(entry.dims)) for entry in ensemble.output
     }
     assert [step.model_name for step in ensemble.ensemble_scheduling.step] == list(steps)
 
@@ -125,9 +125,9 @@ def test_every_model_has_a_check_file_without_a_finding() -> None:
     models = ("image_classifier", *STEPS, "resnet50_guide")
     found = checks(*models)
     assert found["unproven"] == []
-    assert [one["model"] for one in found["checks"]] == list(models)
+    assert [check["model"] for check in found["checks"]] == list(models)
     lab = checks(*models, before=ROOT / "lab/checks", golden=ROOT / "lab/golden")
-    assert [one["model"] for one in lab["checks"]] == list(models)
+    assert [check["model"] for check in lab["checks"]] == list(models)
     assert "values" in lab["checks"][0]["checks"][0]["expect"]["PROBABILITIES"]
 
 
@@ -136,7 +136,7 @@ def test_the_guides_photograph_can_be_asked_for(tmp_path: Path) -> None:
     shutil.copy(ROOT / "files/golden/resnet50/chelsea.jpg", tmp_path / "resnet50/tabby.jpg")
     shutil.copy(ROOT / "files/golden/resnet50/pixels.npy", tmp_path / "resnet50/tabby.npy")
     found = checks("resnet50", "image_classifier", before=ROOT / "files/checks/tabby", golden=tmp_path)
-    assert [one["checks"][0]["name"] for one in found["checks"]] == ["tabby", "tabby"]
+    assert [check["checks"][0]["name"] for check in found["checks"]] == ["tabby", "tabby"]
 
 
 def test_labels_of_the_checks_are_their_places() -> None:

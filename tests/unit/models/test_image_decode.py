@@ -259,9 +259,9 @@ def test_images_of_different_sizes_in_one_batch(module: ModuleType) -> None:
 
 def test_a_corrupt_image_is_its_senders_error_alone(module: ModuleType) -> None:
     responses = load(module).execute([request(CAT), request(b"x"), request(CUP), request(CUP, CAT[:9000]), request(CUP)])
-    assert [one.error is None for one in responses] == [True, False, True, False, True]
+    assert [response.error is None for response in responses] == [True, False, True, False, True]
     np.testing.assert_array_equal(answers(responses[4])["PIXELS"][0], module.pixels(CUP))
-    assert {one.error.code for one in responses if one.error} == {TritonError.INVALID_ARG}
+    assert {response.error.code for response in responses if response.error} == {TritonError.INVALID_ARG}
     assert responses[1].error.message == f"image_decode: the image {UNREADABLE}78"
     assert responses[3].error.message.startswith("image_decode: image 2 of 2 is broken and cannot be decoded: image file is trunc")
 

@@ -48,7 +48,7 @@ def test_scores_of_any_size_overflow_nothing(model: Any) -> None:
 
 def test_a_response_for_each_request_in_order(model: Any) -> None:
     responses = model.execute([{"SCORES": scores(tabby=5)}, {"SCORES": np.repeat(scores(lynx=5), 3, axis=0)}])
-    assert [answers(one)["LABELS"][:, 0].tolist() for one in responses] == [["tabby"], ["lynx"] * 3]
+    assert [answers(response)["LABELS"][:, 0].tolist() for response in responses] == [["tabby"], ["lynx"] * 3]
 
 
 @pytest.mark.parametrize(("lines", "top"), [(999, 5), (1001, 5), (1000, 1001)])

@@ -55,7 +55,7 @@ def test_pictures_are_told_apart(images: np.ndarray) -> None:
     for first, second in ((0, 1), (0, 2), (1, 2)):
         assert np.abs(found[first] - found[second]).mean() > 1
     made_up = golden.scores(golden.noise())
-    assert min(np.abs(made_up[one] - made_up[two]).mean() for one in range(4) for two in range(one)) > 1
+    assert min(np.abs(made_up[number] - made_up[two]).mean() for number in range(4) for two in range(number)) > 1
     best = np.sort(golden.probabilities(found[:2]))
     assert (best[:, -1] - best[:, -2] > 0.2).all(), "a label of a check has to have a clear lead"
 
@@ -151,7 +151,7 @@ def test_a_parameter_names_the_npus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_requests_are_joined_once_and_answered_in_their_order(sdk: Sdk, monkeypatch: pytest.MonkeyPatch) -> None:
     responses = guide(monkeypatch).execute([request(1), request(2, 3), request(4)])
-    assert [answers(one)["OUTPUT__0"][:, 0].tolist() for one in responses] == [[1], [2, 3], [4]]
+    assert [answers(response)["OUTPUT__0"][:, 0].tolist() for response in responses] == [[1], [2, 3], [4]]
     assert sdk.runs == [(0, (4, 3, 224, 224))]
 
 
@@ -176,7 +176,7 @@ def test_an_error_of_the_npu_is_one_line_for_each_request(sdk: Sdk, monkeypatch:
     model = guide(monkeypatch)
     sdk.fails = True
     responses = model.execute([request(1), request(2)])
-    assert [one.error.message for one in responses] == ["resnet50_guide: the NPU is gone"] * 2
+    assert [response.error.message for response in responses] == ["resnet50_guide: the NPU is gone"] * 2
 
 
 def test_batches_have_to_hold_what_triton_may_send(sdk: Sdk, monkeypatch: pytest.MonkeyPatch) -> None:

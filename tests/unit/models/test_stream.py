@@ -34,7 +34,7 @@ class Sender:
         if response is not None and response.error is not None:
             self.sent.append((response.error.code, response.error.message))
         elif response is not None:
-            self.sent.append(tuple(one.as_numpy()[0] for one in response.tensors))
+            self.sent.append(tuple(tensor.as_numpy()[0] for tensor in response.tensors))
         if flags == FINAL:
             self.ended.set()
 
@@ -61,15 +61,15 @@ def model(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> Iterator[Any]:
     made = []
 
     def load(streams: str = "2", waiting: str = "8") -> Any:
-        one = module.TritonPythonModel()
+        entry = module.TritonPythonModel()
         config = json.dumps({"parameters": {"streams": {"string_value": streams}, "waiting": {"string_value": waiting}}})
-        one.initialize({"model_name": "stream", "model_config": config})
-        made.append(one)
-        return one
+        entry.initialize({"model_name": "stream", "model_config": config})
+        made.append(entry)
+        return entry
 
     yield load
-    for one in made:
-        one.finalize()
+    for entry in made:
+        entry.finalize()
 
 
 def request(sender: Sender, text: str, count: int, wait: int | None = None) -> Any:
@@ -100,15 +100,15 @@ def test_streams_that_find_no_place_to_wait_are_refused_and_places_become_free(m
             go_on.wait(10)
             return False
 
-    one = model(streams="1", waiting="2")
+    entry = model(streams="1", waiting="2")
     running, waiting, refused = Held(), [Sender(), Sender()], Sender()
-    one.execute([request(sender, "a", 1) for sender in (running, *waiting, refused)])
+    entry.execute([request(sender, "a", 1) for sender in (running, *waiting, refused)])
     assert refused.ended.is_set() and refused.sent == [("unavailable", "stream: no more streams can wait, ask again later")]
     assert not any(sender.ended.is_set() for sender in (running, *waiting))
     go_on.set()
     assert all(sender.ended.wait(10) and sender.sent == [(b"a", 0)] for sender in (running, *waiting))
-    one.streams.shutdown(wait=True)
-    assert [one.room.acquire(blocking=False) for _place in range(4)] == [True, True, True, False]
+    entry.streams.shutdown(wait=True)
+    assert [entry.room.acquire(blocking=False) for _place in range(4)] == [True, True, True, False]
 
 
 @pytest.mark.parametrize(("count", "wait"), [(1_000_001, None), (2**31 - 1, 0), (3601, 1000), (2, 2_000_000)])

@@ -31,7 +31,7 @@ def answer(model: Any, *asked: Any) -> tuple[list[str], list[int]]:
     assert response.error is None, response.error.message
     result, length = response.tensors
     assert (result.name(), length.name(), length.as_numpy().dtype) == ("RESULT", "LENGTH", np.int32)
-    return [one.decode() for one in result.as_numpy()], length.as_numpy().tolist()
+    return [entry.decode() for entry in result.as_numpy()], length.as_numpy().tolist()
 
 
 def test_every_text_takes_its_place(model: Any) -> None:
@@ -97,9 +97,9 @@ def test_golden_data_are_this_models(model: Any) -> None:
             sent = check.question(inference.Request("x", "http", None, None))
             (response,) = model.execute([{name: array for name, (_dtype, array) in sent.inputs.items()}])
             found = {}
-            for one in response.tensors:
-                array = one.as_numpy()
-                found[one.name()] = inference.Output(inference.triton_dtype(array), list(array.shape), array)
+            for tensor in response.tensors:
+                array = tensor.as_numpy()
+                found[tensor.name()] = inference.Output(inference.triton_dtype(array), list(array.shape), array)
             assert inference.judge(found, inference.Request("x", "http", None, None), check.expect) == []
             proven += 1
     assert proven == 2

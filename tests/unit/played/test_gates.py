@@ -156,7 +156,7 @@ for _name in CHANGING:
 @pytest.fixture(scope="module")
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Run]]]:
     """Every scene that a test of this session asks for, two at a time."""
-    specs = [one.callspec.params for one in request.session.items if hasattr(one, "callspec")]
+    specs = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     asked = {params["scene"] for params in specs if "scene" in params}
     with ThreadPoolExecutor(2) as pool:
         started = {}
@@ -164,8 +164,8 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             playbook, played, options, variables = SCENES[name]
             started[name] = pool.submit(run, tmp_path_factory.mktemp(f"stage-{number}"), playbook, played, *options, **variables)
         yield started
-        for one in started.values():
-            one.cancel()
+        for process in started.values():
+            process.cancel()
 
 
 @pytest.fixture
@@ -233,8 +233,8 @@ def test_a_tag_that_there_is_not_changes_nothing(ran: Run) -> None:
 
 def order(calls: list[str], *wanted: str) -> list[str]:
     """Those of the calls that begin like one that is wanted, without repetition."""
-    found = [next((one for one in wanted if call.startswith(one)), "") for call in calls]
-    return [one for one in dict.fromkeys(found) if one]
+    found = [next((requirement for requirement in wanted if call.startswith(requirement)), "") for call in calls]
+    return [entry for entry in dict.fromkeys(found) if entry]
 
 
 # A server that is started again serves what is linked, or what is wanted by then; either way it is asked

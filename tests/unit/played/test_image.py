@@ -57,8 +57,8 @@ class Stage:
                 shutil.copy(ENGINE, collections / name / f"plugins/modules/{module}.py")
         mine = collections / "npufleet/triton"
         mine.mkdir(parents=True)
-        for one in ("roles", "files", "meta", "galaxy.yml"):
-            (mine / one).symlink_to(ROOT / one)
+        for entry in ("roles", "files", "meta", "galaxy.yml"):
+            (mine / entry).symlink_to(ROOT / entry)
         shutil.copytree(ROOT / "plugins", mine / "plugins", ignore=shutil.ignore_patterns("__pycache__"))
         (mine / "plugins/action/host_state.py").unlink()
         shutil.copy(ENGINE, mine / "plugins/modules/host_state.py")
@@ -92,8 +92,8 @@ class Stage:
             **(given or {}),
         }
         self.keep("hosts.json", {"npu_hosts": {"hosts": {host: {}}, "vars": variables}})
-        included = [{"name": "npufleet.triton.triton_image", "tasks_from": one, "rolespec_validate": False} for one in tasks]
-        steps = [{"ansible.builtin.include_role": one} for one in included]
+        included = [{"name": "npufleet.triton.triton_image", "tasks_from": task, "rolespec_validate": False} for task in tasks]
+        steps = [{"ansible.builtin.include_role": entry} for entry in included]
         self.keep("play.yml", [{"hosts": "npu_hosts", "gather_facts": False, "tasks": steps}])
         collections = {"ANSIBLE_COLLECTIONS_PATH": str(self.place / "collections"), "NPUFLEET_STAGE": str(self.place)}
         login = f"triton_image_login_place={self.place}/login"
@@ -129,8 +129,8 @@ def test_a_build_records_what_it_is_made_of_and_the_next_one_holds_to_it(stage: 
     archive = stage.place / "cache/images" / f"{BUILT.removeprefix('sha256:')}.tar"
     assert lock["archive"] == "sha256:" + hashlib.sha256(archive.read_bytes()).hexdigest()
     vendor, rest = stage.read("pip.json")
-    assert [one for one in vendor if "index-url" in one] == ["--index-url=https://pypi.rbln.ai/simple/"]
-    assert [one for one in rest if "index-url" in one] == ["--index-url=https://pypi.example.com/simple/"]
+    assert [word for word in vendor if "index-url" in word] == ["--index-url=https://pypi.rbln.ai/simple/"]
+    assert [entry for entry in rest if "index-url" in entry] == ["--index-url=https://pypi.example.com/simple/"]
 
     stage.keep("wheels.json", {**WHEELS, "numpy-1.26.4-py3-none-any.whl": "hostile"})
     code, output = stage.run("build")

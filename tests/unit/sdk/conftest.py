@@ -31,7 +31,7 @@ def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (root / name).touch()
     monkeypatch.setattr(rebel, "DEV_ROOT", root)
     monkeypatch.setattr(rebel, "VISIBLE", None)
-    for name in ("RBLN_DEVICES", *("RBLN_LAB_" + one for one in SETTINGS)):
+    for name in ("RBLN_DEVICES", *("RBLN_LAB_" + setting for setting in SETTINGS)):
         monkeypatch.delenv(name, raising=False)
     yield root
     for node in root.glob("rbln*"):

@@ -63,7 +63,7 @@ def test_the_record_says_all_of_the_file(place: Path, version: str) -> None:
         "devices": 1,
         "buckets": [
             {
-                "inputs": [{**one, "shape": [batch, *one["shape"]]} for one in INPUTS],
+                "inputs": [{**tensor, "shape": [batch, *tensor["shape"]]} for tensor in INPUTS],
                 "outputs": [
                     {"name": "SQUARE", "shape": [batch, 2], "dtype": "int64"},
                     {"name": "TWICE", "shape": [batch, 3], "dtype": "float32"},
@@ -130,7 +130,7 @@ def test_without_a_batch_dimension(place: Path, version: str) -> None:
 def test_outputs_that_the_spec_says_count(place: Path) -> None:
     named = [{"name": "FIRST", "shape": [2], "dtype": "int64"}, {"name": "SECOND", "shape": [3], "dtype": "float32"}]
     record = json.loads(run(place, SHAPES[0], outputs=named).stdout)
-    assert [[one["name"] for one in bucket["outputs"]] for bucket in record["buckets"]] == [["FIRST", "SECOND"]] * 3
+    assert [[tensor["name"] for tensor in bucket["outputs"]] for bucket in record["buckets"]] == [["FIRST", "SECOND"]] * 3
     assert record["buckets"][1]["outputs"][0]["shape"] == [4, 2]
 
 

@@ -49,7 +49,7 @@ def ended(process: subprocess.Popen[str]) -> str:
 def ledger(directory: Path) -> list[dict[str, Any]]:
     """All intervals, by NPU and begin."""
     found = [json.loads(line) for path in directory.glob("*.jsonl") for line in path.read_text().splitlines()]
-    return sorted(found, key=lambda one: (one["npu"], one["begin"]))
+    return sorted(found, key=lambda entry: (entry["npu"], entry["begin"]))
 
 
 def gaps(intervals: list[dict[str, Any]]) -> list[float]:
@@ -91,8 +91,8 @@ class TestTime:
             runtime.run(*inputs(4))
             late.append(time.monotonic())
         spans = ledger(tmp_path / "ledger")
-        assert [(one["npu"], one["rows"], one["pid"]) for one in spans] == [(1, 4, os.getpid())] * 20
-        assert all(one["end"] - one["begin"] >= 0.005 - 1e-7 for one in spans)
+        assert [(span["npu"], span["rows"], span["pid"]) for span in spans] == [(1, 4, os.getpid())] * 20
+        assert all(span["end"] - span["begin"] >= 0.005 - 1e-7 for span in spans)
         assert all(returned >= one["end"] for returned, one in zip(late, spans))
 
     def test_two_processes_share_an_npu_without_overlap_and_without_gap(self, dev: Path, compiled: Compile, tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ for _number in range(25):
             ended(process)
         spans = ledger(tmp_path / "ledger")
         assert len(spans) == 50
-        assert len({one["pid"] for one in spans}) == 2
+        assert len({span["pid"] for span in spans}) == 2
         assert min(gaps(spans)) >= 0
-        assert min(one["end"] - one["begin"] for one in spans) > 0.02 - 1e-7
+        assert min(span["end"] - span["begin"] for span in spans) > 0.02 - 1e-7
         # With a run queued the NPU goes from one to the next at once, and only then is there no gap at all.
         assert 0 in gaps(spans)
 
@@ -146,8 +146,10 @@ for _number in range(25):
         for thread in threads:
             thread.join(LONG)
         spans = ledger(tmp_path / "ledger")
-        assert [one["npu"] for one in spans] == [0, 0, 1, 1, 1]
-        assert {(one["begin"], one["end"]) for one in spans if one["npu"] == 0} <= {(one["begin"], one["end"]) for one in spans[2:]}
+        assert [span["npu"] for span in spans] == [0, 0, 1, 1, 1]
+        assert {(span["begin"], span["end"]) for span in spans if span["npu"] == 0} <= {
+            (span["begin"], span["end"]) for span in spans[2:]
+        }
         assert min(gaps(spans[2:])) >= 0
 
     def test_a_process_that_is_killed_leaves_the_npu_usable(
@@ -188,7 +190,7 @@ assert os.waitpid(child, 0)[1] == 0
         directory = dev.parent / "ledger"
         ended(other(code, dev, DEVICE_MS=2, LEDGER=directory))
         spans = ledger(directory)
-        assert len({one["pid"] for one in spans}) == 2
+        assert len({span["pid"] for span in spans}) == 2
         assert (len(spans), min(gaps(spans)) >= 0) == (60, True)
 
     def test_two_async_runs_in_flight_keep_the_npu_busy(
@@ -383,12 +385,12 @@ class TestMemory:
     ) -> None:
         info = [("A", [1, 3], "float32"), ("B", [1, 2], "int64")]
         wide = rebel.compile_from_onnx(two_onnx, info, tensor_parallel_size=2)
-        one = rebel.compile_from_onnx(two_onnx, info)
-        settings(DEVICE_MEMORY=one.get_total_device_alloc())
-        second = one.create_runtime(device=1)
+        entry = rebel.compile_from_onnx(two_onnx, info)
+        settings(DEVICE_MEMORY=entry.get_total_device_alloc())
+        second = entry.create_runtime(device=1)
         with pytest.raises(RBLNRuntimeError, match="Lack of device memory: NPU 1"):
             wide.create_runtime()
-        one.create_runtime(device=0)
+        entry.create_runtime(device=0)
         second.close()
         assert wide.create_runtime().run(*inputs(1))
 

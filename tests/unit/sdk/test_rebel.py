@@ -210,9 +210,9 @@ class TestCompiledFile:
         ]
 
     def test_allocation_grows_with_the_buckets(self, compiled: Compile, two_onnx: bytes) -> None:
-        one = rebel.RBLNCompiledModel(compiled(1)).get_total_device_alloc()
+        entry = rebel.RBLNCompiledModel(compiled(1)).get_total_device_alloc()
         three = rebel.RBLNCompiledModel(compiled(1, 2, 4))
-        assert len(two_onnx) < one < three.get_total_device_alloc()
+        assert len(two_onnx) < entry < three.get_total_device_alloc()
         assert three.get_alloc_per_node() == [three.get_total_device_alloc()]
 
 
@@ -235,7 +235,7 @@ class TestCompile:
     def test_types_by_any_name(self, two_onnx: bytes) -> None:
         info = [("A", (2, 3), np.float32), ("B", (2, 2), "torch.int64")]
         found = rebel.compile_from_onnx(two_onnx, input_info=info).meta["buckets"][0]["inputs"]
-        assert [(one["shape"], one["dtype"]) for one in found] == [([2, 3], "float32"), ([2, 2], "int64")]
+        assert [(entry["shape"], entry["dtype"]) for entry in found] == [([2, 3], "float32"), ([2, 2], "int64")]
 
     def test_the_type_of_npu_is_asked_for_or_forced_or_the_one_here(
         self, two_onnx: bytes, dev: Path, monkeypatch: pytest.MonkeyPatch

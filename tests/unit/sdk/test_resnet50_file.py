@@ -36,10 +36,12 @@ def test_its_record_says_what_the_config_says(made: dict[str, Any]) -> None:
     record = json.loads(Path(made["path"] + ".json").read_text())
     assert (record["sha256"], record["npu"]) == (made["sha256"], "RBLN-CA12")
     for batch, bucket in zip(resnet50.BATCHES, record["buckets"]):
-        assert [(one["name"], one["shape"], one["dtype"]) for one in bucket["inputs"]] == [
+        assert [(tensor["name"], tensor["shape"], tensor["dtype"]) for tensor in bucket["inputs"]] == [
             ("INPUT__0", [batch, 3, 224, 224], "float32")
         ]
-        assert [(one["name"], one["shape"], one["dtype"]) for one in bucket["outputs"]] == [("OUTPUT__0", [batch, 1000], "float32")]
+        assert [(tensor["name"], tensor["shape"], tensor["dtype"]) for tensor in bucket["outputs"]] == [
+            ("OUTPUT__0", [batch, 1000], "float32")
+        ]
 
 
 def test_golden_scores_at_every_batch(made: dict[str, Any], dev: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,7 @@ def test_inspect_is_missing_then_a_dict_then_an_object(sdk: ModuleType, path: Pa
     assert isinstance(found, dict) == (shape_of(sdk) == "0.9")
     assert (field(found, "npu"), field(found, "compiler_version")) == ("RBLN-CA22", sdk.__version__)
     assert field(found, "alloc_per_node") == sdk.RBLNCompiledModel(path).get_alloc_per_node()
-    described = [(field(one, "name"), field(one, "shape"), field(one, "dtype")) for one in field(found, "inputs")]
+    described = [(field(entry, "name"), field(entry, "shape"), field(entry, "dtype")) for entry in field(found, "inputs")]
     assert described == [("A", [1, 3], "float32"), ("B", [1, 2], "int64")]
     buckets = field(found, "input_info")
     assert [field(field(bucket, "outputs")[0], "shape") for bucket in buckets] == [[1, 2], [4, 2]]

@@ -68,16 +68,16 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
     """The answer of host_state."""
     asked, first = arguments["_request"].get("desired") or {}, "preflight" in arguments
     plan = [
-        one
-        for one in part.get("plan", [])
-        if one["concern"] in asked and (first or "until" in one) and not happened(rf"^{host} {one.get('until', '$never')}")
+        item
+        for item in part.get("plan", [])
+        if item["concern"] in asked and (first or "until" in item) and not happened(rf"^{host} {item.get('until', '$never')}")
     ]
     if "server" in asked and stopped(host):
         plan.append({"concern": "server", "name": "container", "current": "exited", "desired": "running", "action": "start"})
     mark = MARK if "out" in part and happened(part["out"]) else None
     if arguments.get("prove") and plan:
         return {"failed": True, "msg": f"{host} is not as wanted: {plan}", "plan": plan}
-    down = stopped(host) or any(one["concern"] == "server" and one["action"] == "start" for one in plan)
+    down = stopped(host) or any(item["concern"] == "server" and item["action"] == "start" for item in plan)
     container = {"command": [], "id": "1"}
     actual = {
         "driver": {
@@ -102,7 +102,7 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
             "release": part.get("release"),
         },
     }
-    report = [one["name"] for one in plan]
+    report = [item["name"] for item in plan]
     answer = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": {}, "clock": time.time()}
     seen = {"at": time.time(), "after": "", "linked": bool(arguments.get("linked"))}
     moves = {"moves": MOVES} if arguments.get("rollback") else {}

@@ -51,7 +51,7 @@ def image_load(given):
     with open(given["path"]) as source:
         loaded = json.load(source)
     write("images.json", {**read("images.json"), **loaded})
-    return {"image_names": sorted(loaded), "images": [{"Id": one} for one in loaded.values()]}
+    return {"image_names": sorted(loaded), "images": [{"Id": entry} for entry in loaded.values()]}
 
 
 def image_tag(given):
@@ -124,7 +124,7 @@ def image_export(given):
 def container(given):
     if given["name"] == "npufleet-wheels":
         write("pip.json", [*read("pip.json"), given["command"]])
-        places = dict(reversed(one.split(":")[:2]) for one in given["volumes"])
+        places = dict(reversed(volume.split(":")[:2]) for volume in given["volumes"])
         for name, content in read("wheels.json").items():
             with open(os.path.join(places["/wheels"], name), "w") as sink:
                 sink.write(content)
