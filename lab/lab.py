@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -71,13 +72,13 @@ def up(lab: Lab) -> None:
     drivers = standins.ensure_drivers()
     toolkit = standins.ensure_toolkit()
     rows = [row, *([following] if following else [])]
-    for name in rows:
-        standins.ensure_index(name)
-    # The cards stay in their hosts, whatever row these go to
-    models = {name: standins.ensure_models(name, card) for name in rows}
-    for system in sorted(set(systems.values())):
-        images.ensure_host(system)
-    bases = {name: images.ensure_triton(standins.ROWS[name]["triton"]) for name in rows}
+    with ThreadPoolExecutor(1) as beside:
+        made = beside.submit(images_of, systems, rows)
+        for name in rows:
+            standins.ensure_index(name)
+        # The cards stay in their hosts, whatever row these go to
+        models = {name: standins.ensure_models(name, card) for name in rows}
+    bases = made.result()
     hosts.prepare_state(lab)
     faults = json.loads(os.environ.get("LAB_FAULTS") or "{}")
     npus, cards_each = standins.npus_of(card, os.environ.get("NPUS"))
@@ -93,6 +94,13 @@ def up(lab: Lab) -> None:
         facts_path(lab).write_text(json.dumps(facts, indent=2))
         changed = True
     say(f"{count} NPU hosts and 1 operations host are up" if changed else "nothing changed: the lab is up")
+
+
+def images_of(systems: dict[str, str], rows: list[str]) -> dict[str, dict[str, str]]:
+    """The images of the hosts, and by row that of its Triton."""
+    for system in sorted(set(systems.values())):
+        images.ensure_host(system)
+    return {name: images.ensure_triton(standins.ROWS[name]["triton"]) for name in rows}
 
 
 def systems_of(count: int, known: dict[str, str]) -> dict[str, str]:
