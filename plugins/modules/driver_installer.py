@@ -47,7 +47,7 @@ seconds:
 log:
   description: The file with all that it has said.
   returned: success
-  type: path
+  type: str
 """
 
 import os
@@ -60,7 +60,8 @@ from typing import IO, List, Optional
 from ansible.module_utils.basic import AnsibleModule
 
 # Lines of its output that a failure shows, and bytes in which they are looked for
-SHOWN, TAIL = 30, 16384
+SHOWN = 30
+TAIL = 16384
 # Seconds to end by itself once it is told to
 PATIENCE = 30.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# First: all that is imported after it takes less time
+# First: all that is imported after it takes less time. pylint: disable-next=unused-import
 from ansible_collections.npufleet.triton.plugins.plugin_utils import bytecode  # noqa: F401  # isort: skip
 
 import base64

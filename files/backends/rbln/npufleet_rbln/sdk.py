@@ -68,7 +68,7 @@ class SDK:
         """Whether each bucket has a runtime of its own: as parameter `runtime_per_bucket` says, else as this SDK wants it."""
         if said not in ("", "true", "false"):
             raise Fault(f"parameter runtime_per_bucket is {said!r}, wanted true or false")
-        return said == "true" if said else not _numbers(self.version) >= SHARED_FROM
+        return said == "true" if said else _numbers(self.version) < SHARED_FROM
 
     def load(
         self, path: str, buckets: int, npus: Sequence[int], timeout_s: int, parallel: int, per_bucket: bool
