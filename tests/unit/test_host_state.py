@@ -166,6 +166,8 @@ def test_a_container_that_ends_while_it_is_waited_for_ends_the_proof(
         ("restarting (139)", 2, ["digits"], 0.5),
         ("restarting (1)", 1, [], 0.5),
         ("exited (139)", 0, ["digits"], 0.5),
+        # By hands, that no wait mends
+        ("paused (0)", 0, ["digits"], 0.5),
     ],
 )
 def test_a_server_that_crashed_in_its_loads_has_one_more_life_to_say_why(

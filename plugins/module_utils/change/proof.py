@@ -53,7 +53,7 @@ def ended_since(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def says_more(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a server that ended once in the middle of its loads is started again: it says then why the others do not load."""
     lives = now.get("restarts", 0) - first.get("restarts", 0)
-    return bool(now.get("cut_off")) and not str(now.get("state")).startswith(("exited", "dead")) and lives < LIVES
+    return bool(now.get("cut_off")) and str(now.get("state")).startswith(("running", "restarting")) and lives < LIVES
 
 
 def about(plan: List[Item], linked: bool, prove: bool) -> List[Item]:
