@@ -17,7 +17,8 @@ from build import EPOCH, BuildError, build
 
 HERE = Path(__file__).resolve().parent
 NAME, VERSION = "rbln-container-toolkit", "0.2.0"
-# As in the vendor's package (deployments/systemd, deployments/scripts)
+# As in the vendor's package (deployments/systemd, deployments/scripts), whose scripts pass over what fails, so that it is installed
+# also where there is nothing to write a spec of yet: by that a stale spec comes about, or none
 REFRESH_PATH = """\
 [Unit]
 Description=Trigger CDI refresh on RBLN driver or toolkit install / upgrade events
@@ -113,9 +114,10 @@ def build_repository(directory: Path) -> None:
         gpg = ("gpg", "--homedir", home, "--batch", "--quiet", "--yes")
         try:
             _run(*gpg, "--generate-key", stdin=KEY)
-            (suite / "Release").write_text(release)
-            _run(*gpg, "--clearsign", "--output", str(suite / "InRelease"), str(suite / "Release"))
+            _run(*gpg, "--clearsign", "--output", str(suite / "InRelease"), stdin=release)
             _run(*gpg, "--armor", "--export", "--output", str(key))
+            # Last: by it the next call knows that all of this is done
+            (suite / "Release").write_text(release)
         finally:
             subprocess.run(["gpgconf", "--homedir", home, "--kill", "all"], check=False)
 
