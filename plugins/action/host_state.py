@@ -8,9 +8,10 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Pattern, Tuple
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleUndefinedVariable
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible_collections.npufleet.triton.plugins.module_utils import driver_files, http_probe, secret
+from ansible_collections.npufleet.triton.plugins.module_utils import http_probe, secret
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, runs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction

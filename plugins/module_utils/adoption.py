@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import driver_files
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container, device_access
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import (
     SERVICES,

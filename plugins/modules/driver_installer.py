@@ -51,44 +51,10 @@ log:
 """
 
 import os
-import signal
-import subprocess
 import time
-from contextlib import suppress
-from typing import IO, List, Optional
 
 from ansible.module_utils.basic import AnsibleModule
-
-# Lines of its output that a failure shows, and bytes in which they are looked for
-SHOWN = 30
-TAIL = 16384
-# Seconds to end by itself once it is told to
-PATIENCE = 30.0
-
-
-def install(command: List[str], log: IO[bytes], timeout: float) -> Optional[int]:
-    """The exit code of an installer, None where it had to be ended: it and all that it has started."""
-    # In a session of its own, so that its children can be ended with it. pylint: disable=consider-using-with
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        return process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(PATIENCE)
-        # Also what its first process has left behind
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return None
-
-
-def last_lines(path: str) -> str:
-    """The end of what it has said."""
-    with open(path, "rb") as source:
-        source.seek(max(os.path.getsize(path) - TAIL, 0))
-        lines = source.read().decode("utf-8", "replace").splitlines()
-    return "\n".join([line.rstrip() for line in lines if line.strip()][-SHOWN:])
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import installer
 
 
 def main() -> None:
@@ -106,12 +72,12 @@ def main() -> None:
     try:
         with os.fdopen(os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as log:
             os.fchmod(log.fileno(), 0o600)
-            code = install([path, *module.params["arguments"]], log, limit)
+            code = installer.run([path, *module.params["arguments"]], log, limit)
     except OSError as error:
         module.fail_json(msg=f"the installer could not be run: {error}")
     if code != 0:
         ended = f"it was ended after {limit} s" if code is None else f"it ended with {code}"
-        module.fail_json(msg=f"{ended}; its last words, all of which are in {kept}:\n{last_lines(kept)}", changed=True)
+        module.fail_json(msg=f"{ended}; its last words, all of which are in {kept}:\n{installer.last_lines(kept)}", changed=True)
     module.exit_json(changed=True, seconds=round(time.monotonic() - began, 1), log=kept)
 
 

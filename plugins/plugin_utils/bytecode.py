@@ -11,6 +11,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import FileFinder, ModuleSpec, SourceFileLoader
 from typing import Any, Optional, Sequence
 
+from ansible.utils.collection_loader import AnsibleCollectionConfig
+
 ROOMS = ("ansible_collections.npufleet.triton.plugins.module_utils.", "ansible_collections.npufleet.triton.plugins.plugin_utils.")
 
 
@@ -24,4 +26,6 @@ class Finder(MetaPathFinder):
         return next((spec for spec in found if spec and spec.loader), None)
 
 
-sys.meta_path.insert(0, Finder())
+# Just before Ansible's loader, whose work it takes over: what stands before that one stays the first that is asked
+ansibles = AnsibleCollectionConfig.collection_finder
+sys.meta_path.insert(sys.meta_path.index(ansibles) if ansibles in sys.meta_path else 0, Finder())

@@ -24,9 +24,10 @@ IDENT = re.compile("sha256:[0-9a-f]{64}")
 AMBIGUOUS = re.compile(r"['\\\r\n]|\$\{")
 # Seconds between two questions of the engine, and until it gives one up
 INTERVAL, TIMEOUT = 30, 10
+# Not by urllib, which would ask a proxy that is meant for the server's own downloads
 ASK = (
-    "import urllib.request as u; key = HEADER; "
-    "u.urlopen(u.Request('http://127.0.0.1:8000/v2/health/ready', headers=key), timeout=5)"
+    "import http.client, sys; asked = http.client.HTTPConnection('127.0.0.1', 8000, timeout=5); "
+    "asked.request('GET', '/v2/health/ready', headers=HEADER); sys.exit(asked.getresponse().status != 200)"
 )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import driver_files
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 
 THUNK, SMI = "/usr/lib/librbln-thunk.so", "/usr/bin/rbln-smi"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import co
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils import compose as subject
-from helpers import fixture, fleet
+from helpers import fixture, fleet, http_server
 
 IMAGE = fixture("inspect_image.json")
 BINDS = ["/usr/local/bin/rbln-stat:/usr/local/bin/rbln-stat:ro"]
@@ -205,15 +208,31 @@ def test_a_host_without_the_image_is_refused(image: Any) -> None:
         written(wanted(), image=image)
 
 
-def test_the_engine_asks_whether_it_is_ready() -> None:
+def asked(words: str, port: int, **environment: str) -> int:
+    """The exit code of a check of health, of a server on another port."""
+    return subprocess.run(
+        [sys.executable, "-c", words.replace(" 8000,", f" {port},")], env=environment, stderr=subprocess.DEVNULL, check=False
+    ).returncode
+
+
+@pytest.mark.parametrize("said", [200, 400])
+def test_the_engine_asks_whether_it_is_ready(said: int) -> None:
     health = service(written(wanted()))["healthcheck"]
     assert health["test"][:3] == ["CMD", "python3", "-c"]
     assert (health["interval"], health["timeout"], health["start_period"]) == ("30s", "10s", "300s")
-    assert "key = {};" in health["test"][3]
-    compile(health["test"][3], "health", "exec")
+    with http_server({"GET /v2/health/ready": (said, b"")}) as answers:
+        # The proxy is for what the server downloads
+        ready = asked(health["test"][3], answers.port, http_proxy="http://127.0.0.1:9") == 0
+    assert ready == (said == 200)
+
+
+def test_a_closed_question_is_asked_with_the_key_of_the_container(tmp_path: Path) -> None:
     part = wanted(triton_server_restricted_apis=["health", "model-repository"])
     closed = {**HEALTH, "restricted": ["health", "model-repository"]}
     texts = subject.compose_file(part, server.sealed(part, "key"), ACTUAL, "npu1", closed)
     words = service(texts)["healthcheck"]["test"][3]
-    assert "key = {'npufleet-key': open('/etc/npufleet/server/key').read().strip()};" in words
-    compile(words, "health", "exec")
+    assert "{'npufleet-key': open('/etc/npufleet/server/key').read().strip()}" in words
+    (tmp_path / "key").write_text("not-for-everybody\n")
+    with http_server({"GET /v2/health/ready": (200, b"")}) as answers:
+        assert asked(words.replace("/etc/npufleet/server/key", str(tmp_path / "key")), answers.port) == 0
+    assert answers.headers[-1]["npufleet-key"] == "not-for-everybody"

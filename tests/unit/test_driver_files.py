@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import driver_files, vendor_tool
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files, vendor_tool
 
 OLD, NEW = {"libraries": False, "driver": "2.0.1"}, {"libraries": True, "driver": "3.2.2"}
 

@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import shapes, vendor_tool
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import (
     ENGINE_EXTRA,
@@ -24,6 +24,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change.docker impo
     Docker,
     refuse_absent,
 )
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.system import now, text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import last_words

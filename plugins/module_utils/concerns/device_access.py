@@ -10,7 +10,7 @@ import re
 import stat
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import vendor_tool
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.cdi import GROUP_NODE
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal

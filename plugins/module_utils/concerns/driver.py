@@ -10,10 +10,10 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
+from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import TOOLS, ask_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
 from ansible_collections.npufleet.triton.plugins.module_utils.system import packages, run, text
-from ansible_collections.npufleet.triton.plugins.module_utils.vendor_tool import TOOLS, ask_tool
 
 CONCERN = "driver"
 GROUP = NPU_HOSTS

@@ -11,7 +11,7 @@ import stat
 import time
 from typing import Any, Dict, List, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils import driver_files, secret, store
+from ansible_collections.npufleet.triton.plugins.module_utils import secret, store
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import (
     DEFAULTS,
@@ -30,6 +30,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container
     volume,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item

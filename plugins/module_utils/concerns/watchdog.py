@@ -10,10 +10,10 @@ from typing import Any, Dict, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import address, by_grpc
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
+from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import TOOLS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, short
 from ansible_collections.npufleet.triton.plugins.module_utils.system import run, text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, keys
-from ansible_collections.npufleet.triton.plugins.module_utils.vendor_tool import TOOLS
 
 CONCERN = "watchdog"
 GROUP = NPU_HOSTS

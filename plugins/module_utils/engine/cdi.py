@@ -11,7 +11,7 @@ import os
 import re
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
-from ansible_collections.npufleet.triton.plugins.module_utils import driver_files
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.system import available, run, text
 

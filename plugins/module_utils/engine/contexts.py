@@ -6,9 +6,9 @@ import re
 import time
 from typing import Any, Dict, List, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import ask_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.system import text
-from ansible_collections.npufleet.triton.plugins.module_utils.vendor_tool import ask_tool
 
 # Both of the engine's cgroup drivers: /docker/<id>, and docker-<id>.scope below a slice
 CONTAINER = re.compile(r"docker[-/]([0-9a-f]{64})")

@@ -11,7 +11,7 @@ import shutil
 import socket
 from typing import Any, Iterator, List, Mapping, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import vendor_tool
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.system import file_system, run, text
 
 # Where the vendor's images have the server, and where they say which one it is

@@ -9,10 +9,10 @@ import threading
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import MODULE, PCI_VENDOR
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import DAEMON_JSON
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi, contexts
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.support import vendor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import vendor_tool
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS, can_be_asked, http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import plain

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.vendor_tool import parse_tool
+from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import parse_tool
 
 DRIVER = Path(__file__).resolve().parents[3] / "lab/driver"
 # The keys that the vendor's tool prints, in its order

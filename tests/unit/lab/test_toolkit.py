@@ -20,7 +20,7 @@ from urllib.request import urlopen
 
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils import driver_files
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from test_driver import DRIVER, load_script
 

@@ -9,7 +9,7 @@ import os
 import re
 from typing import Any, Dict, List, Mapping
 
-from ansible_collections.npufleet.triton.plugins.module_utils import vendor_tool
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 
 # Where distributions have libraries, the first that has a name counts
 DIRECTORIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")

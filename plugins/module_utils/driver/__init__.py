@@ -1,0 +1,1 @@
+"""The vendor's driver: its installer, its tool, and the files that a container needs of it."""
