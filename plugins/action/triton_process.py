@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.action import Flee
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import order
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, survey
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
-from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
+from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION, files_of
 from ansible_collections.npufleet.triton.plugins.plugin_utils.transfer.sender import Sender
 
 SUPERVISOR = os.path.join(COLLECTION, "roles", "triton_server", "files", "npufleet_supervisor.py")
@@ -101,6 +101,7 @@ class ActionModule(FleetAction):
         if not desired:
             return {}, reasons, manifests
         key = keys.desired(variables)
+        backends = files_of(variables["triton_image_backends"])
         served = {
             "address": container.address(variables),
             "http_port": int(variables["npufleet_http_port"]),
@@ -122,7 +123,7 @@ class ActionModule(FleetAction):
             "grpc_port": int(variables["npufleet_grpc_port"]),
             "triton": str(variables["npufleet_row"]["triton"]["version"]),
             "cards": container.cards(variables),
-            "backends": files_of(variables["triton_image_backends"]),
+            "backends": {path: base64.b64encode(content).decode() for path, content in backends.items()},
             "supervisor": _text(SUPERVISOR),
             "releases": {name: manifest.to_release(one) for name, one in manifests.items()},
             "blobs": {},
@@ -173,18 +174,6 @@ def conditions(variables: Mapping[str, Any]) -> Dict[str, Any]:
         "shm_size": container.size_of(variables, "triton_server_shm_size"),
         "room": ROOM,
     }
-
-
-def files_of(directory: str) -> Dict[str, str]:
-    """{path below it: content as base64} of a directory, without bytecode."""
-    found = {}
-    for place, names, files in os.walk(directory):
-        names[:] = sorted(name for name in names if name != "__pycache__")
-        for name in sorted(files):
-            path = os.path.join(place, name)
-            with open(path, "rb") as source:
-                found[os.path.relpath(path, directory)] = base64.b64encode(source.read()).decode()
-    return found
 
 
 def _text(path: str) -> str:

@@ -1,7 +1,20 @@
-"""Where this collection lies, in a checkout or installed."""
+"""Paths of the controller: where this collection lies, in a checkout or installed, and what is below a directory."""
 
 from __future__ import annotations
 
 import os
+from typing import Dict
 
 COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+
+
+def files_of(directory: str) -> Dict[str, bytes]:
+    """{path below it: content} of a directory, without bytecode."""
+    found = {}
+    for place, names, files in os.walk(directory):
+        names[:] = sorted(name for name in names if name != "__pycache__")
+        for name in sorted(files):
+            path = os.path.join(place, name)
+            with open(path, "rb") as source:
+                found[os.path.relpath(path, directory)] = source.read()
+    return found

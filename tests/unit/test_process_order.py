@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-from pathlib import Path
-
 import pytest
 from ansible_collections.npufleet.triton.plugins.action import triton_process as subject
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container
@@ -60,10 +57,3 @@ def test_what_the_container_has_to_be_is_the_rows() -> None:
     assert found["ports"] == [8000, 8001], "a service that is off needs no port"
     assert (found["shm_size"], found["listen"]) == (1 << 30, "0.0.0.0")
     assert any(requirement.startswith("rebel-compiler==") for requirement in found["requirements"])
-
-
-def test_backends_go_along_without_bytecode(tmp_path: Path) -> None:
-    for name in ("rbln/model.py", "rbln/__pycache__/model.pyc"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
-    assert subject.files_of(str(tmp_path)) == {"rbln/model.py": base64.b64encode(b"rbln/model.py").decode()}

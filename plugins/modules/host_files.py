@@ -1,0 +1,172 @@
+#!/usr/bin/python
+"""Module host_files: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: host_files
+short_description: Make some small files and directories of a host as wanted, in one call
+description:
+  - Compares what is there with what is wanted, and writes what differs, each file as a whole or not at all. All of it belongs to
+    whoever the task becomes, which is root in this collection.
+  - A link in the place of a file is replaced, never followed. Something of another kind is refused before anything is written.
+  - For files of kilobytes. M(ansible.builtin.copy) brings one file in a call, and large ones.
+version_added: 0.2.0
+author: The npufleet developers (@npufleet)
+options:
+  directories:
+    description: Directories, each after those that it is in.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      path:
+        description: Its path. A link to a directory counts as one.
+        type: path
+        required: true
+      mode:
+        description: Its mode, in quotes. Without one a directory that is there stays as it is, and one that is made has V(0755).
+        type: str
+  files:
+    description:
+      - Files, of which each has O(files[].content) or O(files[].src). Directories that they are in are made where they are missing.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      path:
+        description: Its path; of a directory in O(files[].src) the directory that all below it is brought to.
+        type: path
+        required: true
+      content:
+        description: What it holds.
+        type: str
+      src:
+        description:
+          - A file of the controller, or a directory of which all files are brought except for bytecode. Is looked for as
+            M(ansible.builtin.copy) does.
+        type: path
+      mode:
+        description: Its mode, in quotes.
+        type: str
+        default: "0644"
+  absent:
+    description: Paths of which nothing is to be there. A directory goes with all that is in it.
+    type: list
+    elements: path
+    default: []
+  _request:
+    description: What the controller hands over. It is nothing for a playbook to set.
+    type: dict
+attributes:
+  check_mode:
+    support: full
+    description: Tells what would change.
+  diff_mode:
+    support: full
+    description: Shows the text of files before and after.
+"""
+
+EXAMPLES = r"""
+- name: Bring a service
+  npufleet.triton.host_files:
+    directories:
+      - {path: /etc/npufleet, mode: "0755"}
+    files:
+      - {path: /usr/local/lib/npufleet/served.py, src: served.py, mode: "0755"}
+      - {path: /etc/systemd/system/served.service, content: "{{ unit }}"}
+    absent: [/etc/systemd/system/served.timer]
+"""
+
+RETURN = r"""
+paths:
+  description: What was not as wanted.
+  returned: success
+  type: list
+  elements: str
+"""
+
+import base64
+from functools import partial
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.npufleet.triton.plugins.module_utils import host_files, request
+
+REQUEST: Dict[str, Any] = {
+    "directories": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {"path": {"type": "str", "required": True}, "mode": {"type": "int"}},
+    },
+    "files": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "path": {"type": "str", "required": True},
+            # In Base64
+            "content": {"type": "str", "required": True},
+            "mode": {"type": "int", "required": True},
+        },
+    },
+    "absent": {"type": "list", "elements": "str", "default": []},
+}
+
+
+# The action plugin reads the task's arguments by the same specification.
+new_module = partial(
+    AnsibleModule,
+    argument_spec={
+        "directories": {
+            "type": "list",
+            "elements": "dict",
+            "default": [],
+            "options": {"path": {"type": "path", "required": True}, "mode": {"type": "str"}},
+        },
+        "files": {
+            "type": "list",
+            "elements": "dict",
+            "default": [],
+            "options": {
+                "path": {"type": "path", "required": True},
+                "content": {"type": "str"},
+                "src": {"type": "path"},
+                "mode": {"type": "str", "default": "0644"},
+            },
+            "required_one_of": [("content", "src")],
+            "mutually_exclusive": [("content", "src")],
+        },
+        "absent": {"type": "list", "elements": "path", "default": []},
+        "_request": {"type": "dict"},
+    },
+    supports_check_mode=True,
+)
+
+
+def main() -> None:
+    """Entry point."""
+    module = new_module()
+    if not module.params["_request"]:
+        module.fail_json(msg="what files hold is read on the controller: call it as npufleet.triton.host_files")
+    params = request.received(module, REQUEST)
+    wanted = host_files.Wanted(
+        [host_files.Directory(entry["path"], entry["mode"]) for entry in params["directories"]],
+        [host_files.File(entry["path"], base64.b64decode(entry["content"]), entry["mode"]) for entry in params["files"]],
+        params["absent"],
+    )
+    try:
+        found = host_files.differences(wanted)
+        if not module.check_mode:
+            host_files.apply(wanted, found)
+    except host_files.Unfit as unfit:
+        module.fail_json(msg="nothing was written:" + "".join("\n  - " + reason for reason in unfit.reasons))
+    except OSError as error:
+        module.fail_json(msg=f"{error.filename}: could not be made as wanted: {error.strerror}")
+    shown = {"diff": [difference.told() for difference in found]} if module._diff else {}
+    module.exit_json(changed=bool(found), paths=[difference.path for difference in found], **shown)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Files of a host in one call: what differs is written as a whole, a link is never followed, and nothing is half refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.modules import host_files
+from helpers import ansible_playbook, run_module
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def file(path: Path, content: bytes = b"served\n", bits: int = 0o644) -> dict[str, Any]:
+    return {"path": str(path), "content": base64.b64encode(content).decode(), "mode": bits}
+
+
+def asked(check: bool = False, **request: Any) -> dict[str, Any]:
+    return run_module(host_files, {"_request": request, "_ansible_diff": True}, check)
+
+
+def test_what_differs_is_written_and_a_second_call_changes_nothing(tmp_path: Path) -> None:
+    place, unit = tmp_path / "etc", tmp_path / "etc/units/served.service"
+    place.mkdir(mode=0o700)
+    wanted = {"directories": [{"path": str(place), "mode": 0o755}], "files": [file(unit), file(place / "key", b"k", 0o600)]}
+    told = asked(check=True, **wanted)
+    assert (told["changed"], told["paths"]) == (True, [str(place), str(unit), str(place / "key")])
+    assert (os.listdir(place), mode(place)) == ([], 0o700), "a check changes nothing"
+    result = asked(**wanted)
+    assert result["diff"] == told["diff"]
+    assert result["diff"][1] == {"before_header": str(unit), "after_header": str(unit), "before": "", "after": "served\n"}
+    assert (unit.read_text(), mode(unit), mode(place / "key"), mode(place), mode(unit.parent)) == (
+        "served\n", 0o644, 0o600, 0o755, 0o755,
+    )  # fmt: skip
+    again = asked(**wanted)
+    assert (again["changed"], again["paths"], again["diff"]) == (False, [], [])
+    unit.chmod(0o666)
+    (place / "key").write_text("another")
+    result = asked(**wanted)
+    assert result["paths"] == [str(unit), str(place / "key")]
+    assert (mode(unit), (place / "key").read_text()) == (0o644, "k")
+    assert sorted(os.listdir(place)) == ["key", "units"]
+
+
+def test_a_directory_of_somebody_else_stays_as_it_is(tmp_path: Path) -> None:
+    theirs, link = tmp_path / "theirs", tmp_path / "link"
+    theirs.mkdir(mode=0o2775)
+    theirs.chmod(0o2775)
+    link.symlink_to(theirs)
+    result = asked(directories=[{"path": str(theirs)}, {"path": str(link)}, {"path": str(tmp_path / "new/deep")}])
+    assert result["paths"] == [str(tmp_path / "new/deep")]
+    assert (mode(theirs), link.is_symlink(), mode(tmp_path / "new/deep")) == (0o2775, True, 0o755)
+
+
+def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(tmp_path: Path) -> None:
+    outside, path = tmp_path / "outside", tmp_path / "config"
+    outside.write_text("theirs")
+    path.symlink_to(outside)
+    (tmp_path / "config.new").symlink_to(outside)
+    result = asked(files=[file(path)])
+    assert "a link of" in result["diff"][0]["before"]
+    assert (path.is_symlink(), path.read_text(), outside.read_text()) == (False, "served\n", "theirs")
+    assert sorted(os.listdir(tmp_path)) == ["config", "outside"]
+
+
+def test_what_is_in_the_way_is_told_at_once_and_nothing_is_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    result = asked(
+        directories=[{"path": str(tmp_path / name), "mode": 0o755} for name in ("file", "nowhere")],
+        files=[file(tmp_path / "good"), file(tmp_path / "directory"), file(tmp_path / "file/below")],
+    )
+    assert result["failed"] is True
+    for words in (
+        f"{tmp_path}/file: found a file, wanted a directory",
+        f"{tmp_path}/nowhere: found a link that leads nowhere",
+        f"{tmp_path}/directory: found a directory, wanted a file",
+        f"{tmp_path}/file: found no directory, wanted one with below in it",
+    ):
+        assert words in result["msg"]
+    assert sorted(os.listdir(tmp_path)) == ["directory", "file", "nowhere"]
+
+
+def test_what_is_to_be_absent_goes_and_a_link_goes_alone(tmp_path: Path) -> None:
+    kept, tree = tmp_path / "kept", tmp_path / "tree"
+    (tree / "deep").mkdir(parents=True)
+    kept.mkdir()
+    (kept / "data").write_text("theirs")
+    (tmp_path / "link").symlink_to(kept)
+    wanted = {"absent": [str(tmp_path / name) for name in ("tree", "link", "gone", "kept/data/below")]}
+    assert asked(check=True, **wanted)["paths"] == [str(tree), str(tmp_path / "link")]
+    assert tree.exists()
+    assert asked(**wanted)["changed"] is True
+    assert (sorted(os.listdir(tmp_path)), (kept / "data").read_text()) == (["kept"], "theirs")
+    assert asked(**wanted)["changed"] is False
+
+
+def test_what_is_no_text_is_told_by_its_size(tmp_path: Path) -> None:
+    result = asked(files=[file(tmp_path / "raw", b"\xff\x00"), file(tmp_path / "long", b"x" * 70000)])
+    assert [difference["after"] for difference in result["diff"]] == ["2 bytes that are no text\n", "70000 bytes\n"]
+
+
+def test_it_is_for_the_controller_to_call() -> None:
+    assert "call it as npufleet.triton.host_files" in run_module(host_files, {})["msg"]
+
+
+# From a playbook
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    for name in ("backends/rbln/model.py", "backends/rbln/__pycache__/model.pyc", "backends/empty/.keep", "program.py"):
+        (tmp_path / "play/files" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "play/files" / name).write_text(name)
+    return tmp_path / "play"
+
+
+def played(play: Path, task: dict[str, Any], *options: str) -> Any:
+    (play / "play.yml").write_text(
+        json.dumps([{"hosts": "npu1", "gather_facts": False, "tasks": [{"npufleet.triton.host_files": task}]}])
+    )
+    variables = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    (play / "hosts.json").write_text(json.dumps({"npu_hosts": {"hosts": {"npu1": variables}}}))
+    return ansible_playbook(play, "-i", play / "hosts.json", play / "play.yml", *options)
+
+
+def test_files_and_directories_of_the_controller_are_brought(sources: Path, tmp_path: Path) -> None:
+    host = tmp_path / "host"
+    task = {
+        "directories": [{"path": f"{host}/none", "mode": "0750"}],
+        "files": [
+            {"path": f"{host}/program", "src": "program.py", "mode": "0755"},
+            {"path": f"{host}/backends", "src": f"{sources}/files/backends"},
+            # What a file holds may look like anything
+            {"path": f"{host}/config.json", "content": '{"level": 1}'},
+        ],
+    }
+    done = played(sources, task, "--check", "--diff")
+    assert done.returncode == 0, done.stdout
+    assert "changed=1" in done.stdout
+    assert '+{"level": 1}' in done.stdout
+    assert not host.exists()
+    done = played(sources, task)
+    assert done.returncode == 0, done.stdout
+    found = sorted(str(path.relative_to(host)) for path in host.rglob("*") if path.is_file())
+    assert found == ["backends/empty/.keep", "backends/rbln/model.py", "config.json", "program"]
+    assert (mode(host / "program"), mode(host / "none"), (host / "config.json").read_text()) == (0o755, 0o750, '{"level": 1}')
+    assert "changed=0" in played(sources, task).stdout
+
+
+def test_every_flaw_of_a_task_is_told_before_the_host_is_asked(sources: Path, tmp_path: Path) -> None:
+    task = {
+        "directories": [{"path": f"{tmp_path}/host", "mode": "u=rwx"}],
+        "files": [
+            {"path": f"{tmp_path}/host/a", "src": "gone.py"},
+            {"path": f"{tmp_path}/host/b", "content": "b", "mode": "9"},
+        ],
+    }
+    done = played(sources, task)
+    assert done.returncode == 2
+    for words in ("mode: found 'u=rwx', wanted octal digits", "mode: found '9', wanted octal digits", "gone.py"):
+        assert words in done.stdout
+    assert not (tmp_path / "host").exists()
