@@ -113,13 +113,13 @@ packages:
 	@$(MAKE) --no-print-directory browser
 	@$(MAKE) --no-print-directory transfers
 
-# Four at a time: the longest first, and what needs no lab while the first one comes up
+# Three at a time: the longest first, and what needs no lab while the first one comes up
 LANES := molecule-default faults unit molecule-models molecule-serving molecule-runfile molecule-production lint report-test
 test: ## everything; the output of each lane is in build/log
 	@$(MAKE) --no-print-directory --jobs=2 venv packages
 	@rm -f build/log/lanes
 # What each lane took and why it failed is the end of the output, of which a CI may keep no more
-	@code=0; $(MAKE) --no-print-directory --jobs=4 --keep-going $(LANES:%=lane-%) || code=$$?; \
+	@code=0; $(MAKE) --no-print-directory --jobs=3 --keep-going $(LANES:%=lane-%) || code=$$?; \
 	  echo "test: all lanes:"; cat build/log/lanes; exit $$code
 lane-%:
 	@tests/lane.sh $* $(MAKE) --no-print-directory $*
