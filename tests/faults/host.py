@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import secrets
 import signal
 import socket
@@ -54,10 +55,16 @@ class Failed(Exception):
     """Why a run failed, in the words that an operator reads."""
 
 
+# Below those that the kernel gives to whoever asks for any: one of these stays free until its server starts
+PORTS = iter(random.sample(range(20000, 32000), 12000))
+
+
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    for port in PORTS:
+        with contextlib.suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", port))
+            return port
+    raise Failed("found no free port from 20000 to 32000")
 
 
 class Host:
@@ -159,13 +166,14 @@ class Host:
             if not lacking:
                 return
             if time.monotonic() >= deadline:
-                raise Failed(f"the server does not serve {', '.join(lacking)}: {self.words(lacking)}")
+                raise Failed(f"{self.mode}: start {self.starts} does not serve {', '.join(lacking)}: {self.words(lacking)}")
             time.sleep(0.2)
 
     def words(self, names: list[str]) -> str:
-        """Triton's own, out of its log."""
+        """Triton's own, out of its log: what it says of these models, or last."""
         lines = self.log.read_text(errors="replace").splitlines()
-        return "; ".join(line for line in lines if line.startswith("E") and any(name in line for name in names))[-1500:]
+        errors = [line for line in lines if line.startswith("E") and any(name in line for name in names)]
+        return "; ".join(errors or lines[-12:])[-1500:]
 
     # A run
 
