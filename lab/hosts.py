@@ -149,7 +149,7 @@ def _wait_until_running(lab: Lab, name: str) -> None:
     script = (
         "set -e; systemctl is-system-running --wait >/dev/null || { systemctl --failed --plain --no-legend; exit 1; }; "
         f"dpkg-query --status linux-image-$(uname -r) >/dev/null 2>&1 || dpkg --install {KERNEL_PACKAGE} >/dev/null; "
-        f"read -r password; read -r key; echo {OPS_USER}:$password | chpasswd; "
+        f"read -r password; read -r key; echo {OPS_USER}:$password | chpasswd --crypt-method SHA256 --sha-rounds 1000; "
         f"install -d -m 0700 -o {OPS_USER} -g {OPS_USER} /home/{OPS_USER}/.ssh; "
         f'echo "$key" > /home/{OPS_USER}/.ssh/authorized_keys'
     )

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import testinfra
 import yaml
@@ -121,18 +122,25 @@ class Run:
         return {host: counts["changed"] for host, counts in self.recap.items()}
 
 
+def command_of(name: str, *arguments: str) -> list[str]:
+    """A playbook of the project on the lab."""
+    return ["ansible-playbook", "-i", str(INVENTORY), str(ROOT / "playbooks" / name), *arguments]
+
+
+def environment() -> dict[str, str]:
+    """Molecule asks for colours, which would hide the recap from the tests."""
+    given = {name: value for name, value in os.environ.items() if name != "ANSIBLE_FORCE_COLOR"}
+    return {**given, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+
+
 def playbook_process(name: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """A playbook of the project that runs on the lab, in a process group of its own."""
-    command = ["ansible-playbook", "-i", str(INVENTORY), str(ROOT / "playbooks" / name), *arguments]
-    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
-    # Molecule asks for colours, which would hide the recap from the tests
-    environment.pop("ANSIBLE_FORCE_COLOR", None)
+    """A run in a process group of its own."""
     return subprocess.Popen(
-        command,
+        command_of(name, *arguments),
         stdout=options.get("stdout", subprocess.DEVNULL),
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment,
+        env=environment(),
         cwd=ROOT,
         start_new_session=True,
     )
@@ -153,10 +161,10 @@ def lose_power(process: subprocess.Popen[str]) -> None:
 
 
 def playbook(name: str, *arguments: str) -> Run:
-    """Run a playbook of the project on the lab."""
-    process = playbook_process(name, *arguments, stdout=subprocess.PIPE)
-    output, _none = process.communicate()
-    return Run(process.returncode, output)
+    """A whole run. It is a fork of a process that has Ansible's imports; the scenarios' own runs are the program itself."""
+    request = {"arguments": command_of(name, *arguments)[1:], "environment": environment(), "directory": str(ROOT)}
+    code, output, errors = forked.ask(forked.controller(), request)
+    return Run(code, (output + errors).decode())
 
 
 # Of whoever changes a host (plugins/module_utils/change/lease.py)

@@ -136,13 +136,14 @@ def prepare_controller() -> None:
 
 
 def playbook(request: dict[str, Any]) -> None:
-    """As the program ansible-playbook does it, with modules of this machine that are forks, too."""
+    """As the program ansible-playbook does it; with a `host`, modules of this machine are forks of that, too."""
     sys.argv = ["ansible-playbook", *request["arguments"]]
-    modules = importlib.import_module("forked_modules")
-    modules.fork(request["host"])
-    # Those of another place may have other files
-    if "ANSIBLE_COLLECTIONS_PATH" not in os.environ:
-        modules.pack_once(os.path.dirname(request["host"]))
+    if host := request.get("host"):
+        modules = importlib.import_module("forked_modules")
+        modules.fork(host)
+        # Those of another place may have other files
+        if "ANSIBLE_COLLECTIONS_PATH" not in os.environ:
+            modules.pack_once(os.path.dirname(host))
     importlib.import_module("ansible.cli.playbook").main()
 
 
