@@ -16,6 +16,8 @@ from standins import sha256_of, wheels_of_triton
 
 PULLED_BASE = "docker.io/library/debian:{}-slim"
 INPUTS = "npufleet.lab.inputs"
+# Below usr/share, what Debian's slim images go without
+NOT_SLIM = ("doc", "groff", "info", "lintian", "locale", "man")
 # Triton release -> the version of the PyPI wheel nvidia-pytriton that carries it
 TRITON_WHEELS = {"24.01": "0.5.1", "24.10": "0.7.0"}
 
@@ -47,12 +49,23 @@ def _debootstrap(image: str, suite: str) -> None:
             for path in Path(rootfs, cache).iterdir():
                 if path.is_file():
                     path.unlink()
+        slim(Path(rootfs))
         archive = Path(rootfs).with_suffix(".tar")
         try:
             run("tar", "--create", "--file", str(archive), "--directory", rootfs, ".")
             docker("import", "--change", f"LABEL {INPUTS}=debootstrap", str(archive), image)
         finally:
             archive.unlink(missing_ok=True)
+
+
+def slim(rootfs: Path) -> None:
+    """As Debian's slim images are made: no documentation and no translations, nor of what is installed later; directories stay."""
+    for name in NOT_SLIM:
+        for path in (rootfs / "usr/share" / name).rglob("*"):
+            if not path.is_dir() or path.is_symlink():
+                path.unlink()
+    excluded = "".join(f"path-exclude /usr/share/{name}/*\n" for name in NOT_SLIM)
+    (rootfs / "etc/dpkg/dpkg.cfg.d/npufleet-lab-slim").write_text(excluded)
 
 
 def debian_mirror() -> str:

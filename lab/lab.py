@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The lab: lab.py up | down | inventory.
+"""The lab: lab.py up | down.
 
 Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), LAB_NEXT (a row that hosts may be taken to, with cards of
 both), NPUS (2 per host, or those of a card), SYSTEMS (debian-12; of the NPU hosts in turn, as in debian-12,debian-13; default is
@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,19 @@ import images
 import standins
 from settings import ARTEFACT_PORT, ARTEFACTS, BUILD, FIRST_SYSTEM, OPS_USER, SYSTEMS, Lab, LabError, current_lab, die, say
 
+# Beside the facts of a lab
+INVENTORY = "inventory.json"
 # The sets of models that inventories/lab knows how to place
 PLACINGS = ("digits", "images")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("up", "down", "inventory"))
+    parser.add_argument("command", choices=("up", "down"))
     command = parser.parse_args().command
     try:
-        lab = current_lab()
-        with one_at_a_time() if command != "inventory" else nullcontext():
-            {"up": up, "down": down, "inventory": inventory}[command](lab)
+        with one_at_a_time():
+            {"up": up, "down": down}[command](current_lab())
     except LabError as error:
         die(error)
 
@@ -93,6 +94,7 @@ def up(lab: Lab) -> None:
     if known != facts:
         facts_path(lab).write_text(json.dumps(facts, indent=2))
         changed = True
+    changed |= write_inventory(lab, facts)
     say(f"{count} NPU hosts and 1 operations host are up" if changed else "nothing changed: the lab is up")
 
 
@@ -152,12 +154,19 @@ def down(lab: Lab) -> None:
     say(f"{lab.name} is down")
 
 
-def inventory(lab: Lab) -> None:
-    """Print the lab as an Ansible inventory (JSON), empty when the lab is down."""
-    facts = facts_of(lab)
-    if not facts:
-        print(json.dumps({"_meta": {"hostvars": {}}}))
-        return
+def write_inventory(lab: Lab, facts: dict[str, Any]) -> bool:
+    """What inventories/lab/hosts.py prints, for as long as the lab is up; whether it is new."""
+    path, text = lab.state / INVENTORY, json.dumps(inventory(lab, facts))
+    if path.exists() and path.read_text() == text:
+        return False
+    # It has passwords in it
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as sink:
+        sink.write(text)
+    return True
+
+
+def inventory(lab: Lab, facts: dict[str, Any]) -> dict[str, Any]:
+    """The lab as an Ansible inventory."""
     names = hosts.host_names(facts["count"])
     hostvars = {
         name: {"ansible_host": lab.address(number), "lab_container": lab.container(name)} for number, name in enumerate(names)
@@ -196,7 +205,7 @@ def inventory(lab: Lab) -> None:
         "npu_hosts": {"hosts": names[1:]},
         "monitoring_hosts": {"hosts": names[:1]},
     }
-    print(json.dumps({**groups, "_meta": {"hostvars": hostvars}}))
+    return {**groups, "_meta": {"hostvars": hostvars}}
 
 
 if __name__ == "__main__":

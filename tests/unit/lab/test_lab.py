@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -228,6 +230,43 @@ def test_a_lab_that_is_taken_to_another_row_has_a_file_for_each() -> None:
         "CA12/0.11": "http://127.0.0.1/models/0.11.rbln",
     }
     assert all(entry["record"].endswith(".rbln.json") for entry in found.values())
+
+
+def test_a_base_image_is_as_slim_as_debians_own(tmp_path: Path) -> None:
+    for name in ("usr/share/man/man1/ls.1.gz", "usr/share/doc/apt/copyright", "usr/share/zoneinfo/UTC"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "usr/share/doc/bash").symlink_to("apt")
+    (tmp_path / "etc/dpkg/dpkg.cfg.d").mkdir(parents=True)
+    images.slim(tmp_path)
+    left = sorted(str(path.relative_to(tmp_path / "usr/share")) for path in (tmp_path / "usr/share").rglob("*"))
+    # Packages count on places for their pages
+    assert left == ["doc", "doc/apt", "man", "man/man1", "zoneinfo", "zoneinfo/UTC"]
+    assert "path-exclude /usr/share/man/*\n" in (tmp_path / "etc/dpkg/dpkg.cfg.d/npufleet-lab-slim").read_text()
+
+
+def test_the_inventory_is_what_the_lab_has_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "inventories/lab/hosts.py"
+    program.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "inventories/lab/hosts.py", program)
+
+    def listed(name: str) -> Any:
+        done = subprocess.run([program, "--list"], env={**os.environ, "LAB": name}, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+
+    monkeypatch.setattr(lab, "inventory", lambda mine, facts: {"npu_hosts": {"hosts": facts["names"]}, "of": mine.name})
+    for name in ("lab", "another"):
+        assert listed(name) == {"_meta": {"hostvars": {}}}
+        mine = Lab(name, LAB.subnet)
+        # Where the program looks is where the lab has its state
+        place = tmp_path / mine.state.relative_to(ROOT)
+        place.mkdir(parents=True)
+        with monkeypatch.context() as there:
+            there.setattr(Lab, "state", place)
+            assert [lab.write_inventory(mine, {"names": [npu]}) for npu in ("npu1", "npu1", "npu2")] == [True, False, True]
+        assert (place / "inventory.json").stat().st_mode & 0o777 == 0o600
+        assert listed(name) == {"npu_hosts": {"hosts": ["npu2"]}, "of": name}
+    assert listed("")["of"] == "lab"
 
 
 def test_every_row_of_the_lab_is_in_its_inventory() -> None:
