@@ -18,7 +18,9 @@ class ActionModule(FleetAction):
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         _validation, given = self.validate_argument_spec(argument_spec=new_module.keywords["argument_spec"])
-        self.flaws: List[str] = []
+        # What begins with a tilde would be a directory of the controller
+        paths = [*(entry["path"] for entry in (*given["directories"], *given["files"])), *given["absent"]]
+        self.flaws = [f"{path}: wanted a path from the root" for path in paths if not path.startswith("/")]
         directories = [self._directory(entry["path"], entry["mode"]) for entry in given["directories"]]
         files: List[Dict[str, Any]] = []
         for entry in given["files"]:

@@ -21,8 +21,8 @@ options:
     default: []
     suboptions:
       path:
-        description: Its path. A link to a directory counts as one.
-        type: path
+        description: Its path from the root. A link to a directory counts as one.
+        type: str
         required: true
       mode:
         description: Its mode, in quotes. Without one a directory that is there stays as it is, and one that is made has V(0755).
@@ -35,8 +35,8 @@ options:
     default: []
     suboptions:
       path:
-        description: Its path; of a directory in O(files[].src) the directory that all below it is brought to.
-        type: path
+        description: Its path from the root; of a directory in O(files[].src) the directory that all below it is brought to.
+        type: str
         required: true
       content:
         description: What it holds.
@@ -51,9 +51,9 @@ options:
         type: str
         default: "0644"
   absent:
-    description: Paths of which nothing is to be there. A directory goes with all that is in it.
+    description: Paths from the root of which nothing is to be there. A directory goes with all that is in it.
     type: list
-    elements: path
+    elements: str
     default: []
   _request:
     description: What the controller hands over. It is nothing for a playbook to set.
@@ -123,14 +123,14 @@ new_module = partial(
             "type": "list",
             "elements": "dict",
             "default": [],
-            "options": {"path": {"type": "path", "required": True}, "mode": {"type": "str"}},
+            "options": {"path": {"type": "str", "required": True}, "mode": {"type": "str"}},
         },
         "files": {
             "type": "list",
             "elements": "dict",
             "default": [],
             "options": {
-                "path": {"type": "path", "required": True},
+                "path": {"type": "str", "required": True},
                 "content": {"type": "str"},
                 "src": {"type": "path"},
                 "mode": {"type": "str", "default": "0644"},
@@ -138,7 +138,7 @@ new_module = partial(
             "required_one_of": [("content", "src")],
             "mutually_exclusive": [("content", "src")],
         },
-        "absent": {"type": "list", "elements": "path", "default": []},
+        "absent": {"type": "list", "elements": "str", "default": []},
         "_request": {"type": "dict"},
     },
     supports_check_mode=True,

@@ -164,9 +164,15 @@ def test_every_flaw_of_a_task_is_told_before_the_host_is_asked(sources: Path, tm
             {"path": f"{tmp_path}/host/a", "src": "gone.py"},
             {"path": f"{tmp_path}/host/b", "content": "b", "mode": "9"},
         ],
+        "absent": ["~/.ssh"],
     }
     done = played(sources, task)
     assert done.returncode == 2
-    for words in ("mode: found 'u=rwx', wanted octal digits", "mode: found '9', wanted octal digits", "gone.py"):
+    for words in (
+        "mode: found 'u=rwx', wanted octal digits",
+        "mode: found '9', wanted octal digits",
+        "gone.py",
+        "~/.ssh: wanted a path from the root",
+    ):
         assert words in done.stdout
     assert not (tmp_path / "host").exists()
