@@ -28,8 +28,12 @@ $(VENV)/.done: requirements.txt requirements-dev.txt
 	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 
-demo: venv ## bare machine -> two hosts that read handwritten digits
+demo: ## bare machine -> two hosts that read handwritten digits
+	@$(MAKE) --no-print-directory --jobs=2 venv lab-base
 	@$(BIN)/python lab/demo.py
+
+lab-base: # by any Python, while pip is busy
+	@python3 lab/lab.py base
 
 lab: venv ## bring up HOSTS=2 lab hosts
 	@$(PY) lab/lab.py up
@@ -108,10 +112,11 @@ sanity-newest: venv ## the same by the newest ansible-core, in a Debian 13 made 
 
 test-quick: lint unit ## lint and unit tests
 
-# One after the other: both ask apt
+# One after the other: all of them ask apt
 packages:
 	@$(MAKE) --no-print-directory browser
 	@$(MAKE) --no-print-directory transfers
+	@SYSTEMS=debian-12,debian-13 $(MAKE) --no-print-directory lab-base
 
 # Three at a time: the longest first, and what needs no lab while the first one comes up
 LANES := molecule-default faults unit molecule-models molecule-serving molecule-runfile molecule-production lint report-test
@@ -157,4 +162,4 @@ test-mutants: venv ## seed defects one at a time; each must turn a test red
 clean: ## remove what was built; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-down converge status check lint changelog lint-models lint-corpus unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models molecule-runfile soak sanity sanity-newest test-quick test bench-serving bench-models bench-converge bench-loading test-heavy test-mutants clean
+.PHONY: help venv demo lab lab-base lab-down converge status check lint changelog lint-models lint-corpus unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models molecule-runfile soak sanity sanity-newest test-quick test bench-serving bench-models bench-converge bench-loading test-heavy test-mutants clean

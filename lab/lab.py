@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The lab: lab.py up | down.
+"""The lab: lab.py base | up | down. The first makes the images below all others, and needs nothing but Python.
 
 Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), LAB_NEXT (a row that hosts may be taken to, with cards of
 both), NPUS (2 per host, or those of a card), SYSTEMS (debian-12; of the NPU hosts in turn, as in debian-12,debian-13; default is
@@ -33,11 +33,11 @@ PLACINGS = ("digits", "images")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("up", "down"))
+    parser.add_argument("command", choices=("base", "up", "down"))
     command = parser.parse_args().command
     try:
         with one_at_a_time():
-            {"up": up, "down": down}[command](current_lab())
+            {"base": base, "up": up, "down": down}[command](current_lab())
     except LabError as error:
         die(error)
 
@@ -49,6 +49,13 @@ def one_at_a_time() -> Iterator[None]:
     with (BUILD / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def base(_lab: Lab) -> None:
+    """What takes a while and may be made while pip installs what the rest needs."""
+    engine.start()
+    for system in sorted(chosen_systems()):
+        images.ensure_base(system)
 
 
 def up(lab: Lab) -> None:
@@ -107,17 +114,22 @@ def images_of(systems: dict[str, str], rows: list[str]) -> dict[str, dict[str, s
 
 def systems_of(count: int, known: dict[str, str]) -> dict[str, str]:
     """{host: its system}; one that is there keeps the system that it has."""
-    asked = os.environ.get("SYSTEMS")
-    chosen = asked.split(",") if asked else [FIRST_SYSTEM]
-    strange = sorted(set(chosen) - set(SYSTEMS))
-    if strange:
-        raise LabError(f"SYSTEMS: found {', '.join(strange)}, wanted some of {', '.join(SYSTEMS)}")
+    asked, chosen = os.environ.get("SYSTEMS"), chosen_systems()
     first, *npu_hosts = hosts.host_names(count)
     wanted = {first: FIRST_SYSTEM, **{name: chosen[number % len(chosen)] for number, name in enumerate(npu_hosts)}}
     other = [f"{name} ({known[name]})" for name in wanted if asked and known.get(name, wanted[name]) != wanted[name]]
     if other:
         raise LabError(f"SYSTEMS={asked}: found {', '.join(other)}: take the lab down first (make lab-down)")
     return {**wanted, **{name: known[name] for name in wanted if name in known}}
+
+
+def chosen_systems() -> list[str]:
+    """Those that the environment asks for, in its order."""
+    chosen = (os.environ.get("SYSTEMS") or FIRST_SYSTEM).split(",")
+    strange = sorted(set(chosen) - set(SYSTEMS))
+    if strange:
+        raise LabError(f"SYSTEMS: found {', '.join(strange)}, wanted some of {', '.join(SYSTEMS)}")
+    return chosen
 
 
 def facts_path(lab: Lab) -> Path:
