@@ -116,7 +116,7 @@ test-quick: lint unit ## lint and unit tests
 packages:
 	@$(MAKE) --no-print-directory browser
 	@$(MAKE) --no-print-directory transfers
-	@SYSTEMS=debian-12,debian-13 $(MAKE) --no-print-directory lab-base
+	@$(MAKE) --no-print-directory lab-base
 
 # Three at a time: the longest first, and what needs no lab while the first one comes up
 LANES := molecule-default faults unit molecule-models molecule-serving molecule-runfile molecule-production lint report-test
