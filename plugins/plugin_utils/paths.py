@@ -9,9 +9,9 @@ COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__
 
 
 def files_of(directory: str) -> Dict[str, bytes]:
-    """{path below it: content} of a directory, without bytecode."""
+    """{path below it: content} of a directory, also of what it links to, without bytecode."""
     found = {}
-    for place, names, files in os.walk(directory):
+    for place, names, files in os.walk(directory, followlinks=True):
         names[:] = sorted(name for name in names if name != "__pycache__")
         for name in sorted(files):
             path = os.path.join(place, name)

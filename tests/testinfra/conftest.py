@@ -133,11 +133,11 @@ def environment() -> dict[str, str]:
     return {**given, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
 
 
-def playbook_process(name: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+def playbook_process(name: str, *arguments: str) -> subprocess.Popen[str]:
     """A run in a process group of its own."""
     return subprocess.Popen(
         command_of(name, *arguments),
-        stdout=options.get("stdout", subprocess.DEVNULL),
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.STDOUT,
         text=True,
         env=environment(),

@@ -70,6 +70,16 @@ def test_contents_that_change_places_are_another_recipe(backends: Path) -> None:
     assert image.recipe_digest(RECIPE, str(backends)) != before
 
 
+def test_a_backend_that_is_linked_counts(backends: Path, tmp_path: Path) -> None:
+    before = wanted(backends)["recipe"]
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/model.py").write_text("1")
+    (backends / "linked").symlink_to(tmp_path / "theirs")
+    linked = wanted(backends)["recipe"]
+    (tmp_path / "theirs/model.py").write_text("2")
+    assert len({before, linked, wanted(backends)["recipe"]}) == 3
+
+
 def test_bytecode_time_and_place_do_not_count(backends: Path, tmp_path: Path) -> None:
     before = image.recipe_digest(RECIPE, str(backends))
     (backends / "rbln/__pycache__/deep").mkdir(parents=True)
@@ -87,8 +97,8 @@ def test_the_order_of_the_file_system_does_not_count(backends: Path, monkeypatch
     before = image.recipe_digest(RECIPE, str(backends))
     real = os.walk
 
-    def backwards(top: str) -> Any:
-        for directory, names, files in real(top):
+    def backwards(top: str, **options: Any) -> Any:
+        for directory, names, files in real(top, **options):
             names.sort(reverse=True)
             yield directory, names, sorted(files, reverse=True)
 

@@ -135,6 +135,10 @@ def played(play: Path, task: dict[str, Any], *options: str) -> Any:
 
 def test_files_and_directories_of_the_controller_are_brought(sources: Path, tmp_path: Path) -> None:
     host = tmp_path / "host"
+    # A backend that the site has elsewhere
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/model.py").touch()
+    (sources / "files/backends/linked").symlink_to(tmp_path / "theirs")
     task = {
         "directories": [{"path": f"{host}/none", "mode": "0750"}],
         "files": [
@@ -152,7 +156,7 @@ def test_files_and_directories_of_the_controller_are_brought(sources: Path, tmp_
     done = played(sources, task)
     assert done.returncode == 0, done.stdout
     found = sorted(str(path.relative_to(host)) for path in host.rglob("*") if path.is_file())
-    assert found == ["backends/empty/.keep", "backends/rbln/model.py", "config.json", "program"]
+    assert found == ["backends/empty/.keep", "backends/linked/model.py", "backends/rbln/model.py", "config.json", "program"]
     assert (mode(host / "program"), mode(host / "none"), (host / "config.json").read_text()) == (0o755, 0o750, '{"level": 1}')
     assert "changed=0" in played(sources, task).stdout
 

@@ -60,7 +60,7 @@ def recipe_digest(recipe: Mapping[str, Any], backends: str, instructions: Option
     if instructions:
         with open(instructions, "rb") as source:
             digest.update(hashlib.sha256(source.read()).digest())
-    for directory, names, files in sorted(os.walk(backends)):
+    for directory, names, files in sorted(os.walk(backends, followlinks=True)):
         names[:] = sorted(name for name in names if name != "__pycache__")
         if "__pycache__" in directory:
             continue
