@@ -83,6 +83,14 @@ def finished_by_themselves(place: Fleet) -> float:
     return time.monotonic() - began
 
 
+def keep(figures: dict[str, Any], began: float) -> None:
+    """Write the figures down after each kill, so that a soak that somebody ends has some, too."""
+    figures["seconds"] = round(time.monotonic() - began)
+    path = ROOT / "build/bench/kills.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(figures, indent=1) + "\n")
+
+
 def test_no_kill_leaves_a_host_half_way(place: Fleet) -> None:
     chance, began = random.Random(SEED), time.monotonic()
     figures: dict[str, Any] = {"seed": SEED, "kills": collections.Counter(), "ended_before": 0, "slowest_seconds": 0.0}
@@ -116,15 +124,14 @@ def test_no_kill_leaves_a_host_half_way(place: Fleet) -> None:
         assert {name: left_over(connect(name)) for name in NPU_HOSTS} == {name: [] for name in NPU_HOSTS}
         figures["runs_to_converge"][needed] += 1
         place.wait_until_answered()
+        keep(figures, began)
     as_before = place.run("site.yml")
     assert as_before.code == 0, as_before.output
     place.wait_until_answered(edition=1, model="alpha")
     heard = [place.clients.heard(mode, model, began, time.monotonic()) for mode, model in place.clients.each]
     answers = collections.Counter(outcome(sample) for each in heard for sample in each.samples)
     figures["answers"] = dict(answers)
-    path = ROOT / "build/bench/kills.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(figures, indent=1) + "\n")
+    keep(figures, began)
     print(json.dumps(figures))
     assert [entry.wrong for entry in heard if entry.wrong] == []
     assert disturbed == []
