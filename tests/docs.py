@@ -64,7 +64,7 @@ def entry_points(role: Path) -> dict[str, dict[str, Any]]:
 def role_problems(role: Path) -> Iterator[str]:
     """Where argument_specs.yml is not what defaults/main.yml says."""
     defaults = load(role / "defaults/main.yml")
-    options = {name: one for entry in entry_points(role).values() for name, one in entry.get("options", {}).items()}
+    options = {name: option for entry in entry_points(role).values() for name, option in entry.get("options", {}).items()}
     where = f"roles/{role.name}/meta/argument_specs.yml"
     for name in sorted(defaults.keys() - options.keys()):
         yield f"{where}: found no {name}, wanted it described as defaults/main.yml has it"

@@ -43,7 +43,7 @@ PLANTED = [*ENVIRONMENT.values(), *HEADERS.values(), SIGNATURE, f"sl4ck-{RUN}", 
 def values(lab: dict, logins: dict[str, str]) -> dict[str, str]:
     """What of the page's examples is otherwise on the lab: {as the page has it: as it is here}."""
     facts = lab["all"]["vars"]
-    address = {name: one["ansible_host"] for name, one in lab["_meta"]["hostvars"].items()}
+    address = {name: host["ansible_host"] for name, host in lab["_meta"]["hostvars"].items()}
     model = facts["lab_models"]["digits"]
     artefact = "{}/{}".format(facts["lab_artefact_url"], model["path"])
     driver = facts["lab_drivers"]["1.1.67"]

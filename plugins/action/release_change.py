@@ -33,4 +33,8 @@ class ActionModule(FleetAction):
             # A variable that is wrong is one of the reasons that preflight tells
             with suppress(Refusal, AnsibleUndefinedVariable):
                 said += release_change.of_host(variables, state, before, after)
-            return {"changed": False, "before": before.name if before else None, "said": [host_text.line(one) for one in said]}
+            return {
+                "changed": False,
+                "before": before.name if before else None,
+                "said": [host_text.line(sentence) for sentence in said],
+            }

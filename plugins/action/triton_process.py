@@ -77,7 +77,7 @@ class ActionModule(FleetAction):
         self, host: str, variables: Templated, task_vars: Dict[str, Any], missing: List[str], manifests: Mapping[str, Any]
     ) -> Dict[str, str]:
         """{digest: file of this machine} of what the store has not."""
-        origins = {digest: origin for one in manifests.values() for digest, origin in one["origins"].items()}
+        origins = {digest: origin for model in manifests.values() for digest, origin in model["origins"].items()}
         try:
             return Sender(self, host, variables, task_vars).local(missing, origins)
         except StoreError as error:
@@ -107,7 +107,7 @@ class ActionModule(FleetAction):
             "http_port": int(variables["npufleet_http_port"]),
             "key": {**key, "path": change.key_path(root)} if key else None,
             "mode": variables["triton_server_model_control_mode"],
-            "models": {name: {fact: dict(one)[fact] for fact in server.MODEL} for name, one in manifests.items()},
+            "models": {name: {fact: dict(model)[fact] for fact in server.MODEL} for name, model in manifests.items()},
         }
         wanted = {
             "models": {**desired["models"], "root": root},
@@ -125,7 +125,7 @@ class ActionModule(FleetAction):
             "cards": container.cards(variables),
             "backends": {path: base64.b64encode(content).decode() for path, content in backends.items()},
             "supervisor": _text(SUPERVISOR),
-            "releases": {name: manifest.to_release(one) for name, one in manifests.items()},
+            "releases": {name: manifest.to_release(model) for name, model in manifests.items()},
             "blobs": {},
             "checks": checks,
             "conditions": conditions(variables),

@@ -33,7 +33,7 @@ def main(model: str, network: str) -> None:
     random = np.random.default_rng(7)
     pictures = random.standard_normal((PICTURES, 3, 224, 224), np.float32)
     expected = np.concatenate([session.run(None, {"INPUT__0": pictures[[number]]})[0] for number in range(PICTURES)])
-    apart = min(np.abs(one - two).max() for index, one in enumerate(expected) for two in expected[:index])
+    apart = min(np.abs(answer - earlier).max() for index, answer in enumerate(expected) for earlier in expected[:index])
     if apart < 100 * TOLERANCE:
         sys.exit(f"two pictures have answers only {apart:g} apart: a mix-up could not be told")
     wrong: list[str] = []

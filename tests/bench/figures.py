@@ -113,24 +113,24 @@ def verdicts(rows: Sequence[Row]) -> List[Verdict]:
     return [verdict for entry in rows for verdict in verdicts_of(entry, rows)]
 
 
-def verdicts_of(one: Row, rows: Sequence[Row]) -> List[Verdict]:
+def verdicts_of(entry: Row, rows: Sequence[Row]) -> List[Verdict]:
     """The targets of one row among `rows`, which have its floor."""
     found = []
-    what = f"{one['case']} {one['profile']}, {one['device_ms']:g} ms, {one['concurrency']} clients"
-    share, overhead = wanted_share(one), wanted_overhead(one, rows)
+    what = f"{entry['case']} {entry['profile']}, {entry['device_ms']:g} ms, {entry['concurrency']} clients"
+    share, overhead = wanted_share(entry), wanted_overhead(entry, rows)
     if share is not None:
-        mine = one["share_of_device_limit"]
+        mine = entry["share_of_device_limit"]
         found.append(Verdict(f"{what}: share of the device's limit", f"{mine:.3f}", f">= {share:.2f}", mine >= share))
     if overhead is not None:
-        mine = one["overhead_ms"]
+        mine = entry["overhead_ms"]
         found.append(Verdict(f"{what}: overhead", f"{mine:.3f} ms", f"<= {overhead:.3f} ms", mine <= overhead))
     return found
 
 
-def npus_verdict(one: float, two: float) -> Verdict:
+def npus_verdict(alone: float, both: float) -> Verdict:
     """Two NPUs over one, of inferences per second."""
-    ratio = two / one if one else 0.0
-    return Verdict("two NPUs over one", f"{ratio:.2f} ({two:.0f} over {one:.0f}/s)", f">= {NPUS}", ratio >= NPUS)
+    ratio = both / alone if alone else 0.0
+    return Verdict("two NPUs over one", f"{ratio:.2f} ({both:.0f} over {alone:.0f}/s)", f">= {NPUS}", ratio >= NPUS)
 
 
 def memory_verdicts(before: Row, after: Row) -> List[Verdict]:

@@ -75,7 +75,7 @@ def audit(runs: Sequence[Run], device_s: float, largest: int, answered: int, npu
         reasons.append(f"{len(large)} of {len(runs)} intervals carry {sorted(set(large))[:SHOWN]} rows, wanted 1 to {largest}")
     over = overlaps(runs)
     if over:
-        shown = ", ".join(f"NPU {one.npu} {one.end:.6f} > {two.begin:.6f}" for one, two in over[:SHOWN])
+        shown = ", ".join(f"NPU {earlier.npu} {earlier.end:.6f} > {later.begin:.6f}" for earlier, later in over[:SHOWN])
         reasons.append(f"{len(over)} intervals begin before the one before them on the same NPU ended: {shown}")
     rows = sum(run.rows for run in runs)
     if rows < answered:

@@ -24,7 +24,7 @@ class Others:
 
     def cores(self) -> Optional[float]:
         """Cores on average, None where the container's own share cannot be read."""
-        seconds, busy, own = (one - two for one, two in zip(self._now(), self.began))
+        seconds, busy, own = (now - began for now, began in zip(self._now(), self.began))
         return None if self.began[2] < 0 else max(0.0, (busy - own) / seconds)
 
     def _now(self) -> Tuple[float, float, float]:
@@ -68,6 +68,6 @@ def descendants(pid: int) -> Dict[int, int]:
         with suppress(OSError):
             parents[int(path.parts[2])] = int(path.read_text().rsplit(")", 1)[1].split()[1])
     found = {pid: parents.get(pid, 0)}
-    while more := {one: parent for one, parent in parents.items() if parent in found and one not in found}:
+    while more := {child: parent for child, parent in parents.items() if parent in found and child not in found}:
         found.update(more)
     return found

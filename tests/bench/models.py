@@ -72,15 +72,15 @@ def loads_of(log: str) -> Dict[str, int]:
 
 def moved(before: Mapping[str, State], after: Mapping[str, State]) -> int:
     """Bytes that came into the stores of all hosts."""
-    return sum(size for host, one in after.items() for inode, size in one.blobs.items() if inode not in before[host].blobs)
+    return sum(size for host, state in after.items() for inode, size in state.blobs.items() if inode not in before[host].blobs)
 
 
 def reloaded(before: Mapping[str, State], after: Mapping[str, State]) -> List[str]:
     """Models that any server loaded meanwhile; those of a new server are all that it loaded."""
     names = set()
-    for host, one in after.items():
-        known = before[host].loads if before[host].server == one.server else {}
-        names |= {name for name, count in one.loads.items() if count > known.get(name, 0)}
+    for host, state in after.items():
+        known = before[host].loads if before[host].server == state.server else {}
+        names |= {name for name, count in state.loads.items() if count > known.get(name, 0)}
     return sorted(names)
 
 

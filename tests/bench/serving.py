@@ -144,11 +144,11 @@ class Bench:
                 self.validate(server, model, npus)
             attempts = []
             for _attempt in range(self.attempts):
-                one, two = (
+                alone, both = (
                     self.measure(server, model, "rbln", profile, len(npus) * max(CLIENTS), npus)["infer_per_s"]
                     for model, (profile, npus) in NPU_MODELS.items()
                 )
-                attempts.append((two / one, figures.npus_verdict(one, two)))
+                attempts.append((both / alone, figures.npus_verdict(alone, both)))
                 if attempts[-1][1].reached:
                     break
         self.more.append(max(attempts, key=lambda found: found[0])[1])
@@ -188,11 +188,11 @@ def sample(server: Server) -> Row:
     return {"requests": requests, "mib": round(mib, 2), "shm_mib": round(shm, 3)}
 
 
-def better(one: Row, two: Row) -> bool:
+def better(first: Row, second: Row) -> bool:
     """Whether the first of two rows of the same point is the better one: at one client by latency, else by throughput."""
-    if one["concurrency"] == 1:
-        return one["p50_ms"] < two["p50_ms"]
-    return one["infer_per_s"] > two["infer_per_s"]
+    if first["concurrency"] == 1:
+        return first["p50_ms"] < second["p50_ms"]
+    return first["infer_per_s"] > second["infer_per_s"]
 
 
 def say(message: str) -> None:

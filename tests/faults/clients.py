@@ -62,12 +62,12 @@ class Client(threading.Thread):
             with triton.InferenceServerClient(self.url) as client:
                 while not self.stopped.wait(PAUSE):
                     number += 1
-                    self.samples.append(self.one(client, number))
+                    self.samples.append(self.sample(client, number))
                     if self.samples[-1].error:
                         # A new connection: what comes late on this one is of another request.
                         break
 
-    def one(self, client: triton.InferenceServerClient, number: int) -> Sample:
+    def sample(self, client: triton.InferenceServerClient, number: int) -> Sample:
         inputs, judge = self.request(number)
         began = time.monotonic()
         try:

@@ -162,7 +162,7 @@ class Host:
         deadline = time.monotonic() + (seconds or self.patience)
         while True:
             served = self.served()
-            lacking = sorted(name for name, one in wanted.items() if not repository_api.good(served.get(name, {}), one))
+            lacking = sorted(name for name, release in wanted.items() if not repository_api.good(served.get(name, {}), release))
             if not lacking:
                 return
             if time.monotonic() >= deadline:
@@ -204,7 +204,7 @@ class Host:
         self.runs += 1
         me = store.Run(f"here/{self.runs}", "tests@here", self.mode)
         found = self.manifests(repository)
-        self.wanted = {name: {key: one[key] for key in ("versions", "release", "steps")} for name, one in found.items()}
+        self.wanted = {name: {key: model[key] for key in ("versions", "release", "steps")} for name, model in found.items()}
         plan = self.plan(found)
         if not plan:
             return False

@@ -61,12 +61,12 @@ class Place:
     def refused(self, repository: Path, **options: Any) -> Told:
         """What a run says that has to fail, on every host."""
 
-        def one(host: Host) -> str:
+        def failure(host: Host) -> str:
             with pytest.raises(Failed) as why:
                 host.run(repository, **options)
             return str(why.value)
 
-        return self.everywhere(one)
+        return self.everywhere(failure)
 
     def repair(self) -> None:
         """One ordinary run with the right repository, and another one has nothing left to do."""
@@ -183,7 +183,7 @@ def a_cache_that_knows_old_answers(place: Place) -> Told:
 def a_server_that_is_restarted_in_mid_switch(place: Place) -> Told:
     repository = place.edited(alpha=[])
 
-    def one(host: Host) -> str:
+    def outcome(host: Host) -> str:
         # Where it is loaded into a server that is not there yet, the run fails, and has put back what served.
         try:
             host.run(repository, between=lambda: host.restart(drain=False))
@@ -192,7 +192,7 @@ def a_server_that_is_restarted_in_mid_switch(place: Place) -> Told:
             return str(why)
         return "proven"
 
-    return place.everywhere(one)
+    return place.everywhere(outcome)
 
 
 @tells(warmup_fails=("beta", PUT_BACK))

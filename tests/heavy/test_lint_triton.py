@@ -66,16 +66,16 @@ def configs() -> Iterator[str]:
 
 def chains() -> Iterator[tuple[str, dict[str, str]]]:
     """Ensembles with their steps."""
-    chain, one = ensembles.CHAIN, ensembles.ensemble
-    yield one(*chain), {}
-    yield one(*chain, largest=8), {}
-    yield one(*chain).replace('platform: "ensemble"', ""), {}
-    yield one(ensembles.step("first", "X", "middle"), ensembles.step("second", "middle", "X")), {}
-    yield one(chain[0], chain[1].replace("model_version: -1", "")), {}
-    yield from ((one(*chain, more=row[0]), {}) for row in parameters(ensembles.test_what_an_ensemble_may_not_have))
-    yield from ((one(*row[0]), {}) for row in parameters(ensembles.test_a_step_that_is_wrong) if row[3] != ENDLESS)
+    chain, ensemble = ensembles.CHAIN, ensembles.ensemble
+    yield ensemble(*chain), {}
+    yield ensemble(*chain, largest=8), {}
+    yield ensemble(*chain).replace('platform: "ensemble"', ""), {}
+    yield ensemble(ensembles.step("first", "X", "middle"), ensembles.step("second", "middle", "X")), {}
+    yield ensemble(chain[0], chain[1].replace("model_version: -1", "")), {}
+    yield from ((ensemble(*chain, more=row[0]), {}) for row in parameters(ensembles.test_what_an_ensemble_may_not_have))
+    yield from ((ensemble(*row[0]), {}) for row in parameters(ensembles.test_a_step_that_is_wrong) if row[3] != ENDLESS)
     for dims, dtype, largest, _fits in parameters(ensembles.test_both_ends_of_a_tensor):
-        yield one(*chain), {"second": ensembles.second_step(dims, dtype, largest)}
+        yield ensemble(*chain), {"second": ensembles.second_step(dims, dtype, largest)}
 
 
 def repository(place: Path) -> Path:

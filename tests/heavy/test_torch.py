@@ -115,8 +115,8 @@ def test_compiled_from_torch_it_answers_as_torch(version: str, tmp_path: Path, d
         with torch.no_grad():
             wanted = truth(torch.from_numpy(image), torch.from_numpy(scale))
         found = model.create_runtime(input_info_index=index).run(image, scale)
-        for one, other in zip(found, wanted):
-            np.testing.assert_allclose(one, other.numpy(), atol=1e-5)
+        for array, tensor in zip(found, wanted):
+            np.testing.assert_allclose(array, tensor.numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -91,9 +91,9 @@ class Server:
         """The status of an answer; 0 for none in time, -1 for a connection that broke."""
         request = urllib.request.Request(f"http://{self.url}{path}", b"{}" if method == "POST" else None)
         try:
-            with urllib.request.urlopen(request, timeout=seconds) as one:
-                self.answer = one.read()
-                return int(one.status)
+            with urllib.request.urlopen(request, timeout=seconds) as response:
+                self.answer = response.read()
+                return int(response.status)
         except urllib.error.HTTPError as error:
             self.answer = error.read()
             return error.code

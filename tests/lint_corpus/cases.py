@@ -50,7 +50,7 @@ def model(text: str | bytes, **files: str | bytes | Link) -> Files:
     return {
         "m/config.pbtxt": text,
         "m/1/model.py": ANSWERS if warmed else PROGRAM,
-        **{f"m/{path}": one for path, one in files.items()},
+        **{f"m/{path}": content for path, content in files.items()},
     }
 
 
@@ -316,7 +316,7 @@ def files() -> Iterator[tuple[str, Files]]:
     # Beside it a directory whose name is no UTF-8
     yield "", {**model(config()), "\udcff/": ""}
     # A repository inside the repository
-    yield "stray", {f"repository/{path}": one for path, one in model(config()).items()}
+    yield "stray", {f"repository/{path}": content for path, content in model(config()).items()}
 
 
 def chain(
@@ -335,9 +335,9 @@ def ensembles() -> Iterator[tuple[str, Files]]:
 
     def made(text: str, s: str = config(), t: str = config()) -> Files:
         steps = {
-            f"{name}/{path}": one
+            f"{name}/{path}": content
             for name, text in (("s", s), ("t", t))
-            for path, one in (("config.pbtxt", text), ("1/model.py", PROGRAM))
+            for path, content in (("config.pbtxt", text), ("1/model.py", PROGRAM))
         }
         return {"m/config.pbtxt": text, "m/1/README": "", **steps}
 
@@ -392,7 +392,7 @@ def names() -> Iterator[tuple[str, Files]]:
 
 def _named() -> Iterator[tuple[str, tuple[str, Files]]]:
     for group in (right, texts, configs, files, ensembles, names):
-        yield from ((f"{group.__name__}-{number:03}", one) for number, one in enumerate(group()))
+        yield from ((f"{group.__name__}-{number:03}", case) for number, case in enumerate(group()))
 
 
 CASES: dict[str, tuple[str, Files]] = dict(_named())

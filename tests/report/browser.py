@@ -44,7 +44,7 @@ class Browser:
     def all(self, selector: str) -> list[WebElement]:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
-    def one(self, selector: str) -> WebElement:
+    def element(self, selector: str) -> WebElement:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
 
     def shown(self) -> list[str]:

@@ -21,7 +21,7 @@ def main() -> int:
         browser = Browser()
         try:
             browser.open(page, height=1080)
-            browser.one("#host-npu5 .host button").click()
+            browser.element("#host-npu5 .host button").click()
             browser.picture(target)
         finally:
             browser.close()

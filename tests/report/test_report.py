@@ -61,7 +61,7 @@ def test_three_hosts(browser: Browser, small: Path, width: int) -> None:
     for button in browser.all(".summary .host button"):
         button.click()
     assert fits(browser)
-    shown = browser.one("main").text
+    shown = browser.element("main").text
     for words in ("unreachable", "No route to host", "wrong answers 1 of 66", "label is 1, wanted 7", "in sync", "normal"):
         assert words in shown, words
     for words in ("RBLN-CA22", "firmware 2.0.1", "15.7 GiB", "27.3.1", "2.51.0", "0.9.4", "24.10", "source", "release", "READY"):
@@ -80,7 +80,7 @@ def test_pictures_are_shown(browser: Browser, small: Path) -> None:
     assert len(sizes) == 120
     assert {natural for natural, _shown in sizes} == {8, 32}
     assert all(shown >= 40 for _natural, shown in sizes)
-    wrong = browser.one("#host-npu3 .answers li.wrong")
+    wrong = browser.element("#host-npu3 .answers li.wrong")
     assert wrong.text.split() == ["✕", "1", "wanted", "7", *wrong.text.split()[-2:]]
     assert wrong.text.endswith(" ms")
 
@@ -133,18 +133,18 @@ def test_filters_answer_at_once(browser: Browser, large: Path) -> None:
     )
     assert said == f"{len(browser.shown())} of 200 hosts" != "200 of 200 hosts"
     assert all(name.startswith("npu19") for name in browser.shown())
-    assert browser.one("#shown").text == f"{len(browser.shown())} of 200 hosts"
-    find = browser.one("#find")
+    assert browser.element("#shown").text == f"{len(browser.shown())} of 200 hosts"
+    find = browser.element("#find")
     find.clear()
     find.send_keys("No Route")
     unreachable = browser.shown()
     assert unreachable
-    assert all("unreachable" in browser.one(f"#host-{name} .state").text for name in unreachable)
+    assert all("unreachable" in browser.element(f"#host-{name} .state").text for name in unreachable)
     find.send_keys("xyz")
     assert browser.shown() == []
-    assert browser.one("#none").is_displayed()
+    assert browser.element("#none").is_displayed()
     browser.js("document.getElementById('find').value = ''")
-    browser.one("#only").click()
+    browser.element("#only").click()
     wrong = browser.shown()
     assert 8 <= len(wrong) < 60
     assert browser.all("tbody.good:not([hidden])") == []
@@ -171,13 +171,13 @@ def test_sorting_by_hand_and_by_keyboard(browser: Browser, large: Path) -> None:
 
 def test_details_open_by_keyboard_and_by_address(browser: Browser, small: Path) -> None:
     browser.open(small)
-    more = browser.one("#host-npu3 .more")
-    button = browser.one("#host-npu3 .host button")
+    more = browser.element("#host-npu3 .more")
+    button = browser.element("#host-npu3 .host button")
     assert (more.is_displayed(), button.get_attribute("aria-expanded")) == (False, "false")
     button.send_keys(Keys.ENTER)
     assert (more.is_displayed(), button.get_attribute("aria-expanded")) == (True, "true")
     browser.js("location.hash = '#host-npu1'; return new Promise((done) => setTimeout(done))")
-    assert browser.one("#host-npu1 .more").is_displayed()
+    assert browser.element("#host-npu1 .more").is_displayed()
 
 
 def test_hostile_texts_stay_texts(browser: Browser, hostile: Path) -> None:
@@ -188,7 +188,7 @@ def test_hostile_texts_stay_texts(browser: Browser, hostile: Path) -> None:
     assert browser.driver.title.endswith("fleet report")
     assert browser.all("[onerror], [onmouseover], main b b, img[src^=http]") == []
     assert len(browser.all("script")) == 2
-    shown = browser.one("main").text
+    shown = browser.element("main").text
     for words in (HOSTILE, '"><script>', "' onmouseover=alert(1) x='", "{{ 7 * 7 }}"):
         assert words in shown, words
     assert "npufleet_npus is 0, wanted a number of 1 or more" in shown
@@ -196,8 +196,8 @@ def test_hostile_texts_stay_texts(browser: Browser, hostile: Path) -> None:
 
 def test_the_plan_says_found_and_wanted(browser: Browser, hostile: Path) -> None:
     browser.open(hostile)
-    browser.one("#host-npu2 .host button").click()
-    row = browser.one("#host-npu2 .plan tbody tr").text
+    browser.element("#host-npu2 .host button").click()
+    row = browser.element("#host-npu2 .plan tbody tr").text
     assert row.startswith("server container.ulimits")
     assert row.index("33554432") < row.index("67108864") < row.index("replace")
 
@@ -215,8 +215,8 @@ def test_everything_can_be_read(browser: Browser, hostile: Path, dark: bool) -> 
 def test_without_scripts_all_is_there(browser: Browser, small: Path) -> None:
     browser.open(small, 390, scripts=False)
     try:
-        shown = browser.one("main").text
-        assert not browser.one(".tools").is_displayed()
+        shown = browser.element("main").text
+        assert not browser.element(".tools").is_displayed()
         for words in ("No route to host", "label is 1, wanted 7", "firmware 2.0.1", "largest batch"):
             assert words in shown, words
         assert fits(browser)
@@ -230,9 +230,9 @@ def test_what_is_old_is_called_so(browser: Browser, small: Path, tmp_path: Path)
     old = tmp_path / "old.html"
     old.write_text(page.replace(made, "2020-01-01T00:00:00Z"))
     browser.open(small)
-    assert not browser.one("#old").is_displayed()
+    assert not browser.element("#old").is_displayed()
     browser.open(old)
-    assert browser.one("#old").is_displayed()
+    assert browser.element("#old").is_displayed()
 
 
 @pytest.mark.parametrize("half", ["status", "check"])
@@ -246,11 +246,11 @@ def test_half_of_the_results_is_drawn(browser: Browser, small: Path, tmp_path: P
     else:
         (tmp_path / "check/npu3.json").write_text((small.parent / "check/npu3.json").read_text())
     browser.open(draw(tmp_path))
-    shown = browser.one("body").text
+    shown = browser.element("body").text
     assert ("playbooks/check.yml" in shown, "playbooks/status.yml" in shown) == (half == "status", half == "check")
     if half == "status":
         assert "1 of 3 hosts was last seen more than 24 hours ago" in shown
         assert browser.shown() == ["npu2", "npu1", "npu3"]
     else:
         assert browser.shown() == ["npu3", "npu1", "npu2"]
-        assert "not checked" in browser.one("#host-npu1 .state").text
+        assert "not checked" in browser.element("#host-npu1 .state").text

@@ -76,7 +76,7 @@ def test_container_has_the_guides_flags(npu):
 
 def test_container_publishes_its_three_ports(npu):
     bindings = inspect(npu)["HostConfig"]["PortBindings"]
-    assert {port: one[0]["HostPort"] for port, one in bindings.items()} == {
+    assert {port: bound[0]["HostPort"] for port, bound in bindings.items()} == {
         "8000/tcp": "8000",
         "8001/tcp": "8001",
         "8002/tcp": "8002",
@@ -155,7 +155,7 @@ def test_image_carries_no_login(npu, lock):
 
 def test_served_models_are_ready_and_of_the_stored_release(npu):
     index = {model["name"]: model for model in ask(npu, "/v2/repository/index", "POST")}
-    assert {name: (one["version"], one["state"]) for name, one in index.items()} == {
+    assert {name: (model["version"], model["state"]) for name, model in index.items()} == {
         "digits": ("1", "READY"),
         "digits_guide": ("1", "READY"),
     }

@@ -43,11 +43,11 @@ def metrics(host: Any) -> dict[str, float]:
 
 
 def set_reasons(found: dict[str, float], name: str) -> list[str]:
-    return [one.split('"')[1] for one, value in found.items() if one.startswith(name) and value == 1]
+    return [metric.split('"')[1] for metric, value in found.items() if metric.startswith(name) and value == 1]
 
 
 def failed(found: dict[str, float]) -> list[str]:
-    return sorted(one for one, value in found.items() if one.startswith("npufleet_check_ok") and value == 0)
+    return sorted(metric for metric, value in found.items() if metric.startswith("npufleet_check_ok") and value == 0)
 
 
 def changed(checks: Path, **variables: Any) -> list[str]:

@@ -35,7 +35,7 @@ def findings(place: Path, files: Mapping[str, str], row: Row | None = None) -> l
 def of_config(place: Path, config: str, row: Row | None = None, **files: str) -> list[tuple[int | None, str, str, str]]:
     """(line, field, found, wanted) of the findings about a model `m` with a model.py; more files by path with _ for /."""
     found = findings(
-        place, {"m/config.pbtxt": config, "m/1/model.py": PYTHON, **{f"m/{path}": one for path, one in files.items()}}, row
+        place, {"m/config.pbtxt": config, "m/1/model.py": PYTHON, **{f"m/{path}": content for path, content in files.items()}}, row
     )
     return [(entry.line, entry.field, entry.found, entry.wanted) for entry in found]
 

@@ -192,7 +192,9 @@ def full(root: Path) -> Path:
         own = b"%d" % number * 1000
         keep(root, own, shared)
         release = {"release": f"{number}" * 64, "source": "f" * 64, "files": {}}
-        release["files"] = {f"1/{name}": {"sha256": digest(one), "blob": True} for name, one in (("own", own), ("shared", shared))}
+        release["files"] = {
+            f"1/{name}": {"sha256": digest(content), "blob": True} for name, content in (("own", own), ("shared", shared))
+        }
         store.move_links(str(root), {"digits": store.make_release(str(root), "digits", release)})
     return root
 

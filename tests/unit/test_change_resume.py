@@ -138,8 +138,8 @@ def test_models_that_nobody_proved_give_way_too(
 
     def read_served(_wanted: Any) -> dict[str, Any]:
         return {
-            name: {version: {"state": "READY", "reason": "", "release": one["release"]} for version in one["versions"]}
-            for name, one in store.linked(str(proven), {}).items()
+            name: {version: {"state": "READY", "reason": "", "release": release["release"]} for version in release["versions"]}
+            for name, release in store.linked(str(proven), {}).items()
         }
 
     monkeypatch.setattr(resume, "read_served", read_served)

@@ -446,7 +446,7 @@ def test_killed_between_any_two_steps_the_host_ends_it_by_itself(host: Host, by:
     """A switch and another container at once. The host puts back what was not proven, also while it was putting back."""
     outcomes = set()
 
-    def one() -> None:
+    def attempt() -> None:
         if not host.engine.named("triton-next"):
             host.engine.add("triton-next", "created", works=proves)
         host.plan, host.left = [REPLACE], ([] if proves else [WAIT])
@@ -464,7 +464,7 @@ def test_killed_between_any_two_steps_the_host_ends_it_by_itself(host: Host, by:
             assert serves in ({"digits": "a", "faces": "1"}, {"digits": "b", "words": "2"})
             outcomes.add(serves["digits"])
 
-    for number in every_step(host, one):
+    for number in every_step(host, attempt):
         if by == "step":
             host.dies = number
         else:

@@ -61,7 +61,7 @@ def created(made: dict[str, Any]) -> dict[str, Any]:
         bound[inside] = [{"HostIp": address.strip("[]"), "HostPort": number}]
     base = IMAGE["Config"]
     variables = {**container.environment(base), **made["environment"]}
-    limits = [{"Name": name, "Soft": one["soft"], "Hard": one["hard"]} for name, one in made["ulimits"].items()]
+    limits = [{"Name": name, "Soft": limit["soft"], "Hard": limit["hard"]} for name, limit in made["ulimits"].items()]
     return {
         "Image": made["image"],
         "Config": {

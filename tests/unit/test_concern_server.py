@@ -1143,7 +1143,7 @@ def test_no_secret_of_a_container_is_read_compared_or_told(monkeypatch: pytest.M
 
 def test_the_same_secrets_are_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = wanted(**SECRETS)["container"]
-    inspect = changed("Config.Env", [*ENVIRONMENT, *(f"{name}={one}" for name, one in list(raw["environment"].items())[1:])])
+    inspect = changed("Config.Env", [*ENVIRONMENT, *(f"{name}={value}" for name, value in list(raw["environment"].items())[1:])])
     inspect["Config"]["Cmd"] = raw["command"]
     inspect["HostConfig"]["LogConfig"]["Config"] = raw["log"]["options"]
     actual_ = read(monkeypatch, inspect, {"digits": {"1": ready()}}, **SECRETS)

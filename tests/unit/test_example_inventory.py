@@ -46,7 +46,7 @@ def blocks() -> Iterator[Block]:
         lines = path.read_text().splitlines()
         found = [(number, match) for number, line in enumerate(lines) if (match := LINE.match(line)) and code(match)]
         while found:
-            run = [one for at, one in enumerate(found) if one[0] == found[0][0] + at]
+            run = [line for at, line in enumerate(found) if line[0] == found[0][0] + at]
             names = tuple(str(match["name"]) for _number, match in run)
             yield Block(path.relative_to(EXAMPLE).as_posix(), run[0][0], run[-1][0] + 1, names)
             found = found[len(run) :]
@@ -102,7 +102,7 @@ def of_host(copy: Path, host: str, place: Path) -> tuple[Any, list[str]]:
         "npufleet_row": rows[mine["rbln_release"]],
         "npufleet_cache": str(place / "cache"),
         "npufleet_model_repository": str(place / "fleet/models"),
-        "hostvars": {name: {**one, "npufleet_metrics_port": 8002} for name, one in every.items()},
+        "hostvars": {name: {**variables, "npufleet_metrics_port": 8002} for name, variables in every.items()},
     }
     return fleet(**{**made, **mine}), theirs
 
@@ -159,6 +159,6 @@ def test_all_of_them_at_once_in_a_real_run(tmp_path: Path) -> None:
     assert (tmp_path / "status.json").exists(), done.stdout + done.stderr
     hosts = {host["host"]: host for host in json.loads((tmp_path / "status.json").read_text())["hosts"]}
     assert sorted(hosts) == ["npu-01", "npu-02", "npu-03", "ops-01"]
-    for name, one in hosts.items():
-        assert one["plan"], (name, one, done.stdout, done.stderr)
+    for name, host in hosts.items():
+        assert host["plan"], (name, host, done.stdout, done.stderr)
     assert " is refused" not in done.stdout + done.stderr

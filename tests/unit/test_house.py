@@ -134,13 +134,13 @@ def rollout_of(path: Path) -> dict[str, Any]:
     """The play of a playbook that goes over the hosts with a plan, without what it does in its turn, its name and its tags."""
     (play,) = [entry for entry in load(path) if str(entry.get("hosts")).endswith("}}:&npufleet_change_yes")]
     begin, turn, stop = play["tasks"]
-    frame = {key: one for key, one in play.items() if key not in ("name", "vars", "tasks")}
-    tasks = [begin, {key: one for key, one in turn.items() if key not in ("name", "block")}, stop]
+    frame = {key: value for key, value in play.items() if key not in ("name", "vars", "tasks")}
+    tasks = [begin, {key: value for key, value in turn.items() if key not in ("name", "block")}, stop]
     return {**frame, "tasks": [without_tags(task) for task in tasks]}
 
 
 def without_tags(task: dict[str, Any]) -> dict[str, Any]:
-    rest = {key: one for key, one in task.items() if key != "tags"}
+    rest = {key: value for key, value in task.items() if key != "tags"}
     # Why the host failed is kept first; site.yml starts again what it had stopped after that
     return {**rest, "rescue": [without_tags(entry) for entry in rest["rescue"][:1]]} if "rescue" in rest else rest
 

@@ -125,13 +125,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 def run(infer: Any, server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """(exit code, lines of standard output, the one of standard error) of a command line."""
 
-    def one(*arguments: str) -> tuple[int, list[str], str]:
+    def call(*arguments: str) -> tuple[int, list[str], str]:
         code = infer.main(arguments)
         out, err = capsys.readouterr()
         assert err.count("\n") == (code != 0), "a failure is one line, and nothing else is said there"
         return code, out.splitlines(), err.strip().removeprefix("npufleet-infer: ")
 
-    return one
+    return call
 
 
 # Where and what

@@ -86,11 +86,13 @@ def client_library(protocol: str, server: Server) -> ModuleType:
     class Result:
         def __init__(self, outputs: dict[str, Any]) -> None:
             self.outputs = {}
-            for name, one in outputs.items():
-                self.outputs[name] = one if isinstance(one, tuple) else (np_to_triton_dtype(one.dtype), list(one.shape), one)
+            for name, output in outputs.items():
+                self.outputs[name] = (
+                    output if isinstance(output, tuple) else (np_to_triton_dtype(output.dtype), list(output.shape), output)
+                )
 
         def get_response(self) -> Any:
-            said = [{"name": name, "datatype": one[0], "shape": one[1]} for name, one in self.outputs.items()]
+            said = [{"name": name, "datatype": output[0], "shape": output[1]} for name, output in self.outputs.items()]
             return {"outputs": said} if protocol == "http" else SimpleNamespace(outputs=[SimpleNamespace(**line) for line in said])
 
         def as_numpy(self, name: str) -> Any:
@@ -198,17 +200,19 @@ def raw_stub(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
 
         def ModelInfer(self, request: Any, timeout: float) -> Any:
             arrays = {}
-            for one, content in zip(request.inputs, request.raw_input_contents, strict=True):
-                array = inference.decoded(one.datatype, list(one.shape), content)
-                assert array is not None, f"{one.name}: {len(content)} bytes for {one.datatype} {list(one.shape)}"
-                arrays[one.name] = (one.datatype, array)
+            for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True):
+                array = inference.decoded(tensor.datatype, list(tensor.shape), content)
+                assert array is not None, f"{tensor.name}: {len(content)} bytes for {tensor.datatype} {list(tensor.shape)}"
+                arrays[tensor.name] = (tensor.datatype, array)
             server.sent.append(arrays)
             server.requested.append([(tensor.name, tensor.parameters["classification"].int64_param) for tensor in request.outputs])
             first = next(iter(arrays.values()))[1]
             server.asked.append(("raw", request.model_name, first))
             response = messages.ModelInferResponse(model_name=request.model_name)
-            for name, one in server.answer("raw", request.model_name, first).items():
-                dtype, shape, array = one if isinstance(one, tuple) else (np_to_triton_dtype(one.dtype), one.shape, one)
+            for name, output in server.answer("raw", request.model_name, first).items():
+                dtype, shape, array = (
+                    output if isinstance(output, tuple) else (np_to_triton_dtype(output.dtype), output.shape, output)
+                )
                 response.outputs.add(name=name, datatype=dtype, shape=shape)
                 response.raw_output_contents.append(array if isinstance(array, bytes) else inference.encoded(dtype, array))
             return response
@@ -298,7 +302,9 @@ def test_a_wrong_label_in_a_batch_shows_all_labels(server: Server) -> None:
 def test_hosts_and_protocols_take_the_next_block(server: Server, host_index: int, first_rows: dict[str, int]) -> None:
     """Two blocks of two rows from row 1 on: the first host takes both, the second begins again."""
     results = run(check(expect={"OUT": {"argmax": [1, 2, 3, 0]}}, first=1, count=2, total=4, spread=True), host_index=host_index)
-    sent = {protocol: [int(array[0, 0]) // 4 for one, _model, array in server.asked if one == protocol] for protocol in first_rows}
+    sent = {
+        protocol: [int(array[0, 0]) // 4 for used, _model, array in server.asked if used == protocol] for protocol in first_rows
+    }
     assert sent == {protocol: [row, row + 1] for protocol, row in first_rows.items()}
     assert [result["name"] for result in results] == ["m/http/row 0", "m/http/row 1", "m/grpc/row 0", "m/grpc/row 1"]
     assert {result["why"] for result in results} == {""}
@@ -317,9 +323,11 @@ def test_blocks_begin_again_when_all_are_taken(host_index: int, blocks: list[int
 
 def why(outputs: dict[str, Any], expect: dict[str, Any], rows: int = 1) -> list[str]:
     answer = {}
-    for name, one in outputs.items():
+    for name, output in outputs.items():
         answer[name] = (
-            one if isinstance(one, inference.Output) else inference.Output(np_to_triton_dtype(one.dtype), list(one.shape), one)
+            output
+            if isinstance(output, inference.Output)
+            else inference.Output(np_to_triton_dtype(output.dtype), list(output.shape), output)
         )
     places = list(range(rows))
     return inference.judge(answer, inference.Request("m/http/x", "http", places, places), inference.with_rows(expect))
@@ -625,8 +633,8 @@ def ask(
     """The results of a check without rows, of these arrays as they are."""
     given = {"IN": ROWS[:2]} if inputs is None else inputs
     packed = {}
-    for name, one in given.items():
-        dtype, array = one if isinstance(one, tuple) else ("", one)
+    for name, tensor in given.items():
+        dtype, array = tensor if isinstance(tensor, tuple) else ("", tensor)
         packed[name] = {**inference.pack(array), "dtype": dtype}
     expect = {name: {**wanted, **packed_values(wanted)} for name, wanted in (expect or {}).items()}
     return run({"name": "whole", "protocols": list(protocols), "inputs": packed, "expect": expect, **more})
@@ -811,7 +819,7 @@ def test_a_server_that_hangs_up_has_not_refused(server: Server, error: Exception
     server.answer = fails({"http": error})
     (result,) = ask(error=wanted, protocols=("http",))
     assert (result["ok"], result["why"].startswith(said)) == (False, True), result["why"]
-    assert result["why"].endswith("wanted an error: " + " ".join(f"{key} {one!r}" for key, one in sorted(wanted.items())))
+    assert result["why"].endswith("wanted an error: " + " ".join(f"{key} {value!r}" for key, value in sorted(wanted.items())))
 
 
 def test_a_stream_that_the_client_itself_ends_has_not_been_refused(server: Server) -> None:

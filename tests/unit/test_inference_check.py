@@ -149,7 +149,7 @@ CHECK0 = "checks[0]."
 )
 def test_a_malformed_file_is_refused(site: Path, whole: Any, wrong: list[str]) -> None:
     found = findings(site, whole)
-    assert [one.startswith(start) for one, start in zip(found, wrong, strict=True)] == [True] * len(wrong), found
+    assert [finding.startswith(start) for finding, start in zip(found, wrong, strict=True)] == [True] * len(wrong), found
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_malformed_check_is_refused(site: Path, changes: dict[str, Any], wrong
     if changes.keys() & {"name", "note"}:
         assert len(found) == 1
     wanted = [CHECK0 + entry.replace("{golden}", f"{site}/golden") for entry in wrong]
-    assert [one.startswith(start) for one, start in zip(found, wanted, strict=True)] == [True] * len(wanted), found
+    assert [finding.startswith(start) for finding, start in zip(found, wanted, strict=True)] == [True] * len(wanted), found
 
 
 def whole_check(**changes: Any) -> dict[str, Any]:
@@ -385,7 +385,7 @@ STREAM = {"protocols": ["stream"], "expect": None}
 def test_a_malformed_check_of_any_model_is_refused(site: Path, changes: dict[str, Any], wrong: list[str]) -> None:
     found = findings(site, {"model": "m", "checks": [whole_check(**changes)]})
     wanted = [CHECK0 + entry.replace("{golden}", f"{site}/golden") for entry in wrong]
-    assert [one.startswith(start) for one, start in zip(found, wanted, strict=True)] == [True] * len(wanted), found
+    assert [finding.startswith(start) for finding, start in zip(found, wanted, strict=True)] == [True] * len(wanted), found
 
 
 @pytest.mark.parametrize(

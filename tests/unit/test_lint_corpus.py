@@ -22,7 +22,7 @@ def judged() -> list[Judged]:
 def test_every_case_has_a_verdict_of_what_it_is_today() -> None:
     assert len(CASES) >= 300
     verdicts = compare.recorded()
-    assert {name: one[0] for name, one in verdicts.items()} == {name: compare.digest(name) for name in CASES}
+    assert {name: verdict[0] for name, verdict in verdicts.items()} == {name: compare.digest(name) for name in CASES}
     assert {entry for _digest, *both in verdicts.values() for entry in both} <= {"loads", "refuses", "hangs", "ends"}
 
 

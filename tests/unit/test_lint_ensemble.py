@@ -26,8 +26,8 @@ CHAIN = (step("first", "A", "middle"), step("second", "middle", "B"))
 
 def repository(config: str, steps: Mapping[str, str] = STEPS) -> dict[str, str]:
     files = {"e/config.pbtxt": config, "e/1/README": "A version for Triton\n"}
-    for name, one in steps.items():
-        files.update({f"{name}/config.pbtxt": one, f"{name}/1/model.py": PYTHON})
+    for name, text in steps.items():
+        files.update({f"{name}/config.pbtxt": text, f"{name}/1/model.py": PYTHON})
     return files
 
 

@@ -76,7 +76,7 @@ def test_sarif_has_each_finding_with_rule_and_place(repository: Path, capsys: py
     code, out, err = ask(capsys, "models", "--format", "sarif")
     assert (code, err) == (1, "")
     found = {result["ruleId"]: result for result in of_sarif(out)["results"]}
-    assert {rule: one["level"] for rule, one in found.items()} == {
+    assert {rule: result["level"] for rule, result in found.items()} == {
         "npu-host": "error",
         "response-cache": "warning",
         "stray": "error",

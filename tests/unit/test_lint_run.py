@@ -121,7 +121,9 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
         "bad": {"triton_models": [{"name": "bad"}, {"name": "typo"}, {"name": "none"}, {"name": "digits", "artefacts": artefact}]},
         "unset": {"npufleet_card": "RBLN-CA99", "triton_models": []},
     }
-    inventory = {"npu_hosts": {"hosts": {name: {"ansible_host": "192.0.2.1", **fleet, **one} for name, one in hosts.items()}}}
+    inventory = {
+        "npu_hosts": {"hosts": {name: {"ansible_host": "192.0.2.1", **fleet, **variables} for name, variables in hosts.items()}}
+    }
     (place / "hosts.json").write_text(json.dumps(inventory))
     task = {
         "name": "Lint",

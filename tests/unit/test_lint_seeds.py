@@ -55,7 +55,7 @@ def texts(count: int, more: str = "") -> str:
 
 def step(model: str, inputs: dict[str, str], outputs: dict[str, str]) -> str:
     maps = [("input_map", inputs), ("output_map", outputs)]
-    lines = [f'{kind} {{ key: "{key}" value: "{value}" }}' for kind, one in maps for key, value in one.items()]
+    lines = [f'{kind} {{ key: "{key}" value: "{value}" }}' for kind, tensors in maps for key, value in tensors.items()]
     return f'{{ model_name: "{model}" model_version: -1 {" ".join(lines)} }}'
 
 

@@ -41,12 +41,12 @@ def made(repository: Path, entry: dict[str, Any] | None = None, **host: Any) -> 
     return subject.manifest(entry, fleet(npufleet_model_repository=str(repository), **host))
 
 
-def config_of(one: dict[str, Any]) -> Any:
-    return subject.parse_config(one["contents"]["config.pbtxt"].decode(), "config.pbtxt")
+def config_of(manifest: dict[str, Any]) -> Any:
+    return subject.parse_config(manifest["contents"]["config.pbtxt"].decode(), "config.pbtxt")
 
 
-def groups_of(one: dict[str, Any]) -> list[tuple[str, int, str]]:
-    return [(group.name, group.count, group.Kind.Name(group.kind)) for group in config_of(one).instance_group]
+def groups_of(manifest: dict[str, Any]) -> list[tuple[str, int, str]]:
+    return [(group.name, group.count, group.Kind.Name(group.kind)) for group in config_of(manifest).instance_group]
 
 
 def refused(repository: Path, entry: dict[str, Any] | None = None, **host: Any) -> list[str]:
@@ -148,8 +148,8 @@ def test_a_compiled_file_for_another_card_changes_only_source(repository: Path) 
 
 def test_where_a_compiled_file_comes_from_does_not_count(repository: Path) -> None:
     moved = {**ARTEFACTS, "CA12/0.6": {"url": "https://mirror.example.com/digits.rbln", "sha256": SHA}}
-    one, other = made(repository), made(repository, {"artefacts": moved})
-    assert (one["source"], one["release"]) == (other["source"], other["release"])
+    before, after = made(repository), made(repository, {"artefacts": moved})
+    assert (before["source"], before["release"]) == (after["source"], after["release"])
 
 
 def test_digests_can_be_computed_by_anyone(repository: Path) -> None:

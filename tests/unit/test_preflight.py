@@ -345,7 +345,7 @@ def test_a_host_without_a_plan_has_nothing_in_its_way() -> None:
 
 def test_only_suppliers_that_the_plan_needs_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(http_probe, "supplier", lambda one, _passwords: asked.append(one["what"]) or "no answer")
+    monkeypatch.setattr(http_probe, "supplier", lambda supplier, _passwords: asked.append(supplier["what"]) or "no answer")
     suppliers = [{"what": "index", "needed": ["image", "build"]}, {"what": "driver", "needed": ["driver", "install"]}]
     plan = [item("image", "npufleet/triton", "build")]
     wanted = {**WANTED, "disk": {}}
@@ -358,7 +358,9 @@ def test_an_engine_that_changes_is_not_asked_for_its_registry(
     monkeypatch: pytest.MonkeyPatch, changes: list[str], asked: list[str]
 ) -> None:
     for module in (registry, http_probe):
-        monkeypatch.setattr(module, "supplier", lambda one, _passwords, module=module: f"{one['what']} {module is registry}")
+        monkeypatch.setattr(
+            module, "supplier", lambda supplier, _passwords, module=module: f"{supplier['what']} {module is registry}"
+        )
     monkeypatch.setattr(subject, "engine", lambda *_: [])
     needed = {"needed": ["image", "deliver"]}
     suppliers = [{"what": "the engine's", "kind": "engine", **needed}, {"what": "web", "kind": "web", **needed}]

@@ -90,7 +90,7 @@ def held(age: float = 0.0) -> str:
 
 
 def reasons(metrics: dict[str, float], name: str) -> list[str]:
-    return [re.findall('"(.*)"', one)[0] for one, value in metrics.items() if one.startswith(name) and value == 1]
+    return [re.findall('"(.*)"', metric)[0] for metric, value in metrics.items() if metric.startswith(name) and value == 1]
 
 
 def test_answers_are_left_as_metrics_and_as_json(host: Host) -> None:

@@ -212,11 +212,11 @@ def order(root: str, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     def make(models: dict[str, int], *more: str, **changes: Any) -> dict[str, Any]:
         releases = {name: release_of(name, edition) for name, edition in models.items()}
         wanted = {
-            name: {**one, "files": {path: {"sha256": file["sha256"], "blob": False} for path, file in one["files"].items()}}
-            for name, one in releases.items()
+            name: {**release, "files": {path: {"sha256": file["sha256"], "blob": False} for path, file in release["files"].items()}}
+            for name, release in releases.items()
         }
         server = {"address": "127.0.0.1", "http_port": port, "key": None, "mode": "none", "models": {}}
-        server["models"] = {name: {**one, "memory": [], "switch": "beside"} for name, one in wanted.items()}
+        server["models"] = {name: {**model, "memory": [], "switch": "beside"} for name, model in wanted.items()}
         return {
             "run": "r",
             "by": "me@here",
@@ -254,7 +254,7 @@ def order(root: str, tmp_path: Path) -> Callable[..., dict[str, Any]]:
 
 def served(order: dict[str, Any]) -> dict[str, Any]:
     found = change.read_served(order["server"]) or {}
-    return {name: one["1"]["release"] for name, one in found.items()}
+    return {name: versions["1"]["release"] for name, versions in found.items()}
 
 
 def names(root: str, order: dict[str, Any]) -> list[str]:

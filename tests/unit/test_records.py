@@ -59,13 +59,13 @@ def refused(tmp_path: Path, config: str, known: Any, entry: dict[str, Any] | Non
 
 
 def test_backend_alone_serves(tmp_path: Path) -> None:
-    config, one = made(tmp_path, 'backend: "rbln"', record(1, 2, 3, 4))
+    config, item = made(tmp_path, 'backend: "rbln"', record(1, 2, 3, 4))
     assert config.max_batch_size == 4
     assert [(part.name, part.data_type, list(part.dims)) for part in config.input] == [("INPUT__0", 11, [3, 224, 224])]
     assert [(part.name, part.data_type, list(part.dims)) for part in config.output] == [("OUTPUT__0", 11, [1000])]
     assert config.parameters["batches"].string_value == "1,2,3,4"
-    assert json.loads(one["contents"]["1/model.rbln.json"]) == record(1, 2, 3, 4)
-    assert one["files"]["1/model.rbln.json"]["blob"] is False
+    assert json.loads(item["contents"]["1/model.rbln.json"]) == record(1, 2, 3, 4)
+    assert item["files"]["1/model.rbln.json"]["blob"] is False
 
 
 def test_buckets_of_any_order_and_size(tmp_path: Path) -> None:
@@ -119,9 +119,9 @@ def test_record_beside_a_file_is_found(tmp_path: Path) -> None:
 def test_digest_is_the_record_s_where_nobody_says_it(tmp_path: Path) -> None:
     (tmp_path / "m.rbln.json").write_text(json.dumps(record(1)))
     file = str(tmp_path / "m.rbln")
-    _config, one = made(tmp_path, 'backend: "rbln"', None, {"artefacts": {"CA12/0.6": {"file": file}}})
-    assert one["files"]["1/model.rbln"]["sha256"] == SHA
-    assert one["origins"] == {SHA: {"file": file}}
+    _config, item = made(tmp_path, 'backend: "rbln"', None, {"artefacts": {"CA12/0.6": {"file": file}}})
+    assert item["files"]["1/model.rbln"]["sha256"] == SHA
+    assert item["origins"] == {SHA: {"file": file}}
     (reason,) = refused(tmp_path, 'backend: "rbln"', None, {"artefacts": {"CA12/0.6": {"file": str(tmp_path / "other.rbln")}}})
     assert reason == ("model m: artefact CA12/0.6 needs `url` or `file`, and `sha256` (64 hex digits) where no record of it tells")
 
@@ -222,18 +222,18 @@ def groups(config: Any) -> list[int]:
 
 
 def test_npus_of_a_model(tmp_path: Path) -> None:
-    config, one = made(tmp_path, 'backend: "rbln"', record(1), {"npus": [1, 3], "instances": 2}, npufleet_npus=4)
+    config, item = made(tmp_path, 'backend: "rbln"', record(1), {"npus": [1, 3], "instances": 2}, npufleet_npus=4)
     assert config.parameters["npus"].string_value == "1,3"
     assert groups(config) == [4]
-    assert one["memory"] == [0, 200, 0, 200]
+    assert item["memory"] == [0, 200, 0, 200]
 
 
 def test_model_that_spans_npus(tmp_path: Path) -> None:
     known = record(1, devices=2, device_memory=[100, 50])
-    config, one = made(tmp_path, 'backend: "rbln"', known, npufleet_npus=5)
+    config, item = made(tmp_path, 'backend: "rbln"', known, npufleet_npus=5)
     assert config.parameters["npus_per_instance"].string_value == "2"
     assert groups(config) == [2]
-    assert one["memory"] == [100, 50, 100, 50, 0]
+    assert item["memory"] == [100, 50, 100, 50, 0]
 
 
 def test_too_few_npus(tmp_path: Path) -> None:
@@ -257,8 +257,8 @@ def test_device_memory_of_a_record_is_numbers(tmp_path: Path, sizes: Any) -> Non
 
 
 def test_device_memory_of_the_entry_counts_before_the_record_s(tmp_path: Path) -> None:
-    _config, one = made(tmp_path, 'backend: "rbln"', record(1), {"device_memory": "1k"})
-    assert one["memory"] == [1024, 1024]
+    _config, item = made(tmp_path, 'backend: "rbln"', record(1), {"device_memory": "1k"})
+    assert item["memory"] == [1024, 1024]
 
 
 def batcher(config: Any) -> tuple[list[int], int]:

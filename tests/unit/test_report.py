@@ -35,16 +35,16 @@ def result(*checks: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {"host": "npu1", "when": "2026-03-02T11:30:00Z", "msg": "", "checks": list(checks), **changes}
 
 
-def row(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any]:
+def row(own_status: dict[str, Any] | None, own_result: dict[str, Any] | None) -> dict[str, Any]:
     """The row of npu1 in a fleet of two, of which the other is well."""
-    statuses = {"npu2": status(), **({"npu1": one} if one else {})}
-    results = {"npu2": result(check()), **({"npu1": other} if other else {})}
+    statuses = {"npu2": status(), **({"npu1": own_status} if own_status else {})}
+    results = {"npu2": result(check()), **({"npu1": own_result} if own_result else {})}
     whole = view.view(["npu1", "npu2"], ["npu1", "npu2"], statuses, results, NOW)
     return next(found for found in whole["hosts"] if found["host"] == "npu1")
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "words", "level"),
+    ("own_status", "own_result", "words", "level"),
     [
         (status(), result(check()), ["in sync", "proven"], "good"),
         (status(state="drift", plan=[{"concern": "server"}]), result(check()), ["drift", "proven"], "wrong"),
@@ -57,8 +57,8 @@ def row(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, A
         (status(), None, ["not checked", "in sync"], "unknown"),
     ],
 )
-def test_states(one: Any, other: Any, words: list[str], level: str) -> None:
-    found = row(one, other)
+def test_states(own_status: Any, own_result: Any, words: list[str], level: str) -> None:
+    found = row(own_status, own_result)
     assert [state["word"] for state in found["states"]] == words
     assert found["level"] == level
 

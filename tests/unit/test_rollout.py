@@ -36,19 +36,19 @@ def test_batches_are_those_that_ansible_makes(serial: Any, sizes: list[int]) -> 
 
 
 def test_what_lies_ahead_is_told_with_bytes_and_an_estimate() -> None:
-    one, two, three = (Turn(host, ["models", "server"], 3 << 20) for host in HOSTS[:3])
+    first, second, third = (Turn(host, ["models", "server"], 3 << 20) for host in HOSTS[:3])
     before = {host: Took(seconds, ["models", "server", "probe"]) for host, seconds in (("npu1", 10), ("npu2", 5), ("npu3", 8))}
-    assert rollout.words([[one], [two, three]], before, 3) == (
+    assert rollout.words([[first], [second, third]], before, 3) == (
         "the rollout changes 3 hosts: npu1; then npu2, npu3 (models, server; 9.0 MiB to bring); "
         "about 18 s, as it took the last time"
     )
-    assert rollout.words([[two, three]], {}, 3) == (
+    assert rollout.words([[second, third]], {}, 3) == (
         "the rollout goes on with 2 of 3 hosts: npu2, npu3 (models, server; 6.0 MiB to bring); "
         "as long as it takes on npu2, npu3, which had no such change yet"
     )
     # A turn that changed less says nothing of this one
     less = {**before, "npu3": Took(1, ["probe"])}
-    words = rollout.words([[one], [three]], less, 2)
+    words = rollout.words([[first], [third]], less, 2)
     assert words.endswith("about 10 s and as long as it takes on npu3, which had no such change yet")
 
 

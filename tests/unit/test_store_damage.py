@@ -47,13 +47,13 @@ def made(place: Path, config: str = "", state: str = "") -> dict[str, Any]:
     return manifest.manifest({"name": "digits"}, fleet(npufleet_model_repository=str(place)))
 
 
-def sent(one: dict[str, Any]) -> dict[str, Any]:
+def sent(entry: dict[str, Any]) -> dict[str, Any]:
     """A manifest as the module gets it."""
     files = {
-        path: {**facts, **({} if facts["blob"] else {"content": base64.b64encode(one["contents"][path]).decode()})}
-        for path, facts in one["files"].items()
+        path: {**facts, **({} if facts["blob"] else {"content": base64.b64encode(entry["contents"][path]).decode()})}
+        for path, facts in entry["files"].items()
     }
-    return {**{key: one[key] for key in store.FACTS}, "files": files}
+    return {**{key: entry[key] for key in store.FACTS}, "files": files}
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -96,13 +96,13 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], No
     with monkeypatch.context() as patched:
 
         def step(real: Callable[..., Any]) -> Callable[..., Any]:
-            def one(*arguments: Any, **options: Any) -> Any:
+            def counted(*arguments: Any, **options: Any) -> Any:
                 done[0] += 1
                 if done[0] >= number:
                     raise Killed
                 return real(*arguments, **options)
 
-            return one
+            return counted
 
         for name in STEPS:
             patched.setattr(os, name, step(getattr(os, name)))

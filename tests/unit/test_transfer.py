@@ -375,7 +375,8 @@ def test_transfers_beside_a_run_that_makes_releases(tmp_path: Path) -> None:
     files = {f"1/{number}.txt": b"%d" % number for number in range(100)}
     release = {"release": "a" * 64, "source": "f" * 64, "files": {}}
     release["files"] = {
-        path: {"sha256": digest(one), "blob": False, "content": base64.b64encode(one).decode()} for path, one in files.items()
+        path: {"sha256": digest(content), "blob": False, "content": base64.b64encode(content).decode()}
+        for path, content in files.items()
     }
     ended = threading.Event()
 

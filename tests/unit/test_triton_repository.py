@@ -30,7 +30,7 @@ class Triton:
         self.loaded = {
             name: {"release": release, "versions": disk.get(name, {}).get("versions", ["1"])} for name, release in loaded.items()
         }
-        self.steps = {name: one.get("steps", []) for name, one in disk.items()}
+        self.steps = {name: entry.get("steps", []) for name, entry in disk.items()}
         self.broken: dict[str, str] = {}
         self.did: list[str] = []
         self.by_grpc: list[dict[str, Any]] = []
@@ -71,16 +71,16 @@ class Triton:
             return 200, b""
         self.loaded[name] = {"release": model["release"], "versions": model["versions"]}
         # An ensemble that a step is missing of comes back with it
-        for one, steps in self.steps.items():
-            if name in steps and self.broken.pop(one, None):
-                self.loaded[one] = {"release": self.disk[one]["release"], "versions": self.disk[one]["versions"]}
+        for ensemble, steps in self.steps.items():
+            if name in steps and self.broken.pop(ensemble, None):
+                self.loaded[ensemble] = {"release": self.disk[ensemble]["release"], "versions": self.disk[ensemble]["versions"]}
         return 200, b""
 
     def unload(self, name: str) -> tuple[int, Any]:
         self.loaded.pop(name, None)
-        for one, steps in self.steps.items():
-            if name in steps and self.loaded.pop(one, None):
-                self.broken[one] = f"ensemble needs {name}"
+        for ensemble, steps in self.steps.items():
+            if name in steps and self.loaded.pop(ensemble, None):
+                self.broken[ensemble] = f"ensemble needs {name}"
         return 200, b""
 
 

@@ -236,7 +236,7 @@ def test_what_the_project_itself_sets_fits() -> None:
             for entry in value:
                 look(entry, path)
         elif isinstance(value, dict):
-            mine = {name: one for name, one in value.items() if name in subject.inventory_specs()}
+            mine = {name: entry for name, entry in value.items() if name in subject.inventory_specs()}
             seen += len(mine)
             wrong.extend(f"{path}: {misfit}" for misfit in fleet(**mine).misfits) if mine else None
             for entry in value.values():

@@ -128,7 +128,7 @@ def of_host(variables: Mapping[str, Any], state: Mapping[str, Any], old: Optiona
         return
     yield from _models(variables, old, new)
     if old and old.row and ALLOWED not in " ".join(variables["triton_server_extra_args"]):
-        then, now = (reached(one.row["triton"]["version"], CLIENT_MEMORY) for one in (old, new))
+        then, now = (reached(release.row["triton"]["version"], CLIENT_MEMORY) for release in (old, new))
         if now and not then:
             yield (
                 f"clients that share memory with the server are refused from Triton {CLIENT_MEMORY} on: add {ALLOWED}=true to "

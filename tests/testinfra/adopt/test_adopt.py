@@ -221,7 +221,7 @@ def test_the_guides_container_is_adopted_within_one_restart(host, place):
     assert run.code == 0, run.output
     print(f"restart by hand {restart.pause:.1f} s, adoption {adoption.pause:.1f} s")
     # Nobody waits for more than the old server's end and the new one's start: what takes time lies before.
-    trail = [(what, one) for what, one in events(host, since) if one.startswith("triton")]
+    trail = [(what, container) for what, container in events(host, since) if container.startswith("triton")]
     # It has the managed one's name by then
     ended, started = trail.index(("die", "triton")), trail.index(("start", "triton"))
     assert ("create", "triton-next") in trail[:ended]

@@ -115,7 +115,7 @@ class Fleet:
     def lives(self) -> dict[str, str]:
         """{mode: which run of which container answers}."""
         found = {mode: inspect(host) for mode, host in self.hosts.items()}
-        return {mode: one["Id"] + one["State"]["StartedAt"] for mode, one in found.items()}
+        return {mode: container["Id"] + container["State"]["StartedAt"] for mode, container in found.items()}
 
     def everywhere(self, command: str) -> None:
         """A command on every host, at once."""

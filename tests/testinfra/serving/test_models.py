@@ -54,8 +54,8 @@ def asked(model: str, **inputs: np.ndarray) -> triton.InferResult:
         kind = {"f": "FP32", "O": "BYTES", "i": "INT32"}[array.dtype.kind]
         sent.append(triton.InferInput(name, list(array.shape), kind))
         sent[-1].set_data_from_numpy(array)
-    with triton.InferenceServerClient(f"{ADDRESS}:8000", network_timeout=60) as one:
-        return one.infer(model, sent)
+    with triton.InferenceServerClient(f"{ADDRESS}:8000", network_timeout=60) as client:
+        return client.infer(model, sent)
 
 
 def page() -> str:
@@ -114,13 +114,13 @@ def test_requests_of_many_are_joined_and_answered_apart(host):
     scores = np.load(GOLDEN / "digits/scores.npy")
     before = metrics()
 
-    def one(number: int) -> float:
+    def deviation(number: int) -> float:
         row = number % len(scores)
         answer = asked("digits", INPUT__0=images[row : row + 1]).as_numpy("OUTPUT__0")
         return float(np.abs(answer[0] - scores[row]).max())
 
     with ThreadPoolExecutor(12) as pool:
-        worst = max(pool.map(one, range(240)))
+        worst = max(pool.map(deviation, range(240)))
     assert worst < 0.01, "an answer is another request's"
 
     def counted(name: str) -> float:
@@ -135,7 +135,7 @@ def test_a_broken_image_is_its_sender_s_alone():
     good, broken = (GOLDEN / "resnet50/coffee.png").read_bytes(), b"no image"
     ready = threading.Barrier(8)
 
-    def one(number: int) -> str:
+    def outcome(number: int) -> str:
         image = broken if number % 4 == 3 else good
         ready.wait(600)
         try:
@@ -145,7 +145,7 @@ def test_a_broken_image_is_its_sender_s_alone():
         return answer.as_numpy("LABELS")[0, 0].decode()
 
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(one, range(8)))
+        found = list(pool.map(outcome, range(8)))
     for number, answer in enumerate(found):
         if number % 4 == 3:
             assert "is no JPEG or PNG image that can be read" in answer, found

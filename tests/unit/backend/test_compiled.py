@@ -267,11 +267,11 @@ class Config:
     def set_dynamic_batching(self) -> None:
         self.batching = True
 
-    def add_input(self, one: dict[str, Any]) -> None:
-        self.said["input"].append(one)
+    def add_input(self, entry: dict[str, Any]) -> None:
+        self.said["input"].append(entry)
 
-    def add_output(self, one: dict[str, Any]) -> None:
-        self.said["output"].append(one)
+    def add_output(self, entry: dict[str, Any]) -> None:
+        self.said["output"].append(entry)
 
 
 class TestAutoComplete:

@@ -168,7 +168,7 @@ class TestShapes:
         """The calls that the backend makes are those of the SDK, and nothing of it is in the stub."""
         model = load(shape, instance="two_0_1")
         asked = requests(1, 2, 1, 3)
-        assert all(is_answer(response, one) for response, one in zip(ask(model, asked), asked))
+        assert all(is_answer(response, question) for response, question in zip(ask(model, asked), asked))
         assert {run["npu"] for run in host.runs()} == {1}
         assert "rebel" not in sys.modules
         nodes = {Path(link).name for link in links(process(model).pid) if link.startswith(str(host.dev))}
@@ -195,7 +195,7 @@ class TestShapes:
         monkeypatch.setenv("RBLN_LAB_DEVICE_MEMORY", str(record["device_memory"][0]))
         model = load(shape, file=file, npus_per_instance="2")
         asked = requests(3, 1, 2)
-        assert all(is_answer(response, one) for response, one in zip(ask(model, asked), asked))
+        assert all(is_answer(response, question) for response, question in zip(ask(model, asked), asked))
         assert {run["npu"] for run in host.runs()} == {0, 1}
 
     @pytest.mark.parametrize(
@@ -232,11 +232,11 @@ class TestShapes:
         asked = [Request(A=rows.view(np.uint16), B=np.full((len(rows), 2), 3)) for rows in (values, values[:1], -values)]
         for question in asked:
             question.halves = ("A",)
-        for one, response in zip(asked, ask(model, asked)):
+        for question, response in zip(asked, ask(model, asked)):
             assert response.error is None, response.error.message
             assert response.halves == {"TWICE"}
-            np.testing.assert_array_equal(response.outputs["TWICE"].view(half), one["A"].view(half) * half.type(2))
-            np.testing.assert_array_equal(response.outputs["SQUARE"], one["B"] ** 2)
+            np.testing.assert_array_equal(response.outputs["TWICE"].view(half), question["A"].view(half) * half.type(2))
+            np.testing.assert_array_equal(response.outputs["SQUARE"], question["B"] ** 2)
         wrong = Request(A=asked[0]["A"][:, :2], B=asked[0]["B"])
         wrong.halves = ("A",)
         (response,) = ask(model, [wrong])
@@ -268,7 +268,7 @@ class TestShapes:
     def test_without_a_process_of_its_own(self, load: Load) -> None:
         model = load(isolation="none")
         asked = requests(4, 1)
-        assert all(is_answer(response, one) for response, one in zip(ask(model, asked), asked))
+        assert all(is_answer(response, question) for response, question in zip(ask(model, asked), asked))
         assert model._device.ready().process is None and "rebel" in sys.modules
 
     @pytest.mark.parametrize("release", ["24.10"], indirect=True)

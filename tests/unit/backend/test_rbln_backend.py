@@ -54,7 +54,7 @@ class TestJoining:
         asked = requests(*sizes)
         responses = ask(serve(npu), asked)
         assert len(responses) == len(asked)
-        assert all(is_answer(response, one) for response, one in zip(responses, asked))
+        assert all(is_answer(response, question) for response, question in zip(responses, asked))
         assert sorted(len(a) for a, _b in npu.runs) == sorted(runs)
 
     def test_groups_keep_order_and_limit(self, backend: ModuleType) -> None:
@@ -92,7 +92,7 @@ class TestJoining:
         npu = NPU(batches=(0,))
         model = serve(npu, batches="1", max_batch_size=0)
         asked = [{name: array[0] for name, array in question.items()} for question in requests(1, 1)]
-        assert all(is_answer(response, one) for response, one in zip(model.execute(asked), asked))
+        assert all(is_answer(response, question) for response, question in zip(model.execute(asked), asked))
         assert [a.shape for a, _b in npu.runs] == [(3,), (3,)]
 
     def test_outputs_as_a_list_and_one_as_an_array(self, serve: Serve) -> None:

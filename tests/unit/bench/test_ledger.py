@@ -83,12 +83,12 @@ def test_busy_and_idle_per_npu() -> None:
 
 def test_only_whole_new_lines_are_read(tmp_path: Path) -> None:
     line = json.dumps({"npu": 1, "begin": 1.5, "end": 2.5, "rows": 3, "pid": 7}) + "\n"
-    one, two = tmp_path / "7.jsonl", tmp_path / "8.jsonl"
-    one.write_text(line + line[:10])
+    first, second = tmp_path / "7.jsonl", tmp_path / "8.jsonl"
+    first.write_text(line + line[:10])
     ledger = Ledger(tmp_path)
     assert ledger.new() == [Run(1, 1.5, 2.5, 3)]
     assert ledger.new() == []
-    with one.open("a") as more:
+    with first.open("a") as more:
         more.write(line[10:])
-    two.write_text(line)
+    second.write_text(line)
     assert ledger.new() == [Run(1, 1.5, 2.5, 3)] * 2

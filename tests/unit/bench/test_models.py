@@ -54,7 +54,7 @@ def row(case: str, seconds: float = 2.0, moved: int = 0, reloaded: tuple[str, ..
 
 
 @pytest.mark.parametrize(
-    ("one", "reached"),
+    ("measured", "reached"),
     [
         (row("one_changed", 9.0, 9, ("bench0",)), [True, True, True]),
         (row("one_changed", 9.01, 9, ("bench0", "bench1"), calls=7), [False, False, False]),
@@ -65,9 +65,9 @@ def row(case: str, seconds: float = 2.0, moved: int = 0, reloaded: tuple[str, ..
         (row("rollback", 8.1, 1), [False, False, False]),
     ],
 )
-def test_targets(one: dict[str, Any], reached: list[bool]) -> None:
-    assert [found for _words, found in models.verdicts([one])] == reached
-    assert one["case"] in models.table([one])
+def test_targets(measured: dict[str, Any], reached: list[bool]) -> None:
+    assert [found for _words, found in models.verdicts([measured])] == reached
+    assert measured["case"] in models.table([measured])
 
 
 def test_the_models_are_two_gib_and_nothing_is_wrong_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,6 @@ def test_one_protocol_is_enough_and_a_wrong_answer_shows() -> None:
     assert not [line for line in lines if line.startswith("  is")]
 
 
-@pytest.mark.parametrize("one", [{"picture": None}, {"got": "cup"}, {"got": None}, {"model": "digits"}])
-def test_where_nothing_can_be_drawn_nothing_is(one: dict[str, Any]) -> None:
-    assert demo_table.photographs([{**sent(WHITE, "cup", "mug"), **one}], False) == []
+@pytest.mark.parametrize("change", [{"picture": None}, {"got": "cup"}, {"got": None}, {"model": "digits"}])
+def test_where_nothing_can_be_drawn_nothing_is(change: dict[str, Any]) -> None:
+    assert demo_table.photographs([{**sent(WHITE, "cup", "mug"), **change}], False) == []

@@ -225,7 +225,7 @@ def test_a_lab_that_is_taken_to_another_row_has_a_file_for_each() -> None:
         for row, shape in (("lab-24.01", "0.6"), ("lab-26.05", "0.11"))
     }
     found = lab.artefacts_of({"models": files}, "digits", "http://127.0.0.1")
-    assert {key: one["url"] for key, one in found.items()} == {
+    assert {key: entry["url"] for key, entry in found.items()} == {
         "CA12/0.6": "http://127.0.0.1/models/0.6.rbln",
         "CA12/0.11": "http://127.0.0.1/models/0.11.rbln",
     }

@@ -37,7 +37,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[str]) -> Cal
     )
     shutil.copytree(MODEL, tmp_path / "add")
 
-    def one(bias: str | None = None, **parameters: str) -> Any:
+    def start(bias: str | None = None, **parameters: str) -> Any:
         if bias is not None:
             (tmp_path / "add/1/bias.json").write_text(bias)
         config = served.config_of("add")
@@ -45,7 +45,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[str]) -> Cal
             config.parameters[key].string_value = value
         return served.start(module, config, tmp_path / "add")
 
-    return one
+    return start
 
 
 def request(first: Any, second: Any) -> dict[str, np.ndarray]:

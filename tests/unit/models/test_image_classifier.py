@@ -65,10 +65,10 @@ def test_labels_are_the_same_wherever_a_client_asks_for_them() -> None:
 def test_it_is_placed_with_its_steps() -> None:
     found, reasons = placed("image_classifier", *STEPS)
     assert reasons == []
-    assert {name: one["versions"] for name, one in found.items()} == {name: ["1"] for name in ("image_classifier", *STEPS)}
-    rendered = {name: manifest.parse_config(one["contents"]["config.pbtxt"].decode(), name) for name, one in found.items()}
+    assert {name: model["versions"] for name, model in found.items()} == {name: ["1"] for name in ("image_classifier", *STEPS)}
+    rendered = {name: manifest.parse_config(model["contents"]["config.pbtxt"].decode(), name) for name, model in found.items()}
     # Two NPUs: two instances of what uses one. What runs on the CPU stays as it is, and an ensemble may have none.
-    assert {name: sum(group.count for group in one.instance_group) for name, one in rendered.items()} == {
+    assert {name: sum(group.count for group in config.instance_group) for name, config in rendered.items()} == {
         "image_classifier": 0,
         "image_decode": 2,
         "image_labels": 1,

@@ -253,8 +253,8 @@ def test_images_of_different_sizes_in_one_batch(module: ModuleType) -> None:
     (response,) = load(module).execute([request(CAT, CUP)])
     found = answers(response)["PIXELS"]
     assert (found.shape, found.dtype) == ((2, 3, 224, 224), np.float32)
-    for number, one in enumerate((CAT, CUP)):
-        np.testing.assert_array_equal(found[number], module.pixels(one))
+    for number, image in enumerate((CAT, CUP)):
+        np.testing.assert_array_equal(found[number], module.pixels(image))
 
 
 def test_a_corrupt_image_is_its_senders_error_alone(module: ModuleType) -> None:

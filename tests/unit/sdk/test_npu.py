@@ -93,7 +93,7 @@ class TestTime:
         spans = ledger(tmp_path / "ledger")
         assert [(span["npu"], span["rows"], span["pid"]) for span in spans] == [(1, 4, os.getpid())] * 20
         assert all(span["end"] - span["begin"] >= 0.005 - 1e-7 for span in spans)
-        assert all(returned >= one["end"] for returned, one in zip(late, spans))
+        assert all(returned >= span["end"] for returned, span in zip(late, spans))
 
     def test_two_processes_share_an_npu_without_overlap_and_without_gap(self, dev: Path, compiled: Compile, tmp_path: Path) -> None:
         code = f"""

@@ -146,13 +146,13 @@ class TestRuntime:
 
     def test_keeps_its_node_open_as_long_as_it_lives(self, dev: Path, compiled: Compile) -> None:
         path = compiled(1)
-        one, two = rebel.Runtime(path, device=1), rebel.Runtime(path, device=0)
+        first, second = rebel.Runtime(path, device=1), rebel.Runtime(path, device=0)
         assert open_nodes(dev) == ["rbln0", "rbln1"]
-        one.close()
+        first.close()
         assert open_nodes(dev) == ["rbln0"]
         with pytest.raises(RBLNRuntimeError, match="closed"):
-            one.run(*inputs(1))
-        del two
+            first.run(*inputs(1))
+        del second
         assert open_nodes(dev) == []
 
 

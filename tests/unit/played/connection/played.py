@@ -53,10 +53,10 @@ def happened(pattern: str) -> bool:
     return calls.exists() and re.search(pattern, calls.read_text(), re.MULTILINE) is not None
 
 
-def later(host: str, one: str, other: str) -> bool:
+def later(host: str, first: str, second: str) -> bool:
     """Whether the last call of a host that was like one of the two was like the first."""
     calls = re.findall(rf"^{host} (.*)$", (STAGE / "calls").read_text(), re.MULTILINE)
-    return [bool(re.match(one, call)) for call in calls if re.match(f"({one})|({other})", call)][-1:] == [True]
+    return [bool(re.match(first, call)) for call in calls if re.match(f"({first})|({second})", call)][-1:] == [True]
 
 
 def stopped(host: str) -> bool:
