@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import slim_wheel
 from settings import ARTEFACTS, BUILD, ROOT, LabError, run, say
 
 # release row -> what its artefacts are made from
@@ -82,13 +83,22 @@ def ensure_index(row: str) -> None:
     """A package index with the stand-in SDK and everything that the image needs beside it."""
     simple = ARTEFACTS / "simple"
     _script("lab/sdk/build.py", sdk_version(row), str(simple / "rebel-compiler"))
-    listing = ROOT / "lab/sdk/requirements-image.txt"
-    for wheel in download("--requirement", str(listing), into=BUILD / "wheels" / "image"):
+    for wheel in wheels_of_image():
         package = simple / wheel.name.split("-")[0].lower().replace("_", "-").replace(".", "-")
         package.mkdir(parents=True, exist_ok=True)
         link = package / wheel.name
-        if not link.exists():
+        if link.exists():
+            continue
+        if package.name == "onnxruntime":
+            slim_wheel.slimmed(wheel, package)
+        else:
             link.hardlink_to(wheel)
+
+
+def wheels_of_image() -> list[Path]:
+    """What an image needs beside the stand-in SDK, as PyPI has it."""
+    listing = ROOT / "lab/sdk/requirements-image.txt"
+    return download("--no-deps", "--requirement", str(listing), into=BUILD / "wheels" / "image")
 
 
 def ensure_models(row: str, card: str | None = None) -> dict[str, dict[str, str]]:

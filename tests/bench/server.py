@@ -48,8 +48,7 @@ def ensure_image(release: str) -> str:
     """The image of a Triton release with what a release image has on top, and perf_analyzer; made again when an input changed."""
     base = images.ensure_triton(release)["image"]
     image = f"npufleet-bench/triton:{release}"
-    wheels = standins.download("--requirement", str(ROOT / "lab/sdk/requirements-image.txt"), into=LAB_BUILD / "wheels" / "image")
-    wheels += standins.download("--no-deps", CUDA_RUNTIME, into=LAB_BUILD / "wheels" / "cuda")
+    wheels = standins.wheels_of_image() + standins.download("--no-deps", CUDA_RUNTIME, into=LAB_BUILD / "wheels" / "cuda")
     wheels.append(sdk_wheel(release))
     digest = hashlib.sha256(DOCKERFILE.encode() + docker("image", "inspect", "--format", "{{.Id}}", base).encode())
     for wheel in wheels:

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,17 @@ CONTROLLER = (
     "numpy",
     "yaml",
 )
+# What a run of ansible-playbook on hosts looks up beside the collection's own action plugins
+PLUGINS = {
+    "action": ("command", "copy", "debug", "fail", "normal", "set_fact", "template"),
+    "become": ("sudo",),
+    "cache": ("jsonfile",),
+    "callback": ("default", "npufleet.triton.progress"),
+    "connection": ("local", "ssh"),
+    "inventory": ("auto", "constructed", "host_list", "ini", "script", "yaml"),
+    "shell": ("sh",),
+    "strategy": ("linear",),
+}
 # Of a module on its host
 HOST = (
     "ansible.module_utils.basic",
@@ -53,14 +65,14 @@ STARTING = threading.Lock()
 class Forks:
     """One such process, which ends with this one; asked for a run, it forks."""
 
-    def __init__(self, kind: str, path: list[str]) -> None:
+    def __init__(self, kind: str, path: list[str], settings: Mapping[str, str] = os.environ) -> None:
         self.place = tempfile.TemporaryDirectory(prefix="forks-")
         self.address = f"{self.place.name}/{kind}"
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(self.address)
         listening.listen(64)
         # Whoever has numpy in a process that forks wants no threads of it
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"}
+        environment = {**settings, "PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"}
         command = [sys.executable, __file__, kind, str(listening.fileno())]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, pass_fds=[listening.fileno()])
         listening.close()
@@ -112,10 +124,22 @@ def _host() -> Forks:
     return Forks("host", [str(sent.parent)])
 
 
+@cache
+def _settled(settings: tuple[tuple[str, str], ...]) -> Forks:
+    others = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    return Forks("settled", [], {**others, **dict(settings)})
+
+
 def controller() -> str:
-    """Where to ask for a run of ansible-playbook."""
+    """Where to ask for a run of ansible-playbook, with any settings."""
     with STARTING:
         return _controller().address
+
+
+def settled(environment: Mapping[str, str]) -> str:
+    """Where to ask for a run of ansible-playbook with just these settings: they have been read, and modules are packed once."""
+    with STARTING:
+        return _settled(tuple(sorted(item for item in environment.items() if item[0].startswith("ANSIBLE_")))).address
 
 
 def host() -> str:
@@ -135,15 +159,34 @@ def prepare_controller() -> None:
     finder._meta_yml_to_dict(text.read_bytes(), ("ansible.builtin", "runtime.yml"))
 
 
+def prepare_settled() -> None:
+    """Plugins are code, and documents that say which settings they have."""
+    loader = importlib.import_module("ansible.plugins.loader")
+    loader.init_plugin_loader()
+    # Each run would do it again, and warn of that
+    importlib.import_module("ansible.cli").init_plugin_loader = lambda *_given: None
+    own = importlib.import_module("ansible_collections.npufleet.triton.plugins.action")
+    names = [f"npufleet.triton.{Path(path).stem}" for path in Path(own.__path__[0]).glob("*.py")]
+    for kind, plugins in PLUGINS.items():
+        for name in [*plugins, *(names if kind == "action" else [])]:
+            assert getattr(loader, f"{kind}_loader").get(name, class_only=True), f"there is no {kind} plugin {name}"
+
+
+def settled_playbook(request: dict[str, Any]) -> None:
+    """As `playbook`, with a temporary directory of its own."""
+    constants, modules = importlib.import_module("ansible.constants"), importlib.import_module("forked_modules")
+    kept = constants.DEFAULT_LOCAL_TMP
+    constants.DEFAULT_LOCAL_TMP = tempfile.mkdtemp(prefix="run-", dir=kept)
+    atexit.register(shutil.rmtree, constants.DEFAULT_LOCAL_TMP)
+    modules.pack_once(kept)
+    playbook(request)
+
+
 def playbook(request: dict[str, Any]) -> None:
     """As the program ansible-playbook does it; with a `host`, modules of this machine are forks of that, too."""
     sys.argv = ["ansible-playbook", *request["arguments"]]
     if host := request.get("host"):
-        modules = importlib.import_module("forked_modules")
-        modules.fork(host)
-        # Those of another place may have other files
-        if "ANSIBLE_COLLECTIONS_PATH" not in os.environ:
-            modules.pack_once(os.path.dirname(host))
+        importlib.import_module("forked_modules").fork(host)
     importlib.import_module("ansible.cli.playbook").main()
 
 
@@ -169,6 +212,8 @@ def begin(request: dict[str, Any], run: Callable[[dict[str, Any]], None], descri
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, "rw"[number > 0], closefd=False) for number in range(3))
+    # What the process that forks has to take away stays its own
+    atexit._clear()
     code = 1
     try:
         run(request)
@@ -200,14 +245,22 @@ def answer(asked: socket.socket, run: Callable[[dict[str, Any]], None]) -> None:
 
 def serve(kind: str, descriptor: int) -> None:
     """Until whoever started this ends."""
-    modules, run = {"controller": (CONTROLLER, playbook), "host": (HOST, module)}[kind]
+    modules, run = {
+        "controller": (CONTROLLER, playbook),
+        "settled": ((*CONTROLLER, "ansible.cli.playbook", "forked_modules"), settled_playbook),
+        "host": (HOST, module),
+    }[kind]
     for name in modules:
         importlib.import_module(name)
-    if kind == "controller":
+    if kind != "host":
         prepare_controller()
-    assert "ansible.constants" not in sys.modules
-    # What is there by now is no garbage of a fork; to look for it would be to copy it
+    if kind == "settled":
+        prepare_settled()
+    assert kind == "settled" or "ansible.constants" not in sys.modules
+    # What is there by now is no garbage of a fork, and to look for it would be to copy it; what a short run leaves may stay
     gc.freeze()
+    if kind == "settled":
+        gc.disable()
     listening = socket.socket(fileno=descriptor)
     # What is typed at a terminal is for whoever started this
     signal.signal(signal.SIGINT, signal.SIG_IGN)

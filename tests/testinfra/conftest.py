@@ -162,8 +162,9 @@ def lose_power(process: subprocess.Popen[str]) -> None:
 
 def playbook(name: str, *arguments: str) -> Run:
     """A whole run. It is a fork of a process that has Ansible's imports; the scenarios' own runs are the program itself."""
-    request = {"arguments": command_of(name, *arguments)[1:], "environment": environment(), "directory": str(ROOT)}
-    code, output, errors = forked.ask(forked.controller(), request)
+    given = environment()
+    request = {"arguments": command_of(name, *arguments)[1:], "environment": given, "directory": str(ROOT)}
+    code, output, errors = forked.ask(forked.settled(given), request)
     return Run(code, (output + errors).decode())
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -65,21 +69,31 @@ def fleet(**inventory: Any) -> Templated:
     return Templated(merged, Templar(DataLoader(), variables=merged).template, inventory)
 
 
+@cache
+def common_home() -> str:
+    """Of all runs that share their settings."""
+    home = tempfile.mkdtemp(prefix="npufleet-ansible-")
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    return home
+
+
 def ansible_playbook(
     place: Path, *arguments: object, cwd: Path = ROOT, whole: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """One run of ansible-playbook with this checkout's settings; it writes below `place`.
+    """One run of ansible-playbook with this checkout's settings.
 
     A `whole` one is the program itself, and its modules are packed and sent, as people have it; others are forks of one that has
-    made its imports.
+    made its imports, and read its settings where none of them is of this `place` alone.
     """
+    alone = whole or any(value.startswith(str(place)) for name, value in environment.items() if name.startswith("ANSIBLE_"))
+    home = f"{place}/ansible" if alone else common_home()
     settings = {
         **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_") and "proxy" not in name.lower()},
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_HOME": str(place / "ansible"),
+        "ANSIBLE_HOME": home,
         "ANSIBLE_CACHE_PLUGIN": "memory",
-        "ANSIBLE_LOCAL_TEMP": str(place / "ansible/tmp"),
-        "ANSIBLE_REMOTE_TEMP": str(place / "ansible/tmp"),
+        "ANSIBLE_LOCAL_TEMP": f"{home}/tmp",
+        "ANSIBLE_REMOTE_TEMP": f"{home}/tmp",
         "ANSIBLE_NOCOLOR": "1",
         "OPENBLAS_NUM_THREADS": "1",
         **environment,
@@ -88,7 +102,8 @@ def ansible_playbook(
     if whole:
         return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=300, check=False)
     request = {"arguments": command[1:], "environment": settings, "directory": str(cwd), "host": forked.host()}
-    code, output, errors = forked.ask(forked.controller(), request, timeout=300)
+    asked = forked.controller() if alone else forked.settled(settings)
+    code, output, errors = forked.ask(asked, request, timeout=300)
     return subprocess.CompletedProcess(command, code, output.decode(), errors.decode())
 
 
