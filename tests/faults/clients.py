@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import operator
 import re
 import threading
 import time
@@ -13,7 +15,7 @@ from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
 # Seconds from the end of an answer to the next request, and for which one is waited for, however slow the machine is
-PAUSE, PATIENCE = 0.2, 30.0
+PAUSE, PATIENCE = 0.3, 30.0
 # A request of a number, and who judges the answer to it: (edition, what is wrong)
 Asked = tuple[list[triton.InferInput], Callable[[triton.InferResult], tuple[int, str]]]
 # What no client may be told: places of the store, and the inside of a model
@@ -77,6 +79,10 @@ class Client(threading.Thread):
         return Sample(began, time.monotonic(), edition, wrong)
 
 
+# One client's are in this order
+sent = operator.attrgetter("began")
+
+
 class Heard:
     """What one client heard in a span of time."""
 
@@ -117,7 +123,9 @@ class Clients:
 
     def heard(self, mode: str, model: str, began: float, ended: float) -> Heard:
         """What came of the requests that were sent in this span."""
-        return Heard(sample for sample in list(self.each[mode, model].samples) if began <= sample.began <= ended)
+        samples = self.each[mode, model].samples
+        first = bisect.bisect_left(samples, began, key=sent)
+        return Heard(samples[first : bisect.bisect_right(samples, ended, first, key=sent)])
 
     def answered(self, mode: str, model: str, since: float, edition: int | None = None) -> bool:
         """Whether the last request since then had a good answer."""
