@@ -1,7 +1,7 @@
 'use strict';
 (() => {
   const all = (selector, from = document) => Array.from(from.querySelectorAll(selector));
-  const one = (id) => document.getElementById(id);
+  const byId = (id) => document.getElementById(id);
   const table = document.querySelector('main table');
   const hosts = all(':scope > tbody', table);
   const heads = all(':scope > thead th', table);
@@ -15,16 +15,16 @@
   ]));
 
   const filter = () => {
-    const words = one('find').value.toLowerCase().split(/\s+/).filter(Boolean);
+    const words = byId('find').value.toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;
     for (const host of hosts) {
       const text = told.get(host);
-      const fits = words.every((word) => text.includes(word)) && !(one('only').checked && host.classList.contains('good'));
+      const fits = words.every((word) => text.includes(word)) && !(byId('only').checked && host.classList.contains('good'));
       host.hidden = !fits;
       shown += fits;
     }
-    one('shown').textContent = `${shown} of ${hosts.length} hosts`;
-    one('none').hidden = shown > 0;
+    byId('shown').textContent = `${shown} of ${hosts.length} hosts`;
+    byId('none').hidden = shown > 0;
   };
 
   const sort = (head) => {
@@ -46,11 +46,11 @@
     host.classList.toggle('open', wanted);
     host.querySelector('.host button').setAttribute('aria-expanded', String(wanted));
     // A picture stands in the page once; wherever else it belongs, it is taken from there.
-    if (wanted) for (const image of all('img[data-picture]:not([src])', host)) image.src = one(`picture-${image.dataset.picture}`).src;
+    if (wanted) for (const image of all('img[data-picture]:not([src])', host)) image.src = byId(`picture-${image.dataset.picture}`).src;
   };
 
-  one('find').addEventListener('input', filter);
-  one('only').addEventListener('change', filter);
+  byId('find').addEventListener('input', filter);
+  byId('only').addEventListener('change', filter);
   document.querySelector('.tools').addEventListener('submit', (event) => event.preventDefault());
   for (const head of heads) head.firstElementChild.addEventListener('click', () => sort(head));
   table.addEventListener('click', (event) => {
@@ -59,7 +59,7 @@
   });
 
   const target = () => {
-    const host = location.hash && one(location.hash.slice(1));
+    const host = location.hash && byId(location.hash.slice(1));
     if (host && host.matches('tbody')) open(host, true);
   };
   addEventListener('hashchange', target);
@@ -72,6 +72,6 @@
     time.title = time.textContent;
     if (time.closest('.seen')) time.textContent = ago(Math.max(hours(time), 0));
   }
-  one('old').hidden = hours(document.querySelector('.made time')) < Number(one('old').dataset.hours);
+  byId('old').hidden = hours(document.querySelector('.made time')) < Number(byId('old').dataset.hours);
   filter();
 })();

@@ -236,7 +236,7 @@ class _Cleaner:
         text = self._known(text)
         if "PRIVATE KEY-----" in text:
             for pattern in KEYS:
-                text = pattern.sub(self._one, text)
+                text = pattern.sub(self._marked, text)
         text = "".join(map(self._line, text.splitlines(keepends=True)))
         self.count += max(text.count(MARK) - before, 0)
         return text
@@ -245,10 +245,10 @@ class _Cleaner:
         low = line.lower()
         if any(needle in low for needle in NEEDLES):
             for pattern in PATTERNS:
-                line = pattern.sub(self._one, line)
+                line = pattern.sub(self._marked, line)
         return line
 
-    def _one(self, found: Match[str]) -> str:
+    def _marked(self, found: Match[str]) -> str:
         secret = found["secret"]
         if secret.strip("\"',").lower() in ("", "null", "none", "true", "false", MARK):
             return found[0]

@@ -64,7 +64,7 @@ def main(model: str, network: str) -> None:
         tensor.set_data_from_numpy(pictures[chosen])
         free.acquire()
         server.async_infer(model, [tensor], done(number, chosen), client_timeout=30)
-    for _one in range(IN_FLIGHT):
+    for _ in range(IN_FLIGHT):
         free.acquire()
     print(json.dumps({"requests": REQUESTS, "rows": rows, "wrong": wrong[:SHOWN]}))
 

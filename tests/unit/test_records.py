@@ -69,13 +69,13 @@ def test_backend_alone_serves(tmp_path: Path) -> None:
 
 
 def test_buckets_of_any_order_and_size(tmp_path: Path) -> None:
-    config, _one = made(tmp_path, 'backend: "rbln"', record(4, 1, 16))
+    config, _item = made(tmp_path, 'backend: "rbln"', record(4, 1, 16))
     assert (config.max_batch_size, config.parameters["batches"].string_value) == (16, "4,1,16")
 
 
 def test_file_without_a_batch_dimension(tmp_path: Path) -> None:
     bucket = {"inputs": [tensor("a", 3, 4), tensor("b", 5)], "outputs": [tensor("c", 7, dtype="int64")]}
-    config, _one = made(tmp_path, 'backend: "rbln"', record(buckets=[bucket]))
+    config, _item = made(tmp_path, 'backend: "rbln"', record(buckets=[bucket]))
     assert config.max_batch_size == 0
     assert [list(part.dims) for part in config.input] == [[3, 4], [5]]
     assert "batches" not in config.parameters
@@ -83,7 +83,7 @@ def test_file_without_a_batch_dimension(tmp_path: Path) -> None:
 
 def test_one_batch_that_the_config_wants_whole(tmp_path: Path) -> None:
     text = 'backend: "rbln" input [ { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 2, 3, 224, 224 ] } ]'
-    config, _one = made(tmp_path, text, record(2))
+    config, _item = made(tmp_path, text, record(2))
     assert config.max_batch_size == 0
     assert list(config.output[0].dims) == [2, 1000]
 
@@ -91,7 +91,7 @@ def test_one_batch_that_the_config_wants_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", sorted(subject.DTYPES))
 def test_every_dtype_has_its_type(tmp_path: Path, dtype: str) -> None:
     bucket = {"inputs": [tensor("a", 1, 4, dtype=dtype)], "outputs": [tensor("b", 1, 4, dtype=dtype)]}
-    config, _one = made(tmp_path, 'backend: "rbln"', record(buckets=[bucket]), npufleet_row=later())
+    config, _item = made(tmp_path, 'backend: "rbln"', record(buckets=[bucket]), npufleet_row=later())
     names = config.input[0].DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
     assert names[config.input[0].data_type].name == subject.DTYPES[dtype]
 
@@ -104,7 +104,7 @@ def test_bfloat16_is_refused_where_python_does_not_get_it(tmp_path: Path) -> Non
 
 def test_what_the_config_says_stays(tmp_path: Path) -> None:
     text = 'backend: "rbln" max_batch_size: 2 output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ -1 ] } ]'
-    config, _one = made(tmp_path, text, record(1, 2, 4))
+    config, _item = made(tmp_path, text, record(1, 2, 4))
     assert (config.max_batch_size, list(config.output[0].dims)) == (2, [-1])
     assert list(config.input[0].dims) == [3, 224, 224]
 
@@ -161,7 +161,7 @@ def test_dims_of_another_shape(tmp_path: Path) -> None:
 def test_reshape_is_what_the_file_gets(tmp_path: Path) -> None:
     text = """backend: "rbln" max_batch_size: 1
         input [ { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 150528 ] reshape { shape: [ 3, 224, 224 ] } } ]"""
-    config, _one = made(tmp_path, text, record(1))
+    config, _item = made(tmp_path, text, record(1))
     assert list(config.input[0].reshape.shape) == [3, 224, 224]
 
 
@@ -271,9 +271,9 @@ def test_profile_bounds_what_waits(tmp_path: Path) -> None:
         ("dynamic_batching { default_queue_policy { max_queue_size: 9 } }", 9),
         ("", 256),
     ):
-        config, _one = made(tmp_path, f'backend: "rbln" {text}', record(1, 4), {"profile": "throughput"})
+        config, _item = made(tmp_path, f'backend: "rbln" {text}', record(1, 4), {"profile": "throughput"})
         assert config.dynamic_batching.default_queue_policy.max_queue_size == most
-    config, _one = made(tmp_path, 'backend: "rbln" dynamic_batching { }', record(1, 4))
+    config, _item = made(tmp_path, 'backend: "rbln" dynamic_batching { }', record(1, 4))
     assert config.dynamic_batching.default_queue_policy.max_queue_size == 0, "without a profile the config rules"
 
 
@@ -294,27 +294,27 @@ def later() -> dict[str, Any]:
 
 def test_profiles(tmp_path: Path) -> None:
     text = 'backend: "rbln" dynamic_batching { }'
-    config, _one = made(tmp_path, text, record(1, 4))
+    config, _item = made(tmp_path, text, record(1, 4))
     assert (groups(config), batcher(config)) == ([2], ([], 0)), "without a profile the config rules"
-    config, _one = made(tmp_path, text, record(1, 4), {"profile": "throughput"})
+    config, _item = made(tmp_path, text, record(1, 4), {"profile": "throughput"})
     assert (groups(config), batcher(config)) == ([4], ([4], manifest.PROFILES["throughput"]["delay_us"]))
-    config, _one = made(tmp_path, text, record(1, 4), {"profile": "latency"})
+    config, _item = made(tmp_path, text, record(1, 4), {"profile": "latency"})
     assert (groups(config), batcher(config)) == ([4], ([], 0))
     assert config.HasField("dynamic_batching")
-    config, _one = made(tmp_path, text, record(1, 4), {"profile": "throughput", "instances": 3})
+    config, _item = made(tmp_path, text, record(1, 4), {"profile": "throughput", "instances": 3})
     assert groups(config) == [6]
 
 
 def test_both_profiles_are_one_where_answers_may_leave_later(tmp_path: Path) -> None:
     for profile in ("throughput", "latency"):
-        config, _one = made(tmp_path, 'backend: "rbln"', record(1, 4), {"profile": profile}, npufleet_row=later())
+        config, _item = made(tmp_path, 'backend: "rbln"', record(1, 4), {"profile": profile}, npufleet_row=later())
         assert (groups(config), batcher(config)) == ([2], ([], 0))
         assert config.HasField("dynamic_batching")
 
 
 def test_profile_does_not_touch_what_a_config_says(tmp_path: Path) -> None:
     text = 'backend: "rbln" dynamic_batching { max_queue_delay_microseconds: 7 }'
-    config, _one = made(tmp_path, text, record(1, 4), {"profile": "throughput"})
+    config, _item = made(tmp_path, text, record(1, 4), {"profile": "throughput"})
     assert batcher(config) == ([], 7)
-    config, _one = made(tmp_path, 'backend: "rbln"', record(1), {"profile": "throughput"})
+    config, _item = made(tmp_path, 'backend: "rbln"', record(1), {"profile": "throughput"})
     assert not config.HasField("dynamic_batching"), "a batch of one has nothing to wait for"

@@ -15,7 +15,7 @@ class TritonPythonModel:
         """Read the parameters, all of whose mistakes are told at once: a model that loads can answer."""
         self.name = args["model_name"]
         config = json.loads(args["model_config"])
-        given = {key: one.get("string_value", "") for key, one in (config.get("parameters") or {}).items()}
+        given = {key: value.get("string_value", "") for key, value in (config.get("parameters") or {}).items()}
         reasons: List[str] = []
         self.scale = self._number("scale", given.get("scale", "1"), reasons)
         self.bias = 0.0
@@ -24,7 +24,7 @@ class TritonPythonModel:
             self.bias = self._bias(os.path.join(args["model_repository"], args["model_version"]), path, reasons)
         if reasons:
             raise pb_utils.TritonModelException(f"model {self.name}: " + "; ".join(reasons))
-        kind = next(one["data_type"] for one in config["output"] if one["name"] == "OUTPUT0")
+        kind = next(output["data_type"] for output in config["output"] if output["name"] == "OUTPUT0")
         self.dtype = pb_utils.triton_string_to_numpy(kind)
         pb_utils.Logger.log_info(f"model {self.name}: bias {self.bias}, scale {self.scale}")
 

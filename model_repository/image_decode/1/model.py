@@ -21,7 +21,7 @@ class TritonPythonModel:
         """Read the parameters, all of whose mistakes are told at once."""
         self.name = args["model_name"]
         config = json.loads(args["model_config"])
-        given = {key: one["string_value"] for key, one in (config.get("parameters") or {}).items()}
+        given = {key: value["string_value"] for key, value in (config.get("parameters") or {}).items()}
         default, reasons = Settings(), []
         dims = [int(size) for size in config["output"][0]["dims"]]
         if len(dims) != 3 or dims[0] != 3 or min(dims) < 1:
@@ -60,10 +60,10 @@ class TritonPythonModel:
 def _numbers(name: str, given: Dict[str, str], default: Any, reasons: List[str]) -> Tuple[float, ...]:
     """As many finite numbers as the default has, out of a list such as "0.485,0.456,0.406"."""
     try:
-        found = tuple(float(one) for one in given[name].split(",")) if name in given else tuple(default)
+        found = tuple(float(number) for number in given[name].split(",")) if name in given else tuple(default)
     except ValueError:
         found = ()
-    if len(found) != len(default) or not all(math.isfinite(one) for one in found):
+    if len(found) != len(default) or not all(math.isfinite(number) for number in found):
         reasons.append(f"{name} is {given[name]!r}, wanted {'a number' if len(default) == 1 else f'{len(default)} numbers'}")
         return tuple(default)
     return found

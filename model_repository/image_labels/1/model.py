@@ -14,7 +14,7 @@ class TritonPythonModel:
     def initialize(self, args: Dict[str, str]) -> None:
         """Read the labels: one for each class, or the model is not loaded."""
         config = json.loads(args["model_config"])
-        outputs = {one["name"]: one for one in config["output"]}
+        outputs = {output["name"]: output for output in config["output"]}
         classes, self.top = (int(outputs[name]["dims"][0]) for name in ("PROBABILITIES", "LABELS"))
         file = outputs["PROBABILITIES"]["label_filename"]
         with open(os.path.join(args["model_repository"], file), encoding="utf-8") as source:

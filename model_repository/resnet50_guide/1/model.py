@@ -61,4 +61,4 @@ class TritonPythonModel:
 def _numbers(config: Dict[str, Any], name: str) -> List[int]:
     """Numbers of a parameter such as "1,2,3,4", none where the config has no such parameter."""
     text = config["parameters"].get(name, {}).get("string_value", "")
-    return [int(one) for one in text.split(",") if one]
+    return [int(number) for number in text.split(",") if number]

@@ -26,9 +26,9 @@ class TritonPythonModel:
             name: parameters.get(name, {}).get("string_value", default) for name, default in (("streams", "8"), ("waiting", "64"))
         }
         wrong = [
-            f"{name} is {one!r}, wanted a number of at least 1"
-            for name, one in given.items()
-            if not one.isdecimal() or not int(one)
+            f"{name} is {value!r}, wanted a number of at least 1"
+            for name, value in given.items()
+            if not value.isdecimal() or not int(value)
         ]
         if wrong:
             raise pb_utils.TritonModelException(f"model {self.name}: " + "; ".join(wrong))

@@ -16,7 +16,7 @@ class TritonPythonModel:
         """Learn the name, the output's dtype and the limit from the config."""
         self.name = args["model_name"]
         config = json.loads(args["model_config"])
-        kind = next(one["data_type"] for one in config["output"] if one["name"] == "LENGTH")
+        kind = next(output["data_type"] for output in config["output"] if output["name"] == "LENGTH")
         given = (config.get("parameters") or {}).get("max_characters", {}).get("string_value", "1000000")
         if not given.isdecimal() or not int(given):
             raise pb_utils.TritonModelException(f"model {self.name}: max_characters is {given!r}, wanted a number of at least 1")
@@ -54,9 +54,9 @@ class TritonPythonModel:
     def _texts(request: Any, name: str, reasons: List[str]) -> Tuple[str, ...]:
         """The texts of an input, empty where one of them is no UTF-8."""
         texts = []
-        for number, one in enumerate(pb_utils.get_input_tensor_by_name(request, name).as_numpy()):
+        for number, encoded in enumerate(pb_utils.get_input_tensor_by_name(request, name).as_numpy()):
             try:
-                texts.append(one.decode())
+                texts.append(encoded.decode())
             except UnicodeDecodeError as error:
-                reasons.append(f"{name}[{number}] is not UTF-8: byte {error.start} is 0x{one[error.start]:02x}")
+                reasons.append(f"{name}[{number}] is not UTF-8: byte {error.start} is 0x{encoded[error.start]:02x}")
         return tuple(texts)

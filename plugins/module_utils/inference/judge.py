@@ -72,9 +72,9 @@ def _judge_output(output: Output, request: Request, wanted: Mapping[str, Any]) -
         if not _has_rows(array, len(labels)):
             yield f"shape is {output.shape}, wanted {_count(labels, 'row')}"
         elif _without_label(array):
-            yield f"{_without_label(array)}, wanted label {_one(labels)}"
+            yield f"{_without_label(array)}, wanted label {_single_or_list(labels)}"
         elif labels_of(array) != labels:
-            yield f"label is {_one(labels_of(array))}, wanted {_one(labels)}"
+            yield f"label is {_single_or_list(labels_of(array))}, wanted {_single_or_list(labels)}"
     if golden is None:
         return
     if golden.shape != array.shape:
@@ -150,9 +150,10 @@ def _judge_classes(array: Any, request: Request, wanted: Mapping[str, Any]) -> I
         yield f"holds {_count(found[0], 'class', 'classes')} for a row, wanted {wanted['class_count']}"
     tied = [number for number, row in enumerate(found) if len(row) > 1 and row[0][0] == row[1][0]]
     if labels is not None and tied:
-        yield f"the best score of row {tied[0]}, {found[tied[0]][0][0]:g}, is of more than one class, wanted label {_one(labels)}"
+        best = f"the best score of row {tied[0]}, {found[tied[0]][0][0]:g}"
+        yield f"{best}, is of more than one class, wanted label {_single_or_list(labels)}"
     elif labels is not None and _first_labels(found) != labels:
-        yield f"label is {_one(_first_labels(found))}, wanted {_one(labels)}"
+        yield f"label is {_single_or_list(_first_labels(found))}, wanted {_single_or_list(labels)}"
 
 
 def classes_of(array: Any) -> List[List[Tuple[float, int, str]]]:
@@ -187,7 +188,7 @@ def labels_of(array: Any) -> List[int]:
     return [int(label) for label in array.reshape(len(array), -1).argmax(axis=1)]
 
 
-def _one(labels: Sequence[Any]) -> Any:
+def _single_or_list(labels: Sequence[Any]) -> Any:
     return labels[0] if len(labels) == 1 else list(labels)
 
 
@@ -233,7 +234,7 @@ def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str
                 found["got"] = shown(" | ".join(shown(element) for element in array.flat))
             return found
         labels = _of_places(wanted[kind], request)
-        found = {"expected": _one(labels)}
+        found = {"expected": _single_or_list(labels)}
         got: List[Any] = []
         if array is not None and array.dtype.kind in NUMBERS and kind == "argmax" and _has_rows(array, len(labels)):
             got = labels_of(array)
@@ -243,7 +244,7 @@ def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str
             except ValueError:
                 got = []
         if got:
-            found["got"] = _one(got)
+            found["got"] = _single_or_list(got)
             if len(labels) == 1 and len(got) == 1:
                 found["label"] = found["got"]
         return found

@@ -39,10 +39,10 @@ def plan(models: Sequence[Any], card: str, sdk: Mapping[str, str], directory: st
     ]
     if reasons:
         raise Refusal(reasons)
-    return [_one(model, card, sdk, directory) for model in models]
+    return [_planned(model, card, sdk, directory) for model in models]
 
 
-def _one(model: Mapping[str, Any], card: str, sdk: Mapping[str, str], directory: str) -> Dict[str, Any]:
+def _planned(model: Mapping[str, Any], card: str, sdk: Mapping[str, str], directory: str) -> Dict[str, Any]:
     source = model["source"]
     npu = model.get("npu") or card
     key = "{}/{}".format(npu.replace("RBLN-", ""), sdk["shape"])

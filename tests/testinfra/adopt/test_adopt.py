@@ -225,7 +225,7 @@ def test_the_guides_container_is_adopted_within_one_restart(host, place):
     # It has the managed one's name by then
     ended, started = trail.index(("die", "triton")), trail.index(("start", "triton"))
     assert ("create", "triton-next") in trail[:ended]
-    assert {what for what, _one in trail[ended + 1 : started]} <= {"rename", "kill", "stop", "exec_die"}, trail
+    assert {what for what, _name in trail[ended + 1 : started]} <= {"rename", "kill", "stop", "exec_die"}, trail
     assert adoption.answers == restart.answers
     assert len(adoption.answers) == 1
     assert containers(host) == ["triton"]
