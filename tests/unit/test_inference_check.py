@@ -438,6 +438,19 @@ def test_made_up_inputs_are_the_same_in_every_run(site: Path) -> None:
         assert len(set(sent[0].flatten().tolist())) > 1
 
 
+def test_what_is_made_up_is_made_where_it_is_asked(site: Path) -> None:
+    """A request of some MB is a line in the document."""
+    entry = {"IN": {"generated": {"seed": 5, "low": 3}, "dtype": "INT32", "shape": [1000, 1000]}}
+    rows = {"first": 2, "count": 3}
+    (found,) = documents(site, {"model": "m", "checks": [whole_check(inputs=entry, rows=rows, expect={"OUT": {"finite": True}})]})[
+        "checks"
+    ]
+    assert len(json.dumps(found)) < 1000
+    made = inference.prepared("m", json.loads(json.dumps(found["checks"][0]))).inputs["IN"][1]
+    whole = inference.generated("INT32", [1000, 1000], 5, 3)
+    assert made.take([4, 2]).tolist() == whole[[4, 2]].tolist()
+
+
 def test_texts_and_literal_numbers_are_golden_values_by_row(site: Path) -> None:
     expect = {"A": {"text": [["a"], ["b"], ["c"], ["d"]]}, "B": {"values": {"numbers": [[1], [2], [3], [4]], "atol": 1}}}
     (found,) = documents(site, {"model": "m", "checks": [good_check(rows={"first": 2, "count": 2}, expect=expect)]})["checks"]

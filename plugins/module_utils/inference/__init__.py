@@ -18,7 +18,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors i
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.instances import WIDEST, answered
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.judge import classes_of, judge
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.load import PERCENTILES, judge_latency, percentile
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.packing import pack, unpack, with_rows
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.packing import (
+    generated,
+    of_bytes,
+    pack,
+    pack_generated,
+    unpack,
+    with_rows,
+)
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.pictures import PICTURES, drawable, picture
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import (
     BYTES,
@@ -59,14 +66,17 @@ __all__ = [
     "drawable",
     "encoded",
     "fits",
+    "generated",
     "joined",
     "judge",
     "judge_latency",
     "main",
     "netloc",
     "not_served",
+    "of_bytes",
     "of_connection",
     "pack",
+    "pack_generated",
     "percentile",
     "picture",
     "prepared",

@@ -1,13 +1,19 @@
-"""The way of a document into the container: arrays as JSON, certificates as files."""
+"""The way of a document into the container: arrays as JSON, made-up ones as what they are made of, certificates as files."""
 
 from __future__ import annotations
 
 import base64
 import io
 import os
+import zlib
 from typing import Any, Dict, Mapping, Optional, Sequence
 
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import Rows
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import NUMPY, Rows
+
+# Of made-up texts
+LETTERS, LENGTH = b"abcdefghijklmnopqrstuvwxyz", 16
+# Pixels become a third of what they were, and nobody waits for it
+COMPRESSION = 1
 
 
 def pack(array: Any, rows: Optional[Sequence[int]] = None) -> Dict[str, Any]:
@@ -21,21 +27,56 @@ def pack(array: Any, rows: Optional[Sequence[int]] = None) -> Dict[str, Any]:
         return {"rows": numbers, "shape": list(taken.shape), "bytes": data}
     buffer = io.BytesIO()
     np.save(buffer, taken, allow_pickle=False)
-    return {"rows": numbers, "data": base64.b64encode(buffer.getvalue()).decode()}
+    return {"rows": numbers, "data": base64.b64encode(zlib.compress(buffer.getvalue(), COMPRESSION)).decode()}
+
+
+def pack_generated(made_of: Mapping[str, Any], rows: Optional[Sequence[int]] = None) -> Dict[str, Any]:
+    """The same of an array that `generated` makes of these arguments: it is made where it is asked."""
+    return {"rows": None if rows is None else list(rows), "generated": dict(made_of)}
 
 
 def unpack(packed: Mapping[str, Any]) -> Rows:
-    """What `pack` made."""
+    """What `pack` or `pack_generated` made."""
     import numpy as np
 
-    if "bytes" in packed:
-        array = np.empty(len(packed["bytes"]), dtype=np.object_)
-        array[:] = [base64.b64decode(byte) for byte in packed["bytes"]]
-        array = array.reshape(packed["shape"])
-    else:
-        array = np.load(io.BytesIO(base64.b64decode(packed["data"])), allow_pickle=False)
     numbers = packed["rows"]
+    if "generated" in packed:
+        array = generated(**packed["generated"])
+        array = array if numbers is None else array[numbers]
+    elif "bytes" in packed:
+        array = of_bytes([base64.b64decode(byte) for byte in packed["bytes"]], packed["shape"])
+    else:
+        array = np.load(io.BytesIO(zlib.decompress(base64.b64decode(packed["data"]))), allow_pickle=False)
     return Rows(None if numbers is None else {row: place for place, row in enumerate(numbers)}, array)
+
+
+def of_bytes(flat: Sequence[bytes], shape: Sequence[int]) -> Any:
+    """An array of bytes of any length."""
+    import numpy as np
+
+    array = np.empty(len(flat), dtype=np.object_)
+    array[:] = flat
+    return array.reshape(shape)
+
+
+def generated(dtype: str, shape: Sequence[int], seed: int = 0, low: Optional[float] = None, high: Optional[float] = None) -> Any:
+    """Made-up values, equal for equal arguments: floats from `low` (0) to `high` (1), whole numbers to below it (128)."""
+    import numpy as np
+
+    # The old generator: its numbers are promised to stay.
+    random = np.random.RandomState(seed)
+    if dtype == "BYTES":
+        count = int(np.prod(shape, dtype=np.int64))
+        letters = np.frombuffer(LETTERS, np.uint8)[random.randint(0, len(LETTERS), (count, LENGTH))]
+        return of_bytes([row.tobytes() for row in letters], shape)
+    kind = np.dtype(NUMPY[dtype])
+    if kind.kind == "b":
+        return random.randint(0, 2, shape).astype(bool)
+    if kind.kind == "f":
+        low, high = low or 0.0, 1.0 if high is None else high
+        return (low + (high - low) * random.random_sample(shape)).astype(kind)
+    most = np.iinfo(kind).max
+    return random.randint(int(low or 0), int(min(128, int(most) + 1) if high is None else high), shape, dtype=kind)
 
 
 def with_rows(expect: Mapping[str, Any]) -> Dict[str, Any]:

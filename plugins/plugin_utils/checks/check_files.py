@@ -63,6 +63,8 @@ class CheckFile:
         self.golden = model
         self.findings: List[str] = []
         self.arrays: Dict[str, Any] = {}
+        # Of each field that is made up: what of
+        self.generated: Dict[str, Dict[str, Any]] = {}
 
     def read(self, host_index: int) -> Dict[str, Any]:
         """{"model", "checks"} with the rows that this host sends. Good for nothing when there are findings."""
@@ -119,7 +121,10 @@ class CheckFile:
             return {}
         found["inputs"] = {}
         for name in inputs:
-            found["inputs"][name] = {**inference.pack(arrays[f"{field}.inputs.{name}"], sent), "dtype": dtypes[name]}
+            where = f"{field}.inputs.{name}"
+            made_of = self.generated.get(where)
+            packed = inference.pack_generated(made_of, sent) if made_of else inference.pack(arrays[where], sent)
+            found["inputs"][name] = {**packed, "dtype": dtypes[name]}
         for name, wanted in found["expect"].items():
             for key in ("values", "text"):
                 if key in wanted:
@@ -370,7 +375,8 @@ class CheckFile:
                         f"{where}.{key}", given[key], "a number" if key != "seed" else "a whole number from 0 to 4294967295"
                     )
                     return None
-            return tensors.generated(str(dtype), shape, **given)
+            self.generated[field] = {"dtype": str(dtype), "shape": shape, **given}
+            return tensors.generated(**self.generated[field])
         if source == "raw":
             path = self._path(self._text(value, where), where)
             return tensors.of_raw(_content(path), str(dtype), shape) if path else None

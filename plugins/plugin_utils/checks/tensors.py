@@ -12,16 +12,14 @@ import math
 import zipfile
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.inference import NUMPY
+from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import NUMPY, of_bytes
 
 # How an .npy file begins
 NPY = b"\x93NUMPY"
-# Length of a made-up element of BYTES
-LENGTH = 16
 # How ImageNet's models are fed: the shorter side to 256, the 224 in the middle, and the channels around 0
 RESIZED, CROPPED = 256, 224
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-LETTERS = b"abcdefghijklmnopqrstuvwxyz"
 
 
 class Unfit(Exception):
@@ -57,7 +55,7 @@ def of_npy(path: str) -> Any:
     if array.ndim == 0:
         raise Unfit(f"{path}, a single value without rows", wanted)
     if array.dtype.kind in "SU":
-        return _of_bytes([element.encode() if isinstance(element, str) else bytes(element) for element in array.flat], array.shape)
+        return of_bytes([element.encode() if isinstance(element, str) else bytes(element) for element in array.flat], array.shape)
     if array.dtype.kind not in "fiub":
         raise Unfit(f"{array.dtype} in {path}", "numbers or bytes")
     return array
@@ -67,7 +65,7 @@ def of_text(value: Any) -> Any:
     """UTF-8 of one text, shape [1], or of nested lists of texts."""
     flat, shape = _nested(value if isinstance(value, list) else [value], lambda part: isinstance(part, str), "texts")
     try:
-        return _of_bytes([element.encode() for element in flat], shape)
+        return of_bytes([element.encode() for element in flat], shape)
     except UnicodeEncodeError:
         raise Unfit("bytes that are no UTF-8", "a text in UTF-8, or a file of bytes") from None
 
@@ -119,7 +117,7 @@ def of_files(value: Any, read: Callable[[str], bytes], dtype: str = "BYTES") -> 
     flat, shape = _nested([value] if single else value, lambda part: isinstance(part, str) and bool(part.strip()), "names of files")
     contents = [read(name) for name in flat]
     if dtype == "BYTES":
-        return _of_bytes(contents, shape)
+        return of_bytes(contents, shape)
     lengths = sorted({len(content) for content in contents})
     if len(lengths) > 1:
         raise Unfit(f"files of {' and '.join(map(str, lengths))} bytes", "one length, as rows of UINT8 have, or dtype BYTES")
@@ -165,26 +163,16 @@ def _pixels(name: str, data: bytes, height: int, width: int) -> Any:
 
 
 def generated(dtype: str, shape: Sequence[int], seed: int = 0, low: Optional[float] = None, high: Optional[float] = None) -> Any:
-    """Made-up values, equal for equal arguments: floats from `low` (0) to `high` (1), whole numbers to below it (128)."""
+    """Made-up values, as `inference.generated` makes them. Raises Unfit for limits that the dtype does not have."""
     import numpy as np
 
-    # The old generator: its numbers are promised to stay.
-    random = np.random.RandomState(seed)
-    if dtype == "BYTES":
-        count = int(np.prod(shape, dtype=np.int64))
-        letters = np.frombuffer(LETTERS, np.uint8)[random.randint(0, len(LETTERS), (count, LENGTH))]
-        return _of_bytes([row.tobytes() for row in letters], shape)
     kind = np.dtype(NUMPY[dtype])
-    if kind.kind == "b":
-        return random.randint(0, 2, shape).astype(bool)
-    if kind.kind == "f":
-        low, high = low or 0.0, 1.0 if high is None else high
-        return (low + (high - low) * random.random_sample(shape)).astype(kind)
-    limits = np.iinfo(kind)
-    low, high = int(low or 0), int(min(128, int(limits.max) + 1) if high is None else high)
-    if not limits.min <= low < high <= limits.max + 1:
-        raise Unfit(f"low {low} and high {high}", f"low below high, both within {dtype}")
-    return random.randint(low, high, shape, dtype=kind)
+    if kind.kind in "iu":
+        limits = np.iinfo(kind)
+        least, most = int(low or 0), int(min(128, int(limits.max) + 1) if high is None else high)
+        if not limits.min <= least < most <= limits.max + 1:
+            raise Unfit(f"low {least} and high {most}", f"low below high, both within {dtype}")
+    return inference.generated(dtype, shape, seed, low, high)
 
 
 def source_of(entry: Mapping[str, Any], sources: Sequence[str]) -> str:
@@ -193,14 +181,6 @@ def source_of(entry: Mapping[str, Any], sources: Sequence[str]) -> str:
     if len(named) != 1:
         raise Unfit(" and ".join(named) or "none", f"exactly one of {', '.join(sources)}")
     return named[0]
-
-
-def _of_bytes(flat: Sequence[bytes], shape: Sequence[int]) -> Any:
-    import numpy as np
-
-    array = np.empty(len(flat), dtype=np.object_)
-    array[:] = flat
-    return array.reshape(shape)
 
 
 def _nested(value: Any, fits: Callable[[Any], bool], what: str) -> Tuple[List[Any], List[int]]:
