@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import tempfile
+import time
+from contextlib import suppress
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
 # Bytes of a file that a difference shows
 SHOWN = 65536
+# How the name of a draft ends, and seconds after which the run that wrote it is gone
+DRAFT, ABANDONED = ".new", 3600
 
 
 class File(NamedTuple):
@@ -114,13 +119,14 @@ def _make(directory: Directory) -> None:
 
 
 def _write(file: File) -> None:
-    """A file of the caller's, in the place of what has its name: a link is replaced and not followed."""
-    os.makedirs(os.path.dirname(file.path), exist_ok=True)
-    draft = file.path + ".new"
-    if os.path.lexists(draft):
-        # Of a run that was ended
-        os.unlink(draft)
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    """A file of the caller's, in the place of what has its name: a link is replaced and not followed.
+
+    Its draft has a name of its own, as another run may write the same file.
+    """
+    directory, name = os.path.split(file.path)
+    os.makedirs(directory, exist_ok=True)
+    _clear(directory, name)
+    handle, draft = tempfile.mkstemp(prefix=f".{name}.", suffix=DRAFT, dir=directory)
     try:
         with os.fdopen(handle, "wb") as sink:
             sink.write(file.content)
@@ -129,6 +135,16 @@ def _write(file: File) -> None:
     except OSError:
         os.unlink(draft)
         raise
+
+
+def _clear(directory: str, name: str) -> None:
+    """Take away drafts of a file that nobody writes any more."""
+    for entry in os.listdir(directory):
+        if entry.startswith(f".{name}.") and entry.endswith(DRAFT):
+            draft = os.path.join(directory, entry)
+            with suppress(FileNotFoundError):
+                if time.time() - os.lstat(draft).st_mtime > ABANDONED:
+                    os.unlink(draft)
 
 
 def _status(path: str, follow: bool = False) -> Optional[os.stat_result]:

@@ -64,11 +64,27 @@ def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(tmp_path: Path) -
     outside, path = tmp_path / "outside", tmp_path / "config"
     outside.write_text("theirs")
     path.symlink_to(outside)
-    (tmp_path / "config.new").symlink_to(outside)
+    left = tmp_path / ".config.abc.new"
+    left.symlink_to(outside)
+    os.utime(left, (1, 1), follow_symlinks=False)
     result = asked(files=[file(path)])
     assert "a link of" in result["diff"][0]["before"]
     assert (path.is_symlink(), path.read_text(), outside.read_text()) == (False, "served\n", "theirs")
     assert sorted(os.listdir(tmp_path)) == ["config", "outside"]
+
+
+def test_two_runs_that_write_one_file_at_once_leave_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operations host is held by nobody: another controller writes it all while this one has its draft."""
+    path, replace = tmp_path / "config", os.replace
+
+    def meanwhile(draft: str, place: str) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        assert asked(files=[file(path, b"theirs")])["changed"] is True
+        replace(draft, place)
+
+    monkeypatch.setattr(os, "replace", meanwhile)
+    assert asked(files=[file(path, b"mine")])["changed"] is True
+    assert (path.read_text(), os.listdir(tmp_path)) == ("mine", ["config"])
 
 
 def test_what_is_in_the_way_is_told_at_once_and_nothing_is_written(tmp_path: Path) -> None:
