@@ -51,6 +51,22 @@ PATIENCE, EXIT, STARTS = 12, 3, 600
 ONE_PARSER = threading.Lock()
 
 
+def shared_memory() -> set[Path]:
+    return set(Path("/dev/shm").glob("triton_python_backend_shm_region_*"))
+
+
+def forget_shared_memory(before: set[Path]) -> None:
+    """What servers that were killed have left, and no process of anybody has open."""
+    opened = ""
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        # A process may end meanwhile.
+        with contextlib.suppress(OSError):
+            opened += path.read_text(errors="replace")
+    for region in shared_memory() - before:
+        if region.name not in opened:
+            region.unlink(missing_ok=True)
+
+
 class Failed(Exception):
     """Why a run failed, in the words that an operator reads."""
 

@@ -15,6 +15,7 @@ import grpc
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import repository
 from doors import CONNECTIONS, INFER, PATIENCE, WHEELS, Place
+from host import forget_shared_memory, shared_memory
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 OPEN = 'open("{proof}", "w").close()\n'
@@ -22,7 +23,7 @@ OPEN = 'open("{proof}", "w").close()\n'
 
 @pytest.fixture(scope="module", params=sorted(WHEELS))
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    found = None
+    found, before = None, shared_memory()
     try:
         found = Place(tmp_path_factory.mktemp("doors"), request.param)
         yield found
@@ -30,6 +31,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         if found:
             found.go.touch()
             found.host.stop(drain=False)
+        forget_shared_memory(before)
 
 
 def payload(proof: Path) -> str:

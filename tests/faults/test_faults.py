@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 from clients import Clients, doubling
-from host import MODELS, Failed, Host
+from host import MODELS, Failed, Host, forget_shared_memory, shared_memory
 from pytriton_wheel import tritonserver
 from stories import MODES, cells, judge, tells
 
@@ -91,22 +90,6 @@ class Place:
             for host in self.hosts.values():
                 host.revive()
             time.sleep(0.05)
-
-
-def shared_memory() -> set[Path]:
-    return set(Path("/dev/shm").glob("triton_python_backend_shm_region_*"))
-
-
-def forget_shared_memory(before: set[Path]) -> None:
-    """What servers that were killed have left, and no process of anybody has open."""
-    opened = ""
-    for path in Path("/proc").glob("[0-9]*/maps"):
-        # A process may end meanwhile.
-        with contextlib.suppress(OSError):
-            opened += path.read_text(errors="replace")
-    for region in shared_memory() - before:
-        if region.name not in opened:
-            region.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="module")

@@ -437,7 +437,7 @@ class TestPackages:
         assert again.read_bytes() == installer.read_bytes()
         _script, _mark, packages = installer.read_bytes().partition(b"\n__PACKAGES__\n")
         with tarfile.open(fileobj=io.BytesIO(packages)) as archive:
-            archive.extractall(tmp_path / "packages", filter="data")
+            archive.extractall(tmp_path / "packages")
         fields = {
             path.name: dpkg_deb("--field", str(path), "Package", "Version").split() for path in (tmp_path / "packages").iterdir()
         }
