@@ -206,7 +206,7 @@ class TritonPythonModel:
             if error.trace:
                 pb_utils.Logger.log_error(f"model {self._name}: NPU {self._device.npu}: {error.trace}")
             # A response each: one that stands for two requests crashes the whole server.
-            return [self._failure(error) for _ in items]
+            return [self._failure(error) for _item in items]
         self._count(len(items), rows, padding, began, ended)
         responses = []
         first = 0

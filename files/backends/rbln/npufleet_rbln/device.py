@@ -83,7 +83,7 @@ class Backing:
         self._given: Optional[Dict[int, Any]] = None
         self._mine = [pair for pair, _other in pairs]
         self._job, self._isolated = job, isolated
-        self._others = [theirs, *(other for _, other in pairs)]
+        self._others = [theirs, *(other for _mine, other in pairs)]
 
     def start(self) -> None:
         """Load. Where that fails, `end` has to follow, as where it succeeds: there may be a process."""

@@ -26,8 +26,8 @@ class Views:
 
     def __init__(self, memory: mmap.mmap, plan: Plan, lane: int) -> None:
         offset = lane * lane_bytes(plan)
-        self.inputs: List[List[np.ndarray]] = [[] for _ in plan.buckets]
-        self.outputs: List[List[np.ndarray]] = [[] for _ in plan.buckets]
+        self.inputs: List[List[np.ndarray]] = [[] for _bucket in plan.buckets]
+        self.outputs: List[List[np.ndarray]] = [[] for _bucket in plan.buckets]
         for views, sides in (
             (self.inputs, [bucket.inputs for bucket in plan.buckets]),
             (self.outputs, [bucket.outputs for bucket in plan.buckets]),

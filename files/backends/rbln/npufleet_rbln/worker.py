@@ -92,7 +92,7 @@ class Worker:
     def close(self) -> None:
         """Give the NPU back in order, unless a run does not end."""
         with contextlib.suppress(queue.Empty):
-            for _ in range(self._count):
+            for _set in range(self._count):
                 self._sets.get(timeout=1)
 
     def serve(self, lane: int, channel: socket.socket) -> None:
