@@ -1,7 +1,7 @@
 """Programs of a test that begin as a fork of a process which has made their imports: those of ansible-playbook, or of a module.
 
 Half of what a short run costs are imports that are the same in each. A fork has its own environment, directory and output, reads
-the settings itself, and leaves nothing behind in the process that it came of.
+the settings itself unless it came of a process with just these, and leaves nothing behind there.
 """
 
 from __future__ import annotations

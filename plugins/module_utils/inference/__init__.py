@@ -24,6 +24,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.packing 
     pack,
     pack_generated,
     unpack,
+    whole_limits,
     with_rows,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.pictures import PICTURES, drawable, picture
@@ -88,5 +89,6 @@ __all__ = [
     "timed_out",
     "triton_dtype",
     "unpack",
+    "whole_limits",
     "with_rows",
 ]

@@ -6,7 +6,7 @@ import base64
 import io
 import os
 import zlib
-from typing import Any, Dict, Mapping, Optional, Sequence
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import NUMPY, Rows
 
@@ -75,8 +75,14 @@ def generated(dtype: str, shape: Sequence[int], seed: int = 0, low: Optional[flo
     if kind.kind == "f":
         low, high = low or 0.0, 1.0 if high is None else high
         return (low + (high - low) * random.random_sample(shape)).astype(kind)
-    most = np.iinfo(kind).max
-    return random.randint(int(low or 0), int(min(128, int(most) + 1) if high is None else high), shape, dtype=kind)
+    return random.randint(*whole_limits(dtype, low, high), shape, dtype=kind)
+
+
+def whole_limits(dtype: str, low: Optional[float] = None, high: Optional[float] = None) -> Tuple[int, int]:
+    """The least whole number that `generated` makes of this dtype, and the one that all are below."""
+    import numpy as np
+
+    return int(low or 0), int(min(128, int(np.iinfo(NUMPY[dtype]).max) + 1) if high is None else high)
 
 
 def with_rows(expect: Mapping[str, Any]) -> Dict[str, Any]:

@@ -169,7 +169,7 @@ def generated(dtype: str, shape: Sequence[int], seed: int = 0, low: Optional[flo
     kind = np.dtype(NUMPY[dtype])
     if kind.kind in "iu":
         limits = np.iinfo(kind)
-        least, most = int(low or 0), int(min(128, int(limits.max) + 1) if high is None else high)
+        least, most = inference.whole_limits(dtype, low, high)
         if not limits.min <= least < most <= limits.max + 1:
             raise Unfit(f"low {least} and high {most}", f"low below high, both within {dtype}")
     return inference.generated(dtype, shape, seed, low, high)
