@@ -166,7 +166,8 @@ def module_problems(path: Path) -> Iterator[str]:
     texts = {name: yaml.safe_load(texts.get(name, "")) for name in ("DOCUMENTATION", "EXAMPLES", "RETURN")}
     yield from (f"{where}: found no {name}" for name, text in texts.items() if not text)
     documented = (texts["DOCUMENTATION"] or {}).get("options") or {}
-    specs = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "argument_spec"]
+    named = [node.value for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "OPTIONS"]
+    specs = named or [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "argument_spec"]
     if len(specs) != 1 or not isinstance(specs[0], ast.Dict):
         yield f"{where}: wanted one argument_spec, written as a dictionary, to compare with DOCUMENTATION"
         return

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 
 from ansible.errors import AnsibleError
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.modules.host_files import new_module
+from ansible_collections.npufleet.triton.plugins.modules.host_files import OPTIONS
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import files_of
 
@@ -17,7 +17,7 @@ class ActionModule(FleetAction):
     """Reads them, and asks once."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
-        _validation, given = self.validate_argument_spec(argument_spec=new_module.keywords["argument_spec"])
+        _validation, given = self.validate_argument_spec(argument_spec=OPTIONS)
         # What begins with a tilde would be a directory of the controller
         paths = [*(entry["path"] for entry in (*given["directories"], *given["files"])), *given["absent"]]
         self.flaws = [f"{path}: wanted a path from the root" for path in paths if not path.startswith("/")]

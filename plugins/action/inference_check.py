@@ -7,7 +7,7 @@ from typing import Any, Dict
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleUndefinedVariable
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.modules.inference_check import new_module
+from ansible_collections.npufleet.triton.plugins.modules.inference_check import OPTIONS
 from ansible_collections.npufleet.triton.plugins.plugin_utils import check_results, host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import order
@@ -37,7 +37,7 @@ class ActionModule(FleetAction):
             if variables.misfits:
                 raise Refusal(variables.misfits)
             self._task.args = order.with_defaults(self._task.args, variables)
-            _validation, arguments = self.validate_argument_spec(argument_spec=new_module.keywords["argument_spec"])
+            _validation, arguments = self.validate_argument_spec(argument_spec=OPTIONS)
             checks = order.of(host, list(task_vars.get("group_names", [])), arguments, variables)
         except AnsibleUndefinedVariable as error:
             raise self.refuse(host, error) from None

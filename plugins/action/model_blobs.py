@@ -6,7 +6,7 @@ from typing import Any, Dict
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError
-from ansible_collections.npufleet.triton.plugins.modules.model_blobs import new_module
+from ansible_collections.npufleet.triton.plugins.modules.model_blobs import OPTIONS
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
@@ -18,7 +18,7 @@ class ActionModule(FleetAction):
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
-        _validation, wanted = self.validate_argument_spec(argument_spec=new_module.keywords["argument_spec"])
+        _validation, wanted = self.validate_argument_spec(argument_spec=OPTIONS)
         origins = wanted["origins"]
         if origins is None:
             with self.refusing(host):

@@ -88,7 +88,6 @@ import hashlib
 import os
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.adoption import endpoint
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
@@ -96,6 +95,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker impo
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import SERVER, idles, key_headers, repositories
 
+OPTIONS: Dict[str, Any] = {
+    "name": {"type": "str"},
+    "dest": {"type": "path"},
+    "_request": {"type": "dict"},
+}
 REQUEST: Dict[str, Any] = {
     # Model repository of a managed server, to tell one from a hand-made one
     "store": {"type": "str"},
@@ -312,16 +316,8 @@ def ask(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Entry point."""
-    module = AnsibleModule(
-        argument_spec={
-            "name": {"type": "str"},
-            "dest": {"type": "path"},
-            "_request": {"type": "dict"},
-        },
-        supports_check_mode=True,
-    )
+def run(module: request.Module) -> None:
+    """What it does, whether it was sent or is called by the library."""
     arguments = request.received(module, REQUEST)
     if not arguments["store"]:
         module.fail_json(msg="adoption translates on the controller: call it as npufleet.triton.adoption")
@@ -338,6 +334,11 @@ def main() -> None:
         module.fail_json(msg=str(failure))
     except OSError as error:
         module.fail_json(msg=f"cannot be read: {error}: the engine has to run, and the server to go on while it is read")
+
+
+def main() -> None:
+    """Entry point where Ansible has sent it."""
+    run(request.sent(OPTIONS))
 
 
 if __name__ == "__main__":

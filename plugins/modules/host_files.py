@@ -87,12 +87,34 @@ paths:
 """
 
 import base64
-from functools import partial
 from typing import Any, Dict
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import host_files, request
 
+# The action plugin reads the task's arguments by the same specification.
+OPTIONS: Dict[str, Any] = {
+    "directories": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {"path": {"type": "str", "required": True}, "mode": {"type": "str"}},
+    },
+    "files": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "path": {"type": "str", "required": True},
+            "content": {"type": "str"},
+            "src": {"type": "path"},
+            "mode": {"type": "str", "default": "0644"},
+        },
+        "required_one_of": [("content", "src")],
+        "mutually_exclusive": [("content", "src")],
+    },
+    "absent": {"type": "list", "elements": "str", "default": []},
+    "_request": {"type": "dict"},
+}
 REQUEST: Dict[str, Any] = {
     "directories": {
         "type": "list",
@@ -115,39 +137,8 @@ REQUEST: Dict[str, Any] = {
 }
 
 
-# The action plugin reads the task's arguments by the same specification.
-new_module = partial(
-    AnsibleModule,
-    argument_spec={
-        "directories": {
-            "type": "list",
-            "elements": "dict",
-            "default": [],
-            "options": {"path": {"type": "str", "required": True}, "mode": {"type": "str"}},
-        },
-        "files": {
-            "type": "list",
-            "elements": "dict",
-            "default": [],
-            "options": {
-                "path": {"type": "str", "required": True},
-                "content": {"type": "str"},
-                "src": {"type": "path"},
-                "mode": {"type": "str", "default": "0644"},
-            },
-            "required_one_of": [("content", "src")],
-            "mutually_exclusive": [("content", "src")],
-        },
-        "absent": {"type": "list", "elements": "str", "default": []},
-        "_request": {"type": "dict"},
-    },
-    supports_check_mode=True,
-)
-
-
-def main() -> None:
-    """Entry point."""
-    module = new_module()
+def run(module: request.Module) -> None:
+    """What it does, whether it was sent or is called by the library."""
     if not module.params["_request"]:
         module.fail_json(msg="what files hold is read on the controller: call it as npufleet.triton.host_files")
     params = request.received(module, REQUEST)
@@ -166,6 +157,11 @@ def main() -> None:
         module.fail_json(msg=f"{error.filename}: could not be made as wanted: {error.strerror}")
     shown = {"diff": [difference.told() for difference in found]} if module._diff else {}
     module.exit_json(changed=bool(found), paths=[difference.path for difference in found], **shown)
+
+
+def main() -> None:
+    """Entry point where Ansible has sent it."""
+    run(request.sent(OPTIONS))
 
 
 if __name__ == "__main__":

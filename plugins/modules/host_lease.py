@@ -105,11 +105,20 @@ import os
 import time
 from typing import Any, Dict, Mapping
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.change import boot, container, lease
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 
+OPTIONS: Dict[str, Any] = {
+    "state": {"type": "str", "choices": ["held", "released"], "default": "held"},
+    "maintenance": {"type": "bool", "default": False},
+    "unless_maintenance": {"type": "bool", "default": False},
+    "wait": {"type": "int", "default": 0},
+    "root": {"type": "path", "default": "/var/lib/npufleet"},
+    "seen": {"type": "dict", "default": {}},
+    "install": {"type": "bool", "default": True},
+    "_request": {"type": "dict"},
+}
 REQUEST = {
     **request.HOLDER,
     # Seconds that may pass between two calls of the run
@@ -170,21 +179,8 @@ def _counts(seen: Mapping[str, Any], last: str) -> bool:
     return isinstance(at, (int, float)) and 0 <= time.time() - at <= FRESH and seen.get("after") == last
 
 
-def main() -> None:
-    """Entry point."""
-    module = AnsibleModule(
-        argument_spec={
-            "state": {"type": "str", "choices": ["held", "released"], "default": "held"},
-            "maintenance": {"type": "bool", "default": False},
-            "unless_maintenance": {"type": "bool", "default": False},
-            "wait": {"type": "int", "default": 0},
-            "root": {"type": "path", "default": "/var/lib/npufleet"},
-            "seen": {"type": "dict", "default": {}},
-            "install": {"type": "bool", "default": True},
-            "_request": {"type": "dict"},
-        },
-        supports_check_mode=True,
-    )
+def run(module: request.Module) -> None:
+    """What it does, whether it was sent or is called by the library."""
     params = request.received(module, REQUEST)
     if not params["run"]:
         module.fail_json(msg="a lease is taken for a run, which the controller knows: call it as npufleet.triton.host_lease")
@@ -199,6 +195,11 @@ def main() -> None:
         module.fail_json(msg="{}: {}".format(params["host"], error), held_by=error.run)
     except (lease.LeaseError, OSError) as error:
         module.fail_json(msg="{}: {}".format(params["host"], error))
+
+
+def main() -> None:
+    """Entry point where Ansible has sent it."""
+    run(request.sent(OPTIONS))
 
 
 if __name__ == "__main__":

@@ -37,10 +37,10 @@ version:
 import base64
 from typing import Any, Dict
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 
+OPTIONS: Dict[str, Any] = {"_request": {"type": "dict"}}
 REQUEST: Dict[str, Any] = {
     "version": {"type": "str", "default": ""},
     # Its archive in Base64, for a host that lacks it
@@ -48,9 +48,8 @@ REQUEST: Dict[str, Any] = {
 }
 
 
-def main() -> None:
-    """Entry point."""
-    module = AnsibleModule(argument_spec={"_request": {"type": "dict"}}, supports_check_mode=True)
+def run(module: request.Module) -> None:
+    """What it does, whether it was sent or is called by the library."""
     params = request.received(module, REQUEST)
     if not params["version"]:
         module.fail_json(msg="what is brought is known on the controller: call it as npufleet.triton.host_library")
@@ -61,6 +60,11 @@ def main() -> None:
     except OSError as error:
         module.fail_json(msg=f"the library could not be brought: {error}")
     module.exit_json(changed=changed, version=params["version"])
+
+
+def main() -> None:
+    """Entry point where Ansible has sent it."""
+    run(request.sent(OPTIONS))
 
 
 if __name__ == "__main__":

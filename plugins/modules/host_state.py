@@ -184,13 +184,29 @@ import os
 import time
 from typing import Any, Dict, List, Tuple
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import request, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, proof
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer, watchdog
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import as_diff, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import refusals
 
+OPTIONS: Dict[str, Any] = {
+    "concerns": {"type": "list", "elements": "str"},
+    "prove": {"type": "bool", "default": False},
+    "linked": {"type": "bool", "default": False},
+    "timeout": {"type": "int", "default": 0},
+    "known": {"type": "dict"},
+    "preflight": {"type": "bool", "default": False},
+    "rollback": {
+        "type": "dict",
+        "options": {
+            "models": {"type": "list", "elements": "str", "default": []},
+            "to": {"type": "str", "required": True},
+        },
+    },
+    "unsealed": {"type": "bool", "default": False},
+    "_request": {"type": "dict"},
+}
 REQUEST: Dict[str, Any] = {
     # What is wanted, by concern
     "desired": {"type": "dict"},
@@ -217,28 +233,8 @@ def _rollback(root: str, asked: Dict[str, Any]) -> Tuple[Dict[str, Any], List[st
         return {}, [f"model store {root}: {error}"]
 
 
-def main() -> None:
-    """Entry point."""
-    module = AnsibleModule(
-        argument_spec={
-            "concerns": {"type": "list", "elements": "str"},
-            "prove": {"type": "bool", "default": False},
-            "linked": {"type": "bool", "default": False},
-            "timeout": {"type": "int", "default": 0},
-            "known": {"type": "dict"},
-            "preflight": {"type": "bool", "default": False},
-            "rollback": {
-                "type": "dict",
-                "options": {
-                    "models": {"type": "list", "elements": "str", "default": []},
-                    "to": {"type": "str", "required": True},
-                },
-            },
-            "unsealed": {"type": "bool", "default": False},
-            "_request": {"type": "dict"},
-        },
-        supports_check_mode=True,
-    )
+def run(module: request.Module) -> None:
+    """What it does, whether it was sent or is called by the library."""
     params = request.received(module, REQUEST)
     desired = params["desired"]
     if not desired and not params["mark"]:
@@ -284,6 +280,11 @@ def main() -> None:
     if params["rollback"]:
         answer["moves"], answer["refusals"] = _rollback(root, params["rollback"]) if mark is None else ({}, [])
     module.exit_json(changed=changed, diff=as_diff(plan) if plan else {}, **answer)
+
+
+def main() -> None:
+    """Entry point where Ansible has sent it."""
+    run(request.sent(OPTIONS))
 
 
 if __name__ == "__main__":

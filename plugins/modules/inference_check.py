@@ -261,15 +261,57 @@ import hashlib
 import json
 import os
 import time
-from functools import partial
 from typing import Any, Dict, Mapping
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 
+# The action plugin reads the task's arguments by the same specification.
+OPTIONS: Dict[str, Any] = {
+    "image": {"type": "str"},
+    "models": {"type": "list", "elements": "str"},
+    "require_checks": {"type": "bool", "default": True},
+    "server": {
+        "type": "dict",
+        "options": {
+            "address": {"type": "str", "default": "127.0.0.1"},
+            "http_port": {"type": "int", "default": 8000},
+            "grpc_port": {"type": "int", "default": 8001},
+            "metrics_port": {"type": "int", "default": 8002},
+            "http_tls": {
+                "type": "dict",
+                "options": {
+                    "ca": {"type": "str", "required": True},
+                    "cert": {"type": "str"},
+                    "key": {"type": "str", "no_log": True},
+                },
+            },
+            "grpc_tls": {
+                "type": "dict",
+                "options": {
+                    "ca": {"type": "str", "required": True},
+                    "cert": {"type": "str"},
+                    "key": {"type": "str", "no_log": True},
+                },
+            },
+            "headers": {"type": "dict", "no_log": True},
+        },
+        "apply_defaults": True,
+    },
+    "timeout": {"type": "int", "default": 30},
+    "latency": {"type": "bool", "default": True},
+    "keep": {
+        "type": "dict",
+        "options": {"path": {"type": "path", "required": True}, "digest": {"type": "str", "required": True}},
+    },
+    "host_index": {"type": "int", "default": 0},
+    "checks_dir": {"type": "list", "elements": "path", "default": []},
+    "golden_dir": {"type": "list", "elements": "path", "default": []},
+    "results_dir": {"type": "path"},
+    "_request": {"type": "dict"},
+}
 REQUEST: Dict[str, Any] = {
     # The program that asks, an archive of Python as base64
     "program": {"type": "str"},
@@ -279,57 +321,8 @@ REQUEST: Dict[str, Any] = {
     "key": {"type": "dict", "no_log": False},
 }
 
-# The action plugin reads the task's arguments by the same specification.
-new_module = partial(
-    AnsibleModule,
-    argument_spec={
-        "image": {"type": "str"},
-        "models": {"type": "list", "elements": "str"},
-        "require_checks": {"type": "bool", "default": True},
-        "server": {
-            "type": "dict",
-            "options": {
-                "address": {"type": "str", "default": "127.0.0.1"},
-                "http_port": {"type": "int", "default": 8000},
-                "grpc_port": {"type": "int", "default": 8001},
-                "metrics_port": {"type": "int", "default": 8002},
-                "http_tls": {
-                    "type": "dict",
-                    "options": {
-                        "ca": {"type": "str", "required": True},
-                        "cert": {"type": "str"},
-                        "key": {"type": "str", "no_log": True},
-                    },
-                },
-                "grpc_tls": {
-                    "type": "dict",
-                    "options": {
-                        "ca": {"type": "str", "required": True},
-                        "cert": {"type": "str"},
-                        "key": {"type": "str", "no_log": True},
-                    },
-                },
-                "headers": {"type": "dict", "no_log": True},
-            },
-            "apply_defaults": True,
-        },
-        "timeout": {"type": "int", "default": 30},
-        "latency": {"type": "bool", "default": True},
-        "keep": {
-            "type": "dict",
-            "options": {"path": {"type": "path", "required": True}, "digest": {"type": "str", "required": True}},
-        },
-        "host_index": {"type": "int", "default": 0},
-        "checks_dir": {"type": "list", "elements": "path", "default": []},
-        "golden_dir": {"type": "list", "elements": "path", "default": []},
-        "results_dir": {"type": "path"},
-        "_request": {"type": "dict"},
-    },
-    supports_check_mode=True,
-)
 
-
-def keep(module: AnsibleModule, document: Mapping[str, Any], program: str) -> bool:
+def keep(module: request.Module, document: Mapping[str, Any], program: str) -> bool:
     """Whether the file of the probe had to be written: a line with its digests, then what the client takes on standard input."""
     path, digest = module.params["keep"]["path"], module.params["keep"]["digest"]
     body = check_client.given(document, program)
@@ -353,9 +346,8 @@ def keep(module: AnsibleModule, document: Mapping[str, Any], program: str) -> bo
     return not same
 
 
-def main() -> None:
-    """Entry point."""
-    module = new_module()
+def run(module: request.Module) -> None:
+    """What it does, whether it was sent or is called by the library."""
     wanted = request.received(module, REQUEST)
     if not wanted["program"] or not wanted["document"]:
         module.fail_json(msg="inference_check reads check files on the controller: call it as npufleet.triton.inference_check")
@@ -376,6 +368,11 @@ def main() -> None:
     if trouble:
         module.warn(f"{host}: {trouble}")
     module.exit_json(changed=False, **result)
+
+
+def main() -> None:
+    """Entry point where Ansible has sent it."""
+    run(request.sent(OPTIONS))
 
 
 if __name__ == "__main__":

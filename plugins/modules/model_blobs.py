@@ -55,12 +55,20 @@ bytes_moved:
   type: int
 """
 
-from functools import partial
 
-from ansible.module_utils.basic import AnsibleModule
+from typing import Any, Dict
+
 from ansible_collections.npufleet.triton.plugins.module_utils import request, store
 from ansible_collections.npufleet.triton.plugins.module_utils.fetch import receive
 
+# The action plugin reads the task's arguments by the same specification.
+OPTIONS: Dict[str, Any] = {
+    "sha256": {"type": "list", "elements": "str", "required": True},
+    "origins": {"type": "dict"},
+    "root": {"type": "path"},
+    "incoming": {"type": "path"},
+    "_request": {"type": "dict"},
+}
 REQUEST = {
     # One step of the transfer, as the controller asks for it
     "step": {"type": "dict"},
@@ -68,23 +76,9 @@ REQUEST = {
     "secrets": {"type": "dict", "default": {}, "no_log": True},
 }
 
-# The action plugin reads the task's arguments by the same specification.
-new_module = partial(
-    AnsibleModule,
-    argument_spec={
-        "sha256": {"type": "list", "elements": "str", "required": True},
-        "origins": {"type": "dict"},
-        "root": {"type": "path"},
-        "incoming": {"type": "path"},
-        "_request": {"type": "dict"},
-    },
-    supports_check_mode=True,
-)
 
-
-def main() -> None:
-    """Entry point."""
-    module = new_module()
+def run(module: request.Module) -> None:
+    """What it does, whether it was sent or is called by the library."""
     params = request.received(module, REQUEST)
     root = params["root"]
     if params["step"] is None:
@@ -96,6 +90,11 @@ def main() -> None:
     except (store.StoreError, OSError) as error:
         module.fail_json(msg=f"model store {root}: {error}")
     module.exit_json(changed=True, **answer)
+
+
+def main() -> None:
+    """Entry point where Ansible has sent it."""
+    run(request.sent(OPTIONS))
 
 
 if __name__ == "__main__":

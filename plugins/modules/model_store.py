@@ -137,10 +137,25 @@ mended:
 import os
 from typing import Any, Dict
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import request, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, releases
 
+OPTIONS: Dict[str, Any] = {
+    "root": {"type": "path", "default": "/var/lib/npufleet"},
+    "state": {
+        "type": "str",
+        "choices": ["released", "proven", "restored", "rolled_back", "forgotten"],
+        "default": "released",
+    },
+    "incoming": {"type": "path"},
+    "models": {"type": "list", "elements": "str", "default": []},
+    "withdraw": {"type": "list", "elements": "str", "default": []},
+    "to": {"type": "str", "default": "previous"},
+    "why": {"type": "str", "default": ""},
+    "hung": {"type": "list", "elements": "str", "default": []},
+    "keep": {"type": "int", "default": 3},
+    "_request": {"type": "dict"},
+}
 REQUEST = {
     **request.HOLDER,
     # Files of each model to release, with digests and the content of small ones
@@ -148,27 +163,8 @@ REQUEST = {
 }
 
 
-def main() -> None:
-    """Entry point."""
-    module = AnsibleModule(
-        argument_spec={
-            "root": {"type": "path", "default": "/var/lib/npufleet"},
-            "state": {
-                "type": "str",
-                "choices": ["released", "proven", "restored", "rolled_back", "forgotten"],
-                "default": "released",
-            },
-            "incoming": {"type": "path"},
-            "models": {"type": "list", "elements": "str", "default": []},
-            "withdraw": {"type": "list", "elements": "str", "default": []},
-            "to": {"type": "str", "default": "previous"},
-            "why": {"type": "str", "default": ""},
-            "hung": {"type": "list", "elements": "str", "default": []},
-            "keep": {"type": "int", "default": 3},
-            "_request": {"type": "dict"},
-        },
-        supports_check_mode=True,
-    )
+def run(module: request.Module) -> None:
+    """What it does, whether it was sent or is called by the library."""
     params = request.received(module, REQUEST)
     root, state = params["root"], params["state"]
     run = store.Run(params["run"], params["by"], params["host"])
@@ -191,6 +187,11 @@ def main() -> None:
     except (store.StoreError, OSError) as error:
         module.fail_json(msg=f"model store {root}: {error}")
     module.exit_json(**answer)
+
+
+def main() -> None:
+    """Entry point where Ansible has sent it."""
+    run(request.sent(OPTIONS))
 
 
 if __name__ == "__main__":

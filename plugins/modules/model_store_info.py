@@ -55,9 +55,10 @@ releases:
 import os
 from typing import Any, Dict
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils import store
+from ansible_collections.npufleet.triton.plugins.module_utils import request, store
 from ansible_collections.npufleet.triton.plugins.module_utils.store import damage
+
+OPTIONS: Dict[str, Any] = {"root": {"type": "path", "default": "/var/lib/npufleet"}}
 
 
 def info(root: str) -> Dict[str, Any]:
@@ -73,14 +74,18 @@ def info(root: str) -> Dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Entry point."""
-    module = AnsibleModule(argument_spec={"root": {"type": "path", "default": "/var/lib/npufleet"}}, supports_check_mode=True)
+def run(module: request.Module) -> None:
+    """What it does, whether it was sent or is called by the library."""
     root = module.params["root"]
     try:
         module.exit_json(**info(root))
     except (store.StoreError, OSError) as error:
         module.fail_json(msg=f"model store {root}: {error}")
+
+
+def main() -> None:
+    """Entry point where Ansible has sent it."""
+    run(request.sent(OPTIONS))
 
 
 if __name__ == "__main__":

@@ -162,11 +162,32 @@ under_way:
 from contextlib import nullcontext
 from typing import Any, Dict, Mapping
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.change import detached, lease, proof, turn
 from ansible_collections.npufleet.triton.plugins.module_utils.store import hold_back, linked, read_transaction
 
+OPTIONS: Dict[str, Any] = {
+    "state": {"type": "str", "choices": ["changed", "accepted", "put_back"], "default": "changed"},
+    "why": {"type": "str", "default": ""},
+    "release": {"type": "list", "elements": "str", "default": []},
+    "withdraw": {"type": "list", "elements": "str", "default": []},
+    "rollback": {
+        "type": "dict",
+        "options": {
+            "models": {"type": "list", "elements": "str", "default": []},
+            "to": {"type": "str", "default": "previous"},
+            "why": {"type": "str", "default": ""},
+        },
+    },
+    "linked": {"type": "bool", "default": False},
+    "ask_checks": {"type": "bool", "default": True},
+    "accept_within": {"type": "int", "default": 0},
+    "unanswered": {"type": "str", "choices": ["kept", "put_back"], "default": "put_back"},
+    "release_host": {"type": "bool", "default": False},
+    "inside": {"type": "dict", "default": {}},
+    "root": {"type": "path", "default": "/var/lib/npufleet"},
+    "_request": {"type": "dict"},
+}
 REQUEST: Dict[str, Any] = {
     **request.HOLDER,
     # What the result is known by, and seconds to wait for it in this call
@@ -243,33 +264,8 @@ def begun(params: Mapping[str, Any]) -> str:
     return ident
 
 
-def main() -> None:
-    """Entry point."""
-    module = AnsibleModule(
-        argument_spec={
-            "state": {"type": "str", "choices": ["changed", "accepted", "put_back"], "default": "changed"},
-            "why": {"type": "str", "default": ""},
-            "release": {"type": "list", "elements": "str", "default": []},
-            "withdraw": {"type": "list", "elements": "str", "default": []},
-            "rollback": {
-                "type": "dict",
-                "options": {
-                    "models": {"type": "list", "elements": "str", "default": []},
-                    "to": {"type": "str", "default": "previous"},
-                    "why": {"type": "str", "default": ""},
-                },
-            },
-            "linked": {"type": "bool", "default": False},
-            "ask_checks": {"type": "bool", "default": True},
-            "accept_within": {"type": "int", "default": 0},
-            "unanswered": {"type": "str", "choices": ["kept", "put_back"], "default": "put_back"},
-            "release_host": {"type": "bool", "default": False},
-            "inside": {"type": "dict", "default": {}},
-            "root": {"type": "path", "default": "/var/lib/npufleet"},
-            "_request": {"type": "dict"},
-        },
-        supports_check_mode=True,
-    )
+def run(module: request.Module) -> None:
+    """What it does, whether it was sent or is called by the library."""
     params = request.received(module, REQUEST)
     root, host = params["root"], params["host"]
     if params["rollback"] and not params["linked"]:
@@ -300,6 +296,11 @@ def main() -> None:
     if result["why"] is not None:
         module.fail_json(msg=words(host, result), back=result["back"], proven=False, **ended)
     module.exit_json(proven=True, **ended)
+
+
+def main() -> None:
+    """Entry point where Ansible has sent it."""
+    run(request.sent(OPTIONS))
 
 
 if __name__ == "__main__":

@@ -125,7 +125,6 @@ import tarfile
 import time
 from typing import Any, Dict, List, Mapping
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.redact import Redactor
@@ -134,6 +133,21 @@ from ansible_collections.npufleet.triton.plugins.module_utils.support.collect im
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Limits
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 
+OPTIONS: Dict[str, Any] = {
+    "concerns": {"type": "list", "elements": "str"},
+    "dest": {"type": "path"},
+    "lines": {"type": "int", "default": 2000},
+    "size": {"type": "int", "default": 2097152},
+    "timeout": {"type": "int", "default": 10},
+    "total_timeout": {"type": "int", "default": 180},
+    "container": {"type": "str", "default": "triton"},
+    "address": {"type": "str", "default": "127.0.0.1"},
+    "http_port": {"type": "int", "default": 8000},
+    "metrics_port": {"type": "int", "default": 8002},
+    "prometheus_port": {"type": "int", "default": 9090},
+    "root": {"type": "path", "default": "/var/lib/npufleet"},
+    "_request": {"type": "dict"},
+}
 REQUEST: Dict[str, Any] = {
     "host": {"type": "str"},
     # UTC time that names the bundle
@@ -234,26 +248,8 @@ def put(path: str, raw: bytes) -> None:
             os.fchown(target.fileno(), owner.st_uid, owner.st_gid)
 
 
-def main() -> None:
-    """Entry point."""
-    module = AnsibleModule(
-        argument_spec={
-            "concerns": {"type": "list", "elements": "str"},
-            "dest": {"type": "path"},
-            "lines": {"type": "int", "default": 2000},
-            "size": {"type": "int", "default": 2097152},
-            "timeout": {"type": "int", "default": 10},
-            "total_timeout": {"type": "int", "default": 180},
-            "container": {"type": "str", "default": "triton"},
-            "address": {"type": "str", "default": "127.0.0.1"},
-            "http_port": {"type": "int", "default": 8000},
-            "metrics_port": {"type": "int", "default": 8002},
-            "prometheus_port": {"type": "int", "default": 9090},
-            "root": {"type": "path", "default": "/var/lib/npufleet"},
-            "_request": {"type": "dict"},
-        },
-        supports_check_mode=True,
-    )
+def run(module: request.Module) -> None:
+    """What it does, whether it was sent or is called by the library."""
     params = request.received(module, REQUEST)
     if not params["host"] or not params["stamp"] or params["concerns"] is None:
         module.fail_json(msg="support_bundle begins on the controller: call it as npufleet.triton.support_bundle")
@@ -267,6 +263,11 @@ def main() -> None:
     except OSError as error:
         module.fail_json(msg="{}: the bundle cannot be put down on the host: {}".format(params["host"], error))
     module.exit_json(changed=False, sha256=hashlib.sha256(raw).hexdigest(), **done)
+
+
+def main() -> None:
+    """Entry point where Ansible has sent it."""
+    run(request.sent(OPTIONS))
 
 
 if __name__ == "__main__":

@@ -44,24 +44,22 @@ did:
   type: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
+from typing import Any, Dict
+
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease
 
+OPTIONS: Dict[str, Any] = {
+    "state": {"type": "str", "choices": ["stopped"], "required": True},
+    "root": {"type": "path", "default": "/var/lib/npufleet"},
+    "_request": {"type": "dict"},
+}
 # Name of the container, and the times that it needs
 REQUEST = {**request.HOLDER, "container": {"type": "dict", "required": True}}
 
 
-def main() -> None:
-    """Entry point."""
-    module = AnsibleModule(
-        argument_spec={
-            "state": {"type": "str", "choices": ["stopped"], "required": True},
-            "root": {"type": "path", "default": "/var/lib/npufleet"},
-            "_request": {"type": "dict"},
-        },
-        supports_check_mode=True,
-    )
+def run(module: request.Module) -> None:
+    """What it does, whether it was sent or is called by the library."""
     params = request.received(module, REQUEST)
     root, settings = params["root"], params["container"]
     if module.check_mode:
@@ -75,6 +73,11 @@ def main() -> None:
     except (container.ContainerError, lease.LeaseError, OSError) as error:
         module.fail_json(msg="{}: {}".format(params["host"], error))
     module.exit_json(changed=stopped, did="stopped {}".format(settings["name"]) if stopped else None)
+
+
+def main() -> None:
+    """Entry point where Ansible has sent it."""
+    run(request.sent(OPTIONS))
 
 
 if __name__ == "__main__":

@@ -85,11 +85,15 @@ checks:
 
 from typing import Any, Dict
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.process import change, conditions, supervised
 
+OPTIONS: Dict[str, Any] = {
+    "state": {"type": "str", "choices": ["looked", "started", "stopped"], "default": "started"},
+    "root": {"type": "path", "default": "/var/lib/npufleet"},
+    "_request": {"type": "dict"},
+}
 REQUEST = {
     **request.HOLDER,
     # What is wanted of store, server and process; see plugins/action/triton_process.py
@@ -113,16 +117,8 @@ def look(root: str, server: change.Server, wanted: Dict[str, Any]) -> Dict[str, 
     }
 
 
-def main() -> None:
-    """Entry point."""
-    module = AnsibleModule(
-        argument_spec={
-            "state": {"type": "str", "choices": ["looked", "started", "stopped"], "default": "started"},
-            "root": {"type": "path", "default": "/var/lib/npufleet"},
-            "_request": {"type": "dict"},
-        },
-        supports_check_mode=True,
-    )
+def run(module: request.Module) -> None:
+    """What it does, whether it was sent or is called by the library."""
     params = request.received(module, REQUEST)
     root, host = params["root"], params["host"]
     try:
@@ -151,6 +147,11 @@ def main() -> None:
     if outcome.why is not None:
         module.fail_json(msg=f"{host}: {outcome.why}; {outcome.back}", back=outcome.back, **result)
     module.exit_json(changed=True, **result)
+
+
+def main() -> None:
+    """Entry point where Ansible has sent it."""
+    run(request.sent(OPTIONS))
 
 
 if __name__ == "__main__":

@@ -48,26 +48,23 @@ seconds:
 """
 
 import time
+from typing import Any, Dict
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import contexts
 
+OPTIONS: Dict[str, Any] = {
+    "container": {"type": "str"},
+    "timeout": {"type": "int"},
+    "ignore_gone": {"type": "bool", "default": False},
+    "_request": {"type": "dict"},
+}
 # Inventory name of the host, for messages
 REQUEST = {"host": {"type": "str", "default": ""}}
 
 
-def main() -> None:
-    """Entry point."""
-    module = AnsibleModule(
-        argument_spec={
-            "container": {"type": "str"},
-            "timeout": {"type": "int"},
-            "ignore_gone": {"type": "bool", "default": False},
-            "_request": {"type": "dict"},
-        },
-        supports_check_mode=True,
-    )
+def run(module: request.Module) -> None:
+    """What it does, whether it was sent or is called by the library."""
     params = request.received(module, REQUEST)
     if params["container"] is None or params["timeout"] is None:
         module.fail_json(msg="the container is known on the controller: call it as npufleet.triton.wait_for_npus")
@@ -77,6 +74,11 @@ def main() -> None:
         lines = "".join("\n  - " + reason for reason in reasons)
         module.fail_json(msg="{}: the cards are not free, end what holds them and run again:{}".format(params["host"], lines))
     module.exit_json(changed=False, seconds=round(time.monotonic() - began, 1))
+
+
+def main() -> None:
+    """Entry point where Ansible has sent it."""
+    run(request.sent(OPTIONS))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 from ansible import constants as C
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleUndefinedVariable
 from ansible.module_utils.common.json import Direction, get_module_encoder
+from ansible.module_utils.common.parameters import remove_values
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import filter_loader, test_loader
@@ -29,7 +30,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library as host_library
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, library
+from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, library, module_options
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, inventory_specs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
 
@@ -38,6 +39,7 @@ NOT_A_RESULT = ("invocation", "ansible_stats")
 # Keys whose texts people read
 TOLD = ("msg", "report", "refusals", "warnings", "errors")
 FOUND_BY_ANSIBLE = "discovered_interpreter_"
+ACTIONS = "ansible_collections.npufleet.triton.plugins.action."
 
 
 @cache
@@ -73,6 +75,12 @@ class FleetAction(ActionBase):
 
     supports_raw_params = False
     _requires_connection = True
+
+    def __init_subclass__(cls) -> None:
+        """With an action comes the module that it asks: imported once, before each host has a process of its own."""
+        super().__init_subclass__()
+        if cls.__module__.startswith(ACTIONS):
+            module_options.found(cls.__module__[len(ACTIONS) :])
 
     def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
         super().run(tmp, task_vars)
@@ -165,21 +173,24 @@ class FleetAction(ActionBase):
             return None
         named = str(task_vars.get("ansible_python_interpreter") or "auto")
         python = "/usr/bin/python3" if named.startswith("auto") else self._templar.template(named)
-        arguments = dict(given)
-        self._update_module_args(f"npufleet.triton.{module}", arguments, task_vars)
+        checked = module_options.checked(module, given)
+        if checked is None:
+            return None
         words = [self._compute_environment_string(), python, "-I", host_library.path(library.version()), "call", module]
-        sent = json.dumps({"ANSIBLE_MODULE_ARGS": arguments}, cls=get_module_encoder("legacy", Direction.CONTROLLER_TO_MODULE))
+        told = {"options": checked.options, "check_mode": self._task.check_mode, "diff": self._task.diff}
+        sent = json.dumps(told, cls=get_module_encoder("legacy", Direction.CONTROLLER_TO_MODULE))
         done = self._low_level_execute_command(" ".join(filter(None, words)), in_data=sent.encode())
-        _before, called, told = done["stdout"].partition(host_library.CALLED)
+        _before, called, said = done["stdout"].partition(host_library.CALLED)
         if not called:
             return None
         try:
-            answer = json.loads(told[: told.rindex("}") + 1])
+            answer = json.loads(said[: said.rindex("}") + 1])
         except ValueError:
             answer = None
-        if isinstance(answer, dict):
-            return answer
-        return {"failed": True, "msg": f"{module} ended with {done['rc']} and without an answer", "module_stderr": done["stderr"]}
+        if not isinstance(answer, dict):
+            why = f"{module} ended with {done['rc']} and without an answer"
+            answer = {"failed": True, "msg": why, "module_stderr": done["stderr"]}
+        return remove_values(answer, checked.secrets) if checked.secrets else answer
 
     @contextmanager
     def refusing(self, host: str) -> Iterator[None]:

@@ -13,7 +13,7 @@ from typing import Any, Optional, Sequence
 
 from ansible.utils.collection_loader import AnsibleCollectionConfig
 
-ROOMS = ("ansible_collections.npufleet.triton.plugins.module_utils.", "ansible_collections.npufleet.triton.plugins.plugin_utils.")
+ROOMS = tuple(f"ansible_collections.npufleet.triton.plugins.{room}." for room in ("module_utils", "modules", "plugin_utils"))
 
 
 class Finder(MetaPathFinder):

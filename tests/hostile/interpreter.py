@@ -19,7 +19,7 @@ def main() -> None:
         if not (place / "library").exists():
             sys.exit(2)
         print("npufleet library: called", flush=True)
-        module, arguments = sys.argv[4], json.load(sys.stdin)["ANSIBLE_MODULE_ARGS"]
+        module, arguments = sys.argv[4], json.load(sys.stdin)["options"]
     else:
         with open(sys.argv[1], encoding="utf-8") as source:
             text = source.read()

@@ -115,7 +115,7 @@ def test_what_is_kept_is_asked_as_the_proof_asks_it() -> None:
         )
     )
     assert (set(ask), set(keep)) == ({"results_dir"}, {"latency", "keep"})
-    options = inference_check.new_module.keywords["argument_spec"]["server"]["options"]
+    options = inference_check.OPTIONS["server"]["options"]
     assert inputs.server_of(fleet()).keys() == options.keys()
 
 

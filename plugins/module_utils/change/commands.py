@@ -1,6 +1,6 @@
 """What the library of a host (programs/library.py) is told on its command line, as `python3 -I LIBRARY COMMAND`.
 
-call MODULE    run a module of this collection; its arguments, as Ansible has them, are on standard input
+call MODULE    run a module of this collection; what it is told is on standard input (request.py)
 turn ROOT      the change that was ordered (detached.py)
 resume ROOT    end a change whose run is gone (resume.py). Exit code 0: nothing is under way, or it was ended; 75: its run
                may still be at it; 1: it could not be put back
@@ -8,10 +8,12 @@ resume ROOT    end a change whose run is gone (resume.py). Exit code 0: nothing 
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
-import runpy
 import sys
 
+from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 
 # A program: what it prints is the journal's, or Ansible's. pylint: disable=ansible-bad-function
@@ -32,9 +34,7 @@ def call(module: str) -> int:
     """Run a module, which prints its result and exits."""
     print(library.CALLED, flush=True)
     os.chdir("/")
-    # Told no file of arguments, a module reads them from its standard input
-    sys.argv = [module]
-    runpy.run_module(MODULES + module, run_name="__main__", alter_sys=True)
+    importlib.import_module(MODULES + module).run(request.Called(json.load(sys.stdin)))
     return 1
 
 

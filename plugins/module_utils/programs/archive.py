@@ -10,20 +10,22 @@ import io
 import os
 import re
 import zipfile
-from typing import Dict, Iterable, Mapping, Sequence, Set
+from typing import Dict, Mapping, Set
 
 PREFIX = "ansible_collections.npufleet.triton.plugins.module_utils."
 HOME = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 TIME = (1980, 1, 1, 0, 0, 0)
-# Of a statement that imports: dots of a relative one, the module, what is taken of it; or the modules themselves. A text that looks
-# like one brings a file too many, and a parser would take most of the time of a plan.
-IMPORT = re.compile(r"^[ \t]*(?:from (\.*)([\w.]*) import (\([^)]*\)|[^#\n]*)|import ([\w., ]+))", re.MULTILINE)
+# Of a statement that imports: the module, what is taken of it; or the modules themselves. A text that looks like one brings a file
+# too many, and a parser would take most of the time of a plan.
+IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|[^#\n]*)|import ([\w., ]+))", re.MULTILINE)
 
 
 @functools.cache
 def of(entry: str) -> bytes:
     """A module of module_utils, such as `engine.check_client`, and all that it imports of there. Run, it calls the main() of it."""
-    return packed(closure([entry], PREFIX, HOME), PREFIX + entry)
+    files: Dict[str, str] = {}
+    _collect(entry, files)
+    return packed(files, PREFIX + entry)
 
 
 def packed(files: Mapping[str, str], main: str) -> bytes:
@@ -41,38 +43,28 @@ def packed(files: Mapping[str, str], main: str) -> bytes:
     return sink.getvalue()
 
 
-def closure(modules: Iterable[str], prefix: str, home: str) -> Dict[str, str]:
-    """{path: source} of modules below `prefix`, whose files are in `home`, the packages around them, and what they import there."""
-    files: Dict[str, str] = {}
-    for module in modules:
-        _collect(module, prefix, home, files)
-    return files
-
-
-def _collect(module: str, prefix: str, home: str, files: Dict[str, str]) -> None:
+def _collect(module: str, files: Dict[str, str]) -> None:
+    """Add a module, the packages around it, and what they import of module_utils: {path: source}."""
     parts = module.split(".")
     for depth in range(1, len(parts)):
-        _collect(".".join(parts[:depth]), prefix, home, files)
+        _collect(".".join(parts[:depth]), files)
     base = "/".join(parts)
-    path = base + ("/__init__.py" if os.path.isdir(os.path.join(home, base)) else ".py")
-    name = prefix.replace(".", "/") + path
-    if name in files or not os.path.exists(os.path.join(home, path)):
+    path = base + ("/__init__.py" if os.path.isdir(os.path.join(HOME, base)) else ".py")
+    name = PREFIX.replace(".", "/") + path
+    if name in files or not os.path.exists(os.path.join(HOME, path)):
         return
-    with open(os.path.join(home, path), encoding="utf-8") as source:
+    with open(os.path.join(HOME, path), encoding="utf-8") as source:
         files[name] = source.read()
-    inside = (prefix + module).split(".") if path.endswith("__init__.py") else (prefix + module).split(".")[:-1]
-    for found in sorted(imports(files[name], prefix, inside)):
-        _collect(found, prefix, home, files)
+    for found in sorted(imports(files[name])):
+        _collect(found, files)
 
 
-def imports(source: str, prefix: str, package: Sequence[str] = ()) -> Set[str]:
-    """What of below `prefix` a source of a package imports, and the names that it takes from there, which may be modules too."""
+def imports(source: str) -> Set[str]:
+    """What of module_utils a source imports, and the names that it takes from there, which may be modules too."""
     found: Set[str] = set()
-    for above, module, names, plain in IMPORT.findall(source):
+    for module, names, plain in IMPORT.findall(source):
         if plain:
             found.update(f"{name.split()[0]}." for name in plain.split(","))
             continue
-        parts = [*package[: len(package) - len(above) + 1], module] if above else [module]
-        base = ".".join(filter(None, parts)) + "."
-        found.update([base, *(f"{base}{name.split()[0]}." for name in names.strip("()").split(",") if name.split())])
-    return {name[len(prefix) :].rstrip(".") for name in found if name.startswith(prefix)} - {""}
+        found.update([f"{module}.", *(f"{module}.{name.split()[0]}." for name in names.strip("()").split(",") if name.split())])
+    return {name[len(PREFIX) :].rstrip(".") for name in found if name.startswith(PREFIX)} - {""}
