@@ -1,4 +1,4 @@
-"""Says what a rollout is about to do, and remembers how long it took: see plugin_utils/rollout.py."""
+"""Says what a rollout is about to do, and ends the turn of a host: see plugin_utils/rollout.py."""
 
 from __future__ import annotations
 
@@ -6,38 +6,51 @@ import os
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from ansible.plugins.action import ActionBase
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, rollout
+from ansible.errors import AnsibleConnectionFailure
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, rollout, runs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 
 # In npufleet_output_dir
 RECORD = "turns.json"
 
 
-class ActionModule(ActionBase):
-    """Asks no host: what was found on it is in its variables."""
+class ActionModule(FleetAction):
+    """What was found on a host is in its variables: at the beginning nobody is asked."""
 
-    _requires_connection = False
-    supports_raw_params = False
-
-    def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
-        result: Dict[str, Any] = {**super().run(tmp, task_vars), "changed": False}
-        variables = task_vars or {}
+    def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         path = os.path.join(self._loader.path_dwim(self._task.args["output_dir"]), RECORD)
-        batch = [host for host in variables["ansible_play_batch"] if host in variables["hostvars"]]
-        if self._task.args.get("state", "begun") == "begun":
-            result["msg"] = self._words(variables, batch, path)
-            self._display.display(host_text.line(result["msg"]))
-            return result
-        turns = {}
-        for host in batch:
-            known = variables["hostvars"][host]
-            if known.get("npufleet_began") and not known.get("npufleet_failed"):
-                turns[host] = rollout.Took(round(time.time() - float(known["npufleet_began"]), 1), _turn(host, known).concerns)
+        batch = [name for name in task_vars["ansible_play_batch"] if name in task_vars["hostvars"]]
+        if self._task.args.get("state", "begun") == "ended":
+            return self._end(host, task_vars, path, batch)
+        words = self._words(task_vars, batch, path)
+        self._display.display(host_text.line(words))
+        return {"changed": False, "msg": words}
+
+    def _end(self, host: str, task_vars: Dict[str, Any], path: str, batch: Sequence[str]) -> Dict[str, Any]:
+        result: Dict[str, Any] = {"changed": False}
+        reasons = list(self._task.args.get("reasons") or [])
+        if boolean(self._task.args.get("release", False)):
+            reasons += self._release(host, task_vars)
+        # Once for all of them
+        if host == batch[0]:
+            try:
+                rollout.write(path, _took(task_vars["hostvars"], batch))
+            except OSError as error:
+                result["warnings"] = [f"how long this took cannot be remembered: {error}"]
+        return {**result, "failed": True, "msg": "; ".join(reasons)} if reasons else result
+
+    def _release(self, host: str, task_vars: Dict[str, Any]) -> List[str]:
+        """Why the host is not released. A host that is lost would be no failure of the play, and the next batch would start."""
+        root = self.variables(task_vars)["npufleet_root"]
         try:
-            rollout.write(path, turns)
-        except OSError as error:
-            result["warnings"] = [f"how long this took cannot be remembered: {error}"]
-        return result
+            released = self.ask("host_lease", {"state": "released", "root": root}, task_vars, runs.holder(host))
+        except AnsibleConnectionFailure as error:
+            words = (
+                f"{host} became unreachable as it was to be released, no further batch starts. See what runs there, and run again"
+            )
+            return [f"{words}: {error.message}"]
+        return [str(released["msg"])] if released.get("failed") else []
 
     def _words(self, variables: Mapping[str, Any], batch: Sequence[str], path: str) -> str:
         known = variables["hostvars"]
@@ -48,6 +61,16 @@ class ActionModule(ActionBase):
         rest = [[host for host in part if host in later] for part in divided]
         parts = [[_turn(host, known[host]) for host in part] for part in [list(batch), *filter(None, rest)]]
         return rollout.words(parts, rollout.read(path), len(hosts))
+
+
+def _took(known: Mapping[str, Any], batch: Sequence[str]) -> Dict[str, rollout.Took]:
+    """Of the hosts whose turn went well."""
+    now = time.time()
+    return {
+        host: rollout.Took(round(now - float(known[host]["npufleet_began"]), 1), _turn(host, known[host]).concerns)
+        for host in batch
+        if known[host].get("npufleet_began") and not known[host].get("npufleet_failed")
+    }
 
 
 def _turn(host: str, known: Mapping[str, Any]) -> rollout.Turn:

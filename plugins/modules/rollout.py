@@ -5,18 +5,18 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: rollout
-short_description: Say what a rollout is about to do, and remember how long it took
+short_description: Say what a rollout is about to do, and end the turn of a host
 description:
   - Says which hosts change, batch by batch, what changes on them, how many bytes they lack of models, and how long that took the
     last time. What differs on a host is what M(npufleet.triton.host_state) has found, in the variable C(npufleet_state).
-  - It runs on the controller alone, once for a batch.
+  - At the end of a turn it releases the host, and fails where the rollout is to stop.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   state:
     description:
-      - V(begun) says what lies ahead, from this batch on.
-      - V(ended) remembers how long the hosts of this batch took, from their variable C(npufleet_began) on.
+      - V(begun) says what lies ahead, from this batch on. It runs on the controller alone, once for a batch.
+      - V(ended) is for each host of the batch. It remembers how long they took, from their variable C(npufleet_began) on.
     type: str
     choices: [begun, ended]
     default: begun
@@ -27,6 +27,15 @@ options:
   serial:
     description: The batches, as C(serial) of the play has them. Default is one batch.
     type: raw
+  release:
+    description: Release the host, with O(state=ended). One that cannot be released, or is lost as it is to be, is a reason more.
+    type: bool
+    default: false
+  reasons:
+    description: Why no further batch is to start, with O(state=ended). It fails with them, once the host is released.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     support: full
@@ -39,6 +48,12 @@ EXAMPLES = r"""
     output_dir: build
     serial: [1, "25%", "100%"]
   run_once: true
+
+- name: End the turn
+  npufleet.triton.rollout:
+    state: ended
+    output_dir: build
+    release: true
 """
 
 RETURN = r"""
@@ -58,6 +73,8 @@ def main() -> None:
             "state": {"type": "str", "choices": ["begun", "ended"], "default": "begun"},
             "output_dir": {"type": "path", "required": True},
             "serial": {"type": "raw"},
+            "release": {"type": "bool", "default": False},
+            "reasons": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible.errors import AnsibleConnectionFailure
 from ansible_collections.npufleet.triton.plugins.action import rollout as action
 from ansible_collections.npufleet.triton.plugins.filter.rollout_groups import rollout_groups
 from ansible_collections.npufleet.triton.plugins.plugin_utils import rollout
@@ -93,7 +94,8 @@ class Action(action.ActionModule):
         self._connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir=None))
 
     def go(self, known: dict[str, Any], batch: list[str]) -> dict[str, Any]:
-        return self.run(task_vars={"hostvars": known, "ansible_play_batch": batch, "ansible_play_hosts_all": list(known)})
+        everybody = {"ansible_play_batch": batch, "ansible_play_hosts_all": list(known)}
+        return self.run(task_vars={"inventory_hostname": batch[0], "hostvars": known, **everybody})
 
 
 def state(*missing: str, **origins: dict[str, Any]) -> dict[str, Any]:
@@ -156,6 +158,60 @@ def test_only_turns_that_went_well_are_remembered(tmp_path: Path, monkeypatch: p
     (tmp_path / "file").touch()
     (warning,) = Action(tmp_path / "file", state="ended").go(known, ["npu1"])["warnings"]
     assert warning.startswith("how long this took cannot be remembered: ")
+
+
+class Ending(Action):
+    """The end of the turn of npu1, whose release comes out as it is told."""
+
+    def __init__(self, place: Path, released: Any, **arguments: Any) -> None:
+        super().__init__(place, state="ended", **arguments)
+        self.released, self.asked = released, []  # type: ignore[var-annotated]
+
+    def variables(self, _task_vars: Any) -> Any:
+        return {"npufleet_root": "/r"}
+
+    def ask(self, module: str, arguments: Any, *_more: Any) -> dict[str, Any]:  # type: ignore[override]
+        self.asked.append((module, arguments))
+        if isinstance(self.released, Exception):
+            raise self.released
+        return dict(self.released)
+
+
+@pytest.mark.parametrize(
+    ("released", "arguments", "words"),
+    [
+        ({"released": True}, {"release": True}, None),
+        ({"released": True}, {"release": True, "reasons": ["no answer"]}, "no answer"),
+        ({"failed": True, "msg": "npu1: held"}, {"release": True, "reasons": ["no answer"]}, "no answer; npu1: held"),
+        (
+            AnsibleConnectionFailure("timed out"),
+            {"release": True},
+            "npu1 became unreachable as it was to be released, no further batch starts. See what runs there, and run again"
+            ": timed out",
+        ),
+    ],
+)
+def test_a_turn_ends_with_the_release_of_its_host_and_with_every_reason_to_stop(
+    tmp_path: Path, released: Any, arguments: dict[str, Any], words: str | None
+) -> None:
+    ending = Ending(tmp_path, released, **arguments)
+    found = ending.go({"npu1": {**state(), "npufleet_began": "100.0"}}, ["npu1"])
+    assert ending.asked == [("host_lease", {"state": "released", "root": "/r"})]
+    assert (found.get("failed", False), found.get("msg")) == (words is not None, words)
+    assert (tmp_path / "turns.json").exists()
+
+
+def test_a_host_that_its_change_has_released_is_not_asked(tmp_path: Path) -> None:
+    ending = Ending(tmp_path, {}, release=False, reasons=["no answer"])
+    found = ending.go({"npu1": {}, "npu2": {}}, ["npu1", "npu2"])
+    assert (ending.asked, found["failed"], found["msg"]) == ([], True, "no answer")
+
+
+def test_what_a_batch_took_is_written_by_its_first_host(tmp_path: Path) -> None:
+    known = {name: {**state(), "npufleet_began": "100.0"} for name in ("npu1", "npu2")}
+    variables = {"inventory_hostname": "npu2", "hostvars": known, "ansible_play_batch": list(known)}
+    assert Ending(tmp_path, {}).run(task_vars=variables) == {"changed": False}
+    assert not (tmp_path / "turns.json").exists()
 
 
 def test_a_host_is_in_the_groups_of_what_it_needs() -> None:
