@@ -38,7 +38,7 @@ class Module(Protocol):
 class Called:
     """A module that the library calls. Ansible's own takes twice as long to import as all else.
 
-    The controller has checked the options and what it hands over (plugin_utils/module_options.py), and keeps secrets out of the
+    The controller has checked the options and what it hands over (plugin_utils/library.py), and keeps secrets out of the
     result.
     """
 

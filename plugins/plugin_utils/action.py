@@ -30,7 +30,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library as host_library
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, library, module_options
+from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, library
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, inventory_specs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
 
@@ -80,7 +80,7 @@ class FleetAction(ActionBase):
         """With an action comes the module that it asks: imported once, before each host has a process of its own."""
         super().__init_subclass__()
         if cls.__module__.startswith(ACTIONS):
-            module_options.found(cls.__module__[len(ACTIONS) :])
+            library.module(cls.__module__[len(ACTIONS) :])
 
     def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
         super().run(tmp, task_vars)
@@ -173,7 +173,7 @@ class FleetAction(ActionBase):
             return None
         named = str(task_vars.get("ansible_python_interpreter") or "auto")
         python = "/usr/bin/python3" if named.startswith("auto") else self._templar.template(named)
-        checked = module_options.checked(module, given)
+        checked = library.checked(module, given)
         if checked is None:
             return None
         words = [self._compute_environment_string(), python, "-I", host_library.path(library.version()), "call", module]

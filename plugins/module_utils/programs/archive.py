@@ -9,7 +9,6 @@ import functools
 import io
 import os
 import re
-import zipfile
 from typing import Dict, Mapping, Set
 
 PREFIX = "ansible_collections.npufleet.triton.plugins.module_utils."
@@ -30,6 +29,9 @@ def of(entry: str) -> bytes:
 
 def packed(files: Mapping[str, str], main: str) -> bytes:
     """Files by their path, and the packages around them, as a program that calls the main() of a module."""
+    # Here, as hosts make none
+    import zipfile
+
     names = dict(files)
     for path in files:
         parts = path.split("/")[:-1]

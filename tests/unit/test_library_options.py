@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.plugin_utils import module_options
+from ansible_collections.npufleet.triton.plugins.plugin_utils import library
 
 SPEC: dict[str, Any] = {
     "root": {"type": "path", "default": "/var/lib"},
@@ -22,13 +22,13 @@ FIELDS = {"run": {"type": "str", "default": ""}, "token": {"type": "str", "no_lo
 @pytest.fixture(autouse=True)
 def module(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     made = SimpleNamespace(OPTIONS=SPEC, REQUEST=FIELDS)
-    monkeypatch.setattr(module_options, "found", lambda _name: made)
+    monkeypatch.setattr(library, "module", lambda _name: made)
     return made
 
 
 def test_values_take_their_types_and_what_is_not_given_its_default() -> None:
     given = {"wait": "3", "names": "a,b", "kept": {"path": "/x"}, "_request": {"run": 1, "token": "hidden"}}
-    found = module_options.checked("any", given)
+    found = library.checked("any", given)
     assert found is not None
     assert found.options == {
         "root": "/var/lib",
@@ -44,10 +44,10 @@ def test_values_take_their_types_and_what_is_not_given_its_default() -> None:
 
 
 def test_a_module_that_is_handed_nothing_has_no_request(module: SimpleNamespace) -> None:
-    assert module_options.checked("any", {}).options["_request"] == {"run": "", "token": None}  # type: ignore[union-attr]
+    assert library.checked("any", {}).options["_request"] == {"run": "", "token": None}  # type: ignore[union-attr]
     del module.REQUEST
     module.OPTIONS = {"root": {"type": "path"}}
-    assert module_options.checked("any", {}).options == {"root": None}  # type: ignore[union-attr]
+    assert library.checked("any", {}).options == {"root": None}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -65,4 +65,4 @@ def test_a_module_that_is_handed_nothing_has_no_request(module: SimpleNamespace)
     ],
 )
 def test_what_is_wrong_or_means_something_on_the_host_is_not_for_the_controller(given: dict[str, Any]) -> None:
-    assert module_options.checked("any", given) is None
+    assert library.checked("any", given) is None
