@@ -30,6 +30,8 @@ PAGES = {
 KOREAN = ".ko.md"
 # Where the defaults of a role's variables may be missing: what a site has to say itself
 SHARED = "common"
+# Entry points of a role that need no title of their own
+WHOLE_ROLE = ("main", "variables")
 # What a module's documentation and its argument_spec both say of an option
 FACTS = ("type", "default", "required", "choices", "elements")
 LONG = 90
@@ -108,7 +110,7 @@ def tables(role: Path) -> str:
     lines = [BEGIN]
     for name, entry in entry_points(role).items():
         if entry.get("options"):
-            title = [] if name == "main" else ["", entry["short_description"] + ":"]
+            title = [] if name in WHOLE_ROLE else ["", entry["short_description"] + ":"]
             lines += [*title, "", "| Variable | Type | Default | What it is |", "|---|---|---|---|", *rows(entry["options"])]
     return "\n".join([*lines, "", END])
 
@@ -120,7 +122,7 @@ def all_tables(root: Path, head: str) -> str:
         defaults = f"../roles/{role.name}/defaults/main.yml"
         for name, entry in entry_points(role).items():
             if entry.get("options"):
-                title = f"## {role.name}" if name == "main" else f"### {role.name}, {name}"
+                title = f"## {role.name}" if name in WHOLE_ROLE else f"### {role.name}, {name}"
                 rule = "|" + "---|" * head.count(" | ") + "---|"
                 lines += [
                     "",

@@ -31,7 +31,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.programs import ar
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library as host_library
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, library
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, inventory_specs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import (
+    ROWS,
+    Templated,
+    inventory_specs,
+    own_rows,
+    rows,
+)
 from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
 
 # Keys of a result by which Ansible does something else than to tell it
@@ -55,6 +61,7 @@ def role_defaults() -> Dict[str, Any]:
 def _once() -> None:
     """What every task would do again, as each has a process of its own: done as this is imported, which is once in a run."""
     inventory_specs()
+    own_rows()
     role_defaults()
     library.version()
     # Every plan has its digest in it, by the probe
@@ -106,7 +113,7 @@ class FleetAction(ActionBase):
         merged.update(task_vars)
         merged["role_path"] = os.path.join(COLLECTION, "roles", "common")
         templar = self._templar.copy_with_new_env(available_variables=merged)
-        return Templated(merged, templar.template, given)
+        return Templated(merged, templar.template, given, {} if ROWS in given else {ROWS: rows})
 
     def results_path(self, directory: str, host: str) -> str:
         """Where reports find the answers of a host to its checks, in a directory of the controller."""

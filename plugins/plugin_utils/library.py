@@ -77,17 +77,28 @@ def checked(name: str, given: Mapping[str, Any]) -> Optional[Checked]:
     spec, fields = module(name).OPTIONS, getattr(module(name), "REQUEST", None)
     if any(sign in path for path in _paths(spec, given) for sign in OF_THE_HOST):
         return None
-    options = ArgumentSpecValidator(spec).validate(dict(given))
-    if options.error_messages:
+    options = _validated(spec, given)
+    if options is None or fields is None:
+        return options
+    handed = _validated(fields, options.options[request.NAME] or {})
+    if handed is None:
         return None
-    merged, secrets = dict(options.validated_parameters), set(options._no_log_values)
-    if fields is not None:
-        handed = ArgumentSpecValidator(fields).validate(merged[request.NAME] or {})
-        if handed.error_messages:
-            return None
-        merged[request.NAME] = handed.validated_parameters
-        secrets |= handed._no_log_values
-    return Checked(merged, secrets)
+    return Checked({**options.options, request.NAME: handed.options}, options.secrets | handed.secrets)
+
+
+class _AsItIs(Dict[str, Any]):
+    """A map that is not copied: files of models take longer than all else, and of a map without options nothing is converted."""
+
+    def __deepcopy__(self, _memo: Any) -> Dict[str, Any]:
+        return self
+
+
+def _validated(spec: Mapping[str, Any], given: Mapping[str, Any]) -> Optional[Checked]:
+    maps = {name: value for name, value in given.items() if isinstance(value, dict) and "options" not in spec.get(name, {})}
+    found = ArgumentSpecValidator(spec).validate({**given, **{name: _AsItIs(value) for name, value in maps.items()}})
+    if found.error_messages:
+        return None
+    return Checked({**found.validated_parameters, **maps}, set(found._no_log_values))
 
 
 def _paths(spec: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:

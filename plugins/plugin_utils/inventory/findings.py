@@ -6,7 +6,8 @@ import difflib
 import glob
 import os
 import re
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Set, Tuple
+from functools import cache
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Set, Tuple
 
 import yaml
 from ansible.errors import AnsibleError, AnsibleUndefinedVariable
@@ -76,14 +77,26 @@ def _names(given: List[str], known: Mapping[str, Any]) -> Iterator[str]:
         elif name in known or name.startswith(("ansible_", "_")):
             continue
         elif name.startswith(FAMILIES):
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+            near = _alike(name, known, 0.8)
             hint = f"did you mean {near[0]}?" if near else "docs/variables.md lists them"
             if not name.endswith(OWN) and (near or not name.startswith(COMMON_WORDS)):
                 yield f"{name} is set, and there is no such variable: {hint}"
         else:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
+            near = _alike(name, known, ALIKE)
             if near:
                 yield f"{name} is set, which nothing reads: did you mean {near[0]}?"
+
+
+def _alike(name: str, known: Iterable[str], ratio: float) -> List[str]:
+    """The most similar one, as difflib finds it; it takes long, so those that lack too many letters are left out before."""
+    letters, most = _letters(name), (1 - ratio / 2) * len(name)
+    near = [other for other in known if len(letters - _letters(other)) <= most - ratio / 2 * len(other)]
+    return difflib.get_close_matches(name, near, n=1, cutoff=ratio)
+
+
+@cache
+def _letters(name: str) -> FrozenSet[str]:
+    return frozenset(name)
 
 
 def _kinds(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]], given: List[str]) -> Tuple[List[str], Set[str]]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import cache, lru_cache
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Tuple
+from types import MappingProxyType
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Set, Tuple
 
+import yaml
 from ansible.errors import AnsibleUndefinedVariable
+from ansible.template import is_trusted_as_template
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import engine
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
@@ -24,6 +28,11 @@ REQUIRED = {
     "npufleet_card": "the type of its cards, such as RBLN-CA22",
     "triton_models": "the list of models to serve",
 }
+ROWS = "npufleet_release_rows"
+# These two hold no templates of ours
+NO_TEMPLATES = {"hostvars", "groups"}
+# Templates that say no more than where a value is, which Jinja takes a millisecond for: a variable, or a path below one
+PLAIN = re.compile(r"\{\{ (\w+) \}\}((?:/[\w.-]+)*)")
 
 
 def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
@@ -135,20 +144,41 @@ def inventory_specs() -> Dict[str, Mapping[str, Any]]:
     return findings.specs(os.path.join(COLLECTION, "roles"))
 
 
+@cache
+def own_rows() -> Dict[str, Any]:
+    """The release rows of this collection."""
+    with open(os.path.join(COLLECTION, "files/releases.yml"), encoding="utf-8") as source:
+        rows: Dict[str, Any] = yaml.load(source, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["npufleet_releases"]
+    return rows
+
+
+def rows(variables: Mapping[str, Any]) -> Dict[str, Any]:
+    """What the default of npufleet_release_rows says, without reading the file once more for each host."""
+    return {**own_rows(), **variables["npufleet_extra_releases"]}
+
+
 class Templated(Mapping[str, Any]):
     """Variables of a host over the defaults of all roles, each templated when it is first read, and of its type.
 
     `raw` is what `template` looks names up in. A value takes the place of its template there, so that what is made of it does
     not make it anew. A value that is not of the type that the roles' specs say is refused whenever somebody reads it. Those of
     `given`, the names that are not the roles' own, are looked at beforehand where they are values already: `misfits` is every
-    reason against them.
+    reason against them. What is `made` here is not made by its template.
     """
 
-    def __init__(self, raw: Dict[str, Any], template: Any, given: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        raw: Dict[str, Any],
+        template: Any,
+        given: Iterable[str] = (),
+        made: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType({}),
+    ) -> None:
         self._raw = raw
         self._template = template
-        # These two hold no templates of ours.
-        self._done = {"hostvars", "groups"}
+        self._made = made
+        # Names whose plain templates are followed at the moment
+        self._following: Set[str] = set()
+        self._done = set(NO_TEMPLATES)
         self.misfits: List[str] = []
         for name in sorted(entry for entry in given if entry in inventory_specs()):
             if _is_value(raw[name]):
@@ -159,7 +189,7 @@ class Templated(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._done:
-            value = self.untyped(name)
+            value = self._made[name](self) if name in self._made else self.untyped(name)
             if name in inventory_specs():
                 value = values.fitted(name, value, inventory_specs()[name])
             self._raw[name] = value
@@ -168,7 +198,18 @@ class Templated(Mapping[str, Any]):
 
     def untyped(self, name: str) -> Any:
         """A value whatever its type."""
-        return self._template(self._raw[name])
+        raw = self._raw[name]
+        plain = PLAIN.fullmatch(raw) if isinstance(raw, str) and is_trusted_as_template(raw) else None
+        if not plain or plain[1] not in self._raw or plain[1] in NO_TEMPLATES | self._following:
+            return self._template(raw)
+        self._following.add(name)
+        try:
+            value = self._raw[plain[1]] if plain[1] in self._done else self.untyped(plain[1])
+        finally:
+            self._following.discard(name)
+        if not plain[2]:
+            return value
+        return value + plain[2] if isinstance(value, str) else self._template(raw)
 
     def __contains__(self, name: object) -> bool:
         return name in self._raw
