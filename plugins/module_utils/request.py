@@ -61,7 +61,7 @@ class Called:
         # A program: what it prints is for the controller
         sys.stdout.write("\n" + json.dumps({**result, **warned}) + "\n")
         sys.stdout.flush()
-        sys.exit(code)
+        raise SystemExit(code)
 
 
 def sent(options: Dict[str, Any]) -> Module:
