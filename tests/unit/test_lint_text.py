@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import schema
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.__main__ import main
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.text import flaws
 from linting import GOOD, PYTHON, findings, of_config, write
@@ -116,3 +117,23 @@ def test_names_that_are_no_utf8_are_printed(tmp_path: Path, capsys: pytest.Captu
     (Path(str(tmp_path)) / "m\udcb0").mkdir()
     assert main([str(tmp_path)]) == 1
     assert "m\\udcb0: found a directory without a config.pbtxt" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "strange"),
+    [
+        ('input [{ name: "x" data_type: TYPE_FP32 dims: [ 1 ] }]', False),
+        ('input [{ name: "x" data_type: 11 dims: [ 1 ] }]', False),
+        ('input [{ name: "x" dims: [ 1 ] }, { name: "y" data_type: 99 dims: [ 1 ] }]', True),
+        ("instance_group [{ kind: 0 }, { kind: 77 }]", True),
+        ('model_warmup [{ name: "w" inputs { key: "x" value: { data_type: 99 } } }]', True),
+        ('model_warmup [{ name: "w" inputs { key: "x" value: { data_type: 11 } } }]', False),
+        ('parameters { key: "k" value: { string_value: "v" } } metric_tags { key: "a" value: "b" }', False),
+        ("optimization { cuda { graphs: true } priority: 9 }", True),
+    ],
+)
+def test_a_number_that_is_no_value_of_its_enum_is_told_with_its_line(text: str, strange: bool) -> None:
+    config, findings = schema.parse(text, "m", "config.pbtxt")
+    assert config is not None
+    assert bool(list(schema._strange(schema.places(text)))) is strange
+    assert [finding.line for finding in findings] == [1] * strange, findings

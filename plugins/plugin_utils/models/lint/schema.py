@@ -72,7 +72,9 @@ def parse(text: str, name: str, path: str) -> Tuple[Any, List[Finding]]:
     text = "".join("?" if "\ud800" <= letter <= "\udfff" else letter for letter in text)
     try:
         config = text_format.Parse(text, kind())
-        return config, stricter + [finding(*holder) for holder in _strange(places(text))]
+        # All names are known then, and the text is walked only for the line of a number
+        walked = places(text) if _has_strange_number(config) else []
+        return config, stricter + [finding(*holder) for holder in _strange(walked)]
     except text_format.ParseError as error:
         first = error
     try:
@@ -85,6 +87,21 @@ def parse(text: str, name: str, path: str) -> Tuple[Any, List[Finding]]:
         return config, stricter + strange
     words = str(first).partition(" : ")[2] or str(first)
     return None, [finding(first.GetLine(), "", " ".join(words.split()), "text of Triton's ModelConfig", "correct the line")]
+
+
+def _has_strange_number(message: Any) -> bool:
+    """Whether an enum has a number that none of its values has, which protobuf reads all the same."""
+    for field, value in message.ListFields():
+        if field.enum_type is not None:
+            numbers = value if _repeated(field) else [value]
+            if any(number not in field.enum_type.values_by_number for number in numbers):
+                return True
+        elif field.message_type is not None:
+            # Of a map the values, which are messages or not
+            entries = value.values() if field.message_type.GetOptions().map_entry else value if _repeated(field) else [value]
+            if any(_has_strange_number(entry) for entry in entries if hasattr(entry, "ListFields")):
+                return True
+    return False
 
 
 def _strange(found: Sequence[Place]) -> Iterator[Tuple[int, str, str, str, str]]:
