@@ -115,9 +115,8 @@ sanity-newest: venv ## the same by the newest ansible-core, in a Debian 13 made 
 
 test-quick: lint unit ## lint and unit tests
 
-# One after the other: all of them ask apt
+# One after the other, as both ask apt; the browser comes with the last lane, when nobody else does
 packages:
-	@$(MAKE) --no-print-directory browser
 	@$(MAKE) --no-print-directory transfers
 	@$(MAKE) --no-print-directory lab-base
 
