@@ -20,6 +20,8 @@ OPS_HOST = "ops1"
 CGROUP_V2 = Path("/sys/fs/cgroup/cgroup.controllers")
 CGROUP_V1 = "SYSTEMD_PROC_CMDLINE=systemd.unified_cgroup_hierarchy=0 SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1"
 KERNEL_PACKAGE = "/usr/local/lib/npufleet-lab/kernel.deb"
+# Whose copies hosts may be
+COPIED = "npu1"
 
 
 def host_names(count: int) -> list[str]:
@@ -73,8 +75,11 @@ def make_key(path: Path) -> None:
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "npufleet lab", "-f", str(path))
 
 
-def up(lab: Lab, systems: dict[str, str], cards: dict[str, dict], artefact_login: str) -> bool:
-    """Bring the hosts up, each of its system; returns whether anything changed."""
+def up(lab: Lab, systems: dict[str, str], cards: dict[str, dict], artefact_login: str, copies: bool = False) -> bool:
+    """Bring the hosts up, each of its system; returns whether anything changed.
+
+    With `copies` new ones of npu1's system are what npu1 is by now: packages, driver, engine and images.
+    """
     names, count = list(systems), len(systems) - 1
     refuse_conflicts(lab, names)
     prepare_state(lab)
@@ -87,9 +92,12 @@ def up(lab: Lab, systems: dict[str, str], cards: dict[str, dict], artefact_login
     extra = sorted(set(before) - set(names))
     if extra:
         raise LabError(f"found hosts {', '.join(extra)} beyond HOSTS={count}: take the lab down first (make lab-down)")
+    copied = [name for name in names if name not in before and copies and COPIED in before and systems[name] == systems[COPIED]]
+    if copied:
+        _copy(lab, copied)
     for number, name in enumerate(names):
         if name not in before:
-            _create(lab, number, name, systems[name], cards.get(name), artefact_login)
+            _create(lab, number, name, systems[name], cards.get(name), artefact_login, lab.copied if name in copied else "")
         if before.get(name) != "running":
             docker("start", lab.container(name))
             changed = True
@@ -100,7 +108,31 @@ def up(lab: Lab, systems: dict[str, str], cards: dict[str, dict], artefact_login
     return changed
 
 
-def _create(lab: Lab, number: int, name: str, system: str, cards: dict | None, artefact_login: str) -> None:
+def _copy(lab: Lab, names: list[str]) -> None:
+    """Make an image of npu1, and for each of these hosts a volume with what npu1's engine has."""
+    say(f"copying {COPIED} for {', '.join(names)}")
+    source = lab.container(COPIED)
+    # What an engine writes while it is copied would be torn
+    docker("exec", source, "systemctl", "stop", "docker.socket", "docker.service")
+    try:
+        docker("commit", source, lab.copied)
+        for name in names:
+            places = [_place(f"{lab.container(host)}-docker") for host in (COPIED, name)]
+            run("cp", "--archive", "--reflink=auto", f"{places[0]}/.", places[1])
+            # No two engines are the same
+            Path(places[1], "engine-id").unlink(missing_ok=True)
+    finally:
+        docker("exec", source, "systemctl", "start", "docker.service")
+
+
+def _place(volume: str) -> str:
+    """Where a volume lies, which is made where it is missing."""
+    docker("volume", "create", volume)
+    return docker("volume", "inspect", "--format", "{{.Mountpoint}}", volume)
+
+
+def _create(lab: Lab, number: int, name: str, system: str, cards: dict | None, artefact_login: str, copied: str = "") -> None:
+    """A host that has not started yet, of the image of its system or of one that is `copied`."""
     say(f"creating host {name} ({system}) at {lab.address(number)}")
     mounts = ["--volume", f"{lab.container(name)}-docker:/var/lib/docker"]
     if name == OPS_HOST:
@@ -112,7 +144,7 @@ def _create(lab: Lab, number: int, name: str, system: str, cards: dict | None, a
         *("--tmpfs", "/run:exec,mode=755", "--tmpfs", "/run/lock", "--tmpfs", "/tmp:exec,mode=1777"),
         *([] if CGROUP_V2.exists() else ["--env", CGROUP_V1]),
         *mounts,
-        host_image(system),
+        copied or host_image(system),
     )
     key = lab.state / f"host-{name}"
     make_key(key)
@@ -125,7 +157,7 @@ def _create(lab: Lab, number: int, name: str, system: str, cards: dict | None, a
     if name == OPS_HOST:
         settings = {"root": "/srv/artefacts", "address": "0.0.0.0", "port": ARTEFACT_PORT, "login": artefact_login}
         files["etc/npufleet-lab/artefacts.json"] = json.dumps(settings)
-    if capability_missing():
+    if not copied and capability_missing():
         runtime = {"npufleet-lab": {"path": "/usr/local/lib/npufleet-lab/runc"}}
         files["etc/docker/daemon.json"] = json.dumps({"default-runtime": "npufleet-lab", "runtimes": runtime}, indent=2)
     for path, text in files.items():
@@ -186,6 +218,8 @@ def down(lab: Lab) -> None:
         docker("volume", "rm", *volumes)
     if network_exists(lab):
         docker("network", "rm", lab.network)
+    if docker("image", "ls", "--quiet", lab.copied):
+        docker("image", "rm", lab.copied)
     remove_rules(lab.bridge)
     remove_state(lab)
 

@@ -3,8 +3,9 @@
 
 Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), LAB_NEXT (a row that hosts may be taken to, with cards of
 both), NPUS (2 per host, or those of a card), SYSTEMS (debian-12; of the NPU hosts in turn, as in debian-12,debian-13; default is
-what the lab has), LAB_MODELS (what is placed: digits, or images for the image classifier too; default is what the lab has, digits
-for a new one), LAB_FAULTS (JSON, faults by host: {"npu2": [{"kind": "no_rsd0"}]}).
+what the lab has), LAB_COPIES (1: new hosts of npu1's system are copies of npu1, as it is by now), LAB_MODELS (what is placed:
+digits, or images for the image classifier too; default is what the lab has, digits for a new one), LAB_FAULTS (JSON, faults by
+host: {"npu2": [{"kind": "no_rsd0"}]}).
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def up(lab: Lab) -> None:
     npus, cards_each = standins.npus_of(card, os.environ.get("NPUS"))
     cards = {name: {"type": card, "count": cards_each, "faults": faults.get(name, [])} for name in hosts.host_names(count)[1:]}
     login = f"lab:{(lab.state / 'artefact_password').read_text()}"
-    changed = hosts.up(lab, systems, cards, login)
+    changed = hosts.up(lab, systems, cards, login, os.environ.get("LAB_COPIES") == "1")
     facts = {"row": row, "count": count, "npus": npus, "models": models, "bases": bases, "drivers": drivers}
     facts["next"], facts["card"], facts["toolkit"] = following, card, toolkit
     facts["sdk"] = {name: standins.sdk_version(name) for name in standins.ROWS}

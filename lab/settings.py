@@ -61,6 +61,11 @@ class Lab:
         """Address of host `number` (0 is the operations host) in the lab's /24."""
         return f"{self.subnet.rsplit('.', 1)[0]}.{10 + number}"
 
+    @property
+    def copied(self) -> str:
+        """The image of a host that others are copies of."""
+        return f"npufleet-lab/copied:{self.name}"
+
     def container(self, host: str) -> str:
         return f"npufleet-{self.name}-{host}"
 

@@ -322,3 +322,32 @@ def test_a_host_is_told_of_old_control_groups(
     create = orders[0]
     assert create[0] == "create" and create[-1] == "npufleet-lab/host:trixie"
     assert [after for before, after in zip(create, create[1:], strict=False) if before == "--env"] == words
+
+
+def test_hosts_beside_one_that_is_there_are_copies_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    orders: list[tuple[str, ...]] = []
+
+    def docker(*order: str, **_options: Any) -> str:
+        orders.append(order)
+        return str(tmp_path / order[-1]) if order[:2] == ("volume", "inspect") else ""
+
+    state = tmp_path / "npufleet-test-npu1-docker"
+    (state / "overlay2").mkdir(parents=True)
+    (state / "overlay2/layer").write_text("of an image")
+    (state / "engine-id").touch()
+    (tmp_path / "npufleet-test-npu2-docker").mkdir()
+    monkeypatch.setattr(hosts, "docker", docker)
+    hosts._copy(Lab("test", "172.31.9.0/24"), ["npu2"])
+    assert [order for order in orders if order[0] != "volume"] == [
+        ("exec", "npufleet-test-npu1", "systemctl", "stop", "docker.socket", "docker.service"),
+        ("commit", "npufleet-test-npu1", "npufleet-lab/copied:test"),
+        ("exec", "npufleet-test-npu1", "systemctl", "start", "docker.service"),
+    ]
+    copied = tmp_path / "npufleet-test-npu2-docker"
+    assert ((copied / "overlay2/layer").read_text(), (copied / "engine-id").exists()) == ("of an image", False)
+    for name in ("make_key", "kernel_package", "_put"):
+        monkeypatch.setattr(hosts, name, lambda *_given: None)
+    monkeypatch.setattr(hosts.Path, "read_text", lambda _path: "")
+    orders.clear()
+    hosts._create(LAB, 2, "npu2", "debian-12", None, "", "npufleet-lab/copied:test")
+    assert orders[0][-1] == "npufleet-lab/copied:test"
