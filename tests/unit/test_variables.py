@@ -272,7 +272,8 @@ def test_a_template_that_only_says_where_a_value_is_takes_no_jinja() -> None:
     assert (variables["below"], variables["there"], asked) == ("/r/b/c.d-e", "/r", ["/r", "/r"])
     asked.clear()
     for name in ("of_number", "unknown", "other", "untrusted", "listed"):
-        assert variables[name] is raw[name] and asked.pop() is raw[name], name
+        text = raw[name]
+        assert variables[name] is text and asked.pop() is text, name
     # Ansible says what is wrong with these
     assert variables["left"] == "{{ left }}" and asked == [3, "{{ left }}"]
 
