@@ -121,7 +121,7 @@ packages:
 	@$(MAKE) --no-print-directory lab-base
 
 # Three at a time: the longest first, and what needs no lab while the first one comes up
-LANES := molecule-default faults unit molecule-models molecule-serving molecule-runfile molecule-production lint report-test
+LANES := molecule-default faults unit molecule-serving molecule-models molecule-runfile molecule-production lint report-test
 test: ## everything; the output of each lane is in build/log
 	@$(MAKE) --no-print-directory --jobs=2 venv packages
 	@rm -f build/log/lanes
