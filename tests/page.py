@@ -63,8 +63,8 @@ def environment(facts: Mapping[str, str], home: Path) -> dict[str, str]:
         "ANSIBLE_PRIVATE_KEY_FILE": facts["ansible_ssh_private_key_file"],
         "ANSIBLE_SSH_COMMON_ARGS": facts["ansible_ssh_common_args"],
         "ANSIBLE_NOCOLOR": "1",
-        # Half of the time of pip, for what is run a few times
-        "PIP_NO_COMPILE": "1",
+        # Half of the time of pip, for what is run a few times; 0 is how pip is told so
+        "PIP_NO_COMPILE": "0",
     }
 
 

@@ -149,8 +149,11 @@ def test_image_carries_no_login(npu, lock):
     assert secret not in npu.check_output("docker history --no-trunc --format json %s", lock["reference"])
     assert secret not in npu.check_output("docker image inspect %s", lock["reference"])
     assert secret not in json.dumps(inspect(npu))
-    found = npu.run("docker save %s | grep --text --count --fixed-strings %s", lock["reference"], secret)
-    assert found.stdout.strip() == "0"
+    assert npu.check_output("docker image inspect --format {{.Id}} %s", lock["reference"]) == lock["id"]
+    # Of the same ID is the same content, which takes long to read
+    if npu.inventory_name == NPU_HOSTS[0]:
+        found = npu.run("docker save %s | grep --text --count --fixed-strings %s", lock["reference"], secret)
+        assert found.stdout.strip() == "0"
 
 
 def test_served_models_are_ready_and_of_the_stored_release(npu):
