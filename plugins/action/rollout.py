@@ -7,7 +7,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible.errors import AnsibleConnectionFailure
-from ansible.module_utils.parsing.convert_bool import boolean
+from ansible_collections.npufleet.triton.plugins.modules.rollout import OPTIONS
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, rollout, runs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 
@@ -19,18 +19,21 @@ class ActionModule(FleetAction):
     """What was found on a host is in its variables: at the beginning nobody is asked."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
-        path = os.path.join(self._loader.path_dwim(self._task.args["output_dir"]), RECORD)
+        _validation, given = self.validate_argument_spec(argument_spec=OPTIONS)
+        path = os.path.join(self._loader.path_dwim(given["output_dir"]), RECORD)
         batch = [name for name in task_vars["ansible_play_batch"] if name in task_vars["hostvars"]]
-        if self._task.args.get("state", "begun") == "ended":
-            return self._end(host, task_vars, path, batch)
-        words = self._words(task_vars, batch, path)
+        if given["state"] == "ended":
+            return self._end(host, task_vars, path, batch, given)
+        words = self._words(task_vars, batch, path, given["serial"])
         self._display.display(host_text.line(words))
         return {"changed": False, "msg": words}
 
-    def _end(self, host: str, task_vars: Dict[str, Any], path: str, batch: Sequence[str]) -> Dict[str, Any]:
+    def _end(
+        self, host: str, task_vars: Dict[str, Any], path: str, batch: Sequence[str], given: Mapping[str, Any]
+    ) -> Dict[str, Any]:
         result: Dict[str, Any] = {"changed": False}
-        reasons = list(self._task.args.get("reasons") or [])
-        if boolean(self._task.args.get("release", False)):
+        reasons = list(given["reasons"])
+        if given["release"]:
             reasons += self._release(host, task_vars)
         # Once for all of them
         if host == batch[0]:
@@ -50,14 +53,16 @@ class ActionModule(FleetAction):
                 f"{host} became unreachable as it was to be released, no further batch starts. See what runs there, and run again"
             )
             return [f"{words}: {error.message}"]
+        except host_text.Misunderstood as reason:
+            return [str(reason)]
         return [str(released["msg"])] if released.get("failed") else []
 
-    def _words(self, variables: Mapping[str, Any], batch: Sequence[str], path: str) -> str:
+    def _words(self, variables: Mapping[str, Any], batch: Sequence[str], path: str, serial: Any) -> str:
         known = variables["hostvars"]
         hosts: List[str] = list(variables["ansible_play_hosts_all"])
         # Batches are parts of one list; this one is what Ansible made of it, without hosts that were lost
         later = hosts[hosts.index(batch[-1]) + 1 :]
-        divided = rollout.batches(hosts, self._task.args.get("serial") or "100%")
+        divided = rollout.batches(hosts, serial or "100%")
         rest = [[host for host in part if host in later] for part in divided]
         parts = [[_turn(host, known[host]) for host in part] for part in [list(batch), *filter(None, rest)]]
         return rollout.words(parts, rollout.read(path), len(hosts))

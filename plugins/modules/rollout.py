@@ -39,7 +39,7 @@ options:
 attributes:
   check_mode:
     support: full
-    description: Changes no host in any case.
+    description: Releases nothing.
 """
 
 EXAMPLES = r"""
@@ -63,22 +63,24 @@ msg:
   type: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
+from typing import Any, Dict
+
+from ansible_collections.npufleet.triton.plugins.module_utils import request
+
+# The action plugin reads the task's arguments by the same specification.
+OPTIONS: Dict[str, Any] = {
+    "state": {"type": "str", "choices": ["begun", "ended"], "default": "begun"},
+    "output_dir": {"type": "path", "required": True},
+    "serial": {"type": "raw"},
+    "release": {"type": "bool", "default": False},
+    "reasons": {"type": "list", "elements": "str", "default": []},
+}
 
 
 def main() -> None:
     """Entry point of whoever calls it without its action."""
-    module = AnsibleModule(
-        argument_spec={
-            "state": {"type": "str", "choices": ["begun", "ended"], "default": "begun"},
-            "output_dir": {"type": "path", "required": True},
-            "serial": {"type": "raw"},
-            "release": {"type": "bool", "default": False},
-            "reasons": {"type": "list", "elements": "str", "default": []},
-        },
-        supports_check_mode=True,
-    )
-    module.fail_json(msg="the plans of all hosts are known on the controller alone: call it as npufleet.triton.rollout")
+    words = "the plans of all hosts are known on the controller alone: call it as npufleet.triton.rollout"
+    request.sent(OPTIONS).fail_json(msg=words)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 from ansible.errors import AnsibleConnectionFailure
 from ansible_collections.npufleet.triton.plugins.action import rollout as action
 from ansible_collections.npufleet.triton.plugins.filter.rollout_groups import rollout_groups
-from ansible_collections.npufleet.triton.plugins.plugin_utils import rollout
+from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, rollout
 from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import Took, Turn
 
 HOSTS = [f"npu{number}" for number in range(1, 10)]
@@ -189,6 +189,12 @@ class Ending(Action):
             "npu1 became unreachable as it was to be released, no further batch starts. See what runs there, and run again"
             ": timed out",
         ),
+        (
+            host_text.Misunderstood("npu1: found no data"),
+            {"release": True, "reasons": ["no answer"]},
+            "no answer; npu1: found no data",
+        ),
+        ({"released": True}, {"release": "yes", "reasons": "no answer"}, "no answer"),
     ],
 )
 def test_a_turn_ends_with_the_release_of_its_host_and_with_every_reason_to_stop(
