@@ -35,9 +35,9 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variable
     ROWS,
     Templated,
     inventory_specs,
-    own_rows,
     rows,
 )
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import release_rows
 from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
 
 # Keys of a result by which Ansible does something else than to tell it
@@ -61,7 +61,7 @@ def role_defaults() -> Dict[str, Any]:
 def _once() -> None:
     """What every task would do again, as each has a process of its own: done as this is imported, which is once in a run."""
     inventory_specs()
-    own_rows()
+    release_rows()
     role_defaults()
     library.version()
     # Every plan has its digest in it, by the probe

@@ -8,7 +8,6 @@ from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Set, Tuple
 
-import yaml
 from ansible.errors import AnsibleUndefinedVariable
 from ansible.template import is_trusted_as_template
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
@@ -19,6 +18,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import release_rows
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import Manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
 
@@ -144,17 +144,9 @@ def inventory_specs() -> Dict[str, Mapping[str, Any]]:
     return findings.specs(os.path.join(COLLECTION, "roles"))
 
 
-@cache
-def own_rows() -> Dict[str, Any]:
-    """The release rows of this collection."""
-    with open(os.path.join(COLLECTION, "files/releases.yml"), encoding="utf-8") as source:
-        rows: Dict[str, Any] = yaml.load(source, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["npufleet_releases"]
-    return rows
-
-
 def rows(variables: Mapping[str, Any]) -> Dict[str, Any]:
     """What the default of npufleet_release_rows says, without reading the file once more for each host."""
-    return {**own_rows(), **variables["npufleet_extra_releases"]}
+    return {**release_rows(), **variables["npufleet_extra_releases"]}
 
 
 class Templated(Mapping[str, Any]):

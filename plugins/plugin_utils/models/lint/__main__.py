@@ -8,7 +8,6 @@ A warning alone is no failure.
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import List, Optional
 
@@ -33,17 +32,14 @@ def parser(formats: List[str]) -> command_line.Parser:
 def _work(arguments: Optional[List[str]]) -> int:
     # The parser of YAML and the schema's are not Python's own, and there may be none.
     try:
-        import yaml
-        from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import finding, output, repository, schema
+        from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import finding, output, repository
     except ImportError as error:
         raise command_line.End(command_line.MISTAKEN, f"{error}: {NEEDED}") from None
     wanted = parser(list(output.FORMATS)).parse_args(arguments)
-    releases = os.path.join(os.path.dirname(os.path.dirname(schema.FILE)), "releases.yml")
     try:
         row = None
         if wanted.release is not None:
-            with open(releases, encoding="utf-8") as source:
-                rows = yaml.safe_load(source)["npufleet_releases"]
+            rows = finding.release_rows()
             if wanted.release not in rows:
                 found = f"found rows for {', '.join(sorted(rows))}, wanted one of them: correct it"
                 raise Refusal([f"--release {wanted.release}: {found}"])

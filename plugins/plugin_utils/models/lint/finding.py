@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Sequence
+import os
+from functools import cache
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
+import yaml
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.text import printable
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import Problem
+from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
 
 ERROR = "error"
 WARNING = "warning"
@@ -56,6 +60,14 @@ class Row(NamedTuple):
     def remark(self) -> str:
         """What there is to tell of the release itself; "" for nothing."""
         return f"release {self.name} is untested: {self.untested}" if self.untested else ""
+
+
+@cache
+def release_rows() -> Dict[str, Any]:
+    """The release rows of this collection, by name."""
+    with open(os.path.join(COLLECTION, "files/releases.yml"), encoding="utf-8") as source:
+        rows: Dict[str, Any] = yaml.load(source, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["npufleet_releases"]
+    return rows
 
 
 def reasons(findings: Sequence[Finding]) -> List[str]:
