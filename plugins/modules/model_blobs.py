@@ -55,7 +55,6 @@ bytes_moved:
   type: int
 """
 
-
 from typing import Any, Dict
 
 from ansible_collections.npufleet.triton.plugins.module_utils import request, store
