@@ -38,7 +38,7 @@ class ActionModule(FleetAction):
                 raise Refusal(variables.misfits)
             self._task.args = order.with_defaults(self._task.args, variables)
             _validation, arguments = self.validate_argument_spec(argument_spec=OPTIONS)
-            checks = order.of(host, list(task_vars.get("group_names", [])), arguments, variables)
+            checks = order.of(host, arguments, variables)
         except AnsibleUndefinedVariable as error:
             raise self.refuse(host, error) from None
         except Refusal as refusal:

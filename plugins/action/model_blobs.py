@@ -9,7 +9,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import Store
 from ansible_collections.npufleet.triton.plugins.modules.model_blobs import OPTIONS
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import manifests
 from ansible_collections.npufleet.triton.plugins.plugin_utils.transfer.sender import Sender
 
 
@@ -22,7 +22,7 @@ class ActionModule(FleetAction):
         origins = wanted["origins"]
         if origins is None:
             with self.refusing(host):
-                found, reasons = manifest.manifests(variables)
+                found, reasons = manifests(variables)
                 if reasons:
                     raise Refusal(reasons)
             origins = {digest: origin for entry in found.values() for digest, origin in entry["origins"].items()}

@@ -74,7 +74,7 @@ class ActionModule(FleetAction):
             over = {"rbln_release": row.name, "npufleet_row": variables["npufleet_release_rows"][row.name]}
         host = ChainMap(over, variables)  # type: ignore[arg-type]
         validate(host, ["models"])
-        placed = manifest.placed_here(host["triton_models"], host["inventory_hostname"], host["group_names"])
+        placed = manifest.placed_here(host)
         unknown = sorted(set(only) - {entry["name"] for entry in placed})
         if unknown:
             raise Refusal([f"model {name}: triton_models places none of that name on this host: correct it" for name in unknown])

@@ -7,6 +7,7 @@ from typing import Any, Dict
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils import runs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import manifests
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 
 
@@ -21,7 +22,7 @@ class ActionModule(FleetAction):
             with self.refusing(host):
                 if variables.misfits:
                     raise Refusal(variables.misfits)
-                found, reasons = manifest.manifests(variables)
+                found, reasons = manifests(variables)
                 if reasons:
                     raise Refusal(reasons)
             releases = {name: manifest.to_release(found[name]) for name in arguments.get("models") or [] if name in found}

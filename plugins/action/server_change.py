@@ -34,7 +34,7 @@ class ActionModule(FleetAction):
         with self.refusing(host):
             handed = self._handed(host, task_vars, variables)
             if asks:
-                checks = order.of(host, task_vars.get("group_names", []), order.with_defaults({}, variables), variables)
+                checks = order.of(host, order.with_defaults({}, variables), variables)
                 document = {
                     "server": checks.server,
                     "timeout": variables["inference_check_timeout"],

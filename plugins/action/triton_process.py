@@ -135,7 +135,7 @@ class ActionModule(FleetAction):
     @staticmethod
     def _checks(variables: Templated, host: str, task_vars: Mapping[str, Any], root: str) -> Dict[str, Any]:
         given = order.with_defaults({"image": "this container"}, variables)
-        found = order.of(host, list(task_vars.get("group_names", [])), given, variables)
+        found = order.of(host, given, variables)
         key = {**found.key, "path": change.key_path(root)} if found.key else None
         document = {
             "server": found.server,

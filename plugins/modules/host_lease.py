@@ -106,7 +106,7 @@ import time
 from typing import Any, Dict, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils import request
-from ansible_collections.npufleet.triton.plugins.module_utils.change import boot, container, lease
+from ansible_collections.npufleet.triton.plugins.module_utils.change import boot, lease, replacement
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 
 OPTIONS: Dict[str, Any] = {
@@ -154,7 +154,10 @@ def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
                 params["host"], before["by"], before["since"]
             )
         )
-    if taken and container.broken_off(root):
+    if taken and replacement.broken_off(root):
+        # Here, as next to no call needs it
+        from ansible_collections.npufleet.triton.plugins.module_utils.change import container
+
         try:
             with lease.working(root, me):
                 settled = container.put_back(container.Docker(), root, settings["name"], settings)

@@ -163,8 +163,7 @@ from contextlib import nullcontext
 from typing import Any, Dict, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils import request
-from ansible_collections.npufleet.triton.plugins.module_utils.change import detached, lease, proof, turn
-from ansible_collections.npufleet.triton.plugins.module_utils.store import hold_back, linked, read_transaction
+from ansible_collections.npufleet.triton.plugins.module_utils.change import detached, lease
 
 OPTIONS: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["changed", "accepted", "put_back"], "default": "changed"},
@@ -225,17 +224,23 @@ def order(params: Mapping[str, Any]) -> Dict[str, Any]:
 
 def would_change(params: Mapping[str, Any]) -> bool:
     """Whether the server differs, or a switch of its models is open."""
+    # Here, as who begins a change and waits for it needs nothing of what makes it
+    from ansible_collections.npufleet.triton.plugins.module_utils import store
+    from ansible_collections.npufleet.triton.plugins.module_utils.change import proof
+
     desired = {name: dict(params["desired"][name]) for name in ("models", "server")}
     if params["linked"]:
-        desired["server"]["models"] = linked(params["root"], desired["server"]["models"])
+        desired["server"]["models"] = store.linked(params["root"], desired["server"]["models"])
     else:
-        hold_back(desired)
+        store.hold_back(desired)
     plan = proof.see(desired, params["root"], params["run"], linked=params["linked"]).plan
-    return bool(plan or params["rollback"]) or read_transaction(params["root"]) is not None
+    return bool(plan or params["rollback"]) or store.read_transaction(params["root"]) is not None
 
 
 def words(host: str, result: Mapping[str, Any]) -> str:
     """Why it failed, and what serves now."""
+    from ansible_collections.npufleet.triton.plugins.module_utils.change import turn
+
     if result["back"] == turn.NOTHING:
         return f"{host}: {result['why']}"
     if result["accepted"] is False:

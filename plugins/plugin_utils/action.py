@@ -7,6 +7,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils import bytecode  #
 
 import base64
 import glob
+import hashlib
 import importlib
 import json
 import os
@@ -113,7 +114,13 @@ class FleetAction(ActionBase):
         merged.update(task_vars)
         merged["role_path"] = os.path.join(COLLECTION, "roles", "common")
         templar = self._templar.copy_with_new_env(available_variables=merged)
-        return Templated(merged, templar.template, given, {} if ROWS in given else {ROWS: rows})
+        made = {} if ROWS in given else {ROWS: rows}
+        return Templated(merged, templar.template, given, made, self._moment(task_vars))
+
+    def _moment(self, task_vars: Mapping[str, Any]) -> str:
+        """Where hosts that are at this task together leave what they have in common; gone with the run."""
+        batch = hashlib.sha256(" ".join(task_vars.get("ansible_play_batch") or []).encode()).hexdigest()[:16]
+        return os.path.join(C.DEFAULT_LOCAL_TMP, f"{self._task._uuid}-{batch}")
 
     def results_path(self, directory: str, host: str) -> str:
         """Where reports find the answers of a host to its checks, in a directory of the controller."""

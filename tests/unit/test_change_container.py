@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease
+from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, replacement
 from helpers import unix_server
 from played_engine import Killed, PlayedEngine
 
@@ -39,11 +39,11 @@ def test_the_new_one_serves_and_the_old_one_stays_until_it_is_proven(engine: Pla
     replace(engine, tmp_path)
     assert engine.serving() == new
     assert engine.names() == {"triton": "running", "triton-previous": "exited"}
-    assert container.read(str(tmp_path))["phase"] == container.SWAPPED
+    assert replacement.read(str(tmp_path))["phase"] == replacement.SWAPPED
     assert container.keep(engine, str(tmp_path), "triton") is True
     assert engine.names() == {"triton": "running"}
     assert old not in engine.containers
-    assert container.read(str(tmp_path)) is None
+    assert replacement.read(str(tmp_path)) is None
     assert container.keep(engine, str(tmp_path), "triton") is False
 
 
@@ -88,11 +88,11 @@ def test_a_first_container_that_was_never_started_is_nobodys_who_broke_off(engin
     with suppress(Killed):
         replace(engine, tmp_path)
     engine.kill_at = None
-    assert container.broken_off(str(tmp_path)) is True
-    assert container.broken_off(str(tmp_path), "bob/2/2") is False
+    assert replacement.broken_off(str(tmp_path)) is True
+    assert replacement.broken_off(str(tmp_path), "bob/2/2") is False
     assert put_back(engine, tmp_path) is None
-    assert container.broken_off(str(tmp_path)) is False
-    assert container.read(str(tmp_path)) is not None
+    assert replacement.broken_off(str(tmp_path)) is False
+    assert replacement.read(str(tmp_path)) is not None
 
 
 def test_a_container_that_restarts_in_a_loop_is_replaced(engine: PlayedEngine, tmp_path: Path) -> None:
@@ -140,13 +140,13 @@ def test_an_old_container_that_does_not_come_up_is_told_with_its_exit_code(engin
     ):
         put_back(engine, tmp_path)
     # It is not over: the next run sees it
-    assert container.read(str(tmp_path)) is not None
+    assert replacement.read(str(tmp_path)) is not None
 
 
 def test_a_container_aside_without_a_word_is_what_to_go_back_to(engine: PlayedEngine, tmp_path: Path) -> None:
     proven = engine.add("triton-previous", "exited")
     engine.add("triton", works=False)
-    assert container.open_replacement(engine, str(tmp_path), "triton") == container.UNKNOWN
+    assert container.open_replacement(engine, str(tmp_path), "triton") == replacement.UNKNOWN
     put_back(engine, tmp_path)
     assert engine.serving() == proven
 
@@ -157,8 +157,8 @@ def test_a_file_that_somebody_damaged_counts_as_a_replacement_that_nobody_proved
 ) -> None:
     proven = engine.add("triton-previous", "exited")
     engine.add("triton")
-    (tmp_path / container.REPLACEMENT).write_text(content)
-    assert container.read(str(tmp_path)) == container.UNKNOWN
+    (tmp_path / replacement.REPLACEMENT).write_text(content)
+    assert replacement.read(str(tmp_path)) == replacement.UNKNOWN
     put_back(engine, tmp_path)
     assert engine.serving() == proven
 
@@ -209,7 +209,7 @@ def test_killed_anywhere_in_a_replacement_the_proven_one_serves_again(
     put_back(engine, tmp_path)
     assert engine.serving() == proven
     assert engine.names() == {"triton": "running"}
-    assert container.read(str(tmp_path)) is None
+    assert replacement.read(str(tmp_path)) is None
 
 
 @pytest.mark.parametrize("number", range(ORDERS + 1))
@@ -236,8 +236,8 @@ def test_killed_anywhere_in_a_replacement_the_next_run_replaces(
     with suppress(Killed):
         replace(engine, tmp_path)
     engine.kill_at = None
-    opened = container.read(str(tmp_path))
-    if opened and opened["phase"] == container.SWAPPING:
+    opened = replacement.read(str(tmp_path))
+    if opened and opened["phase"] == replacement.SWAPPING:
         put_back(engine, tmp_path)
     left = engine.named("triton-next")
     if left:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import store
-from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, resume
+from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, replacement, resume
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 from played_engine import PlayedEngine
 from test_model_store import owners  # noqa: F401 (a fixture)
@@ -45,12 +45,12 @@ def exchange(engine: PlayedEngine, root: Path, works: bool = False, run: lease.H
 
 
 def broken_off(root: Path, **changes: Any) -> None:
-    path = root / container.REPLACEMENT
-    path.write_text(json.dumps({**json.loads(path.read_text()), "phase": container.SWAPPING, **changes}))
+    path = root / replacement.REPLACEMENT
+    path.write_text(json.dumps({**json.loads(path.read_text()), "phase": replacement.SWAPPING, **changes}))
 
 
 def nothing_is_left(root: Path) -> bool:
-    return not any((root / entry).exists() for entry in (lease.LEASE, container.REPLACEMENT, store.TRANSACTION))
+    return not any((root / entry).exists() for entry in (lease.LEASE, replacement.REPLACEMENT, store.TRANSACTION))
 
 
 def test_without_a_lease_there_is_nothing_to_do(engine: PlayedEngine, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_what_a_run_left_that_is_gone_is_a_difference(engine: PlayedEngine, tmp_
     assert [item["name"] for item in resume.unfinished(str(tmp_path), "bob/2/2", True, ALICE.run)] == ["replacement", "lease"]
     # To the run itself its own lease is none
     assert [item["name"] for item in resume.unfinished(str(tmp_path), ALICE.run, True)] == ["replacement"]
-    (tmp_path / container.REPLACEMENT).unlink()
+    (tmp_path / replacement.REPLACEMENT).unlink()
     # A container that was left aside without a word is one all the same
     assert [item["name"] for item in resume.unfinished(str(tmp_path), ALICE.run, True)] == ["replacement"]
 

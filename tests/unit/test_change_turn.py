@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import store
-from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, proof, resume, turn
+from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, proof, replacement, resume, turn
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import item
 from played_engine import Killed, PlayedEngine
@@ -151,7 +151,7 @@ def switched(host: Host) -> None:
 
 
 def open_ends(host: Host) -> list[str]:
-    return [name for name in (store.TRANSACTION, container.REPLACEMENT) if (host.root / name).exists()]
+    return [name for name in (store.TRANSACTION, replacement.REPLACEMENT) if (host.root / name).exists()]
 
 
 def test_a_server_as_wanted_is_left_alone(host: Host) -> None:

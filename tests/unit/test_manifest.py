@@ -373,7 +373,8 @@ def test_artefact_goes_where_it_is_asked_to(repository: Path) -> None:
 )
 def test_placement_by_host_and_group(hosts: list[str] | None, here: bool) -> None:
     entry = {"name": "digits", "hosts": hosts}
-    assert subject.placed_here([entry], "npu1", ["npu_hosts", "edge"]) == ([entry] if here else [])
+    host = {"inventory_hostname": "npu1", "group_names": ["npu_hosts", "edge"], "triton_models": [entry]}
+    assert subject.placed_here(host) == ([entry] if here else [])
 
 
 def test_reasons_of_all_models_come_at_once(repository: Path) -> None:

@@ -1,23 +1,20 @@
 """The container of the server: replaced, put back, started and restarted, so that whoever comes after a kill can go on.
 
 Beside the container `<name>` there are at most two others. `<name>-next` is made and has not served. `<name>-previous` is the one
-that was proven last: it stays, stopped, until another one is proven. `replacement.json` says that a replacement is under way and
-how far it is; it is written before the first step and removed with the last.
+that was proven last: it stays, stopped, until another one is proven. How far a replacement is says replacement.py.
 """
 
 from __future__ import annotations
 
 # Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
 import os
-import re
 import signal
 import subprocess
 import time
 from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, replacement
 from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import (
     ENGINE_EXTRA,
     ContainerError,
@@ -29,31 +26,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import now,
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import last_words
 
-REPLACEMENT = "replacement.json"
-# How far a replacement is: one call makes every step in between. A container that was stopped for something else, such as another
-# driver, has to serve again, in its place or after it was replaced
-SWAPPING, SWAPPED, STOPPED = "swapping", "swapped", "stopped"
-SHAPE = {
-    # Who began it: the run's id, and a person
-    "run": str,
-    "by": str,
-    "since": str,
-    "phase": re.compile(f"{SWAPPING}|{SWAPPED}|{STOPPED}"),
-    # Whether the old container ran, its id, and the server that hands had started inside it
-    "ran": bool,
-    "old": shapes.TEXT_OR_NULL,
-    "inside": dict,
-}
-# A container that was left aside without a word
-UNKNOWN: Dict[str, Any] = {
-    "run": "?",
-    "by": "unknown",
-    "since": "unknown",
-    "phase": SWAPPED,
-    "ran": True,
-    "old": None,
-    "inside": {},
-}
 # A process that ended and was started again so often by the engine will not stay: one failed start may be bad luck
 KEEPS_ENDING = 3
 LOOK = 0.2
@@ -61,34 +33,11 @@ LOOK = 0.2
 ASKING = 20.0
 
 
-def read(root: str) -> Optional[Dict[str, Any]]:
-    """The replacement under way, None where there is none. One that cannot be read is one of which nothing more is known."""
-    found = shapes.read(os.path.join(root, REPLACEMENT), SHAPE)
-    if not found.there:
-        return None
-    return dict(UNKNOWN) if found.flaw else dict(found.content)
-
-
-def _write(root: str, entry: Mapping[str, Any]) -> None:
-    lease.write(os.path.join(root, REPLACEMENT), entry)
-
-
-def _close(root: str) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(os.path.join(root, REPLACEMENT))
-
-
-def broken_off(root: str, run: Optional[str] = None) -> bool:
-    """Whether a replacement, that of a run or any, ended between two steps that one call makes. Nothing serves then."""
-    entry = read(root)
-    return entry is not None and entry["phase"] == SWAPPING and run in (None, entry["run"])
-
-
 def open_replacement(engine: Docker, root: str, name: str) -> Optional[Dict[str, Any]]:
     """What was not proven yet: the replacement that is written down, or a container that was left aside without one."""
-    entry = read(root)
+    entry = replacement.read(root)
     if entry is None and engine.inspect(name + "-previous"):
-        entry = dict(UNKNOWN)
+        entry = dict(replacement.UNKNOWN)
     return entry
 
 
@@ -104,12 +53,12 @@ def replace(
     if upcoming is None:
         raise ContainerError(f"found no container {name}-next, wanted it made before it takes the place of {name}")
     refuse_absent(upcoming)
-    before = read(root)
+    before = replacement.read(root)
     ran = before["ran"] if before else bool(current and current["State"]["Running"]) or not current
     old = (previous or current or {}).get("Id")
     kept = before["inside"] if before and previous else dict(inside or {})
-    entry = {"run": run.run, "by": run.by, "since": now(), "phase": SWAPPING, "ran": ran, "old": old, "inside": kept}
-    _write(root, entry)
+    entry = {"run": run.run, "by": run.by, "since": now(), "phase": replacement.SWAPPING, "ran": ran, "old": old, "inside": kept}
+    replacement.write(root, entry)
     done = []
     if current:
         # Before it gets another name: an engine does not rename what it is just about to start again
@@ -128,7 +77,7 @@ def replace(
             )
     engine.rename(upcoming["Id"], name)
     engine.start(upcoming["Id"])
-    _write(root, {**entry, "phase": SWAPPED})
+    replacement.write(root, {**entry, "phase": replacement.SWAPPED})
     return [*done, f"started {upcoming['Id'][:12]}"]
 
 
@@ -137,8 +86,9 @@ def stop(engine: Docker, root: str, run: lease.Holder, name: str, settings: Mapp
     found = engine.inspect(name)
     if not found or not found["State"]["Running"]:
         return False
-    if read(root) is None and not engine.inspect(name + "-previous"):
-        _write(root, {**UNKNOWN, "run": run.run, "by": run.by, "since": now(), "phase": STOPPED, "old": found["Id"]})
+    if replacement.read(root) is None and not engine.inspect(name + "-previous"):
+        who = {"run": run.run, "by": run.by, "since": now()}
+        replacement.write(root, {**replacement.UNKNOWN, **who, "phase": replacement.STOPPED, "old": found["Id"]})
     engine.stop(found["Id"], settings["stop_timeout"])
     return True
 
@@ -189,8 +139,8 @@ def keep(engine: Docker, root: str, name: str) -> bool:
     previous = engine.inspect(name + "-previous")
     if previous:
         engine.remove(previous["Id"])
-    opened = read(root) is not None
-    _close(root)
+    opened = replacement.read(root) is not None
+    replacement.close(root)
     return bool(previous) or opened
 
 
@@ -203,21 +153,21 @@ def put_back(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) 
     current, previous = engine.inspect(name), engine.inspect(name + "-previous")
     if entry is None or not (previous or (current and entry["old"] == current["Id"])):
         # The first one ever: there is nothing else to serve with, and it is nobody's any more who broke off
-        if entry is not None and entry["phase"] == SWAPPING:
-            _write(root, {**entry, "phase": SWAPPED})
+        if entry is not None and entry["phase"] == replacement.SWAPPING:
+            replacement.write(root, {**entry, "phase": replacement.SWAPPED})
         if entry is None:
             # Made, and never given its place
             _drop(engine, name + "-next")
         return None
     if not previous and current and current["State"]["Running"] and _untouched(entry["inside"]):
         # It broke off before the first step; or it runs again, and whoever stopped it has to prove that
-        if entry["phase"] == SWAPPING:
+        if entry["phase"] == replacement.SWAPPING:
             _drop(engine, name + "-next")
-            _close(root)
+            replacement.close(root)
         return None
     if previous:
         # Also of one that was left aside without a word: once it has its name back, only this tells that it has to serve
-        _write(root, {**entry, "old": previous["Id"], "phase": SWAPPING})
+        replacement.write(root, {**entry, "old": previous["Id"], "phase": replacement.SWAPPING})
         if current:
             with suppress(ContainerError):
                 # Let it end by itself, where it does: it goes in any case
@@ -228,7 +178,7 @@ def put_back(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) 
     old = _there(engine, name)
     if entry["ran"]:
         _serve_again(engine, old, entry["inside"], name, settings)
-    _close(root)
+    replacement.close(root)
     return f"the container {old['Id'][:12]} {'serves' if entry['ran'] else 'is there'} again"
 
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional, TextIO
 
 from ansible_collections.npufleet.triton.plugins.module_utils import locks
-from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, turn
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 from ansible_collections.npufleet.triton.plugins.module_utils.system import now, text
 
@@ -125,6 +125,9 @@ def steps(root: str) -> List[Dict[str, Any]]:
 
 def perform(root: str) -> int:
     """The turn itself, in its own process; what came of it is in RESULT. Returns the process' exit code."""
+    # Here, as whoever begins it or waits for it needs nothing of that
+    from ansible_collections.npufleet.triton.plugins.module_utils.change import turn
+
     with open(os.path.join(root, ORDER), encoding="utf-8") as source:
         order = json.load(source)
     os.unlink(os.path.join(root, ORDER))

@@ -11,7 +11,7 @@ import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import store
-from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease
+from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, replacement
 from ansible_collections.npufleet.triton.plugins.module_utils.change.releases import STORE_WAIT
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.models import PROVE
@@ -38,7 +38,7 @@ def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
     if found is None:
         return Outcome()
     # In the midst of a replacement nobody has to be waited for: its call is over, and nothing serves
-    dead = container.broken_off(root, found["run"]) and not lease.at_work(root)
+    dead = replacement.broken_off(root, found["run"]) and not lease.at_work(root)
     if lease.live(root, found) and not dead:
         return Outcome(busy=f"{found['by']} since {found['since']}")
     me = lease.Holder(f"host/{lease.boot()}/{os.getpid()}", "the host itself")
@@ -63,7 +63,7 @@ def unfinished(root: str, run: str, previous: bool, ended: str = "") -> List[Ite
     """What a run that is gone left behind: a container that nobody proved, and its lease. `previous`: one stands aside;
     `ended`: a run that is known to be gone."""
     items = []
-    entry = container.read(root) or (dict(container.UNKNOWN) if previous else None)
+    entry = replacement.read(root) or (dict(replacement.UNKNOWN) if previous else None)
     if entry is not None:
         found = "a replacement by {by} since {since}, which nobody has proven".format(**entry)
         items.append(item(server.CONCERN, "replacement", found, "proven or put back", PROVE))

@@ -87,7 +87,7 @@ def place(variables: Mapping[str, Any]) -> int:
 def digest(variables: Mapping[str, Any]) -> str:
     """SHA-256 over everything that the document of a host's probe follows from. Raises Refusal."""
     host = variables["inventory_hostname"]
-    models = [str(entry["name"]) for entry in placed_here(variables["triton_models"], host, variables["group_names"])]
+    models = [str(entry["name"]) for entry in placed_here(variables)]
     checks_dirs, golden_dirs = directories(variables)
     said = {
         "models": models,

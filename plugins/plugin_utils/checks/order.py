@@ -48,12 +48,12 @@ def with_defaults(given: Mapping[str, Any], variables: Mapping[str, Any]) -> Dic
     return {**arguments, "host_index": place(variables), **given, "server": {**server, **own}}
 
 
-def of(host: str, groups: Sequence[str], arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> Checks:
+def of(host: str, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> Checks:
     """The checks of the models that are placed on a host, or of those that the arguments name. Raises Refusal."""
     models = arguments.get("models")
     try:
         if models is None:
-            models = [str(entry["name"]) for entry in placed_here(variables["triton_models"], host, list(groups))]
+            models = [str(entry["name"]) for entry in placed_here(variables)]
         if not arguments["image"]:
             raise Refusal(["found no image, wanted the one that is locked for the release: run playbooks/site.yml, or name one"])
         checks_dirs, golden_dirs = [*arguments["checks_dir"], CHECKS], [*arguments["golden_dir"], GOLDEN]

@@ -144,7 +144,7 @@ def of_host(variables: Mapping[str, Any], state: Mapping[str, Any], old: Optiona
 def _models(variables: Mapping[str, Any], old: Optional[Release], new: Release) -> Iterator[str]:
     """Compiled files: which model gets another one, and which has none."""
     card = variables["npufleet_card"].replace("RBLN-", "")
-    here = manifest.placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"])
+    here = manifest.placed_here(variables)
     key = "{}/{}".format(card, new.row["sdk"]["shape"])
     last = "{}/{}".format(card, old.row["sdk"]["shape"]) if old and old.row else key
     listed = {entry["name"]: entry.get("artefacts") or {} for entry in here}

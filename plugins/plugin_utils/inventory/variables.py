@@ -17,6 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, values
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import in_common
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import release_rows
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import Manifest
@@ -76,8 +77,7 @@ def _against(variables: Mapping[str, Any]) -> Iterator[str]:
         yield f"npufleet_npus is {variables['npufleet_npus']}, wanted a number of 1 or more"
     if not variables.get("triton_server_allow_http", True):
         yield "triton_server_allow_http is off: what is served is read back over HTTP, so leave it on"
-    here = manifest.placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"])
-    names = [entry["name"] for entry in here]
+    names = [entry["name"] for entry in manifest.placed_here(variables)]
     doubles = sorted({name for name in names if names.count(name) > 1})
     if doubles:
         yield "triton_models lists {} more than once for the same hosts".format(", ".join(doubles))
@@ -102,7 +102,7 @@ def survey(
     reasons = list(misfits(variables))
     if {"models", "server"} & set(concerns):
         try:
-            found, more = manifest.manifests(variables)
+            found, more = manifests(variables)
         except Refusal as refusal:
             more = refusal.reasons
         reasons += more
@@ -110,7 +110,7 @@ def survey(
         manifests=found,
         cloud=manifest.cloud_models(variables) if "server" in concerns else (),
         # Reads every file of the backends, and two concerns want it
-        image=lru_cache(maxsize=None)(lambda: CONCERNS["image"].desired(variables)),
+        image=lru_cache(maxsize=None)(lambda: in_common(variables, "image", CONCERNS["image"].desired)),
         checks=lambda: inputs.digest(variables),
         now=now,
     )
@@ -126,6 +126,12 @@ def survey(
         except (OSError, TypeError, ValueError, AttributeError) as error:
             reasons.append(f"{concern}: a variable has a value of another kind than it should: {error}")
     return wanted, found, list(dict.fromkeys(reasons))
+
+
+def manifests(variables: Mapping[str, Any]) -> Tuple[Dict[str, Manifest], List[str]]:
+    """Manifests of all models placed on this host, and the reasons why some cannot be."""
+    placed = manifest.placed_here(variables)
+    return in_common(variables, "models", lambda some: manifest.manifests(some, placed), placed)
 
 
 def desired(
@@ -155,7 +161,8 @@ class Templated(Mapping[str, Any]):
     `raw` is what `template` looks names up in. A value takes the place of its template there, so that what is made of it does
     not make it anew. A value that is not of the type that the roles' specs say is refused whenever somebody reads it. Those of
     `given`, the names that are not the roles' own, are looked at beforehand where they are values already: `misfits` is every
-    reason against them. What is `made` here is not made by its template.
+    reason against them. What is `made` here is not made by its template. `moment` is a path that only the processes of a run know
+    which are at one task with one batch of hosts (common.py).
     """
 
     def __init__(
@@ -164,7 +171,9 @@ class Templated(Mapping[str, Any]):
         template: Any,
         given: Iterable[str] = (),
         made: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType({}),
+        moment: str = "",
     ) -> None:
+        self.moment = moment
         self._raw = raw
         self._template = template
         self._made = made

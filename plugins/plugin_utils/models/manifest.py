@@ -205,8 +205,7 @@ def cloud(entry: Mapping[str, Any]) -> bool:
 
 def cloud_models(variables: Mapping[str, Any]) -> List[str]:
     """Names of those that are placed on this host."""
-    placed = placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"])
-    return [entry["name"] for entry in placed if cloud(entry)]
+    return [entry["name"] for entry in placed_here(variables) if cloud(entry)]
 
 
 def _unread(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> List[str]:
@@ -228,9 +227,10 @@ def _unread(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> List[str]
     return reasons
 
 
-def placed_here(models: List[Mapping[str, Any]], host: str, groups: List[str]) -> List[Mapping[str, Any]]:
+def placed_here(variables: Mapping[str, Any]) -> List[Mapping[str, Any]]:
     """The entries of `triton_models` that name this host or one of its groups, or name none."""
-    return [entry for entry in models if not entry.get("hosts") or {host, *groups} & set(entry["hosts"])]
+    here = {variables["inventory_hostname"], *variables["group_names"]}
+    return [entry for entry in variables["triton_models"] if not entry.get("hosts") or here & set(entry["hosts"])]
 
 
 def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, Any], bundled: bool) -> Optional[Mapping[str, Any]]:
@@ -339,21 +339,25 @@ def _profile(config: Any, entry: Mapping[str, Any], variables: Mapping[str, Any]
     return int(entry.get("instances") or (1 if late else profile["instances"]))
 
 
-def manifests(variables: Mapping[str, Any]) -> Tuple[Dict[str, Manifest], List[str]]:
-    """Manifests of all models placed on this host, and the reasons why some cannot be."""
-    found, findings, more = linted(variables)
+def manifests(
+    variables: Mapping[str, Any], placed: Optional[List[Mapping[str, Any]]] = None
+) -> Tuple[Dict[str, Manifest], List[str]]:
+    """Manifests of all models placed on this host, and the reasons why some cannot be; of other models, where they are given."""
+    found, findings, more = linted(variables, placed=placed)
     return found, [*reasons(findings), *more]
 
 
-def linted(variables: Mapping[str, Any], only: Collection[str] = ()) -> Tuple[Dict[str, Manifest], List[Finding], List[str]]:
+def linted(
+    variables: Mapping[str, Any], only: Collection[str] = (), placed: Optional[List[Mapping[str, Any]]] = None
+) -> Tuple[Dict[str, Manifest], List[Finding], List[str]]:
     """(manifests of the models placed on this host, what the linter finds of them, other reasons against them).
 
-    `only` are the models that are asked for; the others are read for what they are to those.
+    `only` are the models that are asked for; the others are read for what they are to those. `placed` are those of this host.
     """
+    placed = placed_here(variables) if placed is None else placed
     found: Dict[str, Manifest] = {}
     findings: List[Finding] = []
     more: List[str] = []
-    placed = placed_here(variables["triton_models"], variables["inventory_hostname"], variables["group_names"])
     here: List[Mapping[str, Any]] = []
     for entry in placed:
         if cloud(entry):

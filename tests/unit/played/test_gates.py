@@ -50,6 +50,9 @@ ENGINE = [differs("engine", "limit", until="systemd_service restarted docker")]
 MODELS = [differs("models", "release", name="add", until="server_change")]
 BUILD = [differs("image", "build")]
 
+# Each but npu-4 is in one
+ENVIRONMENT = "{{ {'npu-1': 'staging', 'npu-2': 'seoul', 'npu-3': 'busan'}[inventory_hostname] | default('') }}"
+
 # {name: (playbook, what is played, options, variables)}
 SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = {
     "build host out": ("site.yml", only("npu-1", *BUILD, out=""), (), {"npufleet_build_host": "npu-1"}),
@@ -129,6 +132,8 @@ SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] =
     "protected": ("site.yml", fleet(1, WHOLE), ("--tags", "models"), {"npufleet_protected": "prod"}),
     "protected rollback": ("rollback.yml", fleet(1, MODEL), ROLLBACK, {"npufleet_protected": "prod"}),
     "protected recovery": ("recover.yml", only("npu-1", *STOPPED), (), {"npufleet_protected": "prod"}),
+    "several protected": ("site.yml", {**only("npu-2", *WHOLE), **only("npu-3", *WHOLE)}, (), {"npufleet_protected": ENVIRONMENT}),
+    "others protected": ("site.yml", only("npu-4", *MODELS), (), {"npufleet_protected": ENVIRONMENT}),
     "confirmed recovery": (
         "recover.yml",
         only("npu-1", *STOPPED),
@@ -214,6 +219,19 @@ def test_a_protected_environment_asks_whatever_changes_it(ran: Run) -> None:
     assert ran.code == 2, ran.output
     assert 'prod is protected: found "", wanted "prod" before npu-1' in ran.words
     assert ran.touched() == []
+
+
+@scenes("several protected")
+def test_every_protected_environment_that_changes_is_asked_about(ran: Run) -> None:
+    assert ran.code == 2, ran.output
+    assert 'seoul, busan is protected: found "", wanted "seoul, busan" before npu-2, npu-3 are changed' in ran.words
+    assert ran.touched() == []
+
+
+@scenes("others protected")
+def test_what_is_protected_and_does_not_change_is_not_asked_about(ran: Run) -> None:
+    assert ran.code == 0, ran.output
+    assert ran.touched() == ["npu-4"]
 
 
 @scenes("confirmed recovery")
