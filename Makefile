@@ -115,19 +115,20 @@ sanity-newest: venv ## the same by the newest ansible-core, in a Debian 13 made 
 
 test-quick: lint unit ## lint and unit tests
 
-# One after the other, as both ask apt; the browser comes with the last lane, when nobody else does
-packages:
-	@$(MAKE) --no-print-directory transfers
+# Behind the other packages, as both ask apt; the browser comes with the last lane, when nobody else does
+packages: transfers
 	@$(MAKE) --no-print-directory lab-base
 
 # Three at a time: the longest first, and what needs no lab while the first one comes up
 LANES := molecule-default faults unit molecule-serving molecule-models molecule-runfile molecule-production lint report-test
 test: ## everything; the output of each lane is in build/log
-	@$(MAKE) --no-print-directory --jobs=2 venv packages
 	@rm -f build/log/lanes
 # What each lane took and why it failed is the end of the output, of which a CI may keep no more
 	@code=0; $(MAKE) --no-print-directory --jobs=3 --keep-going $(LANES:%=lane-%) || code=$$?; \
 	  echo "test: all lanes:"; cat build/log/lanes; exit $$code
+$(LANES:%=lane-%): venv
+lane-unit: transfers
+$(filter-out lane-unit lane-lint,$(LANES:%=lane-%)): packages
 lane-%:
 	@tests/lane.sh $* $(MAKE) --no-print-directory $*
 

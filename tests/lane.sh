@@ -4,6 +4,8 @@ set -eu
 cd "$(dirname "$0")/.."
 name=$1 log=build/log/$1.log began=$SECONDS code=0
 shift
+# Numpy's own threads wait busily, and lanes share few cores
+export OPENBLAS_NUM_THREADS=1
 mkdir -p build/log
 "$@" >"$log" 2>&1 </dev/null || code=$?
 if [ "$code" = 0 ]; then

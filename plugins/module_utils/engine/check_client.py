@@ -23,9 +23,11 @@ ENGINE_FAILED = 125
 ALSO = "/sbin:/usr/sbin:/usr/local/sbin"
 # What such a container may do: ask, and write what it was given to a file
 LEAST = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
-# What python3 in the container starts with: program and document come together on standard input.
+# What python3 in the container starts with: program and document come together on standard input. numpy's own threads, one for each
+# core, have nothing to do but to wait busily.
 START = f"""
-import base64, json, sys, tempfile
+import base64, json, os, sys, tempfile
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 given = json.load(sys.stdin)
 with tempfile.NamedTemporaryFile(suffix=".pyz") as program:
     program.write(base64.b64decode(given["program"]))
