@@ -28,6 +28,7 @@ venv: $(VENV)/.done ## Python environment with the pinned tools
 $(VENV)/.done: requirements.txt requirements-dev.txt
 	@echo "make: installing the pinned tools into $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check "$$(grep '^pip==' requirements-dev.txt)"
 	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 
