@@ -120,12 +120,12 @@ test-quick: lint unit ## lint and unit tests
 packages: transfers
 	@$(MAKE) --no-print-directory lab-base
 
-# Three at a time: the longest first, and what needs no lab while the first one comes up
+# Four at a time, as each waits for something now and then: the longest first, and what needs no lab while the first one comes up
 LANES := molecule-default faults unit molecule-serving molecule-models molecule-runfile molecule-production lint report-test
 test: ## everything; the output of each lane is in build/log
 	@rm -f build/log/lanes
 # What each lane took and why it failed is the end of the output, of which a CI may keep no more
-	@code=0; $(MAKE) --no-print-directory --jobs=3 --keep-going $(LANES:%=lane-%) || code=$$?; \
+	@code=0; $(MAKE) --no-print-directory --jobs=4 --keep-going $(LANES:%=lane-%) || code=$$?; \
 	  echo "test: all lanes:"; cat build/log/lanes; exit $$code
 $(LANES:%=lane-%): venv
 lane-unit: transfers

@@ -39,8 +39,9 @@ options:
     type: int
     default: 0
   known:
-    description: What it has returned before. The host is asked nothing, and this is returned with RV(known).
-    type: dict
+    description: >-
+      Name of the variable with what it has returned before. The host is asked nothing, and this is returned with RV(known).
+    type: str
   preflight:
     description: Also say what stands in the way of the plan, as RV(refusals).
     type: bool
@@ -195,7 +196,7 @@ OPTIONS: Dict[str, Any] = {
     "prove": {"type": "bool", "default": False},
     "linked": {"type": "bool", "default": False},
     "timeout": {"type": "int", "default": 0},
-    "known": {"type": "dict"},
+    "known": {"type": "str"},
     "preflight": {"type": "bool", "default": False},
     "rollback": {
         "type": "dict",

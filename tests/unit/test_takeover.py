@@ -231,6 +231,8 @@ def test_no_role_touches_the_directory_of_transfers_by_itself() -> None:
                 # To make it, whose parent is root's, and to remove a name in it
                 if module == "ansible.builtin.file" and given.get("state") in ("directory", "absent"):
                     continue
+                if module == "npufleet.triton.host_files" and set(given) == {"absent"}:
+                    continue
                 # Of a task above, whose module counts
                 if module in ("loop", "vars", "environment"):
                     continue
