@@ -120,8 +120,8 @@ test-quick: lint unit ## lint and unit tests
 packages: transfers
 	@$(MAKE) --no-print-directory lab-base
 
-# Four at a time, as each waits for something now and then: the longest first, and what needs no lab while the first one comes up
-LANES := molecule-default faults unit molecule-serving molecule-models molecule-runfile molecule-production lint report-test
+# Four at a time, as each waits for something now and then: the longest first. What needs no image of the lab begins while those are made.
+LANES := molecule-serving molecule-default molecule-models molecule-runfile molecule-production faults unit lint report-test
 test: ## everything; the output of each lane is in build/log
 	@rm -f build/log/lanes
 # What each lane took and why it failed is the end of the output, of which a CI may keep no more

@@ -6,9 +6,7 @@ whether one runtime serves all buckets, and which runtime there can be.
 
 from __future__ import annotations
 
-import asyncio
 import re
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -38,8 +36,13 @@ class SDK:
     def version(self) -> str:
         """Version of the SDK, empty where neither module nor package says it."""
         found = getattr(self._rebel, "__version__", "")
+        if found:
+            return str(found)
+        # Here, as each process of a model would else import it
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
-            return found or version("rebel-compiler")
+            return version("rebel-compiler")
         except PackageNotFoundError:
             return ""
 
@@ -191,7 +194,12 @@ def _joined(task: Any) -> Any:
     for name in ("result", "wait"):
         if hasattr(task, name):
             return getattr(task, name)()
-    return asyncio.run(_awaited(task)) if hasattr(task, "__await__") else task
+    if not hasattr(task, "__await__"):
+        return task
+    # Here, as each process of a model would else import it
+    import asyncio
+
+    return asyncio.run(_awaited(task))
 
 
 async def _awaited(task: Any) -> Any:
