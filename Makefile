@@ -27,7 +27,7 @@ venv: $(VENV)/.done ## Python environment with the pinned tools
 # Without bytecode, most of which is of collections that nobody imports; of the rest, the first import writes it
 $(VENV)/.done: requirements.txt requirements-dev.txt
 	@echo "make: installing the pinned tools into $(VENV)"
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check "$$(grep '^pip==' requirements-dev.txt)"
 	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
