@@ -3,9 +3,11 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 VENV ?= .venv
-# Of the same version the system's own, which is optimized: one that pyenv has built is a tenth slower
+# Of the same version the system's own, which is optimized: one that pyenv has built is a tenth slower. Never that of an environment,
+# which may be the one that is made anew
 VERSION_OF := -c 'import ensurepip, sys; print(*sys.version_info[:2])' 2>/dev/null
-PYTHON ?= $(shell [ "$$(/usr/bin/python3 $(VERSION_OF))" = "$$(python3 $(VERSION_OF))" ] && echo /usr/bin/python3 || echo python3)
+PYTHON ?= $(shell [ "$$(/usr/bin/python3 $(VERSION_OF))" = "$$(python3 $(VERSION_OF))" ] && echo /usr/bin/python3 \
+  || python3 -c 'import sys; print(sys._base_executable)')
 PY := $(VENV)/bin/python
 BIN := $(VENV)/bin
 HOSTS ?= 2
