@@ -112,6 +112,12 @@ def test_a_value_without_a_text_is_asked_anew(tmp_path: Path) -> None:
     assert make.asked == 2
 
 
+def test_a_result_that_cannot_be_handed_over_is_each_ones_own(tmp_path: Path) -> None:
+    made = [in_common(Host(tmp_path / "task", npus=2), "models", lambda some: lambda: some["npus"]) for _host in range(2)]
+    assert [entry() for entry in made] == [2, 2]
+    assert made[0] is not made[1]
+
+
 def test_what_reads_all_variables_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         in_common(Host(tmp_path / "task", npus=2), "models", dict)

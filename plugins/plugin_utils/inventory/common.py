@@ -6,6 +6,7 @@ import fcntl
 import io
 import json
 import pickle
+from contextlib import suppress
 from typing import Any, Callable, Collection, Dict, Iterator, Mapping, Optional, Set, Tuple, TypeVar
 
 from ansible.errors import AnsibleError
@@ -59,7 +60,9 @@ def in_common(variables: Mapping[str, Any], what: str, make: Callable[[Mapping[s
         new = make(noted)
         values = _values(variables, noted.names, also)
         if values is not None:
-            kept.write(pickle.dumps((values, new)))
+            # What cannot be handed to another process is each one's own
+            with suppress(pickle.PicklingError, TypeError, AttributeError):
+                kept.write(pickle.dumps((values, new)))
         return new
 
 
