@@ -6,7 +6,7 @@ import re
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Pattern, Tuple
 
-from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleUndefinedVariable
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError, AnsibleUndefinedVariable
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe, secret
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
@@ -77,20 +77,24 @@ class ActionModule(FleetAction):
         known = self._task.args.get("known")
         if known:
             # Its name alone: to template all of it takes longer than all else of a turn's small tasks
-            return {**task_vars[known], "changed": False, "known": True}
+            state = task_vars.get(str(known))
+            if not isinstance(state, Mapping):
+                words = "wanted the name of one with what host_state has returned"
+                raise AnsibleActionFail(f"known: found no such variable as {short(known)}, {words}")
+            return {**state, "changed": False, "known": True}
         variables = self.variables(task_vars)
         concerns = self._task.args.get("concerns")
         if concerns is None:
             concerns = self.concerns(variables, task_vars)
         if boolean(self._task.args.get("preflight", False)):
-            return self._preflight(variables, list(concerns), task_vars, host)
+            return self._protected(self._preflight(variables, list(concerns), task_vars, host), variables)
         if boolean(self._task.args.get("unsealed", False)):
             with self.refusing(host):
                 return {"changed": False, "desired": desired(variables, concerns, seal=False)[0]}
         given = ("prove", "linked", "timeout", "rollback")
         arguments = {key: self._task.args[key] for key in given if key in self._task.args}
         if arguments.get("rollback"):
-            return self._rollback(variables, concerns, arguments, task_vars, host)
+            return self._protected(self._rollback(variables, concerns, arguments, task_vars, host), variables)
         with self.refusing(host):
             # The mark does not depend on what is wanted of the host
             proof = boolean(arguments.get("prove", False))
@@ -106,7 +110,15 @@ class ActionModule(FleetAction):
             # Of a host as a whole, once in a run of status
             told["warnings"] = [*told.get("warnings", []), *preflight_inputs.untested(variables)]
             told["untested"] = variables["npufleet_row"].get("untested")
-        return told
+        return self._protected(told, variables)
+
+    @staticmethod
+    def _protected(result: Dict[str, Any], variables: Mapping[str, Any]) -> Dict[str, Any]:
+        """With the environment that the host is in, as its own task sees it: variables of a playbook are in no hostvars.
+
+        Of a host that is refused nobody is asked.
+        """
+        return result if result.get("refusals") else {**result, "protected": variables["npufleet_protected"]}
 
     @staticmethod
     def _handed(variables: Templated, wanted: Dict[str, Any], host: str) -> Dict[str, Any]:

@@ -174,6 +174,10 @@ clock:
   description: What the host's clock said, in seconds since 1970.
   returned: with O(preflight)
   type: float
+protected:
+  description: The name of the environment that the host is in, where people are asked before it is changed; empty for none.
+  returned: when there are no RV(refusals)
+  type: str
 origins:
   description:
     - Where the controller finds each large file of the models, by its SHA-256, without logins and signatures of addresses.

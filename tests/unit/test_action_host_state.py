@@ -7,9 +7,11 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible.errors import AnsibleActionFail
 from ansible_collections.npufleet.triton.plugins.action import host_state as action
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from helpers import ROOT, ROW, ansible_playbook, time_of
@@ -286,6 +288,26 @@ def test_a_host_that_does_not_say_what_it_would_move_is_refused(
     (reason,) = seen["refusals"]
     assert reason.startswith("npu1 gave an answer that cannot be used (") and found in reason
     assert "moves" not in seen
+
+
+def test_in_which_environment_a_host_is_does_not_the_host_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(action, "desired", lambda *_given: ({}, {}))
+    variables: Any = {"npufleet_root": "/var/lib/npufleet", "npufleet_protected": "prod"}
+    looking = Rollback({"plan": [], "refusals": [], "moves": {}, "actual": {}, "protected": ""})
+    looking._task = SimpleNamespace(args={"concerns": ["server"], "rollback": {"to": "previous"}})  # type: ignore[assignment]
+    monkeypatch.setattr(looking, "variables", lambda _task_vars: variables)
+    seen = looking.act("npu1", {})
+    assert (seen["refusals"], seen["protected"]) == ([], "prod")
+
+
+@pytest.mark.parametrize("known", ["nowhere", "words", {"plan": []}])
+def test_what_is_known_is_in_a_variable(known: Any) -> None:
+    looking = Rollback({})
+    looking._task = SimpleNamespace(args={"known": known})  # type: ignore[assignment]
+    with pytest.raises(AnsibleActionFail, match=r"known: found no such variable as .*, wanted the name of one with what"):
+        looking.act("npu1", {"words": "as wanted"})
+    looking._task.args["known"] = "state"
+    assert looking.act("npu1", {"state": {"plan": []}}) == {"plan": [], "changed": False, "known": True}
 
 
 def test_all_missing_variables_are_named_at_once(looked: dict[str, Any]) -> None:

@@ -132,6 +132,7 @@ SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] =
     "protected": ("site.yml", fleet(1, WHOLE), ("--tags", "models"), {"npufleet_protected": "prod"}),
     "protected rollback": ("rollback.yml", fleet(1, MODEL), ROLLBACK, {"npufleet_protected": "prod"}),
     "protected recovery": ("recover.yml", only("npu-1", *STOPPED), (), {"npufleet_protected": "prod"}),
+    "protected by a playbook": (str(Path(__file__).with_name("protected.yml")), fleet(1, WHOLE), (), {}),
     "several protected": ("site.yml", {**only("npu-2", *WHOLE), **only("npu-3", *WHOLE)}, (), {"npufleet_protected": ENVIRONMENT}),
     "others protected": ("site.yml", only("npu-4", *MODELS), (), {"npufleet_protected": ENVIRONMENT}),
     "confirmed recovery": (
@@ -214,7 +215,7 @@ def test_a_host_that_fails_stops_what_comes_after_its_batch(ran: Run) -> None:
     assert [ran.recap(host)["failed"] for host in HOSTS] == [0, 0, 1, 0]
 
 
-@scenes("protected", "protected rollback", "protected recovery")
+@scenes("protected", "protected rollback", "protected recovery", "protected by a playbook")
 def test_a_protected_environment_asks_whatever_changes_it(ran: Run) -> None:
     assert ran.code == 2, ran.output
     assert 'prod is protected: found "", wanted "prod" before npu-1' in ran.words
