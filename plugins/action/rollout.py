@@ -32,9 +32,6 @@ class ActionModule(FleetAction):
         self, host: str, task_vars: Dict[str, Any], path: str, batch: Sequence[str], given: Mapping[str, Any]
     ) -> Dict[str, Any]:
         result: Dict[str, Any] = {"changed": False}
-        if given["done"]:
-            result["msg"] = host_text.line(f"{host}: {given['done']}")
-            self._display.display(result["msg"])
         reasons = list(given["reasons"])
         if given["release"]:
             reasons += self._release(host, task_vars)

@@ -31,10 +31,6 @@ options:
     description: Release the host, with O(state=ended). One that cannot be released, or is lost as it is to be, is a reason more.
     type: bool
     default: false
-  done:
-    description: What was done, in words, with O(state=ended). It is said in a line.
-    type: str
-    default: ""
   reasons:
     description: Why no further batch is to start, with O(state=ended). It fails with them, once the host is released.
     type: list
@@ -62,8 +58,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 msg:
-  description: What lies ahead, or what was done, in one line.
-  returned: with O(state=begun), or O(done)
+  description: What lies ahead, in one line.
+  returned: with O(state=begun)
   type: str
 """
 
@@ -77,7 +73,6 @@ OPTIONS: Dict[str, Any] = {
     "output_dir": {"type": "path", "required": True},
     "serial": {"type": "raw"},
     "release": {"type": "bool", "default": False},
-    "done": {"type": "str", "default": ""},
     "reasons": {"type": "list", "elements": "str", "default": []},
 }
 

@@ -213,12 +213,6 @@ def test_a_host_that_its_change_has_released_is_not_asked(tmp_path: Path) -> Non
     assert (ending.asked, found["failed"], found["msg"]) == ([], True, "no answer")
 
 
-def test_what_was_done_is_said_in_one_line_whatever_a_host_has_put_into_it(tmp_path: Path) -> None:
-    ending = Ending(tmp_path, {}, done="digits went from 0002-b to\n0001-a\x1b[2J")
-    assert ending.go({"npu1": {}}, ["npu1"])["msg"] == "npu1: digits went from 0002-b to 0001-a\\x1b[2J"
-    assert ending.lines == ["npu1: digits went from 0002-b to 0001-a\\x1b[2J"]
-
-
 def test_what_a_batch_took_is_written_by_its_first_host(tmp_path: Path) -> None:
     known = {name: {**state(), "npufleet_began": "100.0"} for name in ("npu1", "npu2")}
     variables = {"inventory_hostname": "npu2", "hostvars": known, "ansible_play_batch": list(known)}
