@@ -4,8 +4,9 @@
 Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), LAB_NEXT (a row that hosts may be taken to, with cards of
 both), NPUS (2 per host, or those of a card), SYSTEMS (debian-12; of the NPU hosts in turn, as in debian-12,debian-13; default is
 what the lab has), LAB_COPIES (1: new hosts of npu1's system are copies of npu1, as it is by now), LAB_MODELS (what is placed:
-digits, or images for the image classifier too; default is what the lab has, digits for a new one), LAB_FAULTS (JSON, faults by
-host: {"npu2": [{"kind": "no_rsd0"}]}).
+digits, or images for the image classifier too; default is what the lab has, digits for a new one), LAB_MONITORING (0: no host
+monitors the others; default is what the lab has, ops1 for a new one), LAB_FAULTS (JSON, faults by host: {"npu2":
+[{"kind": "no_rsd0"}]}).
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def up(lab: Lab) -> None:
         raise LabError(f"LAB_MODELS: found {placing}, wanted one of {', '.join(PLACINGS)}")
     if not 1 <= count <= 200:
         raise LabError(f"HOSTS: found {count}, wanted 1 to 200")
+    monitored = os.environ["LAB_MONITORING"] == "1" if os.environ.get("LAB_MONITORING") else known.get("monitored", True)
     systems = systems_of(count, known.get("systems", {}))
     engine.start()
     hosts.refuse_conflicts(lab, hosts.host_names(count))
@@ -97,7 +99,7 @@ def up(lab: Lab) -> None:
     facts = {"row": row, "count": count, "npus": npus, "models": models, "bases": bases, "drivers": drivers}
     facts["next"], facts["card"], facts["toolkit"] = following, card, toolkit
     facts["sdk"] = {name: standins.sdk_version(name) for name in standins.ROWS}
-    facts["placing"] = placing
+    facts["placing"], facts["monitored"] = placing, monitored
     facts["systems"] = systems
     if known != facts:
         facts_path(lab).write_text(json.dumps(facts, indent=2))
@@ -216,7 +218,7 @@ def inventory(lab: Lab, facts: dict[str, Any]) -> dict[str, Any]:
     groups = {
         "all": {"vars": everywhere, "children": ["npu_hosts", "monitoring_hosts"]},
         "npu_hosts": {"hosts": names[1:]},
-        "monitoring_hosts": {"hosts": names[:1]},
+        "monitoring_hosts": {"hosts": names[:1] if facts["monitored"] else []},
     }
     return {**groups, "_meta": {"hostvars": hostvars}}
 

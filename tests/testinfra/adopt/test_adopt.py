@@ -11,7 +11,7 @@ from pathlib import Path
 import conftest
 import pytest
 import yaml
-from conftest import INVENTORY, LAB, NPU_HOSTS, ROOT, ask, connect, containers, events, inspect, now, playbook
+from conftest import INVENTORY, NPU_HOSTS, ROOT, ask, connect, containers, events, inspect, now, playbook
 from test_3_reboot import wait_for
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
@@ -28,10 +28,7 @@ GUIDE = (
     "-v /home/guide/python_backend:/opt/tritonserver/python_backend "
     "-p 8000:8000 -p 8001:8001 -p 8002:8002 --ulimit stack=67108864 -ti --env RBLN_LAB_NPU_NAME=RBLN-CA12 "
 )
-# Another one may be there of a row that the host was taken to
-IMAGE = (
-    f"docker images -q --filter label=io.npufleet.release={LAB['all']['vars']['lab_release'] if NPU_HOSTS else ''} npufleet/triton"
-)
+IMAGE = "docker images -q npufleet/triton"
 # In the guide's form for two devices: what a restart loads is then what the managed server loads
 CONFIG = """
 name: "resnet50"
