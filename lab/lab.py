@@ -76,7 +76,7 @@ def up(lab: Lab) -> None:
         raise LabError(f"LAB_MODELS: found {placing}, wanted one of {', '.join(PLACINGS)}")
     if not 1 <= count <= 200:
         raise LabError(f"HOSTS: found {count}, wanted 1 to 200")
-    monitored = os.environ["LAB_MONITORING"] == "1" if os.environ.get("LAB_MONITORING") else known.get("monitored", True)
+    monitored = os.environ["LAB_MONITORING"] != "0" if os.environ.get("LAB_MONITORING") else known.get("monitored", True)
     systems = systems_of(count, known.get("systems", {}))
     engine.start()
     hosts.refuse_conflicts(lab, hosts.host_names(count))
