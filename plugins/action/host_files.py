@@ -21,7 +21,7 @@ class ActionModule(FleetAction):
         # What begins with a tilde would be a directory of the controller
         paths = [*(entry["path"] for entry in (*given["directories"], *given["files"])), *given["absent"]]
         self.flaws = [f"{path}: wanted a path from the root" for path in paths if not path.startswith("/")]
-        directories = [self._directory(entry["path"], entry["mode"]) for entry in given["directories"]]
+        directories = [self._directory(**entry) for entry in given["directories"]]
         files: List[Dict[str, Any]] = []
         for entry in given["files"]:
             mode = self._mode(entry["path"], entry["mode"])
@@ -36,8 +36,8 @@ class ActionModule(FleetAction):
             raise self.refuse(host, Refusal(self.flaws))
         return self.ask("host_files", {}, task_vars, {"directories": directories, "files": files, "absent": given["absent"]})
 
-    def _directory(self, path: str, mode: Optional[str]) -> Dict[str, Any]:
-        return {"path": path, "mode": None if mode is None else self._mode(path, mode)}
+    def _directory(self, path: str, mode: Optional[str], empty: bool = False) -> Dict[str, Any]:
+        return {"path": path, "mode": None if mode is None else self._mode(path, mode), "empty": empty}
 
     def _source(self, path: str, src: str) -> Dict[str, bytes]:
         """{path below it: content}; of a file that of an empty path."""

@@ -25,10 +25,11 @@ class File(NamedTuple):
 
 
 class Directory(NamedTuple):
-    """A directory as wanted; without a mode one that is there may be anybody's."""
+    """A directory as wanted; without a mode one that is there may be anybody's. An `empty` one with anything in it is made anew."""
 
     path: str
     mode: Optional[int]
+    empty: bool = False
 
 
 class Wanted(NamedTuple):
@@ -64,6 +65,9 @@ def differences(wanted: Wanted) -> List[Difference]:
     found: List[Difference] = []
     unfit: List[str] = []
     for directory in wanted.directories:
+        if directory.empty:
+            found += _in_the_way(directory)
+            continue
         status = _status(directory.path, follow=True)
         if status is None and os.path.lexists(directory.path):
             unfit.append(f"{directory.path}: found a link that leads nowhere, wanted a directory: remove it")
@@ -99,15 +103,33 @@ def apply(wanted: Wanted, found: Sequence[Difference]) -> None:
     os.umask(0o022)
     for directory in wanted.directories:
         if directory.path in differ:
+            if directory.empty:
+                _remove(directory.path)
             _make(directory)
     for file in wanted.files:
         if file.path in differ:
             _write(file)
     for path in wanted.absent:
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path)
-        elif os.path.lexists(path):
-            os.unlink(path)
+        _remove(path)
+
+
+def _in_the_way(directory: Directory) -> List[Difference]:
+    """What differs of one that has to be empty: whatever is there in its place would go."""
+    status = _status(directory.path)
+    if status is not None and stat.S_ISDIR(status.st_mode):
+        inside = len(os.listdir(directory.path))
+        if not inside and (directory.mode is None or _has(status, directory.mode)):
+            return []
+        return [Difference(directory.path, f"{_words(status).rstrip()}, {inside} in it\n", _directory_words(directory))]
+    return [Difference(directory.path, _words(status), _directory_words(directory))]
+
+
+def _remove(path: str) -> None:
+    """Whatever is there; what a link leads to stays."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.unlink(path)
 
 
 def _make(directory: Directory) -> None:

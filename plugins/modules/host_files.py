@@ -27,6 +27,11 @@ options:
       mode:
         description: Its mode, in quotes. Without one a directory that is there stays as it is, and one that is made has V(0755).
         type: str
+      empty:
+        description:
+          - Whether nothing may be in it but O(files). What is there is removed first, whatever it is, and a directory is made anew.
+        type: bool
+        default: false
   files:
     description:
       - Files, of which each has O(files[].content) or O(files[].src). Directories that they are in are made where they are missing.
@@ -68,6 +73,11 @@ attributes:
 """
 
 EXAMPLES = r"""
+- name: Make a clean place, whatever was there
+  npufleet.triton.host_files:
+    directories:
+      - {path: /var/lib/npufleet/build, mode: "0700", empty: true}
+
 - name: Bring a service
   npufleet.triton.host_files:
     directories:
@@ -97,7 +107,11 @@ OPTIONS: Dict[str, Any] = {
         "type": "list",
         "elements": "dict",
         "default": [],
-        "options": {"path": {"type": "str", "required": True}, "mode": {"type": "str"}},
+        "options": {
+            "path": {"type": "str", "required": True},
+            "mode": {"type": "str"},
+            "empty": {"type": "bool", "default": False},
+        },
     },
     "files": {
         "type": "list",
@@ -120,7 +134,11 @@ REQUEST: Dict[str, Any] = {
         "type": "list",
         "elements": "dict",
         "default": [],
-        "options": {"path": {"type": "str", "required": True}, "mode": {"type": "int"}},
+        "options": {
+            "path": {"type": "str", "required": True},
+            "mode": {"type": "int"},
+            "empty": {"type": "bool", "default": False},
+        },
     },
     "files": {
         "type": "list",
@@ -143,7 +161,7 @@ def run(module: request.Module) -> None:
         module.fail_json(msg="what files hold is read on the controller: call it as npufleet.triton.host_files")
     params = request.received(module, REQUEST)
     wanted = host_files.Wanted(
-        [host_files.Directory(entry["path"], entry["mode"]) for entry in params["directories"]],
+        [host_files.Directory(entry["path"], entry["mode"], entry["empty"]) for entry in params["directories"]],
         [host_files.File(entry["path"], base64.b64decode(entry["content"]), entry["mode"]) for entry in params["files"]],
         params["absent"],
     )

@@ -60,6 +60,35 @@ def test_a_directory_of_somebody_else_stays_as_it_is(tmp_path: Path) -> None:
     assert (mode(theirs), link.is_symlink(), mode(tmp_path / "new/deep")) == (0o2775, True, 0o755)
 
 
+def test_a_directory_that_has_to_be_empty_is_made_anew_with_what_belongs_in_it(tmp_path: Path) -> None:
+    place, outside = tmp_path / "build", tmp_path / "outside"
+    wanted = {"directories": [{"path": str(place), "mode": 0o700, "empty": True}]}
+    assert asked(**wanted)["diff"][0]["before"] == ""
+    assert asked(**wanted)["changed"] is False
+    (place / "deep").mkdir()
+    (place / "deep/left").write_text("of a run before")
+    told = asked(check=True, **wanted)
+    assert (told["paths"], (place / "deep/left").exists()) == ([str(place)], True)
+    assert "mode 0700, 1 in it" in told["diff"][0]["before"]
+    asked(**wanted, files=[file(place / "spec")])
+    assert (os.listdir(place), mode(place)) == (["spec"], 0o700)
+    place.chmod(0o777)
+    (place / "spec").unlink()
+    asked(**wanted)
+    assert mode(place) == 0o700
+    # Of whoever could write where it lies: what a link leads to is left alone
+    place.rmdir()
+    outside.mkdir()
+    (outside / "theirs").write_text("theirs")
+    place.symlink_to(outside)
+    assert "a link of" in asked(**wanted)["diff"][0]["before"]
+    assert (place.is_symlink(), os.listdir(place), os.listdir(outside)) == (False, [], ["theirs"])
+    place.rmdir()
+    place.write_text("a file")
+    asked(**wanted)
+    assert place.is_dir()
+
+
 def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(tmp_path: Path) -> None:
     outside, path = tmp_path / "outside", tmp_path / "config"
     outside.write_text("theirs")

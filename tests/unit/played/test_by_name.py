@@ -36,13 +36,17 @@ def test_another_driver_has_its_spec_before_the_server_starts_on_it(tmp_path: Pa
 def test_a_toolkit_is_brought_from_its_repository_by_its_key(tmp_path: Path) -> None:
     ran = site(tmp_path, differs("driver", "toolkit", name="rbln-container-toolkit", until="apt latest"), STALE)
     assert ran.code == 0, ran.output
-    brought = [call for call in ran.of("npu-1") if call.startswith(("get_url", "apt", "copy", MAKE))]
+    brought = [
+        call
+        for call in ran.of("npu-1")
+        if call.startswith(("get_url", "apt", "host_files /etc/apt", "host_files /etc/systemd", MAKE))
+    ]
     assert brought == [
+        "host_files /etc/apt/keyrings",
         "get_url /etc/apt/keyrings/rebellions.asc",
-        "copy /etc/apt/sources.list.d/rebellions.list",
+        "host_files /etc/apt/sources.list.d/rebellions.list",
         "apt latest rbln-container-toolkit",
-        "copy /etc/systemd/system/npufleet-cdi.service",
-        "copy /etc/systemd/system/npufleet-cdi-start.service",
+        "host_files /etc/systemd/system/npufleet-cdi.service /etc/systemd/system/npufleet-cdi-start.service",
         MAKE,
     ]
     ran = site(
@@ -62,7 +66,7 @@ def test_a_spec_that_cannot_be_made_stops_the_rollout_below_a_server_that_serves
 
 
 def test_the_unit_goes_where_no_engine_asks_by_name(tmp_path: Path) -> None:
-    gone = "file absent /etc/systemd/system/npufleet-cdi.service"
+    gone = "host_files absent /etc/systemd/system/npufleet-cdi.service"
     ran = site(
         tmp_path,
         differs("driver", "remove", name="npufleet-cdi.service", until=gone),

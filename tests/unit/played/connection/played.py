@@ -43,6 +43,10 @@ def call_of(module: str, arguments: dict[str, Any]) -> str:
             "asking": (arguments.get("_request") or {}).get("checks"),
         }
         return " ".join(filter(None, [module, arguments.get("state"), *(word for word, given in said.items() if given)]))
+    if module == "host_files":
+        given = arguments["_request"]
+        there = [entry["path"] for entry in (*given["directories"], *given["files"])]
+        return " ".join([module, *there, *(f"absent {path}" for path in given["absent"])])
     words = [json.dumps(arguments[key]).strip('"') for key in TOLD if arguments.get(key) not in (None, False)]
     return " ".join([module, *words])
 
