@@ -190,7 +190,7 @@ class FleetAction(ActionBase):
         checked = library.checked(module, given)
         if checked is None:
             return None
-        words = [self._compute_environment_string(), python, "-I", host_library.path(library.version()), "call", module]
+        words = [self._compute_environment_string(), python, "-IS", host_library.path(library.version()), "call", module]
         told = {"options": checked.options, "check_mode": self._task.check_mode, "diff": self._task.diff}
         sent = json.dumps(told, cls=get_module_encoder("legacy", Direction.CONTROLLER_TO_MODULE))
         done = self._low_level_execute_command(" ".join(filter(None, words)), in_data=sent.encode())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 def main() -> None:
     place = Path(__file__).parent
-    if sys.argv[1] == "-I":
+    if sys.argv[1] == "-IS":
         if not (place / "library").exists():
             sys.exit(2)
         print("npufleet library: called", flush=True)

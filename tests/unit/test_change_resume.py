@@ -173,7 +173,7 @@ def test_what_a_run_left_that_is_gone_is_a_difference(engine: PlayedEngine, tmp_
 
 
 def test_the_library_does_it_on_a_host_without_ansible(tmp_path: Path, hosts_library: Path) -> None:
-    command = [sys.executable, "-I", str(hosts_library / library.CURRENT), "resume"]
+    command = [sys.executable, "-IS", str(hosts_library / library.CURRENT), "resume"]
     empty = subprocess.run([*command, str(tmp_path / "store")], capture_output=True, text=True, check=False)
     assert (empty.returncode, empty.stdout, empty.stderr) == (0, "", "")
     (tmp_path / "store").mkdir()

@@ -194,7 +194,7 @@ def test_a_module_answers_as_it_does_when_it_is_sent(there: Path) -> None:
     answer = caller.call("model_store_info", {"root": "/nowhere"})
     assert {"failed": False, **answer} == run_module(model_store_info, {"root": "/nowhere"})
     ((command, sent),) = caller.commands
-    assert command == f"A=b {sys.executable} -I {there}/{library.version()} call model_store_info"
+    assert command == f"A=b {sys.executable} -IS {there}/{library.version()} call model_store_info"
     assert json.loads(sent) == {"options": {"root": "/nowhere"}, "check_mode": False, "diff": False}
     # What is handed over is in no command line, and its failure is the module's own
     failed = caller.call("host_library", {})

@@ -1,4 +1,4 @@
-"""What the library of a host (programs/library.py) is told on its command line, as `python3 -I LIBRARY COMMAND`.
+"""What the library of a host (programs/library.py) is told on its command line, as `python3 -IS LIBRARY COMMAND`.
 
 call MODULE    run a module of this collection; what it is told is on standard input (request.py)
 turn ROOT      the change that was ordered (detached.py)

@@ -54,7 +54,7 @@ def begin(root: str, order: Mapping[str, Any]) -> None:
         # What it says is read only where it leaves no result
         with _private(os.path.join(root, STEPS)) as said:
             subprocess.Popen(
-                [*_scope(), sys.executable, "-I", library.path(), "turn", root],
+                [*_scope(), sys.executable, "-IS", library.path(), "turn", root],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,

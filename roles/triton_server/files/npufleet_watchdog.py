@@ -514,7 +514,7 @@ class Host:
         """Put back what a run left that is gone; why nothing is to be done, None where that is over."""
         if time.monotonic() < self._call_at or self._at_work():
             return "deployment"
-        done = subprocess.run([sys.executable, "-I", CHANGE, "resume", self._config.root], capture_output=True, check=False)
+        done = subprocess.run([sys.executable, "-IS", CHANGE, "resume", self._config.root], capture_output=True, check=False)
         for line in (done.stdout + done.stderr).decode("utf-8", "replace").splitlines():
             print(line, flush=True)
         self._call_at = time.monotonic() + CALL if done.returncode == BUSY else 0.0
