@@ -250,7 +250,7 @@ def test_python_is_the_systems_or_the_one_that_is_named(there: Path) -> None:
     for named, command in (("auto_silent", "/usr/bin/python3"), ("{{ 'py' }}", "{{ 'py' }}"), ("/opt/py", "/opt/py")):
         caller = Caller(there, "", python=named)
         assert caller.call("host_state", {}) is None
-        assert caller.commands[0][0].split(" -I ")[0] == f"A=b {command}"
+        assert caller.commands[0][0].split(" -IS ")[0] == f"A=b {command}"
 
 
 def test_a_host_without_it_has_run_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
