@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 # Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
+import fnmatch
 import os
 import re
 import shutil
 import subprocess
 import time
 from typing import Any, Dict, List, Optional, Tuple
+
+# Where dpkg keeps what it knows
+DPKG = "/var/lib/dpkg"
+# What it knew when it was asked last
+_KNOWN: Dict[Tuple[object, ...], List[List[str]]] = {}
 
 
 def run(*command: str) -> Tuple[int, str]:
@@ -53,15 +59,38 @@ def packages(names: List[str], broken: bool = False) -> Dict[str, Dict[str, Any]
     """
     if not names:
         return {}
-    form = "${binary:Package}\t${Version}\t${db:Status-Want}\t${db:Status-Status}\n"
-    output = run("dpkg-query", "--show", "--showformat", form, *names)[1]
+    named, patterns = set(names), [name for name in names if "*" in name]
     found = {}
-    for line in output.splitlines():
-        columns = line.split("\t")
-        whole = columns[-1] == "installed"
-        if len(columns) == 4 and (whole or (broken and columns[3] not in ("not-installed", "config-files"))):
-            found[columns[0].split(":")[0]] = {"version": columns[1] if whole else None, "held": columns[2] == "hold"}
+    for name, version, selection, status in _of_dpkg(_dpkg_changed()):
+        whole = status == "installed"
+        if (whole or (broken and status not in ("not-installed", "config-files"))) and (
+            name in named or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        ):
+            found[name] = {"version": version if whole else None, "held": selection == "hold"}
     return found
+
+
+def _dpkg_changed() -> Tuple[object, ...]:
+    """What is another one after each change of dpkg's database: it writes a new file of states, and before that of updates."""
+    try:
+        status = os.stat(DPKG + "/status")
+        return (status.st_ino, status.st_mtime_ns, *sorted(os.listdir(DPKG + "/updates")))
+    except OSError:
+        return ()
+
+
+def _of_dpkg(changed: Tuple[object, ...]) -> List[List[str]]:
+    """Of each package that dpkg knows name, version, selection and status. It reads all of them whatever it is asked for."""
+    if changed not in _KNOWN:
+        form = "${binary:Package}\t${Version}\t${db:Status-Want}\t${db:Status-Status}\n"
+        code, output = run("dpkg-query", "--show", "--showformat", form)
+        rows = [line.split("\t") for line in output.splitlines()]
+        found = [[row[0].split(":")[0], *row[1:]] for row in rows if len(row) == 4]
+        if code:
+            return found
+        _KNOWN.clear()
+        _KNOWN[changed] = found
+    return _KNOWN[changed]
 
 
 def available(name: str) -> Optional[str]:

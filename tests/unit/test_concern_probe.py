@@ -27,6 +27,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.programs import ar
 from ansible_collections.npufleet.triton.plugins.modules import inference_check
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import checks_digest
 from helpers import ROOT, fleet, run_module
 from small_triton import certificates
 
@@ -133,7 +134,8 @@ def site(tmp_path: Path) -> Path:
 
 def digest(site: Path, **inventory: Any) -> str:
     dirs = {"inference_check_checks_dir": [str(site / "checks")], "inference_check_golden_dir": [str(site / "golden")]}
-    return inputs.digest(fleet(**{"triton_models": [{"name": "m"}], **dirs, **inventory}))
+    variables = fleet(**{"triton_models": [{"name": "m"}], **dirs, **inventory})
+    return inputs.digest(variables, checks_digest(variables))
 
 
 def test_digest_follows_from_everything_that_is_asked(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,25 +40,57 @@ def test_text(tmp_path: Path) -> None:
     assert system.text(str(tmp_path)) is None
 
 
-def test_packages_are_those_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def dpkg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """How dpkg-query was called, of a database below `tmp_path`."""
     rows = [
         "rebellions\t1.2.92\thold\tinstalled",
         "libc6:amd64\t2.36-9\tinstall\tinstalled",
         "docker.io\t20.10.24\tdeinstall\tconfig-files",
         "rsync\t\tunknown\tnot-installed",
-        "dpkg-query: no packages found matching linux-image-6.1",
+        "rebellions-dkms\t3.2\tinstall\thalf-configured",
+        "dpkg-query: error: something else that it says",
     ]
     asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(system, "run", lambda *command: asked.append(command) or (1, "\n".join(rows)))
+    monkeypatch.setattr(system, "run", lambda *command: asked.append(command) or (0, "\n".join(rows)))
+    monkeypatch.setattr(system, "DPKG", str(tmp_path))
+    (tmp_path / "updates").mkdir()
+    (tmp_path / "status").write_text("first")
+    system._KNOWN.clear()
+    return asked
+
+
+def test_packages_are_those_that_are_installed(dpkg: list[tuple[str, ...]]) -> None:
+    held = {"rebellions": {"version": "1.2.92", "held": True}}
     assert system.packages(["rebellions", "libc6", "docker.io", "rsync", "linux-image-6.1"]) == {
-        "rebellions": {"version": "1.2.92", "held": True},
+        **held,
         "libc6": {"version": "2.36-9", "held": False},
     }
-    assert asked[0][-5:] == ("rebellions", "libc6", "docker.io", "rsync", "linux-image-6.1")
+    assert system.packages(["rebellions*", "lib"]) == held
+    assert system.packages(["rebellions-*"], broken=True) == {"rebellions-dkms": {"version": None, "held": False}}
+
+
+def test_dpkg_is_asked_once_until_its_database_changes(dpkg: list[tuple[str, ...]], tmp_path: Path) -> None:
+    for _time in range(2):
+        system.packages(["rebellions"])
+    assert len(dpkg) == 1
+    (tmp_path / "updates/0001").touch()
+    system.packages(["rebellions"])
+    assert len(dpkg) == 2
+    (tmp_path / "updates/0001").unlink()
+    (tmp_path / "new").write_text("second")
+    (tmp_path / "new").rename(tmp_path / "status")
+    system.packages(["rebellions"])
+    assert len(dpkg) == 3
+
+
+def test_what_dpkg_could_not_say_is_asked_again(dpkg: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(system, "run", lambda *_command: asked.append(1) or (124, "dpkg-query did not answer within 60 s"))
+    assert (system.packages(["rebellions"]), system.packages(["rebellions"]), len(asked)) == ({}, {}, 2)
 
 
 def test_no_packages_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Without names, dpkg-query would list every package.
     monkeypatch.setattr(system, "run", lambda *_command: pytest.fail("asked"))
     assert system.packages([]) == {}
 

@@ -84,21 +84,30 @@ def place(variables: Mapping[str, Any]) -> int:
     return fleet.index(host) if host in fleet else 0
 
 
-def digest(variables: Mapping[str, Any]) -> str:
-    """SHA-256 over everything that the document of a host's probe follows from. Raises Refusal."""
+def models_of(variables: Mapping[str, Any]) -> List[str]:
+    """The names of the models that are placed on a host."""
+    return [str(entry["name"]) for entry in placed_here(variables)]
+
+
+def digest(variables: Mapping[str, Any], files: str) -> str:
+    """SHA-256 over everything that the document of a host's probe follows from, with that of the files. Raises Refusal."""
     host = variables["inventory_hostname"]
-    models = [str(entry["name"]) for entry in placed_here(variables)]
-    checks_dirs, golden_dirs = directories(variables)
     said = {
-        "models": models,
+        "files": files,
+        "models": models_of(variables),
         "host": [host, place(variables)],
         "server": with_pem(server_of(variables)),
         "timeout": int(variables["inference_check_timeout"]),
         "require_checks": str(variables["inference_check_require_checks"]).lower(),
         "latency": str(variables["monitoring_probe_latency"]).lower(),
     }
-    whole = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
-    whole.update(hashlib.sha256(archive.of(check_client.ENTRY)).digest())
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def files_digest(variables: Mapping[str, Any], models: Sequence[str]) -> str:
+    """SHA-256 over the client, and over the check files of these models with their golden data."""
+    checks_dirs, golden_dirs = directories(variables)
+    whole = hashlib.sha256(archive.of(check_client.ENTRY))
     for name in CODE:
         whole.update(_of(os.path.join(os.path.dirname(__file__), name)))
     for model in models:

@@ -1,20 +1,33 @@
-"""What hosts have in common is computed by the first of them: Ansible gives each a process of its own for each task."""
+"""What hosts have in common is computed by the first of them: Ansible gives each a process of its own for each task.
+
+It lies in the run's own directory, which no other user reads and which goes with the run.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import io
 import json
 import pickle
-from contextlib import suppress
-from typing import Any, Callable, Collection, Dict, Iterator, Mapping, Optional, Set, Tuple, TypeVar
+import re
+from contextlib import contextmanager, suppress
+from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Optional, Set, Tuple, TypeVar
 
 from ansible.errors import AnsibleError
+from ansible.template import is_trusted_as_template
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 
 Made = TypeVar("Made")
 # For a variable that is not there, which no JSON is; where the values have what is no variable
 ABSENT, ALSO = "", ""
+# Words of a template that may be another one on each host, or each time
+OF_ITS_OWN = {"hostvars", "vars", "lookup", "query", "q", "now", "random", "shuffle", "include", "import"}
+WORDS = re.compile(r"[A-Za-z_]\w*")
+# A login in an address
+LOGIN = re.compile(r"://[^/]*@")
+# Values of one template that are kept, as a variable that is another one on each host is nothing to look for
+KEPT = 4
 
 
 class _Noted(Mapping[str, Any]):
@@ -48,11 +61,8 @@ def in_common(variables: Mapping[str, Any], what: str, make: Callable[[Mapping[s
     moment = getattr(variables, "moment", "")
     if not moment:
         return make(variables)
-    with open(f"{moment}.{what}", "a+b") as kept:
-        # Who comes while it is made waits for it
-        fcntl.flock(kept, fcntl.LOCK_EX)
-        kept.seek(0)
-        for read, made in _entries(kept.read()):
+    with _kept(f"{moment}.{what}") as (entries, keep):
+        for read, made in entries:
             if read == _values(variables, list(read), also):
                 found: Made = made
                 return found
@@ -60,13 +70,111 @@ def in_common(variables: Mapping[str, Any], what: str, make: Callable[[Mapping[s
         new = make(noted)
         values = _values(variables, noted.names, also)
         if values is not None:
-            # What cannot be handed to another process is each one's own
-            with suppress(pickle.PicklingError, TypeError, AttributeError):
-                kept.write(pickle.dumps((values, new)))
+            keep(values, new)
         return new
 
 
-def _entries(raw: bytes) -> Iterator[Tuple[Dict[str, str], Any]]:
+class Origins:
+    """Of variables as they were given, before any template of them was: what a value follows from.
+
+    `secret` says of a name whether its value is for nobody's eyes, `made` from which variables one follows instead of its template.
+    `foreign` are the names whose templates are not this collection's, whose lookups read nothing but files of the controller.
+    """
+
+    def __init__(
+        self,
+        variables: Mapping[str, Any],
+        secret: Callable[[str], bool],
+        made: Mapping[str, Collection[str]],
+        foreign: Collection[str],
+    ) -> None:
+        self._given = dict(variables)
+        self._secret, self._made, self._foreign = secret, made, frozenset(foreign)
+        # By name its text, and the words of its templates
+        self._known: Dict[str, Tuple[str, Set[str]]] = {}
+
+    def of(self, name: str) -> Optional[str]:
+        """A digest of a variable and of all that its templates name; None where equal ones may have other values, or are secret."""
+        found: Dict[str, str] = {}
+        left: List[str] = [name]
+        while left:
+            entry = left.pop()
+            if entry in found:
+                continue
+            if entry in OF_ITS_OWN:
+                return None
+            if entry not in self._given:
+                found[entry] = ABSENT
+                continue
+            try:
+                text, words = self._told(entry)
+            except TypeError:
+                return None
+            if LOGIN.search(text) or (self._secret(entry) and self._given[entry]):
+                return None
+            found[entry] = text
+            left += words
+        return hashlib.sha256(json.dumps(sorted(found.items())).encode()).hexdigest()
+
+    def _told(self, name: str) -> Tuple[str, Set[str]]:
+        if name not in self._known:
+            words: Set[str] = set()
+            text = _text(self._given[name], words)
+            if name not in self._foreign:
+                words.discard("lookup")
+            self._known[name] = text, set(self._made.get(name, words))
+        return self._known[name]
+
+
+def of_template(moment: str, name: str, origin: Optional[str], make: Callable[[], Any]) -> Any:
+    """The value of a template: another host's of the same task, where it follows from the same (Origins.of)."""
+    if not moment or origin is None:
+        return make()
+    with _kept(f"{moment}.of.{name}") as (entries, keep):
+        values = dict(entries)
+        if origin in values:
+            return values[origin]
+        new = make()
+        if len(values) < KEPT:
+            keep(origin, new)
+        return new
+
+
+def _text(value: Any, words: Set[str]) -> str:
+    """A text that tells any two values apart, and whether each string of them is a template; `words` takes those of templates.
+
+    Raises TypeError of one that has no such text, such as one that is still encrypted.
+    """
+    if isinstance(value, str):
+        trusted = is_trusted_as_template(value)
+        if trusted and ("{{" in value or "{%" in value):
+            words.update(WORDS.findall(value))
+        return json.dumps([trusted, value])
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{_text(key, words)}:{_text(entry, words)}" for key, entry in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(_text(entry, words) for entry in value) + "]"
+    if value is None or isinstance(value, (bool, int, float)):
+        return json.dumps(value)
+    raise TypeError(f"no text tells {type(value)} apart")
+
+
+@contextmanager
+def _kept(path: str) -> Iterator[Tuple[Iterator[Tuple[Any, Any]], Callable[[Any, Any], None]]]:
+    """(what was kept there, by what it follows from; keeps one more). Who comes while it is made waits for it."""
+    with open(path, "a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+
+        def keep(origin: Any, made: Any) -> None:
+            # What cannot be handed to another process is each one's own
+            with suppress(pickle.PicklingError, TypeError, AttributeError):
+                file.write(pickle.dumps((origin, made)))
+
+        yield _entries(file.read()), keep
+
+
+def _entries(raw: bytes) -> Iterator[Tuple[Any, Any]]:
     source = io.BytesIO(raw)
     while source.tell() < len(raw):
         try:

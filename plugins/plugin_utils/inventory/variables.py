@@ -6,7 +6,7 @@ import os
 import re
 from functools import cache, lru_cache
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Set, Tuple
+from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Set, Tuple
 
 from ansible.errors import AnsibleUndefinedVariable
 from ansible.template import is_trusted_as_template
@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, values
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import in_common
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import Origins, in_common, of_template
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import release_rows
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import Manifest
@@ -30,6 +30,8 @@ REQUIRED = {
     "triton_models": "the list of models to serve",
 }
 ROWS = "npufleet_release_rows"
+# What a variable follows from that is made here (`rows`)
+MADE_OF = {ROWS: ["npufleet_extra_releases"]}
 # These two hold no templates of ours
 NO_TEMPLATES = {"hostvars", "groups"}
 # Templates that say no more than where a value is, which Jinja takes a millisecond for: a variable, or a path below one
@@ -111,7 +113,7 @@ def survey(
         cloud=manifest.cloud_models(variables) if "server" in concerns else (),
         # Reads every file of the backends, and two concerns want it
         image=lru_cache(maxsize=None)(lambda: in_common(variables, "image", CONCERNS["image"].desired)),
-        checks=lambda: inputs.digest(variables),
+        checks=lambda: inputs.digest(variables, checks_digest(variables)),
         now=now,
     )
     key = secret.new_key()
@@ -134,6 +136,12 @@ def manifests(variables: Mapping[str, Any]) -> Tuple[Dict[str, Manifest], List[s
     return in_common(variables, "models", lambda some: manifest.manifests(some, placed), placed)
 
 
+def checks_digest(variables: Mapping[str, Any]) -> str:
+    """The digest of the files that checks of models placed on this host are made of."""
+    models = inputs.models_of(variables)
+    return in_common(variables, "checks", lambda some: inputs.files_digest(some, models), models)
+
+
 def desired(
     variables: Mapping[str, Any], concerns: List[str], now: bool = False, seal: bool = True
 ) -> Tuple[Dict[str, Any], Dict[str, Manifest]]:
@@ -148,6 +156,11 @@ def desired(
 def inventory_specs() -> Dict[str, Mapping[str, Any]]:
     """The specs of every role of this collection, by variable."""
     return findings.specs(os.path.join(COLLECTION, "roles"))
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of a variable is for nobody's eyes."""
+    return bool(inventory_specs().get(name, {}).get("no_log"))
 
 
 def rows(variables: Mapping[str, Any]) -> Dict[str, Any]:
@@ -169,7 +182,7 @@ class Templated(Mapping[str, Any]):
         self,
         raw: Dict[str, Any],
         template: Any,
-        given: Iterable[str] = (),
+        given: Collection[str] = (),
         made: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType({}),
         moment: str = "",
     ) -> None:
@@ -177,6 +190,7 @@ class Templated(Mapping[str, Any]):
         self._raw = raw
         self._template = template
         self._made = made
+        self._origins = Origins(raw, is_secret, {name: MADE_OF[name] for name in made}, given) if moment else None
         # Names whose plain templates are followed at the moment
         self._following: Set[str] = set()
         self._done = set(NO_TEMPLATES)
@@ -202,7 +216,7 @@ class Templated(Mapping[str, Any]):
         raw = self._raw[name]
         plain = PLAIN.fullmatch(raw) if isinstance(raw, str) and is_trusted_as_template(raw) else None
         if not plain or plain[1] not in self._raw or plain[1] in NO_TEMPLATES | self._following:
-            return self._template(raw)
+            return self._templated(name, raw)
         self._following.add(name)
         try:
             value = self._raw[plain[1]] if plain[1] in self._done else self.untyped(plain[1])
@@ -211,6 +225,12 @@ class Templated(Mapping[str, Any]):
         if not plain[2]:
             return value
         return value + plain[2] if isinstance(value, str) else self._template(raw)
+
+    def _templated(self, name: str, raw: Any) -> Any:
+        """By Jinja, which takes milliseconds: once for hosts of one task that have the same."""
+        if not self._origins or _is_value(raw):
+            return self._template(raw)
+        return of_template(self.moment, name, self._origins.of(name), lambda: self._template(raw))
 
     def __contains__(self, name: object) -> bool:
         return name in self._raw
