@@ -118,8 +118,11 @@ class FleetAction(ActionBase):
         return Templated(merged, templar.template, given, made, self._moment(task_vars))
 
     def _moment(self, task_vars: Mapping[str, Any]) -> str:
-        """Where hosts that are at this task together leave what they have in common; gone with the run."""
-        batch = hashlib.sha256(" ".join(task_vars.get("ansible_play_batch") or []).encode()).hexdigest()[:16]
+        """Where hosts that are at this task together leave what they have in common; gone with the run. Nowhere for a lone one."""
+        hosts = task_vars.get("ansible_play_batch") or []
+        if len(hosts) < 2:
+            return ""
+        batch = hashlib.sha256(" ".join(hosts).encode()).hexdigest()[:16]
         return os.path.join(C.DEFAULT_LOCAL_TMP, f"{self._task._uuid}-{batch}")
 
     def results_path(self, directory: str, host: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,3 +52,15 @@ def test_a_refusal_names_the_host_and_each_reason(error: Exception, lines: list[
     words = str(Action().refuse("npu1", error)).splitlines()
     assert words[0] == "npu1 is refused, nothing was changed:"
     assert [line.strip(" -") for line in words[1:]] == lines
+
+
+def test_hosts_of_one_task_and_batch_meet_in_one_place_and_a_lone_one_nowhere() -> None:
+    action = Action()
+    action._task = SimpleNamespace(_uuid="task")
+
+    def place(*hosts: str) -> str:
+        return action._moment({"ansible_play_batch": list(hosts)})
+
+    assert place("npu1", "npu2") == place("npu1", "npu2") != place("npu1", "npu3")
+    assert Path(place("npu1", "npu2")).name.startswith("task-")
+    assert (place("npu1"), action._moment({})) == ("", "")
