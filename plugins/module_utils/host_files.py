@@ -67,6 +67,13 @@ def differences(wanted: Wanted) -> List[Difference]:
     for directory in wanted.directories:
         if directory.empty:
             found += _in_the_way(directory)
+    # What is below one that is made anew is gone by then
+    emptied = tuple(difference.path + os.sep for difference in found)
+    for directory in wanted.directories:
+        if directory.empty:
+            continue
+        if directory.path.startswith(emptied):
+            found.append(Difference(directory.path, "", _directory_words(directory)))
             continue
         status = _status(directory.path, follow=True)
         if status is None and os.path.lexists(directory.path):
@@ -76,6 +83,9 @@ def differences(wanted: Wanted) -> List[Difference]:
         elif status is None or (directory.mode is not None and not _has(status, directory.mode)):
             found.append(Difference(directory.path, _words(status), _directory_words(directory)))
     for file in wanted.files:
+        if file.path.startswith(emptied):
+            found.append(Difference(file.path, "", _text(file.content)))
+            continue
         above = os.path.dirname(file.path)
         if os.path.lexists(above) and not os.path.isdir(above):
             unfit.append(f"{above}: found no directory, wanted one with {os.path.basename(file.path)} in it: move it away")

@@ -29,7 +29,7 @@ options:
         type: str
       empty:
         description:
-          - Whether nothing may be in it but O(files). What is there is removed first, whatever it is, and a directory is made anew.
+          - Whether nothing may be in it. What is in its place is removed, whatever it is, and what is wanted below it is made anew.
         type: bool
         default: false
   files:

@@ -72,6 +72,17 @@ def test_a_directory_that_has_to_be_empty_is_made_anew_with_what_belongs_in_it(t
     assert "mode 0700, 1 in it" in told["diff"][0]["before"]
     asked(**wanted, files=[file(place / "spec")])
     assert (os.listdir(place), mode(place)) == (["spec"], 0o700)
+    # A run that was killed has left the very files that this one brings, and a directory
+    (place / "wheels").mkdir()
+    wheels = {"path": str(place / "wheels"), "mode": 0o700}
+    result = asked(directories=[*wanted["directories"], wheels], files=[file(place / "spec")])
+    assert result["paths"] == [str(place), str(place / "wheels"), str(place / "spec")]
+    assert (sorted(os.listdir(place)), (place / "spec").read_text(), mode(place / "wheels")) == (
+        ["spec", "wheels"],
+        "served\n",
+        0o700,
+    )
+    (place / "wheels").rmdir()
     place.chmod(0o777)
     (place / "spec").unlink()
     asked(**wanted)
