@@ -124,7 +124,7 @@ packages: transfers
 
 # Four at a time, as each waits for something now and then; five take as long. The longest first, so that none of them is left over. What needs no
 # image of the lab begins while those are made.
-LANES := molecule-serving molecule-default molecule-models molecule-runfile molecule-production faults unit lint report-test
+LANES := molecule-serving molecule-default molecule-models molecule-runfile unit molecule-production faults lint report-test
 test: ## everything; the output of each lane is in build/log
 	@rm -f build/log/lanes
 # What each lane took and why it failed is the end of the output, of which a CI may keep no more
