@@ -71,7 +71,10 @@ def packages(names: List[str], broken: bool = False) -> Dict[str, Dict[str, Any]
 
 
 def _dpkg_changed() -> Tuple[object, ...]:
-    """What is another one after each change of dpkg's database: it writes a new file of states, and before that of updates."""
+    """What is another one after each change of dpkg's database, which writes files of updates and then a new one of states.
+
+    Empty where that cannot be told.
+    """
     try:
         status = os.stat(DPKG + "/status")
         return (status.st_ino, status.st_mtime_ns, *sorted(os.listdir(DPKG + "/updates")))
@@ -86,7 +89,7 @@ def _of_dpkg(changed: Tuple[object, ...]) -> List[List[str]]:
         code, output = run("dpkg-query", "--show", "--showformat", form)
         rows = [line.split("\t") for line in output.splitlines()]
         found = [[row[0].split(":")[0], *row[1:]] for row in rows if len(row) == 4]
-        if code:
+        if code or not changed:
             return found
         _KNOWN.clear()
         _KNOWN[changed] = found

@@ -82,6 +82,11 @@ def test_dpkg_is_asked_once_until_its_database_changes(dpkg: list[tuple[str, ...
     (tmp_path / "new").rename(tmp_path / "status")
     system.packages(["rebellions"])
     assert len(dpkg) == 3
+    # Where its changes cannot be seen, nothing is kept
+    (tmp_path / "updates").rmdir()
+    for _time in range(2):
+        system.packages(["rebellions"])
+    assert len(dpkg) == 5
 
 
 def test_what_dpkg_could_not_say_is_asked_again(dpkg: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import placed_here
 from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
 
 CHECKS = os.path.join(COLLECTION, "files", "checks")
@@ -84,17 +83,11 @@ def place(variables: Mapping[str, Any]) -> int:
     return fleet.index(host) if host in fleet else 0
 
 
-def models_of(variables: Mapping[str, Any]) -> List[str]:
-    """The names of the models that are placed on a host."""
-    return [str(entry["name"]) for entry in placed_here(variables)]
-
-
 def digest(variables: Mapping[str, Any], files: str) -> str:
-    """SHA-256 over everything that the document of a host's probe follows from, with that of the files. Raises Refusal."""
+    """SHA-256 over everything that the document of a host's probe follows from; `files` is files_digest's. Raises Refusal."""
     host = variables["inventory_hostname"]
     said = {
         "files": files,
-        "models": models_of(variables),
         "host": [host, place(variables)],
         "server": with_pem(server_of(variables)),
         "timeout": int(variables["inference_check_timeout"]),
@@ -105,7 +98,7 @@ def digest(variables: Mapping[str, Any], files: str) -> str:
 
 
 def files_digest(variables: Mapping[str, Any], models: Sequence[str]) -> str:
-    """SHA-256 over the client, and over the check files of these models with their golden data."""
+    """SHA-256 over the client, the names of these models, and their check files with their golden data."""
     checks_dirs, golden_dirs = directories(variables)
     whole = hashlib.sha256(archive.of(check_client.ENTRY))
     for name in CODE:

@@ -22,7 +22,7 @@ Made = TypeVar("Made")
 # For a variable that is not there, which no JSON is; where the values have what is no variable
 ABSENT, ALSO = "", ""
 # Words of a template that may be another one on each host, or each time
-OF_ITS_OWN = {"hostvars", "vars", "lookup", "query", "q", "now", "random", "shuffle", "include", "import"}
+OF_ITS_OWN = {"hostvars", "vars", "lookup", "query", "q", "now", "random", "shuffle", "include", "import", "extends"}
 WORDS = re.compile(r"[A-Za-z_]\w*")
 # A login in an address
 LOGIN = re.compile(r"://[^/]*@")
@@ -134,10 +134,12 @@ def of_template(moment: str, name: str, origin: Optional[str], make: Callable[[]
         values = dict(entries)
         if origin in values:
             return values[origin]
-        new = make()
         if len(values) < KEPT:
+            new = make()
             keep(origin, new)
-        return new
+            return new
+    # Each host has its own, and nobody waits for that of another
+    return make()
 
 
 def _text(value: Any, words: Set[str]) -> str:

@@ -138,7 +138,7 @@ def manifests(variables: Mapping[str, Any]) -> Tuple[Dict[str, Manifest], List[s
 
 def checks_digest(variables: Mapping[str, Any]) -> str:
     """The digest of the files that checks of models placed on this host are made of."""
-    models = inputs.models_of(variables)
+    models = [str(entry["name"]) for entry in manifest.placed_here(variables)]
     return in_common(variables, "checks", lambda some: inputs.files_digest(some, models), models)
 
 
