@@ -8,10 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-import ssl
-import urllib.error
 import urllib.parse
-import urllib.request
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import without_login
@@ -160,6 +157,8 @@ def _exchange(
     method: str = "HEAD",
 ) -> Tuple[int, str, Mapping[str, str]]:
     """(status, body or reason, headers in lower case); status 0 when there was no answer."""
+    import urllib.error
+
     try:
         with ask(address, login, proxies, ca, headers, method) as answer:
             return answer.status, answer.read(1 << 20).decode("utf-8", "replace"), _lower(answer.headers)
@@ -182,6 +181,9 @@ def ask(
     seconds: float = SECONDS,
 ) -> Any:
     """The answer as urllib gives it, to be closed by the caller. Raises what urllib raises."""
+    # Here, as most who import this ask nobody
+    import urllib.request
+
     if not address.startswith(("http://", "https://")):
         raise ValueError(f"{bare(address)} is no address of the web")
     request = urllib.request.Request(address, method=method)
@@ -197,8 +199,10 @@ def ask(
     return urllib.request.build_opener(*handlers).open(request, timeout=seconds)
 
 
-def _trust(ca: Optional[str]) -> ssl.SSLContext:
-    """The system's authorities, and the site's own beside them."""
+def _trust(ca: Optional[str]) -> Any:
+    """The system's authorities, and the site's own beside them: an SSLContext."""
+    import ssl
+
     context = ssl.create_default_context()
     if ca:
         context.load_verify_locations(cadata=ca)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import glob
 import os
 import re
-import shutil
-import socket
 import sys
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
@@ -120,6 +118,8 @@ def unreached(suppliers: List[Mapping[str, Any]], passwords: Mapping[str, str]) 
 
 def pulled(pulls: Mapping[str, Any], here: Mapping[str, Any], secrets: Mapping[str, str]) -> List[str]:
     """Large files that the host lacks and fetches itself: their sources, and whether it has room for them."""
+    import shutil
+
     missing = sorted(set(pulls["files"]) & set(here["missing"]))
     if not missing:
         return []
@@ -304,6 +304,8 @@ def clash(listen: str, bound: str) -> bool:
 
 def _bound(words: str) -> str:
     """The address of a socket as /proc/net/tcp and tcp6 have it: words of 32 bits in the byte order of the machine."""
+    import socket
+
     raw = b"".join(int(words[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(words), 8))
     mapped = raw[12:] if raw[:12] == b"\0" * 10 + b"\xff\xff" else raw
     return socket.inet_ntop(socket.AF_INET if len(mapped) == 4 else socket.AF_INET6, mapped)
@@ -311,6 +313,8 @@ def _bound(words: str) -> str:
 
 def absent(listen: str) -> List[str]:
     """Why nothing can be published on an address: the host does not have it, such as that of a gateway before it."""
+    import socket
+
     try:
         with socket.socket(socket.AF_INET6 if ":" in listen else socket.AF_INET) as entry:
             entry.bind((listen, 0))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-import secrets
 from typing import Any, Iterable, List, Mapping, Sequence
 
 WORDS = (
@@ -77,6 +76,8 @@ def of_addresses(value: Any) -> List[str]:
 
 def new_key() -> str:
     """A key for one look."""
+    import secrets
+
     return secrets.token_hex(16)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-import shutil
 import subprocess
 import time
 from typing import Any, Dict, List, Optional, Tuple
@@ -40,7 +39,17 @@ def file_system(path: str) -> Tuple[int, int]:
     """(file system, free bytes) of a directory that may not be there yet."""
     while not os.path.isdir(path):
         path = os.path.dirname(path)
-    return os.stat(path).st_dev, shutil.disk_usage(path).free
+    found = os.statvfs(path)
+    return os.stat(path).st_dev, found.f_bavail * found.f_frsize
+
+
+def which(name: str, beside: str = "") -> Optional[str]:
+    """Where a program is, in the directories of PATH or of `beside`, as `shutil.which` finds it; None for nowhere."""
+    for place in f"{os.environ.get('PATH', os.defpath)}:{beside}".split(":"):
+        path = os.path.join(place, name)
+        if place and os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None
 
 
 def text(path: str) -> Optional[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from ansible_collections.npufleet.triton.plugins.plugin_utils import bytecode  # noqa: F401  # isort: skip
 
 import base64
+import gc
 import glob
 import hashlib
 import importlib
@@ -73,6 +74,8 @@ def _once() -> None:
     # Where it is missing, whoever needs it says so
     with suppress(ImportError):
         importlib.import_module("google.protobuf.text_format")
+    # All of this stays until the run ends: neither its end nor a process of a host has to look through it for what can be freed
+    gc.freeze()
 
 
 _once()

@@ -8,10 +8,14 @@ resume ROOT    end a change whose run is gone (resume.py). Exit code 0: nothing 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
 import sys
+import traceback
+from contextlib import suppress
+from typing import List
 
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
@@ -21,20 +25,40 @@ BUSY = 75
 MODULES = "ansible_collections.npufleet.triton.plugins.modules."
 
 
-def main() -> int:
-    """Entry point."""
+def main() -> None:
+    """Entry point. The process ends with what it was told to do: Python would first take apart all that it has imported."""
+    try:
+        code = told(sys.argv[1:])
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def told(words: List[str]) -> int:
+    """Do it. Returns the exit code."""
     commands = {"call": call, "turn": turn, "resume": resume}
-    if len(sys.argv) != 3 or sys.argv[1] not in commands:
+    if len(words) != 2 or words[0] not in commands:
         print(__doc__, file=sys.stderr)
         return 2
-    return commands[sys.argv[1]](sys.argv[2])
+    return commands[words[0]](words[1])
 
 
 def call(module: str) -> int:
     """Run a module, which prints its result and exits."""
     print(library.CALLED, flush=True)
     os.chdir("/")
-    importlib.import_module(MODULES + module).run(request.Called(json.load(sys.stdin)))
+    # What is imported is never to be collected
+    gc.disable()
+    run = importlib.import_module(MODULES + module).run
+    gc.freeze()
+    gc.enable()
+    run(request.Called(json.load(sys.stdin)))
     return 1
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import urllib.parse
 from contextlib import suppress
 from typing import Any, Dict, Mapping, Optional, Tuple
 
@@ -23,25 +21,22 @@ class Docker(Engine):
 
     def inspect(self, name: str) -> Optional[Dict[str, Any]]:
         """`docker inspect`, None for a container that is not there. Raises ContainerError when no engine answers."""
+        from urllib.parse import quote
+
         try:
-            found: Optional[Dict[str, Any]] = self.get(f"/containers/{urllib.parse.quote(name)}/json")
+            found: Optional[Dict[str, Any]] = self.get(f"/containers/{quote(name)}/json")
         except (OSError, ValueError) as error:
             raise ContainerError(f"the engine does not answer ({error}): see `systemctl status docker`") from error
         return found
 
     def order(self, method: str, resource: str, timeout: float, allowed: Tuple[int, ...] = (204, 304)) -> None:
         """One change. Raises ContainerError with the engine's own words."""
-        connection = self.connection()
-        connection.timeout = timeout
         try:
-            connection.request(method, resource)
-            answer = connection.getresponse()
-            body = answer.read().decode("utf-8", "replace")
-        except (OSError, http.client.HTTPException) as error:
+            status, raw = self.exchange(method, resource, timeout=timeout)
+        except OSError as error:
             raise ContainerError(f"the engine did not answer {method} {resource}: {error or type(error).__name__}") from error
-        finally:
-            connection.close()
-        if answer.status not in allowed:
+        body = raw.decode("utf-8", "replace")
+        if status not in allowed:
             with suppress(ValueError, KeyError, TypeError):
                 body = json.loads(body)["message"]
             raise ContainerError(f"the engine refused {method} {resource.partition('?')[0]}: {' '.join(body.split())[:500]}")
@@ -57,7 +52,9 @@ class Docker(Engine):
 
     def rename(self, identity: str, name: str) -> None:
         """Give it another name."""
-        self.order("POST", f"/containers/{identity}/rename?name={urllib.parse.quote(name)}", ENGINE_EXTRA)
+        from urllib.parse import quote
+
+        self.order("POST", f"/containers/{identity}/rename?name={quote(name)}", ENGINE_EXTRA)
 
     def remove(self, identity: str) -> None:
         """Take it away, running or not."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import stat
 from typing import Any, Dict, Iterator, List, Mapping, Optional
 
@@ -15,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import UNIT as CARDS
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
-from ansible_collections.npufleet.triton.plugins.module_utils.system import available, packages, text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import available, packages, text, which
 
 CONCERN = "engine"
 GROUP = NPU_HOSTS
@@ -135,7 +134,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     actual: Dict[str, Any] = {
         "packages": sorted(packages([name for package in wanted["packages"] for name in package.split("|")])),
         "drop_ins": {path: text(path) for path in wanted["drop_ins"]},
-        "client": shutil.which(CLIENT, path=f"{os.environ.get('PATH', os.defpath)}:{ALSO}") is not None,
+        "client": which(CLIENT, ALSO) is not None,
         "running": None,
         "ca": text(CA_FILE),
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import urllib.parse
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import MONITORING_HOSTS, NOTHING, Given
@@ -93,7 +92,9 @@ def _targets(port: int) -> Optional[Dict[str, str]]:
 
 def _up_lately(port: int) -> List[str]:
     """Hosts that were up at least once within WINDOW."""
-    query = urllib.parse.quote(f'max_over_time(up{{job="{JOB}"}}[{WINDOW}]) == 1')
+    from urllib.parse import quote
+
+    query = quote(f'max_over_time(up{{job="{JOB}"}}[{WINDOW}]) == 1')
     status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/query?query=" + query)
     return [entry["metric"].get("host", "") for entry in answer["data"]["result"]] if status == 200 else []
 

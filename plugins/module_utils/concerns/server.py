@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import calendar
 import hashlib
 import json
 import os
@@ -266,6 +265,8 @@ def hung(root: str, started: str) -> List[str]:
 
 def epoch(stamp: str) -> float:
     """Seconds since 1970 of a time as the engine writes it, such as 2026-01-02T03:04:05.678901234Z; 0 for none."""
+    import calendar
+
     found = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?", stamp)
     return calendar.timegm(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) + float(found[2] or 0) if found else 0
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 # Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
 import json
 import os
-import shutil
 import subprocess
 from contextlib import suppress
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
+from ansible_collections.npufleet.triton.plugins.module_utils.system import which
 
 ENTRY = "inference.runner"
 # Failed checks that a message names
@@ -58,7 +58,7 @@ class Unasked(Exception):
 
 def ask(image: str, document: Mapping[str, Any], program: str) -> List[Dict[str, Any]]:
     """The results of a document, from a container that is gone afterwards. Raises Unasked."""
-    docker = shutil.which("docker", path=f"{os.environ.get('PATH', os.defpath)}:{ALSO}")
+    docker = which("docker", ALSO)
     if not docker:
         raise Unasked("found no docker, wanted the engine to run the client in: apply the role docker_engine")
     # An engine that refuses at once does not read what it is given, and its words count

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import socket
 import struct
-import urllib.parse
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, List, Mapping, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils.exchange import exchange
 
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+SOCKET = "/var/run/docker.sock"
 
 
 def frames(raw: bytes) -> bytes:
@@ -42,13 +33,9 @@ def absent(container: Mapping[str, Any]) -> List[str]:
 class Engine:
     """The Docker engine, asked over its socket, so that the standard library is enough."""
 
-    def __init__(self, path: str = "/var/run/docker.sock", timeout: float = 20.0) -> None:
+    def __init__(self, path: str = SOCKET, timeout: float = 20.0) -> None:
         self._path = path
         self._timeout = timeout
-
-    def connection(self) -> http.client.HTTPConnection:
-        """A connection of one exchange."""
-        return _UnixConnection(self._path, self._timeout)
 
     def exchange(
         self,
@@ -59,21 +46,11 @@ class Engine:
         headers: Optional[Mapping[str, str]] = None,
     ) -> Tuple[int, bytes]:
         """(status, body) of one answer, within so many seconds. Raises OSError when there is none."""
-        connection = self.connection()
-        connection.timeout = timeout or self._timeout
-        sent: Dict[str, str] = dict(headers or {})
-        try:
-            if body is None:
-                connection.request(method, resource, headers=sent)
-            else:
-                sent["Content-Type"] = "application/json"
-                connection.request(method, resource, body=json.dumps(body), headers=sent)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        except http.client.HTTPException as error:
-            raise OSError(f"the engine's answer broke off: {error}") from error
-        finally:
-            connection.close()
+        told = dict(headers or {}) if body is None else {"Content-Type": "application/json", **(headers or {})}
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connected:
+            connected.settimeout(timeout or self._timeout)
+            connected.connect(self._path)
+            return exchange(connected, method, resource, told, None if body is None else json.dumps(body).encode())
 
     def get(self, resource: str) -> Optional[Any]:
         """The engine's JSON answer; None for something that it does not have. Raises OSError when it is not there."""
@@ -98,10 +75,12 @@ class Engine:
 
         Raises OSError where it cannot be run, or has not ended after so many seconds.
         """
-        place = "/containers/" + urllib.parse.quote(name)
+        from urllib.parse import quote
+
+        place = "/containers/" + quote(name)
         # One that a kill has left
         self.exchange("DELETE", place + "?force=true")
-        self._post(f"/containers/create?name={urllib.parse.quote(name)}", config)
+        self._post(f"/containers/create?name={quote(name)}", config)
         try:
             self._post(place + "/start", None)
             ended = json.loads(self._post(place + "/wait", None, limit))

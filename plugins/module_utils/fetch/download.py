@@ -16,10 +16,8 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-import urllib.error
 import zlib
 from contextlib import contextmanager, nullcontext
-from http.client import HTTPException
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
@@ -240,6 +238,8 @@ def _stream(
 
 
 def _copy(read: Callable[[int], bytes], sink: Any, alive: Callable[[], None]) -> None:
+    from http.client import HTTPException
+
     while True:
         alive()
         try:
@@ -253,6 +253,9 @@ def _copy(read: Callable[[int], bytes], sink: Any, alive: Callable[[], None]) ->
 
 
 def _from_web(url: str, sink: Any, way: Mapping[str, Any], secrets: Mapping[str, str], alive: Callable[[], None]) -> None:
+    import urllib.error
+    from http.client import HTTPException
+
     login = _login(way, secrets)
     have = sink.tell()
     headers = {"Range": f"bytes={have}-"} if have else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import (
@@ -19,8 +18,10 @@ def pem(path: Optional[str]) -> Optional[bytes]:
         return source.read()
 
 
-def tls_context(tls: Mapping[str, Any]) -> ssl.SSLContext:
-    """A context for HTTPS: the server is verified by `ca`, or by what the system trusts."""
+def tls_context(tls: Mapping[str, Any]) -> Any:
+    """An SSLContext for HTTPS: the server is verified by `ca`, or by what the system trusts."""
+    import ssl
+
     context = ssl.create_default_context(cafile=tls.get("ca"))
     if tls.get("insecure"):
         context.check_hostname = False

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.check import Check, judge_answer, netloc, service_of
@@ -24,6 +22,8 @@ def ask_instances(document: Mapping[str, Any], check: Check, asked: Sequence[Req
 
     Triton itself does not tell which instance answers. Every answer is judged; `ms` is that of the slowest.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     server = document["server"]
     url = server.get("metrics_url") or "http://{}/metrics".format(netloc(server["address"], server.get("metrics_port", 8002)))
     until = time.monotonic() + document["timeout"]
@@ -56,6 +56,8 @@ def ask_instances(document: Mapping[str, Any], check: Check, asked: Sequence[Req
 
 def answered(url: str, model: str) -> Dict[str, float]:
     """{instance: requests that it has answered} of a model, from a page of metrics."""
+    import urllib.request
+
     # Straight to the server: a site's proxy is not for it.
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=SIGN_OF_LIFE) as page:
         lines = page.read().decode("utf-8", "replace").splitlines()

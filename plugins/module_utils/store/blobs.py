@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import os
 import re
-import shutil
 import stat
 import time
 from contextlib import contextmanager
@@ -297,6 +296,8 @@ def _usable(root: str, name: str, content: Any, flaw: Optional[str]) -> Any:
 
 def _retire(root: str, release: str, lost: Set[str]) -> int:
     """Take a release away, out of sight in one rename; adds the blobs that it linked to `lost`. Returns its bytes."""
+    import shutil
+
     lost |= _linked(release)
     out = os.path.join(root, "tmp", "retired-{}-{}".format(*release.split(os.sep)[-2:]))
     os.makedirs(os.path.dirname(out), exist_ok=True)

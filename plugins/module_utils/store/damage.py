@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from typing import Any, Dict, List, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes, store
@@ -55,6 +54,8 @@ def mend(root: str, forget: bool = False) -> List[str]:
 
     Holds that nobody knows are left as they are, but to `forget` them all.
     """
+    import shutil
+
     flaws = found(root)
     if undecided(root) and not forget:
         flaws = {name: flaw for name, flaw in flaws.items() if name not in (store.HOLDS, store.HISTORY)}
@@ -105,6 +106,8 @@ def _made_anew(root: str, name: str, label: str) -> Optional[records.Record]:
 
 def _replace(root: str, name: str, text: Optional[str]) -> None:
     """Another content for a file, or none; what was there is kept beside it."""
+    import shutil
+
     path = os.path.join(root, name)
     aside = path + ASIDE
     if os.path.isdir(aside) and not os.path.islink(aside):

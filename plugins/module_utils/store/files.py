@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
-import tempfile
 from contextlib import contextmanager
 from typing import Any, Iterator, Mapping, NamedTuple
 
@@ -87,6 +85,8 @@ def make_directories(root: str) -> None:
 
 def prepare(root: str) -> None:
     """Make the store ready for a change; for whoever holds its lock, and is the only one who makes anything in tmp/ then."""
+    import shutil
+
     make_directories(root)
     # Of a run that was killed
     for name in os.listdir(os.path.join(root, "tmp")):
@@ -114,6 +114,8 @@ def write_json(root: str, path: str, value: Mapping[str, Any]) -> None:
 
 def write_text(root: str, path: str, text: str) -> None:
     """Write a file in one piece, and on to the disk before it counts."""
+    import tempfile
+
     handle, staging = tempfile.mkstemp(prefix="json-", dir=os.path.join(root, "tmp"))
     with os.fdopen(handle, "w", encoding="utf-8") as sink:
         sink.write(text)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import os
 import re
-import shutil
-import tempfile
 from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional
 
@@ -82,6 +79,10 @@ def wanted_of(record: Record) -> Dict[str, Any]:
 
 def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
     """Write one release in tmp/ and rename it into releases/. Returns its directory's name."""
+    import base64
+    import shutil
+    import tempfile
+
     label = "{:04d}-{}".format(next_serial(root, name), release["release"][:12])
     home = os.path.join(root, "releases", name)
     make_directory(home)
@@ -126,6 +127,8 @@ def release_again(root: str, name: str, label: str) -> Dict[str, Any]:
 
     Raises StoreError with every file that cannot be had.
     """
+    import base64
+
     record = read_record(root, name, label)
     places = [release_path(root, name, fromkey) for fromkey in dict.fromkeys([label, *labels(root, name)])]
     files: Dict[str, Any] = {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import signal
 import stat
 import time
@@ -107,6 +106,8 @@ def _lease(handle: int) -> bool:
 
 def _copy(handle: int, path: str, mode: int) -> None:
     """Without leases only what root itself has written is out of everybody's reach."""
+    import shutil
+
     fresh = path + ".copy"
     remove(fresh)
     sink = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -150,6 +151,8 @@ def _is_directory(place: int, name: str) -> bool:
 
 def remove(path: str) -> None:
     """Remove what lies there, of whatever kind, and nothing behind a link."""
+    import shutil
+
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     elif os.path.lexists(path):

@@ -17,9 +17,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi,
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.support import vendor
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import (
+    EngineConnection,
     Limits,
     Missing,
     Partial,
+    ServerConnection,
     Unavailable,
     bounded,
     command,
@@ -32,7 +34,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.support.readers im
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.system import text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS, HttpConnection, can_be_asked, netloc
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS, can_be_asked, netloc
 
 UNITS = ("docker", "containerd", "npufleet*")
 PACKAGES = (
@@ -217,7 +219,7 @@ def _engine(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
 
     def raw(resource: str) -> bytes:
         try:
-            return exchange(engine.connection(), "GET", resource, limits.size)
+            return exchange(EngineConnection("localhost", timeout=limits.seconds), "GET", resource, limits.size)
         except OSError as error:
             raise Unavailable(f"the engine does not answer: {error}") from error
 
@@ -256,7 +258,7 @@ def _answer(
     headers: Optional[Mapping[str, str]] = None,
 ) -> Any:
     """JSON of one HTTP answer, its text where it is none."""
-    connection = HttpConnection(address, port, timeout=limits.seconds)
+    connection = ServerConnection(address, port, timeout=limits.seconds)
     try:
         body = exchange(connection, method, resource, limits.size, headers)
     except OSError as error:

@@ -9,11 +9,14 @@ import json
 import os
 import selectors
 import signal
+import socket
 import stat
 import struct
 import subprocess
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import docker
 
 # Entries of a directory tree that are listed; one that has more is listed up to there
 ENTRIES = 5000
@@ -135,6 +138,22 @@ def contents(limits: Limits, *patterns: str) -> Dict[str, Any]:
         except Unavailable as error:
             found[path] = {"error": str(error)}
     return found
+
+
+class EngineConnection(http.client.HTTPConnection):
+    """A connection to Docker's engine."""
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(docker.SOCKET)
+
+
+class ServerConnection(http.client.HTTPConnection):
+    """A connection whose paths may hold a model's name: Triton takes its bytes as they are, and quoted it would be another name."""
+
+    def _encode_request(self, request: str) -> bytes:
+        return request.encode()
 
 
 def exchange(

@@ -7,7 +7,6 @@ a key in its command line alone, so a shell inside the container reads it there 
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import os
 import re
 import stat
@@ -127,6 +126,8 @@ def reasons(variables: Mapping[str, Any]) -> List[str]:
 
 def loopback(address: str) -> bool:
     """Whether nobody but this host reaches what listens there."""
+    import ipaddress
+
     try:
         return ipaddress.ip_address(address.strip("[]")).is_loopback
     except ValueError:

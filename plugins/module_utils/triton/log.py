@@ -22,17 +22,11 @@ FRAMES = re.compile(r"(\\n|\n){2}At:")
 
 def log_lines(engine: Engine, name: str, since: float = 0, until: float = 0) -> List[str]:
     """The last lines of a container's log, since and until a time of the host's clock."""
-    import http.client
-
-    connection = engine.connection()
+    span = (f"&since={since:.3f}" if since else "") + (f"&until={until:.3f}" if until else "")
     try:
-        span = (f"&since={since:.3f}" if since else "") + (f"&until={until:.3f}" if until else "")
-        connection.request("GET", f"/containers/{name}/logs?stdout=1&stderr=1&tail={LOG_LINES}{span}")
-        raw = connection.getresponse().read()
-    except (OSError, http.client.HTTPException):
+        raw = engine.exchange("GET", f"/containers/{name}/logs?stdout=1&stderr=1&tail={LOG_LINES}{span}")[1]
+    except OSError:
         return []
-    finally:
-        connection.close()
     return frames(raw).decode("utf-8", "replace").strip().splitlines()
 
 

@@ -6,7 +6,6 @@ import posixpath
 import re
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.redact import MARK, Redactor
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 
 SERVER = "tritonserver"
@@ -89,6 +88,9 @@ def idles(config: Mapping[str, Any]) -> bool:
 
 def is_secret(name: str, value: str) -> bool:
     """Whether this is nothing to write into an inventory in clear."""
+    # Here, as its patterns take longer than all else that is imported for a plan
+    from ansible_collections.npufleet.triton.plugins.module_utils.redact import MARK, Redactor
+
     looks = SECRET_NAME.search(name) or MARK in Redactor([]).clean(f"{name}={value}")
     return bool(looks) and not re.fullmatch(r"|\d{1,4}|true|false|/[\w./-]+", value)
 

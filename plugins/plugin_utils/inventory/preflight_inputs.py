@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import urllib.parse
-import urllib.request
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
@@ -111,7 +110,9 @@ def way(variables: Mapping[str, Any], here: bool) -> Tuple[Dict[str, Any], Dict[
     """(how large files are fetched, the secrets of it), from the controller or else from a host, as download.py takes them."""
     mine = proxies(variables)
     if here:
-        mine = urllib.request.getproxies()
+        from urllib.request import getproxies
+
+        mine = getproxies()
         mine["no_proxy"] = mine.get("no", "")
     shown = {
         "user": variables["npufleet_artefact_user"],
