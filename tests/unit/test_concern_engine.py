@@ -196,7 +196,7 @@ def read(files: Path) -> dict[str, Any]:
 
 
 def test_read(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.shutil, "which", lambda program, path: f"/usr/bin/{program}")
+    monkeypatch.setattr(engine, "which", lambda program, _beside: f"/usr/bin/{program}")
     (files / "daemon.json").write_text('{"log-driver": "journald", "debug": true}')
     (files / "drop-in.conf").write_text("[Service]\n")
     assert read(files) == {
@@ -241,7 +241,7 @@ def test_daemon_json_that_is_no_map_is_left_to_a_person(files: Path, content: st
 def test_read_without_an_engine(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "Engine", FakeEngine(None))
     assert read(files)["running"] is None
-    monkeypatch.setattr(engine.shutil, "which", lambda _program, path: None)
+    monkeypatch.setattr(engine, "which", lambda _program, _beside: None)
     assert read(files)["client"] is False
     monkeypatch.setattr(engine, "Engine", FakeEngine({}))
     assert read(files)["running"] == {"version": None, "log-driver": None}

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils import secret
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container, server
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, as_diff, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import log
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
-from helpers import NAMELESS, UTF8, FakeEngine, fixture, fleet, http_server
+from helpers import NAMELESS, UTF8, FakeEngine, fixture, fleet, http_server, unix_server
 
 INSPECT, IMAGE = fixture("inspect_triton.json"), fixture("inspect_image.json")
 # A lock of before, which does not have the content of its image
@@ -971,20 +971,12 @@ def frame(stream: int, words: bytes) -> bytes:
         (frame(1, b"x" * 2000), "x" * 1500),
     ],
 )
-def test_last_words(raw: bytes, words: str) -> None:
+def test_last_words(tmp_path: Path, raw: bytes, words: str) -> None:
     asked = "/containers/triton/logs?stdout=1&stderr=1&tail=1000"
-    with http_server({"GET " + asked: (200, raw)}) as engine:
-        assert log.last_words(_over_tcp(engine.port), "triton") == words
-    assert log.last_words(_over_tcp(engine.port), "triton") == ""
-
-
-def _over_tcp(port: int) -> Any:
-    import http.client
-
-    class Engine:
-        connection: Callable[[], Any] = staticmethod(lambda: http.client.HTTPConnection("127.0.0.1", port, timeout=5))
-
-    return Engine()
+    place = tmp_path / "s"
+    with unix_server(place, {"GET " + asked: (200, raw)}):
+        assert log.last_words(Engine(str(place)), "triton") == words
+    assert log.last_words(Engine(str(place)), "triton") == ""
 
 
 # Where the server listens
@@ -1042,12 +1034,12 @@ def test_ports_are_published_on_addresses_alone(listens: str) -> None:
         wanted(triton_server_listen_address=listens)
 
 
-def test_errors_are_preferred_to_the_last_lines_and_said_once() -> None:
+def test_errors_are_preferred_to_the_last_lines_and_said_once(tmp_path: Path) -> None:
     usage = b"".join(b"  --option%d\n" % number for number in range(300))
     written = (b"tritonserver: unrecognized option '--x'\n" + usage) * 3
     asked = "/containers/triton/logs?stdout=1&stderr=1&tail=1000"
-    with http_server({"GET " + asked: (200, written)}) as engine:
-        assert log.last_words(_over_tcp(engine.port), "triton") == "tritonserver: unrecognized option '--x'"
+    with unix_server(tmp_path / "s", {"GET " + asked: (200, written)}):
+        assert log.last_words(Engine(str(tmp_path / "s")), "triton") == "tritonserver: unrecognized option '--x'"
 
 
 # Repositories that Triton reads itself

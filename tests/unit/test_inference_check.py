@@ -518,7 +518,7 @@ def call(
         return subprocess.CompletedProcess(command, *answer)
 
     with (
-        mock.patch.object(check_client.shutil, "which", lambda name, path: docker if name == "docker" and path else None),
+        mock.patch.object(check_client, "which", lambda name, beside: docker if name == "docker" and beside else None),
         mock.patch.object(check_client.subprocess, "run", run),
     ):
         given = {"image": "sha256:abc", "program": PROGRAM, "document": DOCUMENT, **arguments}

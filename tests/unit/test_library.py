@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -278,3 +279,34 @@ def test_a_host_without_it_has_run_nothing(tmp_path: Path, monkeypatch: pytest.M
 )
 def test_what_a_host_says_is_an_answer_or_is_told(there: Path, said: str, answer: Any) -> None:
     assert Caller(there, said).call("host_state", {}) == answer
+
+
+# How its calls end
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "out", "errors"),
+    [
+        ("module.exit_json(said='all')", 0, '{"said": "all"}', ""),
+        ("module.fail_json(msg='no')", 1, '{"failed": true, "msg": "no"}', ""),
+        ("return", 1, "", ""),
+        ("raise SystemExit", 0, "", ""),
+        ("raise SystemExit(75)", 75, "", ""),
+        ("raise SystemExit('words')", 1, "", "words"),
+        ("raise ValueError('odd')", 1, "", "ValueError: odd"),
+        ("print('told' * 50000); module.exit_json()", 0, "told", ""),
+    ],
+)
+def test_a_call_ends_with_its_module_and_leaves_nothing_untold(tmp_path: Path, body: str, code: int, out: str, errors: str) -> None:
+    room = tmp_path / "ansible_collections/npufleet/triton/plugins"
+    shutil.copytree(ROOT / "plugins/module_utils", room / "module_utils")
+    (room / "modules").mkdir()
+    (room / "modules/words.py").write_text(f"def run(module):\n    {body}\n")
+    (tmp_path / "__main__.py").write_text(f"from {library.MAIN} import main\nmain()\n")
+    told = json.dumps({"options": {}, "check_mode": False, "diff": False})
+    command = [sys.executable, "-IS", tmp_path, "call", "words"]
+    done = subprocess.run(command, input=told, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done
+    assert done.stdout.startswith(on_host.CALLED) and out in done.stdout
+    assert errors in done.stderr and bool(done.stderr) == bool(errors)
+    assert len(done.stdout) > 200000 or "told" not in body

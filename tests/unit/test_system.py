@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -182,3 +183,23 @@ def test_http_json() -> None:
     status, reason = ask("GET", "/json")
     assert status == 0
     assert "refused" in reason
+
+
+def test_a_program_is_found_on_the_path_and_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, mode in (("a/tool", 0o755), ("b/tool", 0o755), ("a/notes", 0o644), ("b/other", 0o755)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch(mode)
+    (tmp_path / "a/other").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/missing::{tmp_path}/a")
+    assert system.which("tool") == shutil.which("tool") == f"{tmp_path}/a/tool"
+    assert system.which("tool", f"{tmp_path}/b") == f"{tmp_path}/a/tool"
+    assert system.which("other") is None and system.which("other", f"{tmp_path}/b") == f"{tmp_path}/b/other"
+    assert system.which("notes") is None
+    monkeypatch.delenv("PATH")
+    assert system.which("sh") in ("/bin/sh", "/usr/bin/sh")
+
+
+def test_free_bytes_are_those_of_users(tmp_path: Path) -> None:
+    device, free = system.file_system(str(tmp_path / "not/there/yet"))
+    assert device == tmp_path.stat().st_dev
+    assert abs(free - shutil.disk_usage(tmp_path).free) < 1 << 30

@@ -14,6 +14,7 @@ from ansible.errors import AnsibleError, AnsibleUndefinedVariable
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, without_login
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import values
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import in_common
 
 MONITORING = "monitoring_hosts"
 # Prefixes that belong to this project: a name below them that nobody reads is a mistake.
@@ -62,7 +63,8 @@ def specs(roles: str) -> Dict[str, Mapping[str, Any]]:
 def findings(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]], given: Iterable[str]) -> List[str]:
     """Every reason against these variables; `given` are the names that the inventory or the command line sets."""
     given = sorted(given)
-    reasons = list(_names(given, known))
+    # Of names alone, which most hosts have in common
+    reasons = list(in_common(variables, "names", lambda _none: list(_names(given, known)), given))
     kinds, unusable = _kinds(variables, known, given)
     reasons += kinds
     usable = _Usable(variables, unusable)

@@ -39,6 +39,9 @@ GOLDEN = ROOT / "files/golden"
 def converged() -> None:
     """These models, whatever the host had before."""
     run = playbook("site.yml", *EXTRA)
+    if "stream/stream/cancelled: no Triton answers" in " ".join(run.output.split()):
+        # Triton up to 24.11 may crash where a stream is cancelled (github.com/triton-inference-server/server/issues/7368)
+        run = playbook("site.yml", *EXTRA)
     assert run.code == 0, run.output
 
 
