@@ -122,13 +122,13 @@ test-quick: lint unit ## lint and unit tests
 packages: transfers
 	@$(MAKE) --no-print-directory lab-base
 
-# Four at a time, as each waits for something now and then; five take as long. The longest first, so that none of them is left over. What needs no
-# image of the lab begins while those are made.
+# Five at a time, as each waits for something now and then. The longest first, so that none of them is left over. What needs no image of the lab
+# begins while those are made.
 LANES := molecule-serving molecule-default molecule-models molecule-runfile unit molecule-production faults lint report-test
 test: ## everything; the output of each lane is in build/log
 	@rm -f build/log/lanes
 # What each lane took and why it failed is the end of the output, of which a CI may keep no more
-	@code=0; $(MAKE) --no-print-directory --jobs=4 --keep-going $(LANES:%=lane-%) || code=$$?; \
+	@code=0; $(MAKE) --no-print-directory --jobs=5 --keep-going $(LANES:%=lane-%) || code=$$?; \
 	  echo "test: all lanes:"; cat build/log/lanes; exit $$code
 $(LANES:%=lane-%): venv
 lane-unit: transfers

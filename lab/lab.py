@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The lab: lab.py base | up | down. The first makes the images below all others, and needs nothing but Python.
+"""The lab: lab.py base | up | down. The first makes the images of hosts and below, and needs nothing but Python.
 
 Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), LAB_NEXT (a row that hosts may be taken to, with cards of
 both), NPUS (2 per host, or those of a card), SYSTEMS (debian-12; of the NPU hosts in turn, as in debian-12,debian-13; default is
@@ -57,7 +57,7 @@ def base(_lab: Lab) -> None:
     """What takes a while and may be made while pip installs what the rest needs."""
     engine.start()
     for system in sorted(chosen_systems()):
-        images.ensure_base(system)
+        images.ensure_host(system)
 
 
 def up(lab: Lab) -> None:
