@@ -62,13 +62,24 @@ class Fleet(Lab):
     def __init__(self, hosts: int) -> None:
         super().__init__(hosts, {"npufleet_rollout_serial": ["100%"]})
 
+    def ansible(self, checkout: Path, program: str, *arguments: str) -> Tuple[float, subprocess.CompletedProcess[str]]:
+        """Seconds and end of a program of Ansible with the settings and the code of a checkout."""
+        environment = {**self.environment, "ANSIBLE_CONFIG": "ansible.cfg", "ANSIBLE_NOCOLOR": "1"}
+        del environment["ANSIBLE_CALLBACKS_ENABLED"]
+        began = time.monotonic()
+        command = [program, "-i", str(INVENTORY), *arguments]
+        done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
+        return time.monotonic() - began, done
+
+    def bring(self, checkout: Path) -> None:
+        """The code of a checkout's modules to every host, as its first change would: a host keeps that of two versions."""
+        done = self.ansible(checkout, "ansible", "all", "--become", "-m", "npufleet.triton.host_library")[1]
+        if done.returncode:
+            raise BenchError(f"host_library of {checkout} ended with {done.returncode}:\n{done.stdout[-3000:]}")
+
     def site(self, checkout: Path = ROOT) -> float:
         """Seconds of `site.yml` of a checkout, which must not change anything."""
-        command = ["ansible-playbook", "-i", str(INVENTORY), "playbooks/site.yml", "-e", json.dumps(self.variables)]
-        environment = {**self.environment, "ANSIBLE_CONFIG": "ansible.cfg", "ANSIBLE_NOCOLOR": "1"}
-        began = time.monotonic()
-        done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
-        seconds = time.monotonic() - began
+        seconds, done = self.ansible(checkout, "ansible-playbook", "playbooks/site.yml", "-e", json.dumps(self.variables))
         if done.returncode or any("changed=0" not in line for line in done.stdout.splitlines() if " : ok=" in line):
             raise BenchError(f"site.yml of {checkout} ended with {done.returncode}, wanted no change:\n{done.stdout[-3000:]}")
         return seconds
@@ -116,6 +127,7 @@ def measure(hosts: int, before: Optional[Path]) -> Row:
         served = fleet.inside(next(iter(fleet.hosts)), "ls", "/var/lib/npufleet/served").split()
         # Whatever is only there from the second run on, such as connections and caches
         for checkout in filter(None, (before, ROOT)):
+            fleet.bring(checkout)
             fleet.site(checkout)
         fleet.pyinfra(served)
         since = fleet.now()
