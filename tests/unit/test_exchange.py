@@ -140,6 +140,7 @@ def test_it_is_asked_as_any_client_asks(method: str, body: bytes | None) -> None
 def test_what_would_be_another_request_is_not_sent(resource: str, headers: dict[str, str]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
+        ours.settimeout(1)
         with pytest.raises(OSError, match="signs that no request can carry"):
             exchange(ours, "GET", resource, headers)
         theirs.setblocking(False)
