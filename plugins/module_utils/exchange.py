@@ -35,16 +35,19 @@ def exchange(
         raise OSError(f"{method} {resource!a} has signs that no request can carry")
     connected.sendall("\r\n".join([*lines, "", ""]).encode() + (body or b""))
     with connected.makefile("rb") as answer:
-        status, said = _head(answer)
-        while status in (100, 102, 103):
+        for _count in range(LINES):
             status, said = _head(answer)
+            if status not in (100, 102, 103):
+                break
+        else:
+            raise OSError(f"the answer has more than {LINES} heads")
         if status in (204, 304):
             return status, b""
         if said.get("transfer-encoding", "").lower() == "chunked":
             return status, b"".join(_chunks(answer))
         if "content-length" in said:
             return status, _exactly(answer, _number(said["content-length"], 10))
-        return status, _up_to(answer, BODY)
+        return status, _to_its_end(answer)
 
 
 def _head(answer: BinaryIO) -> Tuple[int, Dict[str, str]]:
@@ -53,11 +56,15 @@ def _head(answer: BinaryIO) -> Tuple[int, Dict[str, str]]:
     status = rest.partition(" ")[0]
     if protocol not in ("HTTP/1.0", "HTTP/1.1") or len(status) != 3 or not set(status) <= set(DIGITS[:10]):
         raise OSError("what answered does not speak HTTP")
+    return int(status), _headers(answer)
+
+
+def _headers(answer: BinaryIO) -> Dict[str, str]:
     found: Dict[str, str] = {}
     for _count in range(LINES):
         line = _line(answer)
         if not line:
-            return int(status), found
+            return found
         name, _colon, value = line.partition(":")
         found[name.strip().lower()] = value.strip()
     raise OSError(f"the answer has more than {LINES} headers")
@@ -78,11 +85,11 @@ def _chunks(answer: BinaryIO) -> Iterator[bytes]:
         if left < 0:
             raise OSError(f"the answer has more than {BODY} bytes")
         if not size:
-            while _line(answer):
-                pass
+            _headers(answer)
             return
         yield _exactly(answer, size)
-        _line(answer)
+        if _line(answer):
+            raise OSError(f"the answer has a chunk of more than the {size} bytes that it says")
 
 
 def _number(text: str, base: int) -> int:
@@ -100,8 +107,8 @@ def _exactly(answer: BinaryIO, size: int) -> bytes:
     return raw
 
 
-def _up_to(answer: BinaryIO, most: int) -> bytes:
-    raw = answer.read(most + 1)
-    if len(raw) > most:
-        raise OSError(f"the answer has more than {most} bytes")
+def _to_its_end(answer: BinaryIO) -> bytes:
+    raw = answer.read(BODY + 1)
+    if len(raw) > BODY:
+        raise OSError(f"the answer has more than {BODY} bytes")
     return raw

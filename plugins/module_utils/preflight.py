@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine im
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, short
-from ansible_collections.npufleet.triton.plugins.module_utils.system import file_system, packages, run, text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import file_system, packages, run, text, which
 
 GIB = 2**30
 # The supplier of models, among passwords
@@ -118,8 +118,6 @@ def unreached(suppliers: List[Mapping[str, Any]], passwords: Mapping[str, str]) 
 
 def pulled(pulls: Mapping[str, Any], here: Mapping[str, Any], secrets: Mapping[str, str]) -> List[str]:
     """Large files that the host lacks and fetches itself: their sources, and whether it has room for them."""
-    import shutil
-
     missing = sorted(set(pulls["files"]) & set(here["missing"]))
     if not missing:
         return []
@@ -137,7 +135,7 @@ def pulled(pulls: Mapping[str, Any], here: Mapping[str, Any], secrets: Mapping[s
         file = pulls["files"][digest]
         try:
             # Its role brings rclone where none is.
-            unasked = digest in inside or (download.store_of(file.get("url", "")) and not shutil.which("rclone"))
+            unasked = digest in inside or (download.store_of(file.get("url", "")) and not which("rclone"))
             sizes[digest] = inside.get(digest, file.get("size")) if unasked else download.size(file, digest, pulls["way"], secrets)
         except download.SourceError as error:
             reasons.append("model {}: compiled file {}: {}: correct {}".format(file["model"], file["source"], error, file["todo"]))

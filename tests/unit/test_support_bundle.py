@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import engine
-from ansible_collections.npufleet.triton.plugins.module_utils.engine import docker
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.support import collect
 from ansible_collections.npufleet.triton.plugins.module_utils.support.collect import Item
@@ -222,7 +221,6 @@ def test_engine_and_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         "GET /images/json": (500, {"message": "no"}),
     }
     monkeypatch.setattr(collect, "Engine", lambda timeout: Engine(str(tmp_path / "s"), timeout))
-    monkeypatch.setattr(docker, "SOCKET", str(tmp_path / "s"))
     with unix_server(tmp_path / "s", answers):
         items = collect.items(arguments(tmp_path, concerns=["engine"], desired={}), LIMITS)
         found, errors = collect.collect(

@@ -31,7 +31,7 @@ def main() -> None:
         code = told(sys.argv[1:])
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        if ended.code is not None and not isinstance(ended.code, int):
+        if isinstance(ended.code, str):
             print(ended.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()

@@ -10,7 +10,6 @@ from __future__ import annotations
 # Runs as a program too, which has no run_command of a module. pylint: disable=ansible-bad-function
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from typing import Any, Dict, List, Mapping, Optional, TextIO
 from ansible_collections.npufleet.triton.plugins.module_utils import locks
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
-from ansible_collections.npufleet.triton.plugins.module_utils.system import now, text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import now, text, which
 
 # What is asked, taken away as soon as it is read: checks may have headers that are secret; what came of it; each step as it begins
 ORDER, RESULT, STEPS = "turn.order.json", "turn.result.json", "turn.steps"
@@ -66,7 +65,7 @@ def begin(root: str, order: Mapping[str, Any]) -> None:
 
 
 def _scope() -> List[str]:
-    tool = shutil.which("systemd-run")
+    tool = which("systemd-run")
     return [tool, "--quiet", "--collect", "--scope", "--slice=system.slice"] if tool and os.path.isdir(SYSTEMD) else []
 
 

@@ -10,8 +10,6 @@ from typing import Any, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import exchange
 
-SOCKET = "/var/run/docker.sock"
-
 
 def frames(raw: bytes) -> bytes:
     """What a container wrote, out of the engine's stream; one of a terminal has no frames and is as it is."""
@@ -33,9 +31,20 @@ def absent(container: Mapping[str, Any]) -> List[str]:
 class Engine:
     """The Docker engine, asked over its socket, so that the standard library is enough."""
 
-    def __init__(self, path: str = SOCKET, timeout: float = 20.0) -> None:
+    def __init__(self, path: str = "/var/run/docker.sock", timeout: float = 20.0) -> None:
         self._path = path
         self._timeout = timeout
+
+    def connected(self, timeout: Optional[float] = None) -> socket.socket:
+        """A connection of one exchange. Raises OSError when there is no engine."""
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connected.settimeout(timeout or self._timeout)
+            connected.connect(self._path)
+        except OSError:
+            connected.close()
+            raise
+        return connected
 
     def exchange(
         self,
@@ -47,9 +56,7 @@ class Engine:
     ) -> Tuple[int, bytes]:
         """(status, body) of one answer, within so many seconds. Raises OSError when there is none."""
         told = dict(headers or {}) if body is None else {"Content-Type": "application/json", **(headers or {})}
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connected:
-            connected.settimeout(timeout or self._timeout)
-            connected.connect(self._path)
+        with self.connected(timeout) as connected:
             return exchange(connected, method, resource, told, None if body is None else json.dumps(body).encode())
 
     def get(self, resource: str) -> Optional[Any]:

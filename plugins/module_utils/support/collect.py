@@ -219,7 +219,7 @@ def _engine(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
 
     def raw(resource: str) -> bytes:
         try:
-            return exchange(EngineConnection("localhost", timeout=limits.seconds), "GET", resource, limits.size)
+            return exchange(EngineConnection(engine), "GET", resource, limits.size)
         except OSError as error:
             raise Unavailable(f"the engine does not answer: {error}") from error
 

@@ -9,14 +9,13 @@ import json
 import os
 import selectors
 import signal
-import socket
 import stat
 import struct
 import subprocess
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.engine import docker
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 
 # Entries of a directory tree that are listed; one that has more is listed up to there
 ENTRIES = 5000
@@ -141,12 +140,14 @@ def contents(limits: Limits, *patterns: str) -> Dict[str, Any]:
 
 
 class EngineConnection(http.client.HTTPConnection):
-    """A connection to Docker's engine."""
+    """A connection to Docker's engine, of which a part of a long answer can be read."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__("localhost")
+        self._engine = engine
 
     def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(docker.SOCKET)
+        self.sock = self._engine.connected()
 
 
 class ServerConnection(http.client.HTTPConnection):

@@ -55,7 +55,12 @@ ENVIRONMENT = "{{ {'npu-1': 'staging', 'npu-2': 'seoul', 'npu-3': 'busan'}[inven
 
 # {name: (playbook, what is played, options, variables)}
 SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = {
-    "build host out": ("site.yml", only("npu-1", *BUILD, out=""), (), {"npufleet_build_host": "npu-1"}),
+    "build host out": (
+        "site.yml",
+        {**only("npu-1", *BUILD, out=""), **only("npu-2", *MODELS), **only("npu-3", *BUILD)},
+        (),
+        {"npufleet_build_host": "{{ 'npu-3' if inventory_hostname == 'npu-3' else 'npu-1' }}"},
+    ),
     "adopt out": ("adopt.yml", only("npu-4", out=""), ("--limit", "npu-4", "-e", "adopt_replace=true"), {}),
     "models.yml of edge": (
         "models.yml",
