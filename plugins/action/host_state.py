@@ -84,9 +84,11 @@ class ActionModule(FleetAction):
             return {**state, "changed": False, "known": True}
         variables = self.variables(task_vars)
         concerns = self._task.args.get("concerns")
+        preflight = boolean(self._task.args.get("preflight", False))
         if concerns is None:
-            concerns = self.concerns(variables, task_vars)
-        if boolean(self._task.args.get("preflight", False)):
+            # A task of all hosts without a template spares each of them the first look for a filter
+            concerns = preflight and variables["preflight_concerns"] or self.concerns(variables, task_vars)
+        if preflight:
             return self._protected(self._preflight(variables, list(concerns), task_vars, host), variables)
         if boolean(self._task.args.get("unsealed", False)):
             with self.refusing(host):
@@ -253,6 +255,7 @@ class ActionModule(FleetAction):
                         reasons += preflight_inputs.clock(result["clock"], began, ended, int(variables["preflight_clock_skew"]))
                     result["warnings"] = [*result.get("warnings", []), *preflight_inputs.warnings(variables)]
                 result["refusals"] = reasons + result.get("refusals", [])
+                result["as_wanted"] = not (result["refusals"] or result["plan"] or result["maintenance"])
                 return self._complete(result, manifests, handed)
         except host_text.Misunderstood as reason:
             return self._refused([*reasons, str(reason)])
@@ -269,6 +272,7 @@ class ActionModule(FleetAction):
             "origins": {},
             "maintenance": None,
             "refusals": reasons,
+            "as_wanted": False,
         }
 
     @staticmethod

@@ -166,6 +166,10 @@ refusals:
   returned: with O(preflight) or O(rollback)
   type: list
   elements: str
+as_wanted:
+  description: Whether nothing is to be done or refused, and the host is not in maintenance.
+  returned: with O(preflight)
+  type: bool
 moves:
   description: For each model that a rollback would change C(from) and C(to) as labels, and C(what) is done.
   returned: with O(rollback)

@@ -346,7 +346,6 @@ def _models(variables: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]
     """Large files that the host lacks and the controller brings: their sources, and whether the host has room for them."""
     fetch = variables["model_repository_fetch"]
     bundle = variables["model_repository_bundle"]
-    shown, hidden = way(variables, True)
     sizes: Dict[str, Any] = {}
     try:
         inside = download.bundled(bundle) if fetch == "controller" else {}
@@ -371,7 +370,7 @@ def _models(variables: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]
                 sizes[digest] = os.path.getsize(cached)
             else:
                 try:
-                    sizes[digest] = download.size(origin, digest, shown, hidden)
+                    sizes[digest] = download.size(origin, digest, *way(variables, True))
                 except download.SourceError as error:
                     yield f"model {name}: compiled file {download.shown(origin)}: {error}: correct {_todo(origin)}"
     if "free" in here:
