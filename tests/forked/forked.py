@@ -187,6 +187,8 @@ def playbook(request: dict[str, Any]) -> None:
     sys.argv = ["ansible-playbook", *request["arguments"]]
     if host := request.get("host"):
         importlib.import_module("forked_modules").fork(host)
+    if request.get("serial"):
+        importlib.import_module("forked_modules").execute_here()
     importlib.import_module("ansible.cli.playbook").main()
 
 

@@ -1,4 +1,8 @@
-"""In a run of ansible-playbook: a module for this machine and this Python is a fork (forked.py), not packed and compiled anew."""
+"""In a run of ansible-playbook: a module for this machine and this Python is a fork (forked.py), not packed and compiled anew.
+
+And where no host has to be at a task while another one is, each task is run by the run itself: to fork takes most of what a short
+one does, as all that a process touches of Ansible is copied.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ansible import constants as C
+from ansible._internal._task import TaskContext
 from ansible.executor.module_common import _BuiltModule
+from ansible.executor.process.worker import WorkerProcess
+from ansible.executor.task_executor import TaskExecutor
+from ansible.executor.task_result import _RawTaskResult
 from ansible.module_utils.common.json import Direction, get_module_encoder
 from ansible.plugins import action
 from ansible.plugins.connection import local
@@ -85,3 +93,29 @@ def fork(address: str) -> None:
 
     base._execute_module, base._is_pipelining_enabled = execute, pipelines
     action.modify_module, connection.exec_command = pack, send
+
+
+def execute_here() -> None:
+    """From now on, no task has a process of its own; one host comes after the other."""
+    WorkerProcess.start = _execute
+    WorkerProcess.is_alive = lambda _worker: False
+    WorkerProcess.close = lambda _worker: None
+
+
+def _execute(worker: Any) -> None:
+    """What the process of a task and host does, with a task of its own, as a fork has."""
+    task = worker._task.copy(exclude_parent=True)
+    task._parent = worker._task._parent
+    with TaskContext(task):
+        done = TaskExecutor(
+            worker._host,
+            task,
+            worker._task_vars,
+            worker._play_context.copy(),
+            worker._loader,
+            worker._shared_loader_obj,
+            worker._final_q,
+            worker._variable_manager,
+        ).run()
+    result = _RawTaskResult(host=worker._host, task=task, return_data=done, task_fields=task.dump_attrs())
+    worker._final_q.send_task_result(result)
