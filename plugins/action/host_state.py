@@ -87,7 +87,7 @@ class ActionModule(FleetAction):
         preflight = boolean(self._task.args.get("preflight", False))
         if concerns is None:
             # A task of all hosts without a template spares each of them the first look for a filter
-            concerns = preflight and variables["preflight_concerns"] or self.concerns(variables, task_vars)
+            concerns = (preflight and variables["preflight_concerns"]) or self.concerns(variables, task_vars)
         if preflight:
             return self._protected(self._preflight(variables, list(concerns), task_vars, host), variables)
         if boolean(self._task.args.get("unsealed", False)):

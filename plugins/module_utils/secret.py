@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from typing import Any, Iterable, List, Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any, Iterable, List, Sequence
 
 WORDS = (
     r"(?:passw(?:or)?d|passphrase|(?<![a-z])pass(?![a-z])|pwd(?![a-z])|secret|token(?!s|iz)|credential"

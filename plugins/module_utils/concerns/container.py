@@ -44,8 +44,9 @@ def by_grpc(variables: Mapping[str, Any]) -> bool:
 
 def cache(variables: Mapping[str, Any]) -> Optional[str]:
     """The kind of response cache that the server has, such as `local` or `redis`; None without one."""
-    given = [str(argument) for argument in variables["triton_server_extra_args"]]
-    words = " ".join(given)
+    words = " ".join(map(str, variables["triton_server_extra_args"]))
+    if not words:
+        return None
     found = re.search(r"--cache-config[= ](\w+)", words)
     size_given = re.search(r"--response-cache-byte-size[= ](\d+)", words)
     return found[1] if found else "local" if size_given and int(size_given[1]) else None
@@ -57,8 +58,9 @@ def listens(variables: Mapping[str, Any]) -> str:
     import ipaddress
 
     given = variables["triton_server_listen_address"].strip()
+    bare = given[1:-1] if given.startswith("[") and given.endswith("]") else given
     try:
-        return str(ipaddress.ip_address(re.sub(r"^\[(.*)\]$", r"\1", given))) if given else ""
+        return str(ipaddress.ip_address(bare)) if given else ""
     except ValueError:
         raise Refusal(
             [

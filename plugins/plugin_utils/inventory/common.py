@@ -11,8 +11,9 @@ import io
 import json
 import pickle
 import re
+from collections.abc import Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Optional, Set, Tuple, TypeVar
+from typing import Any, Callable, Collection, Dict, Iterator, List, Optional, Set, Tuple, TypeVar
 
 from ansible.errors import AnsibleError
 from ansible.template import is_trusted_as_template

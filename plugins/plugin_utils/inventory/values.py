@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from collections.abc import Mapping
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
@@ -25,7 +26,11 @@ WANTED = {
 TEXT = {"type": "str"}
 TEXTS = {"type": "list", "elements": "str"}
 # Comparisons of a kernel's version, or of that and its build, joined by commas
-KERNELS = {"type": "str", "pattern": r"((==|>=|<=)\d+(\.\d+)*(-\d+)?(,(?!$)|$))+", "form": "a rule such as ==6.8.0,<=6.8.0-138"}
+KERNELS = {
+    "type": "str",
+    "pattern": re.compile(r"((==|>=|<=)\d+(\.\d+)*(-\d+)?(,(?!$)|$))+"),
+    "form": "a rule such as ==6.8.0,<=6.8.0-138",
+}
 
 
 def _map(required: str, **more: Mapping[str, Any]) -> Dict[str, Any]:
@@ -93,7 +98,7 @@ def _fit(where: str, value: Any, spec: Mapping[str, Any], reasons: List[str]) ->
         elif isinstance(value, float) and kind in ("str", "path"):
             todo = "quote it, or YAML makes 26.10 the number 26.1"
         reasons.append(f"{where}: found {_found(value, kind, spec)}, wanted {wanted}: {todo}")
-    elif "pattern" in spec and not re.fullmatch(spec["pattern"], made):
+    elif "pattern" in spec and not spec["pattern"].fullmatch(made):
         reasons.append(f"{where}: found {_found(value, kind, spec)}, wanted {spec['form']}: correct it")
     elif kind == "list":
         element = _element(spec)

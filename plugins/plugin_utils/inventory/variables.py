@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from types import MappingProxyType
-from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Set, Tuple
+from typing import Any, Callable, Collection, Dict, Iterator, List, Set, Tuple
 
 from ansible.errors import AnsibleUndefinedVariable
 from ansible.template import is_trusted_as_template
