@@ -183,12 +183,12 @@ def settled_playbook(request: dict[str, Any]) -> None:
 
 
 def playbook(request: dict[str, Any]) -> None:
-    """As the program ansible-playbook does it; with a `host`, modules of this machine are forks of that, too."""
+    """As the program ansible-playbook does it; with a `host`, modules of this machine are forks of that, and tasks are none."""
     sys.argv = ["ansible-playbook", *request["arguments"]]
     if host := request.get("host"):
-        importlib.import_module("forked_modules").fork(host)
-    if request.get("serial"):
-        importlib.import_module("forked_modules").execute_here()
+        modules = importlib.import_module("forked_modules")
+        modules.fork(host)
+        modules.execute_here()
     importlib.import_module("ansible.cli.playbook").main()
 
 

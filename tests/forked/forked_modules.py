@@ -1,7 +1,6 @@
 """In a run of ansible-playbook: a module for this machine and this Python is a fork (forked.py), not packed and compiled anew.
 
-And where no host has to be at a task while another one is, each task is run by the run itself: to fork takes most of what a short
-one does, as all that a process touches of Ansible is copied.
+And a task is run by the run itself: most of what a short one takes is to copy what a fork touches of Ansible.
 """
 
 from __future__ import annotations
@@ -100,6 +99,8 @@ def execute_here() -> None:
     WorkerProcess.start = _execute
     WorkerProcess.is_alive = lambda _worker: False
     WorkerProcess.close = lambda _worker: None
+    # To whatever runs in a task, the run is its parent
+    os.getppid = os.getpid
 
 
 def _execute(worker: Any) -> None:

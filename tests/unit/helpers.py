@@ -78,13 +78,12 @@ def common_home() -> str:
 
 
 def ansible_playbook(
-    place: Path, *arguments: object, cwd: Path = ROOT, whole: bool = False, serial: bool = False, **environment: str
+    place: Path, *arguments: object, cwd: Path = ROOT, whole: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """One run of ansible-playbook with this checkout's settings.
 
     A `whole` one is the program itself, and its modules are packed and sent, as people have it; others are forks of one that has
-    made its imports, and read its settings where none of them is of this `place` alone. A `serial` one forks for no task, so that
-    no host is at a task while another one is.
+    made its imports, and read its settings where none of them is of this `place` alone.
     """
     alone = whole or any(value.startswith(str(place)) for name, value in environment.items() if name.startswith("ANSIBLE_"))
     home = f"{place}/ansible" if alone else common_home()
@@ -102,7 +101,7 @@ def ansible_playbook(
     command = [str(ANSIBLE_PLAYBOOK), *map(str, arguments)]
     if whole:
         return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=300, check=False)
-    request = {"arguments": command[1:], "environment": settings, "directory": str(cwd), "host": forked.host(), "serial": serial}
+    request = {"arguments": command[1:], "environment": settings, "directory": str(cwd), "host": forked.host()}
     asked = forked.controller() if alone else forked.settled(settings)
     code, output, errors = forked.ask(asked, request, timeout=300)
     return subprocess.CompletedProcess(command, code, output.decode(), errors.decode())

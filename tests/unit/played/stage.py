@@ -86,5 +86,5 @@ def run(place: Path, playbook: str, scenario: dict[str, Any], *options: str, gro
     plugins = {"ANSIBLE_CONNECTION_PLUGINS": str(Path(__file__).parent / "connection"), "NPUFLEET_STAGE": str(place)}
     collections = {"ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections")}
     arguments = ["-i", place / "hosts.json", ROOT / "playbooks" / playbook, *options]
-    done = ansible_playbook(place, *arguments, serial=True, **plugins, **collections)
+    done = ansible_playbook(place, *arguments, **plugins, **collections)
     return Run(done.returncode, done.stdout + done.stderr, (place / "calls").read_text().splitlines())
