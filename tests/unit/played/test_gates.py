@@ -68,6 +68,9 @@ SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] =
         ("-e", "npufleet_group=edge"),
         {"group": "edge"},
     ),
+    "as wanted": ("site.yml", fleet(4, []), (), {}),
+    "refused": ("site.yml", fleet(2, [], npu_1={"refusals": ["found kernel 5.15.0-1, wanted ==6.8.0"]}), (), {}),
+    "out": ("site.yml", fleet(2, [], npu_1={"out": ""}), (), {}),
     "lost alone": ("models.yml", fleet(2, MODEL, npu_1={"lost": "host_state models"}), (), {}),
     "lost before": ("models.yml", fleet(4, MODEL, npu_3={"lost": "host_state preflight"}), (), {}),
     "lost and failed": (
@@ -201,6 +204,31 @@ def test_the_playbooks_that_change_hosts_in_batches_are_these() -> None:
     assert batched == {*CHANGING, "adopt.yml"}
     assert len(TAGS) > 5
     assert {name: tags for name in CHANGING if (tags := tags_of(name))} == {"site.yml": {*TAGS, "monitoring"}}
+
+
+# 0. Nothing differs
+
+
+@scenes("as wanted")
+def test_a_fleet_that_is_as_wanted_is_asked_once_and_that_is_all(ran: Run) -> None:
+    assert ran.code == 0, ran.output
+    assert sorted(ran.calls) == [f"{host} host_state preflight" for host in HOSTS]
+    counted = [ran.recap(host) for host in HOSTS]
+    assert {(line["ok"], line["skipped"]) for line in counted} == {(1, 0)}
+
+
+@scenes("refused")
+def test_what_stands_in_the_way_is_told_where_nothing_differs(ran: Run) -> None:
+    assert ran.code == 2, ran.output
+    assert ran.touched() == []
+    assert "npu-1: found kernel 5.15.0-1, wanted ==6.8.0" in ran.words
+
+
+@scenes("out")
+def test_a_host_that_is_out_is_said_to_be_where_nothing_differs(ran: Run) -> None:
+    assert ran.code == 0, ran.output
+    assert ran.touched() == []
+    assert "npu-1 is in maintenance and was left alone" in ran.words
 
 
 # 1. A host that fails
