@@ -66,6 +66,7 @@ def slim(rootfs: Path) -> None:
                 path.unlink()
     excluded = "".join(f"path-exclude /usr/share/{name}/*\n" for name in NOT_SLIM)
     (rootfs / "etc/dpkg/dpkg.cfg.d/npufleet-lab-slim").write_text(excluded)
+    (rootfs / "etc/apt/apt.conf.d/npufleet-lab-slim").write_text('Acquire::Languages "none";\n')
 
 
 def debian_mirror() -> str:

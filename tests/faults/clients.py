@@ -52,9 +52,9 @@ def doubling(number: float) -> Asked:
 class Client(threading.Thread):
     """Asks one model of one server, over a connection of its own, until it is told to stop."""
 
-    def __init__(self, url: str, model: str, request: Callable[[int], Asked]) -> None:
+    def __init__(self, url: str, model: str, request: Callable[[int], Asked], pause: float) -> None:
         super().__init__(daemon=True)
-        self.url, self.model, self.request = url, model, request
+        self.url, self.model, self.request, self.pause = url, model, request, pause
         self.samples: list[Sample] = []
         self.stopped = threading.Event()
 
@@ -62,7 +62,7 @@ class Client(threading.Thread):
         number = 0
         while not self.stopped.is_set():
             with triton.InferenceServerClient(self.url) as client:
-                while not self.stopped.wait(PAUSE):
+                while not self.stopped.wait(self.pause):
                     number += 1
                     self.samples.append(self.sample(client, number))
                     if self.samples[-1].error:
@@ -105,9 +105,9 @@ class Heard:
 class Clients:
     """A client of each model of each server: {mode: where it listens to gRPC}, {model: how it is asked}."""
 
-    def __init__(self, urls: dict[str, str], requests: dict[str, Callable[[int], Asked]]) -> None:
+    def __init__(self, urls: dict[str, str], requests: dict[str, Callable[[int], Asked]], pause: float = PAUSE) -> None:
         self.each = {
-            (mode, model): Client(url, model, request) for mode, url in urls.items() for model, request in requests.items()
+            (mode, model): Client(url, model, request, pause) for mode, url in urls.items() for model, request in requests.items()
         }
 
     def __enter__(self) -> Clients:

@@ -183,12 +183,15 @@ def settled_playbook(request: dict[str, Any]) -> None:
 
 
 def playbook(request: dict[str, Any]) -> None:
-    """As the program ansible-playbook does it; with a `host`, modules of this machine are forks of that, and tasks are none."""
+    """As the program ansible-playbook does it; with a `host`, modules of this machine are forks of that, and tasks are none.
+
+    Nor are those of a run that is `alone` with one host.
+    """
     sys.argv = ["ansible-playbook", *request["arguments"]]
     if host := request.get("host"):
-        modules = importlib.import_module("forked_modules")
-        modules.fork(host)
-        modules.execute_here()
+        importlib.import_module("forked_modules").fork(host)
+    if host or request.get("alone"):
+        importlib.import_module("forked_modules").execute_here()
     importlib.import_module("ansible.cli.playbook").main()
 
 

@@ -163,7 +163,13 @@ def lose_power(process: subprocess.Popen[str]) -> None:
 def playbook(name: str, *arguments: str) -> Run:
     """A whole run. It is a fork of a process that has Ansible's imports; the scenarios' own runs are the program itself."""
     given = environment()
-    request = {"arguments": command_of(name, *arguments)[1:], "environment": given, "directory": str(ROOT)}
+    # The run of one host needs no process for it; several are at a task together
+    request = {
+        "arguments": command_of(name, *arguments)[1:],
+        "environment": given,
+        "directory": str(ROOT),
+        "alone": len(NPU_HOSTS) == 1,
+    }
     code, output, errors = forked.ask(forked.settled(given), request)
     return Run(code, (output + errors).decode())
 

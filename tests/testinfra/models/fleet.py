@@ -68,7 +68,8 @@ class Fleet:
         self.directory = directory
         self.hosts = {mode: connect(name) for mode, name in HOSTS.items()}
         requests = {"alpha": doubling, "beta": doubling, "gamma": doubling, "cached": lambda _number: doubling(7), "digits": digit}
-        self.clients = Clients({mode: f"{address(name)}:8001" for mode, name in HOSTS.items()}, requests)
+        # For ten minutes and more, beside other tests
+        self.clients = Clients({mode: f"{address(name)}:8001" for mode, name in HOSTS.items()}, requests, pause=0.5)
         self.models = tuple(requests)
 
     def run(self, name: str, limit: str = "npu_hosts", **variables: Any) -> Run:

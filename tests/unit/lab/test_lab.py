@@ -237,12 +237,14 @@ def test_a_base_image_is_as_slim_as_debians_own(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "usr/share/doc/bash").symlink_to("apt")
-    (tmp_path / "etc/dpkg/dpkg.cfg.d").mkdir(parents=True)
+    for name in ("dpkg/dpkg.cfg.d", "apt/apt.conf.d"):
+        (tmp_path / "etc" / name).mkdir(parents=True)
     images.slim(tmp_path)
     left = sorted(str(path.relative_to(tmp_path / "usr/share")) for path in (tmp_path / "usr/share").rglob("*"))
     # Packages count on places for their pages
     assert left == ["doc", "doc/apt", "man", "man/man1", "zoneinfo", "zoneinfo/UTC"]
     assert "path-exclude /usr/share/man/*\n" in (tmp_path / "etc/dpkg/dpkg.cfg.d/npufleet-lab-slim").read_text()
+    assert 'Acquire::Languages "none";' in (tmp_path / "etc/apt/apt.conf.d/npufleet-lab-slim").read_text()
 
 
 def test_the_inventory_is_what_the_lab_has_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
