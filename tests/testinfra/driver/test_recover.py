@@ -11,6 +11,7 @@ from rows import BY_INSTALLER, FACTS, ready
 
 # The fixture `first`
 pytest_plugins = ["rows"]
+pytestmark = pytest.mark.skipif(BY_INSTALLER, reason="told alike whatever the driver's form")
 STALE = "/run/npufleet-lab/stale"
 STAYS = "/run/npufleet-lab/stale-until-reboot"
 
@@ -24,7 +25,6 @@ def life(host: Any) -> tuple[str, str]:
     return found["Id"], found["State"]["StartedAt"]
 
 
-@pytest.mark.skipif(BY_INSTALLER, reason="told alike whatever the driver's form")
 def test_a_host_that_is_well_is_left_alone(first):
     before = life(first)
     run = recover()
@@ -34,7 +34,6 @@ def test_a_host_that_is_well_is_left_alone(first):
     assert life(first) == before
 
 
-@pytest.mark.skipif(BY_INSTALLER, reason="told alike whatever the driver's form")
 def test_a_driver_that_has_lost_its_cards_is_seen_and_loaded_anew(first):
     before = life(first)
     first.check_output("echo numbers > %s", STALE)
@@ -53,7 +52,6 @@ def test_a_driver_that_has_lost_its_cards_is_seen_and_loaded_anew(first):
     assert after.code == 0, after.output
 
 
-@pytest.mark.skipif(BY_INSTALLER, reason="told alike whatever the driver's form")
 def test_what_only_a_reboot_helps_is_told_and_the_server_serves_as_it_did(first):
     first.check_output("echo none > %s; touch %s", STALE, STAYS)
     run = recover()
@@ -65,7 +63,6 @@ def test_what_only_a_reboot_helps_is_told_and_the_server_serves_as_it_did(first)
     assert ready(first)
 
 
-@pytest.mark.skipif(not BY_INSTALLER, reason="hosts of packages are restarted by other tests")
 def test_a_host_that_may_be_rebooted_comes_back_serving(first):
     update = [*FACTS["lab_docker"], "update", "--restart", "{}", LAB["_meta"]["hostvars"][NPU_HOSTS[0]]["lab_container"]]
 
