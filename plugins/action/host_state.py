@@ -84,12 +84,10 @@ class ActionModule(FleetAction):
             return {**state, "changed": False, "known": True}
         variables = self.variables(task_vars)
         concerns = self._task.args.get("concerns")
-        preflight = boolean(self._task.args.get("preflight", False))
+        if boolean(self._task.args.get("preflight", False)):
+            return self._protected(self._preflight(variables, concerns, task_vars, host), variables)
         if concerns is None:
-            # A task of all hosts without a template spares each of them the first look for a filter
-            concerns = (preflight and variables["preflight_concerns"]) or self.concerns(variables, task_vars)
-        if preflight:
-            return self._protected(self._preflight(variables, list(concerns), task_vars, host), variables)
+            concerns = self.concerns(variables, task_vars)
         if boolean(self._task.args.get("unsealed", False)):
             with self.refusing(host):
                 return {"changed": False, "desired": desired(variables, concerns, seal=False)[0]}
@@ -223,11 +221,16 @@ class ActionModule(FleetAction):
         result["mark"] = handed["mark"]
         return result
 
-    def _preflight(self, variables: Templated, concerns: List[str], task_vars: Dict[str, Any], host: str) -> Dict[str, Any]:
+    def _preflight(
+        self, variables: Templated, concerns: Optional[List[str]], task_vars: Dict[str, Any], host: str
+    ) -> Dict[str, Any]:
         """The plan, and every reason why it cannot be applied; a reason is a result here and no failure."""
         reasons: List[str] = []
         try:
             reasons += findings.findings(variables, inventory_specs(), task_vars)
+            if concerns is None:
+                # Here, as to template it in the task would take each host its first look for a filter
+                concerns = list(variables["preflight_concerns"]) or self.concerns(variables, task_vars)
             wanted, manifests, more = survey(variables, concerns)
             reasons += [entry for entry in more if entry not in reasons]
             handed = self._handed(variables, wanted, host)

@@ -20,7 +20,8 @@ options:
       - What to look at, out of C(driver), C(engine), C(image), C(models), C(server), C(watchdog), C(probe),
         C(monitoring).
       - V([]) reads no more than whether the host is in maintenance.
-      - Default is every concern of the groups that the host is in.
+      - Default is every concern of the groups that the host is in; with O(preflight), those of the variable
+        C(preflight_concerns) where it has any.
     type: list
     elements: str
   prove:

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
-import yaml
 from ansible import constants as C
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleUndefinedVariable
 from ansible.module_utils.common.json import Direction, get_module_encoder
@@ -26,7 +25,6 @@ from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import filter_loader, test_loader
 from ansible.template import trust_as_template
 from ansible_collections.npufleet.triton.plugins.module_utils import request
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container, engine
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import of_groups
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
@@ -41,7 +39,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variable
     rows,
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import release_rows
-from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
+from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION, yaml_of
 
 # Keys of a result by which Ansible does something else than to tell it
 NOT_A_RESULT = ("invocation", "ansible_stats")
@@ -56,8 +54,7 @@ def role_defaults() -> Dict[str, Any]:
     """The defaults of every role of the collection, as templates."""
     found: Dict[str, Any] = {}
     for path in sorted(glob.glob(os.path.join(COLLECTION, "roles", "*", "defaults", "main.yml"))):
-        with open(path, encoding="utf-8") as source:
-            found.update(yaml.load(source, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {})
+        found.update(yaml_of(path) or {})
     return {name: _trusted(value) for name, value in found.items()}
 
 
@@ -81,11 +78,8 @@ def _once() -> None:
     # Ansible's own tests and filters, for conditions
     test_loader.get("defined")
     filter_loader.get("default")
-    # How a host is told, and the patterns that its container is read by
+    # How a host is told
     get_module_encoder("legacy", Direction.CONTROLLER_TO_MODULE)
-    container.size("1g")
-    container.ulimits({"limits": ["memlock:-1:-1"]}, "limits")
-    engine.drop_in({"LimitMEMLOCK": "infinity"})
     # All of this stays until the run ends: neither its end nor a process of a host has to look through it for what can be freed
     gc.freeze()
 

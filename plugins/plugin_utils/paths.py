@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Dict
+from typing import Any, Dict
+
+import yaml
 
 COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
@@ -18,3 +20,9 @@ def files_of(directory: str) -> Dict[str, bytes]:
             with open(path, "rb") as source:
                 found[os.path.relpath(path, directory)] = source.read()
     return found
+
+
+def yaml_of(path: str) -> Any:
+    """What a file of plain YAML says, by libyaml where it is there, which takes a tenth of the time."""
+    with open(path, encoding="utf-8") as source:
+        return yaml.load(source, getattr(yaml, "CSafeLoader", yaml.SafeLoader))

@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
-from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
+from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION, yaml_of
 
 CHECKS = os.path.join(COLLECTION, "files", "checks")
 GOLDEN = os.path.join(COLLECTION, "files", "golden")
@@ -122,9 +122,7 @@ def _of(path: str) -> bytes:
 def _golden(path: str, model: str) -> str:
     """The directory of a check file's data. A file that is none is refused where it is read as a whole."""
     try:
-        with open(path, encoding="utf-8") as source:
-            whole = yaml.load(source, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        return str(whole.get("golden", model))
+        return str(yaml_of(path).get("golden", model))
     except (AttributeError, UnicodeDecodeError, yaml.YAMLError):
         return model
 

@@ -70,6 +70,13 @@ SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] =
     ),
     "as wanted": ("site.yml", fleet(4, []), (), {}),
     "refused": ("site.yml", fleet(2, [], npu_1={"refusals": ["found kernel 5.15.0-1, wanted ==6.8.0"]}), (), {}),
+    "refused, other": (
+        "site.yml",
+        {**only("npu-1"), **only("npu-2", *MODEL)},
+        (),
+        {"preflight_concerns": "{{ 5 if inventory_hostname == 'npu-1' else [] }}"},
+    ),
+    "lost, other": ("site.yml", fleet(2, [], npu_1={"lost": "host_state preflight"}), (), {}),
     "out": ("site.yml", fleet(2, [], npu_1={"out": ""}), (), {}),
     "lost alone": ("models.yml", fleet(2, MODEL, npu_1={"lost": "host_state models"}), (), {}),
     "lost before": ("models.yml", fleet(4, MODEL, npu_3={"lost": "host_state preflight"}), (), {}),
@@ -222,6 +229,20 @@ def test_what_stands_in_the_way_is_told_where_nothing_differs(ran: Run) -> None:
     assert ran.code == 2, ran.output
     assert ran.touched() == []
     assert "npu-1: found kernel 5.15.0-1, wanted ==6.8.0" in ran.words
+
+
+@scenes("refused, other")
+def test_a_host_that_cannot_be_judged_keeps_the_others_from_their_change(ran: Run) -> None:
+    assert ran.code == 2, ran.output
+    assert ran.touched() == []
+    assert "1 of 2 hosts refused" in ran.words
+    assert "preflight_concerns" in ran.words
+
+
+@scenes("lost, other")
+def test_a_host_that_is_lost_is_told_where_the_others_are_as_wanted(ran: Run) -> None:
+    assert ran.code == 4, ran.output
+    assert (ran.recap("npu-1")["unreachable"], ran.recap("npu-2")["ok"]) == (1, 1)
 
 
 @scenes("out")

@@ -6,10 +6,9 @@ import os
 from functools import cache
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-import yaml
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.text import printable
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import Problem
-from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
+from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION, yaml_of
 
 ERROR = "error"
 WARNING = "warning"
@@ -65,8 +64,7 @@ class Row(NamedTuple):
 @cache
 def release_rows() -> Dict[str, Any]:
     """The release rows of this collection, by name."""
-    with open(os.path.join(COLLECTION, "files/releases.yml"), encoding="utf-8") as source:
-        rows: Dict[str, Any] = yaml.load(source, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["npufleet_releases"]
+    rows: Dict[str, Any] = yaml_of(os.path.join(COLLECTION, "files/releases.yml"))["npufleet_releases"]
     return rows
 
 
