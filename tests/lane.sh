@@ -14,8 +14,11 @@ else
   echo "test: $name FAILED after $((SECONDS - began)) s, $log ends with:"
   tail -n 60 "$log"
   echo "test: of $log:"
-  reasons=$(sed 's/\x1b\[[0-9;]*m//g' "$log" | grep -aE -A14 '(FAILED|ERROR) tests/|fatal: |[Ee]rror: ' | cut -c-400 | tail -n 40)
+  plain=$(sed 's/\x1b\[[0-9;]*m//g' "$log")
+  # A test's words may be a whole run's, and only the last of all is read by whoever has no more of the log
+  tests=$(grep -aoE '(FAILED|ERROR) tests/[^ ]+' <<<"$plain" | sort -u | head -n 20) || true
+  reasons=$(grep -aE -A14 '(FAILED|ERROR) tests/|fatal: |[Ee]rror: ' <<<"$plain" | cut -c-400 | tail -n 40)
   echo "$reasons"
-  printf 'test: %s FAILED after %s s:\n%s\n' "$name" "$((SECONDS - began))" "$(tail -n 20 <<<"$reasons")" >>build/log/lanes
+  printf 'test: %s FAILED after %s s:\n%s\n%s\n' "$name" "$((SECONDS - began))" "$tests" "$(tail -n 20 <<<"$reasons")" >>build/log/lanes
 fi
 exit $code
