@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 # Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
-import fnmatch
 import os
 import re
 import subprocess
@@ -62,19 +61,18 @@ def text(path: str) -> Optional[str]:
 
 
 def packages(names: List[str], broken: bool = False) -> Dict[str, Dict[str, Any]]:
-    """Installed Debian packages out of `names` (patterns allowed): {name: {"version", "held"}}.
+    """Installed Debian packages out of `names`: {name: {"version", "held"}}. A name with `*` at its end stands for all that begin so.
 
     With `broken` also those that were unpacked and not set up, without a version.
     """
     if not names:
         return {}
-    named, patterns = set(names), [name for name in names if "*" in name]
+    named, begun = set(names), tuple(name[:-1] for name in names if name.endswith("*"))
     found = {}
     for name, version, selection, status in _of_dpkg(_dpkg_changed()):
         whole = status == "installed"
-        if (whole or (broken and status not in ("not-installed", "config-files"))) and (
-            name in named or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-        ):
+        there = whole or (broken and status not in ("not-installed", "config-files"))
+        if there and (name in named or name.startswith(begun)):
             found[name] = {"version": version if whole else None, "held": selection == "hold"}
     return found
 
@@ -103,6 +101,17 @@ def _of_dpkg(changed: Tuple[object, ...]) -> List[List[str]]:
         _KNOWN.clear()
         _KNOWN[changed] = found
     return _KNOWN[changed]
+
+
+def units(*names: str) -> Dict[str, Dict[str, Any]]:
+    """What systemd says of units, all by one call: {name: {"enabled", "active": as ActiveState, such as `active` or `failed`}}."""
+    found: Dict[str, Dict[str, Any]] = {name: {"enabled": False, "active": "unknown"} for name in names}
+    said = run("systemctl", "show", "--property=Id,ActiveState,UnitFileState", *names)[1] if names else ""
+    for part in said.split("\n\n"):
+        states = dict(line.split("=", 1) for line in part.splitlines() if "=" in line)
+        if states.get("Id") in found:
+            found[states["Id"]] = {"enabled": states.get("UnitFileState") == "enabled", "active": states.get("ActiveState", "unknown")}
+    return found
 
 
 def available(name: str) -> Optional[str]:

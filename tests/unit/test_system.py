@@ -101,6 +101,40 @@ def test_no_packages_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert system.packages([]) == {}
 
 
+SHOWN = """Id=npufleet-watchdog.service
+ActiveState=active
+UnitFileState=enabled
+
+ActiveState=inactive
+Id=npufleet-probe.timer
+UnitFileState=
+
+Id=another.service
+ActiveState=active
+UnitFileState=enabled"""
+
+
+def test_units_are_all_told_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(system, "run", lambda *command: asked.append(command) or (0, SHOWN))
+    assert system.units("npufleet-watchdog.service", "npufleet-probe.timer", "gone.service") == {
+        "npufleet-watchdog.service": {"enabled": True, "active": "active"},
+        "npufleet-probe.timer": {"enabled": False, "active": "inactive"},
+        "gone.service": {"enabled": False, "active": "unknown"},
+    }
+    assert len(asked) == 1
+
+
+def test_units_where_there_is_no_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "run", lambda *_command: (127, "systemctl is not installed"))
+    assert system.units("a.service") == {"a.service": {"enabled": False, "active": "unknown"}}
+
+
+def test_no_units_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "run", lambda *_command: pytest.fail("asked"))
+    assert system.units() == {}
+
+
 # The engine
 
 

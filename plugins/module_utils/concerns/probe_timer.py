@@ -110,18 +110,14 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
-    """The files, what systemd says of the timer, and the result that was left last."""
+    """The files, and the result that was left last."""
     program = text(PROGRAM)
-    shown = run("systemctl", "show", "--property=ActiveState,UnitFileState", TIMER)[1]
-    states = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     return {
         "service": text(SERVICE_FILE),
         "timer": text(TIMER_FILE),
         "config": text(CONFIG),
         "program": None if program is None else hashlib.sha256(program.encode()).hexdigest(),
         "checks": _checks(DOCUMENT),
-        "enabled": states.get("UnitFileState") == "enabled",
-        "active": states.get("ActiveState", "unknown"),
         "state": _state(wanted["root"] + "/probe.json"),
     }
 

@@ -18,6 +18,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract 
 
 ALL: Tuple[Concern, ...] = (driver, engine, image, models, server, watchdog, probe_timer, monitoring)
 CONCERNS: Dict[str, Concern] = {concern.CONCERN: concern for concern in ALL}
+# What systemd says of these units is read with the rest of their concern, for all by one call: {"enabled", "active"}
+UNITS: Dict[str, str] = {watchdog.CONCERN: watchdog.UNIT, probe_timer.CONCERN: probe_timer.TIMER}
 # What these want may be secret: it travels and is shown with digests in its place, made by a key
 SEALED: Dict[str, Callable[[Mapping[str, Any], str], Dict[str, Any]]] = {
     engine.CONCERN: engine.sealed,

@@ -12,7 +12,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import TOOLS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, short
-from ansible_collections.npufleet.triton.plugins.module_utils.system import run, text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, keys
 
 CONCERN = "watchdog"
@@ -91,17 +91,13 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
-    """The files, what systemd says of the unit, and what the running program says of itself."""
+    """The files, and what the running program says of itself."""
     program = text(PROGRAM)
-    shown = run("systemctl", "show", "--property=ActiveState,UnitFileState", UNIT)[1]
-    states = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     state = shapes.read(wanted["root"] + "/watchdog.json", STATE).content
     return {
         "unit": text(UNIT_FILE),
         "config": text(CONFIG),
         "program": None if program is None else hashlib.sha256(program.encode()).hexdigest(),
-        "enabled": states.get("UnitFileState") == "enabled",
-        "active": states.get("ActiveState", "unknown"),
         "state": state or {},
     }
 
