@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Iterable, List, Sequence
 
+from ansible_collections.npufleet.triton.plugins.module_utils.programs.patterns import pattern
+
 WORDS = (
     r"(?:passw(?:or)?d|passphrase|(?<![a-z])pass(?![a-z])|pwd(?![a-z])|secret|token(?!s|iz)|credential"
     r"|(?:api|access|private|secret|account)[_-]?key|(?<=[a-z0-9])(?<!public)(?<!primary)(?<!foreign)[_-]key(?![a-z])"
@@ -25,9 +27,9 @@ _LOGIN = (
     r"(?P<keep>\b[a-z][a-z0-9+.-]{0,20}://)"
     r"(?P<secret>[^/\s\"'?#]{1,400}|[^/\s:@\"'?#]{1,200}:(?!\d{1,5}[/?#])[^\s\"'<>]{1,400})"
 )
-LOGIN = re.compile(_LOGIN + "(?=@)", re.IGNORECASE)
-_LOGIN_AT = re.compile(_LOGIN + "@", re.IGNORECASE)
-_QUERY = re.compile(r"\b[a-z][a-z0-9+.-]{0,20}://[^\s?\"'<>]*\?([^\s\"'<>]+)", re.IGNORECASE)
+LOGIN = pattern(_LOGIN + "(?=@)", re.IGNORECASE)
+_LOGIN_AT = pattern(_LOGIN + "@", re.IGNORECASE)
+_QUERY = pattern(r"\b[a-z][a-z0-9+.-]{0,20}://[^\s?\"'<>]*\?([^\s\"'<>]+)", re.IGNORECASE)
 
 DIGITS = 12
 # A shorter value would be found inside of ordinary words everywhere

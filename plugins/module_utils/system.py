@@ -61,7 +61,7 @@ def text(path: str) -> Optional[str]:
 
 
 def packages(names: List[str], broken: bool = False) -> Dict[str, Dict[str, Any]]:
-    """Installed Debian packages out of `names`: {name: {"version", "held"}}. A name with `*` at its end stands for all that begin so.
+    """Installed Debian packages out of `names`: {name: {"version", "held"}}. One with `*` at its end stands for all that begin so.
 
     With `broken` also those that were unpacked and not set up, without a version.
     """
@@ -110,7 +110,10 @@ def units(*names: str) -> Dict[str, Dict[str, Any]]:
     for part in said.split("\n\n"):
         states = dict(line.split("=", 1) for line in part.splitlines() if "=" in line)
         if states.get("Id") in found:
-            found[states["Id"]] = {"enabled": states.get("UnitFileState") == "enabled", "active": states.get("ActiveState", "unknown")}
+            found[states["Id"]] = {
+                "enabled": states.get("UnitFileState") == "enabled",
+                "active": states.get("ActiveState", "unknown"),
+            }
     return found
 
 

@@ -28,7 +28,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import of_groups
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive, patterns
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library as host_library
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, library
@@ -78,6 +78,7 @@ def _once() -> None:
     # Ansible's own tests and filters, for conditions
     test_loader.get("defined")
     filter_loader.get("default")
+    patterns.compile_all()
     # How a host is told
     get_module_encoder("legacy", Direction.CONTROLLER_TO_MODULE)
     # All of this stays until the run ends: neither its end nor a process of a host has to look through it for what can be freed

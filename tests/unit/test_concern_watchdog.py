@@ -124,7 +124,9 @@ def test_bare_host_and_a_state_that_cannot_be_read(host: Path, content: str | No
         (host / "watchdog.json").write_text(content)
     there = subject.read({**wanted(), "root": str(host)})
     assert there == {"unit": None, "config": None, "program": None, "state": {}}
-    assert subject.diff(wanted(), {**there, "enabled": False, "active": "unknown"}) == found("no unit file, no configuration, no program")
+    assert subject.diff(wanted(), {**there, "enabled": False, "active": "unknown"}) == found(
+        "no unit file, no configuration, no program"
+    )
 
 
 def test_server_that_was_given_up_is_a_warning_while_the_watchdog_runs() -> None:

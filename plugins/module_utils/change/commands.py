@@ -13,7 +13,6 @@ import importlib
 import json
 import os
 import sys
-import traceback
 from contextlib import suppress
 from typing import List
 
@@ -34,6 +33,8 @@ def main() -> None:
         if isinstance(ended.code, str):
             print(ended.code, file=sys.stderr)
     except BaseException:
+        import traceback
+
         traceback.print_exc()
         code = 1
     with suppress(OSError):
