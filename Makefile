@@ -122,8 +122,8 @@ test-quick: lint unit ## lint and unit tests
 packages: transfers
 	@$(MAKE) --no-print-directory lab-base
 
-# Six at a time, as each waits for something now and then. The longest first, so that none of them is left over. What needs no image of the lab
-# begins while those are made, and what never waits gives way to what does.
+# Six at a time, as each waits for something now and then. The longest first, so that none of them is left over, and the others give way to them.
+# What needs no image of the lab begins while those are made.
 LANES := molecule-default molecule-serving molecule-models molecule-runfile molecule-production unit faults lint report-test
 test: ## everything; the output of each lane is in build/log
 	@rm -f build/log/lanes
@@ -133,7 +133,9 @@ test: ## everything; the output of each lane is in build/log
 $(LANES:%=lane-%): venv
 lane-unit: transfers
 $(filter-out lane-unit lane-lint,$(LANES:%=lane-%)): packages
-lane-unit lane-lint: PRIORITY := nice -n 5
+GIVE_WAY := unit lint molecule-production molecule-runfile
+$(GIVE_WAY:%=lane-%): PRIORITY := nice -n 5
+$(GIVE_WAY:%=lane-%): export LAB_CPU_SHARES := 512
 lane-%:
 	@$(PRIORITY) tests/lane.sh $* $(MAKE) --no-print-directory $*
 

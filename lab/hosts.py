@@ -140,7 +140,7 @@ def _create(lab: Lab, number: int, name: str, system: str, cards: dict | None, a
     docker(
         *("create", "--name", lab.container(name), "--hostname", name, "--privileged", "--cgroupns=private"),
         *("--label", f"{LABEL}={lab.name}", "--label", f"npufleet.lab.host={name}", "--restart=no"),
-        *("--network", lab.network, "--ip", lab.address(number)),
+        *("--network", lab.network, "--ip", lab.address(number), "--cpu-shares", str(lab.shares)),
         *("--tmpfs", "/run:exec,mode=755", "--tmpfs", "/run/lock", "--tmpfs", "/tmp:exec,mode=1777"),
         *([] if CGROUP_V2.exists() else ["--env", CGROUP_V1]),
         *mounts,

@@ -5,8 +5,8 @@ Environment: HOSTS (2), LAB (lab), LAB_SUBNET, LAB_RELEASE (lab-24.01), LAB_NEXT
 both), NPUS (2 per host, or those of a card), SYSTEMS (debian-12; of the NPU hosts in turn, as in debian-12,debian-13; default is
 what the lab has), LAB_COPIES (1: new hosts of npu1's system are copies of npu1, as it is by now), LAB_MODELS (what is placed:
 digits, or images for the image classifier too; default is what the lab has, digits for a new one), LAB_MONITORING (0: no host
-monitors the others; default is what the lab has, ops1 for a new one), LAB_FAULTS (JSON, faults by host: {"npu2":
-[{"kind": "no_rsd0"}]}).
+monitors the others; default is what the lab has, ops1 for a new one), LAB_CPU_SHARES (1024; with fewer, new hosts give way to
+those of other labs), LAB_FAULTS (JSON, faults by host: {"npu2": [{"kind": "no_rsd0"}]}).
 """
 
 from __future__ import annotations

@@ -28,10 +28,12 @@ class LabError(Exception):
 
 @dataclass(frozen=True)
 class Lab:
-    """One lab: its name, its network and where its keys and state live."""
+    """One lab: its name, its network, where its keys and state live, its share of the processor beside others."""
 
     name: str
     subnet: str
+    # Of the 1024 that Docker gives to whoever asks for no other
+    shares: int = 1024
 
     @property
     def state(self) -> Path:
@@ -71,13 +73,16 @@ class Lab:
 
 
 def current_lab() -> Lab:
-    """The lab that the environment names: LAB (default `lab`) and LAB_SUBNET (default by name, a /24)."""
+    """The lab that the environment names: LAB (default `lab`), LAB_SUBNET (default by name, a /24), LAB_CPU_SHARES (1024)."""
     name = os.environ.get("LAB") or FIRST_LAB
     numbers = {FIRST_LAB: 240, "molecule": 241, "bench": 242, "production": 244, "models": 245, "runfile": 246}
     subnet = os.environ.get("LAB_SUBNET") or f"172.31.{numbers.get(name, 243)}.0/24"
     if not subnet.endswith(".0/24"):
         raise LabError(f"LAB_SUBNET: found {subnet}, wanted an IPv4 /24 such as 172.31.240.0/24")
-    return Lab(name, subnet)
+    shares = os.environ.get("LAB_CPU_SHARES") or "1024"
+    if not shares.isdigit() or int(shares) < 2:
+        raise LabError(f"LAB_CPU_SHARES: found {shares}, wanted a number of 2 or more")
+    return Lab(name, subnet, int(shares))
 
 
 def base_image(system: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -46,6 +47,19 @@ def test_labs_of_other_names_have_other_subnets(monkeypatch: pytest.MonkeyPatch)
     assert len(subnets) == len(names)
     monkeypatch.setenv("LAB_SUBNET", "10.0.0.0/16")
     with pytest.raises(LabError, match=r"found 10\.0\.0\.0/16, wanted an IPv4 /24"):
+        current_lab()
+
+
+@pytest.mark.parametrize(("given", "shares"), [("", 1024), ("512", 512)])
+def test_a_lab_may_give_way_to_others(monkeypatch: pytest.MonkeyPatch, given: str, shares: int) -> None:
+    monkeypatch.setenv("LAB_CPU_SHARES", given)
+    assert current_lab().shares == shares
+
+
+@pytest.mark.parametrize("given", ["1", "half", "-5"])
+def test_shares_that_are_none(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setenv("LAB_CPU_SHARES", given)
+    with pytest.raises(LabError, match=f"LAB_CPU_SHARES: found {given}, wanted a number of 2 or more"):
         current_lab()
 
 
@@ -320,10 +334,11 @@ def test_a_host_is_told_of_old_control_groups(
     for name in ("make_key", "capability_missing", "kernel_package", "_put"):
         monkeypatch.setattr(hosts, name, lambda *_given: None)
     monkeypatch.setattr(hosts.Path, "read_text", lambda _path: "")
-    hosts._create(LAB, 1, "npu1", "debian-13", None, "")
+    hosts._create(dataclasses.replace(LAB, shares=512), 1, "npu1", "debian-13", None, "")
     create = orders[0]
     assert create[0] == "create" and create[-1] == "npufleet-lab/host:trixie"
     assert [after for before, after in zip(create, create[1:], strict=False) if before == "--env"] == words
+    assert [after for before, after in zip(create, create[1:], strict=False) if before == "--cpu-shares"] == ["512"]
 
 
 def test_hosts_beside_one_that_is_there_are_copies_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
