@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import http.client
 import json
 import os
 import re
@@ -10,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -61,15 +64,19 @@ class Namespaces(BaseBackend):
 
     def run(self, command: str, *args: str, **_options: Any) -> CommandResult:
         asked = self.get_command(command, *args)
-        if not self.pid or started(self.pid) != self.since:
-            self.pid = int(self.run_local(self.find).stdout or 0)
-            self.since = started(self.pid)
-        if not self.pid:
+        if not self.process():
             return self.result(1, self.encode(asked), b"", f"{self.container} is not running".encode())
         enter = f"nsenter --target {self.pid} --all env -i {self.ENVIRONMENT} /bin/sh -c %s"
         result = self.run_local(enter, asked)
         result.command = self.encode(asked)
         return result
+
+    def process(self) -> int:
+        """The number of its first process; 0 where it does not run."""
+        if not self.pid or started(self.pid) != self.since:
+            self.pid = int(self.run_local(self.find).stdout or 0)
+            self.since = started(self.pid)
+        return self.pid
 
 
 def started(pid: int) -> str:
@@ -217,10 +224,49 @@ def events(host: testinfra.host.Host, since: str) -> list[tuple[str, str]]:
 KEY = "/etc/npufleet/server/key"
 
 
+LIBC = ctypes.CDLL(None, use_errno=True)
+CLONE_NEWNET = 0x40000000
+
+
+def page(host: testinfra.host.Host, port: int, resource: str, method: str = "GET", headers: dict[str, str] | None = None) -> str:
+    """What a server of the host answers on the host itself; AssertionError where it does not, or not with success.
+
+    By a thread in the host's network: a Python of its own takes a tenth of a second there, and tests that wait ask often.
+    """
+    process = host.backend.process()
+    assert process, f"{host.backend.container} is not running"
+
+    def exchange() -> tuple[int, str]:
+        with open(f"/proc/{process}/ns/net") as network:
+            if LIBC.setns(network.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request(method, resource, headers=headers or {})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+    try:
+        # Its network is the thread's own, which ends with this
+        with ThreadPoolExecutor(1) as beside:
+            status, text = beside.submit(exchange).result()
+    except (OSError, http.client.HTTPException) as error:
+        raise AssertionError(f"{method} {resource} of {host.backend.container}:{port}: {error!r}") from error
+    assert status < 400, f"{method} {resource} of {host.backend.container}:{port}: {status}\n{text}"
+    return text
+
+
 def ask(host: testinfra.host.Host, resource: str, method: str = "GET") -> dict | list:
     """One JSON answer of the host's Triton, which is sent the host's key."""
-    script = (
-        f"import sys, urllib.request as u; key = {{'npufleet-key': open('{KEY}').read().strip()}}; "
-        "print(u.urlopen(u.Request('http://127.0.0.1:8000' + sys.argv[1], method=sys.argv[2], headers=key)).read().decode())"
-    )
-    return json.loads(host.check_output("python3 -c %s %s %s", script, resource, method))
+    process = host.backend.process()
+    key = Path(f"/proc/{process}/root{KEY}")
+    assert process and key.is_file(), f"{host.backend.container} has no {KEY}"
+    return json.loads(page(host, 8000, resource, method, {"npufleet-key": key.read_text().strip()}))
+
+
+def well(host: testinfra.host.Host, resource: str = "/v2/health/ready") -> bool:
+    """Whether the host's Triton says so."""
+    try:
+        return page(host, 8000, resource) == ""
+    except AssertionError:
+        return False

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import KEY, LAB, NPU_HOSTS, OUTPUT, ask, connect, inspect, playbook
+from conftest import KEY, LAB, NPU_HOSTS, OUTPUT, ask, connect, inspect, page, playbook
 
 NPUS = LAB.get("all", {}).get("vars", {}).get("lab_npus", 0)
 
@@ -217,8 +217,7 @@ def test_a_real_answer(npu):
 
 
 def test_prometheus_scrapes_every_server(ops):
-    script = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9090/api/v1/query?query=up').read().decode())"
-    answer = json.loads(ops.check_output("python3 -c %s", script))["data"]["result"]
+    answer = json.loads(page(ops, 9090, "/api/v1/query?query=up"))["data"]["result"]
     ups = {entry["metric"]["host"]: entry["value"][1] for entry in answer if entry["metric"]["job"] == "npufleet-triton"}
     assert ups == dict.fromkeys(NPU_HOSTS, "1")
 

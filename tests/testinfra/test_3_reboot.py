@@ -10,7 +10,21 @@ from datetime import datetime
 
 import pytest
 import testinfra
-from conftest import LAB, LEASE, NPU_HOSTS, OUTPUT, ROWS, ask, connect, containers, inspect, lose_power, playbook, playbook_process
+from conftest import (
+    LAB,
+    LEASE,
+    NPU_HOSTS,
+    OUTPUT,
+    ROWS,
+    ask,
+    connect,
+    containers,
+    inspect,
+    lose_power,
+    page,
+    playbook,
+    playbook_process,
+)
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
 REPLACEMENT = "/var/lib/npufleet/replacement.json"
@@ -58,8 +72,7 @@ def shown(host: testinfra.host.Host, unit: str, name: str) -> str:
 
 def up(ops: testinfra.host.Host) -> str:
     """Prometheus' last word on the first host's server."""
-    script = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9090/api/v1/query?query=up').read().decode())"
-    answer = json.loads(ops.check_output("python3 -c %s", script))["data"]["result"]
+    answer = json.loads(page(ops, 9090, "/api/v1/query?query=up"))["data"]["result"]
     return next(entry["value"][1] for entry in answer if entry["metric"].get("host") == FIRST)
 
 

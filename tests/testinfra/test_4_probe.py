@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import LEASE, NPU_HOSTS, ROOT, connect, events, hold, now, playbook
+from conftest import LEASE, NPU_HOSTS, ROOT, connect, events, hold, now, page, playbook
 from test_3_reboot import ready, shown, wait_for
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
@@ -92,8 +92,7 @@ def test_prometheus_has_the_rules_and_they_fire_where_they_should(ops: Any) -> N
     ops.check_output("printf %%s %s > /run/alerts/npufleet_test.yml", tests)
     done = ops.run("cd /run/alerts && promtool test rules npufleet_test.yml")
     assert done.rc == 0, done.stdout + done.stderr
-    script = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9090/api/v1/rules?type=alert').read().decode())"
-    groups = json.loads(ops.check_output("python3 -c %s", script))["data"]["groups"]
+    groups = json.loads(page(ops, 9090, "/api/v1/rules?type=alert"))["data"]["groups"]
     loaded = [rule for group in groups if group["file"] == "/etc/prometheus/npufleet/alerts.yml" for rule in group["rules"]]
     assert {rule["name"] for rule in loaded} == {rule["alert"] for rule in yaml.safe_load(rules)["groups"][0]["rules"]}
     assert {rule["health"] for rule in loaded} <= {"ok", "unknown"}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import KEY, LAB, NPU_HOSTS, connect, playbook
+from conftest import KEY, LAB, NPU_HOSTS, connect, playbook, well
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
 EXPECTED = {
@@ -113,7 +113,7 @@ def planted() -> Iterator[list[str]]:
 
 def wait_until_ready(host) -> None:
     deadline = time.monotonic() + 600
-    while host.run("python3 -c \"import urllib.request as u; u.urlopen('http://127.0.0.1:8000/v2/health/ready')\"").rc:
+    while not well(host):
         assert time.monotonic() < deadline
         time.sleep(0.2)
 

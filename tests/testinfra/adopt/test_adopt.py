@@ -11,7 +11,7 @@ from pathlib import Path
 import conftest
 import pytest
 import yaml
-from conftest import INVENTORY, NPU_HOSTS, ROOT, ask, connect, containers, events, inspect, now, playbook
+from conftest import INVENTORY, NPU_HOSTS, ROOT, ask, connect, containers, events, inspect, now, playbook, well
 from test_3_reboot import wait_for
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
@@ -89,18 +89,18 @@ class Client:
         self.pause = max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
 
 
-READY = "python3 -c \"import urllib.request as u; u.urlopen('http://127.0.0.1:8000/v2/models/resnet50/ready')\""
+READY = "/v2/models/resnet50/ready"
 
 
 def wait_until_ready(host) -> None:
-    wait_for(lambda: host.run(READY).rc == 0)
+    wait_for(lambda: well(host, READY))
 
 
 def serve(host, name: str) -> None:
     """The guide's last step: the server is started inside the container that runs a shell."""
 
     def served() -> bool:
-        if host.run(READY).rc == 0:
+        if well(host, READY):
             return True
         # On a slow machine a stub may miss Triton's time limit for its start, which ends the server: hands start it again
         if host.run("pgrep --exact tritonserver").rc:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import testinfra
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import container_facts
-from conftest import NPU_HOSTS, connect, inspect, playbook
+from conftest import NPU_HOSTS, connect, inspect, playbook, well
 from test_3_reboot import wait_for
 
 HOST = NPU_HOSTS[0] if NPU_HOSTS else ""
@@ -23,7 +23,6 @@ cp -n /usr/lib/python3.*/distutils/*.py root/usr/lib/python3.*/distutils/
 """
 LIBRARIES = f"$(echo {PLACE}/root/usr/lib/python3/dist-packages {PLACE}/root/usr/lib/python3.* | tr ' ' :)"
 COMPOSE = f"cd {PLACE}/{HOST} && env PYTHONPATH={LIBRARIES} python3 {PLACE}/root/usr/bin/docker-compose"
-READY = "python3 -c 'import urllib.request as u; u.urlopen(\"http://127.0.0.1:8000/v2/health/ready\")'"
 NAMES = ("compose.yml", ".env")
 
 
@@ -61,7 +60,7 @@ def composed(host: testinfra.host.Host, written: Path) -> Iterator[dict]:
         host.check_output("docker rm --force triton 2>&1; docker rename triton-managed triton && docker start triton")
         host.check_output("rm -rf %s", PLACE)
         assert inspect(host)["Id"] == managed
-        wait_for(lambda: host.run(READY).rc == 0)
+        wait_for(lambda: well(host))
 
 
 def test_what_may_be_secret_is_in_neither_file_but_env(written: Path):

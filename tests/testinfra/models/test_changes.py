@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from conftest import ROOT, ask, connect, inspect
+from conftest import ROOT, ask, connect, inspect, page
 from fleet import HOSTS, SLOW_LOAD, STORE, TRANSACTION, Fleet, address
 from test_3_reboot import wait_for
 
@@ -53,9 +53,8 @@ def _history(host: Any, count: int) -> set[tuple[str, str, str]]:
 def _instances(host: Any, model: str) -> int:
     """How many instances of the served release tell what they are."""
     release = ask(host, f"/v2/models/{model}/config")["parameters"]["npufleet_release"]["string_value"]
-    script = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8002/metrics').read().decode())"
-    page = host.check_output("python3 -c %s", script).splitlines()
-    return sum(line.startswith("rbln_model_info{") and f'release="{release}"' in line for line in page)
+    lines = page(host, 8002, "/metrics").splitlines()
+    return sum(line.startswith("rbln_model_info{") and f'release="{release}"' in line for line in lines)
 
 
 def test_a_second_run_changes_nothing(place: Fleet, before: dict[str, Any]) -> None:
