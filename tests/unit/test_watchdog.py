@@ -701,8 +701,14 @@ def stub(tmp_path: Path) -> Iterator[Any]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("import signal; signal.pause()\n")
         words = [link, file, "triton_python_backend_shm_region_2", "1048576", "1048576", "1", "/opt", "336", instance, "DEFAULT"]
-        started.append(subprocess.Popen(words))
-        return started[-1]
+        process = subprocess.Popen(words)
+        started.append(process)
+        # The kernel lets us go on before it has given the process its name and arguments
+        deadline = time.monotonic() + 60
+        while not Path(f"/proc/{process.pid}/cmdline").read_bytes().endswith(b"DEFAULT\0"):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return process
 
     yield start
     for process in started:
