@@ -59,6 +59,22 @@ def test_only_what_is_wanted_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (driver.wanted, server.wanted) == ([], [{"of": "server"}])
 
 
+def test_units_of_systemd_are_read_with_their_concerns_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(proof.system, "units", lambda *names: asked.append(names) or {name: {"active": name} for name in names})
+    part = SimpleNamespace(read=lambda wanted: {"of": wanted}, diff=lambda _wanted, actual: [actual])
+    monkeypatch.setattr(proof, "CONCERNS", dict.fromkeys(("driver", "watchdog", "probe"), part))
+    actual, plan = proof.look({"driver": 1, "watchdog": 2, "probe": 3})
+    assert actual == {
+        "driver": {"of": 1},
+        "watchdog": {"of": 2, "active": "npufleet-watchdog.service"},
+        "probe": {"of": 3, "active": "npufleet-probe.timer"},
+    }
+    assert plan == list(actual.values())
+    proof.look({"driver": 1})
+    assert asked == [("npufleet-watchdog.service", "npufleet-probe.timer"), ()]
+
+
 def test_plans_come_in_the_order_of_the_concerns(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:
     result = run(monkeypatch, {"driver": Concern([PACKAGE]), "server": Concern([LOADING])})
     assert result == {
