@@ -1,6 +1,7 @@
 """In a run of ansible-playbook: a module for this machine and this Python is a fork (forked.py), not packed and compiled anew.
 
-And a task is run by the run itself: most of what a short one takes is to copy what a fork touches of Ansible.
+And tasks are run by the run itself, all of them or those that wait for nothing: most of what a short one takes is to copy what a
+fork touches of Ansible.
 """
 
 from __future__ import annotations
@@ -23,6 +24,14 @@ from ansible.plugins.connection import local
 from forked import ask
 
 MARK = b"# a module that is not packed: "
+# What waits for no host
+QUICK = {
+    f"ansible.builtin.{name}"
+    for name in (
+        *("add_host", "assert", "debug", "fail", "group_by", "include_role", "include_tasks", "include_vars", "set_fact"),
+        "validate_argument_spec",
+    )
+}
 
 
 def pack_once(directory: str) -> None:
@@ -94,13 +103,19 @@ def fork(address: str) -> None:
     action.modify_module, connection.exec_command = pack, send
 
 
-def execute_here() -> None:
-    """From now on, no task has a process of its own; one host comes after the other."""
-    WorkerProcess.start = _execute
-    WorkerProcess.is_alive = lambda _worker: False
-    WorkerProcess.close = lambda _worker: None
+def execute_here(quick: bool = False) -> None:
+    """From now on, no task has a process of its own, and one host comes after the other; with `quick` those that wait for none."""
+    begin, parent, run = WorkerProcess.start, os.getppid, os.getpid()
+
+    def start(worker: Any) -> None:
+        if quick and worker._task.action not in QUICK:
+            begin(worker)
+        else:
+            _execute(worker)
+
+    WorkerProcess.start = start
     # To whatever runs in a task, the run is its parent
-    os.getppid = os.getpid
+    os.getppid = lambda: run if os.getpid() == run else parent()
 
 
 def _execute(worker: Any) -> None:
