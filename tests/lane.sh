@@ -16,7 +16,7 @@ else
   echo "test: of $log:"
   plain=$(sed 's/\x1b\[[0-9;]*m//g' "$log")
   # A test's words may be a whole run's, and only the last of all is read by whoever has no more of the log
-  tests=$(tr -s '\n│ ' ' ' <<<"$plain" | grep -aoE '(FAILED|ERROR) tests/[^ ]+' | sort -u | head -n 20) || true
+  tests=$(tr -s '\n│ ' ' ' <<<"$plain" | grep -aoE '(FAILED|ERROR) tests/[^ ]+' | sort -u | head -n 20)
   reasons=$(grep -aE -A14 '(FAILED|ERROR) tests/|fatal: |[Ee]rror: ' <<<"$plain" | cut -c-400 | tail -n 40)
   echo "$reasons"
   printf 'test: %s FAILED after %s s:\n%s\n%s\n' "$name" "$((SECONDS - began))" "$tests" "$(tail -n 20 <<<"$reasons")" >>build/log/lanes

@@ -185,13 +185,13 @@ def settled_playbook(request: dict[str, Any]) -> None:
 def playbook(request: dict[str, Any]) -> None:
     """As the program ansible-playbook does it; with a `host`, modules of this machine are forks of that, and tasks are none.
 
-    Nor are those of a run that is `alone` with one host; of several those are not that wait for nothing.
+    Without one, `here` says which tasks are none: `all`, or the `quick` ones, which wait for nothing.
     """
     sys.argv = ["ansible-playbook", *request["arguments"]]
     if host := request.get("host"):
         importlib.import_module("forked_modules").fork(host)
-    if host or "alone" in request:
-        importlib.import_module("forked_modules").execute_here(quick=not host and not request["alone"])
+    if here := "all" if host else request.get("here"):
+        importlib.import_module("forked_modules").execute_here(quick=here == "quick")
     importlib.import_module("ansible.cli.playbook").main()
 
 

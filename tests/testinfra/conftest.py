@@ -170,12 +170,12 @@ def lose_power(process: subprocess.Popen[str]) -> None:
 def playbook(name: str, *arguments: str) -> Run:
     """A whole run. It is a fork of a process that has Ansible's imports; the scenarios' own runs are the program itself."""
     given = environment()
-    # The run of one host needs no process for it; several are at a task together
+    # One host needs no process for any task; several are together at those that wait for something
     request = {
         "arguments": command_of(name, *arguments)[1:],
         "environment": given,
         "directory": str(ROOT),
-        "alone": len(NPU_HOSTS) == 1,
+        "here": "all" if len(NPU_HOSTS) == 1 else "quick",
     }
     code, output, errors = forked.ask(forked.settled(given), request)
     return Run(code, (output + errors).decode())
@@ -222,8 +222,6 @@ def events(host: testinfra.host.Host, since: str) -> list[tuple[str, str]]:
 
 
 KEY = "/etc/npufleet/server/key"
-
-
 LIBC = ctypes.CDLL(None, use_errno=True)
 CLONE_NEWNET = 0x40000000
 
@@ -258,15 +256,17 @@ def page(host: testinfra.host.Host, port: int, resource: str, method: str = "GET
 
 def ask(host: testinfra.host.Host, resource: str, method: str = "GET") -> dict | list:
     """One JSON answer of the host's Triton, which is sent the host's key."""
-    process = host.backend.process()
-    key = Path(f"/proc/{process}/root{KEY}")
-    assert process and key.is_file(), f"{host.backend.container} has no {KEY}"
-    return json.loads(page(host, 8000, resource, method, {"npufleet-key": key.read_text().strip()}))
+    try:
+        key = Path(f"/proc/{host.backend.process()}/root{KEY}").read_text().strip()
+    except OSError as error:
+        raise AssertionError(f"{host.backend.container} has no {KEY}: {error!r}") from error
+    return json.loads(page(host, 8000, resource, method, {"npufleet-key": key}))
 
 
 def well(host: testinfra.host.Host, resource: str = "/v2/health/ready") -> bool:
     """Whether the host's Triton says so."""
     try:
-        return page(host, 8000, resource) == ""
+        page(host, 8000, resource)
     except AssertionError:
         return False
+    return True

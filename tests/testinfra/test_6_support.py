@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import KEY, LAB, NPU_HOSTS, connect, playbook, well
+from test_3_reboot import wait_for
 
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
 EXPECTED = {
@@ -111,13 +111,6 @@ def planted() -> Iterator[list[str]]:
     host.check_output("rm -rf /root/.docker %s", drop_in)
 
 
-def wait_until_ready(host) -> None:
-    deadline = time.monotonic() + 600
-    while not well(host):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
 def left_behind(host) -> list[str]:
     """Files that are newer than the marker, but for what the system and the watchdog and the probe write down at any time."""
     found = host.check_output(
@@ -163,7 +156,7 @@ def test_bundle_of_a_host_whose_engine_is_down(tmp_path: Path) -> None:
         first = collect(tmp_path / "out", "--limit", FIRST)[FIRST]
     finally:
         host.check_output("systemctl start docker.service docker.socket")
-        wait_until_ready(host)
+        wait_for(lambda: well(host))
     assert {"host/packages.txt", "driver/tool.json", "journal/docker.txt", "models/store.txt", "engine/daemon.json"} <= set(first)
     assert "engine/info.json: the engine does not answer: " in first["errors.txt"] and "server/index.json: " in first["errors.txt"]
     assert "engine service: found nothing, wanted an engine that answers" in first["README.txt"]

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -105,6 +106,14 @@ def ansible_playbook(
     asked = forked.controller() if alone else forked.settled(settings)
     code, output, errors = forked.ask(asked, request, timeout=300)
     return subprocess.CompletedProcess(command, code, output.decode(), errors.decode())
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another process does; a minute is more than it takes anywhere."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 class _Done(BaseException):

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.change import detached, lease, turn
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables
-from helpers import ROOT, fleet
+from helpers import ROOT, fleet, until
 
 ALICE = {"run": "alice/1/1", "by": "alice@ops1"}
 SETTINGS = {
@@ -82,13 +81,6 @@ def turned(root: Path) -> dict[str, Any]:
     result = detached.wait(str(root), "1", 60)
     assert result is not None
     return result
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_what_came_of_it_is_for_root_alone_and_the_order_is_gone(root: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import watchdog
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control
-from helpers import FIXTURES, NAMELESS, ROOT, UTF8, fleet, http_server, unix_server
+from helpers import FIXTURES, NAMELESS, ROOT, UTF8, fleet, http_server, unix_server, until
 
 PROGRAM = ROOT / "roles/triton_server/files/npufleet_watchdog.py"
 # What Triton 24.01 and 24.10 gave: `healthy`, a request answered by each of two models; `hung`, both instances of `hang` hang and
@@ -704,10 +704,7 @@ def stub(tmp_path: Path) -> Iterator[Any]:
         process = subprocess.Popen(words)
         started.append(process)
         # The kernel lets us go on before it has given the process its name and arguments
-        deadline = time.monotonic() + 60
-        while not Path(f"/proc/{process.pid}/cmdline").read_bytes().endswith(b"DEFAULT\0"):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(lambda: Path(f"/proc/{process.pid}/cmdline").read_bytes().endswith(b"DEFAULT\0"))
         return process
 
     yield start

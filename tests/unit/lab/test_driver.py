@@ -336,6 +336,16 @@ class TestStat:
         assert [device["bus_id"] for device in answer["devices"]] == ["0000:81:00.0", "0000:82:00.0"]
         assert answer["contexts"] == 1
 
+    def test_json_is_that_of_the_standard_library(self) -> None:
+        answer = {
+            "npu": 0,
+            "process": 'a "b" \\ \x01 카드',
+            "pci": {"bus_id": "0000:81:00.0"},
+            "devices": [],
+            "contexts": [{"pid": "1"}, -2],
+        }
+        assert stat.as_json(answer) == json.dumps(answer)
+
     @pytest.mark.parametrize(("lost", "numbers"), [("numbers", [0, 0]), ("none", [])])
     def test_a_stale_driver_loses_its_cards_until_it_is_loaded_anew(self, root: Path, lost: str, numbers: list[int]) -> None:
         host = started(root, "2.0.1")
