@@ -2,6 +2,8 @@
 # Runs a molecule scenario on a lab of its own, and says how long it took.
 set -eu
 cd "$(dirname "$0")/.."
+# Its own ansible-playbook, which costs less
+export PATH="$PWD/tests/forked/bin:$PATH"
 began=$SECONDS
 code=0
 molecule test --scenario-name "$1" --destroy always || code=$?

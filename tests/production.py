@@ -9,6 +9,7 @@ reads all output at the highest verbosity that people use (-vvv): no secret may 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 import subprocess
@@ -16,7 +17,6 @@ import sys
 import tarfile
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import yaml
 from page import ROOT, Reader, checkout, environment
@@ -110,12 +110,13 @@ class Sampler(threading.Thread):
 
     def run(self) -> None:
         while not self.ended.is_set():
-            for path in Path("/proc").glob("[0-9]*/cmdline"):
+            for process in filter(str.isdigit, os.listdir("/proc")):
                 try:
-                    line = path.read_bytes()
+                    with open(f"/proc/{process}/cmdline", "rb", buffering=0) as source:
+                        line = source.read()
                 except OSError:  # ended since it was listed
                     continue
-                if any(secret in line for secret in self.hidden):
+                if line and any(secret in line for secret in self.hidden):
                     self.seen.add(line.replace(b"\0", b" ").decode(errors="replace")[:200])
             self.samples += 1
             self.ended.wait(0.2)

@@ -179,6 +179,7 @@ def settled_playbook(request: dict[str, Any]) -> None:
     constants.DEFAULT_LOCAL_TMP = tempfile.mkdtemp(prefix="run-", dir=kept)
     atexit.register(shutil.rmtree, constants.DEFAULT_LOCAL_TMP)
     modules.pack_once(kept)
+    modules.pack_compiled()
     playbook(request)
 
 
