@@ -50,7 +50,7 @@ def main() -> int:
     installed = install(PLACE)
     before = content(installed)
     environment = {**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(PLACE)}
-    code = subprocess.run([str(BIN / "ansible-playbook"), *sys.argv[1:]], env=environment, check=False).returncode
+    code = subprocess.run(["ansible-playbook", *sys.argv[1:]], env=environment, check=False).returncode
     after = content(installed)
     changed = sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
     if changed:
