@@ -13,8 +13,9 @@ from ansible.errors import AnsibleUndefinedVariable
 from ansible.parsing.vault import EncryptedString
 from ansible.template import trust_as_template
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import KEPT, Origins, in_common, of_template
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, survey
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, rows, survey
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from helpers import fleet
 from linting import PYTHON, write
@@ -268,6 +269,24 @@ def test_variables_of_two_hosts_take_one_template(tmp_path: Path) -> None:
         variables = Templated(raw, lambda value: asked.append(value) or f"<{value}>", moment=str(tmp_path / "task"))
         assert (variables["a"], variables["own"]) == ("<{{ b ~ 'x' }}>", "<{{ inventory_hostname ~ 'x' }}>")
     assert asked == ["{{ b ~ 'x' }}", "{{ inventory_hostname ~ 'x' }}", "{{ inventory_hostname ~ 'x' }}"]
+
+
+def test_rows_of_releases_are_looked_at_once_and_refused_on_each_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted, asked = values.fitted, []
+    monkeypatch.setattr(values, "fitted", lambda name, *given: asked.append(name) or fitted(name, *given))
+    extra = {"site": {"cards": ["RBLN-CA22"]}}
+
+    def host(**more: Any) -> Any:
+        raw = {"npufleet_extra_releases": extra, "npufleet_release_rows": {}, **more}
+        return Templated(raw, lambda raw: raw, [], {"npufleet_release_rows": rows}, str(tmp_path / "task"))
+
+    with pytest.raises(Refusal, match="site"):
+        host()["npufleet_release_rows"]
+    with pytest.raises(Refusal, match="site"):
+        host()["npufleet_release_rows"]
+    asked.clear()
+    first, second = (host(npufleet_extra_releases={})["npufleet_release_rows"] for _ in range(2))
+    assert (first == second, first != {}, asked) == (True, True, ["npufleet_extra_releases", "npufleet_release_rows"])
 
 
 def test_models_are_read_once_for_all_hosts_that_get_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,8 @@ REQUIRED = {
 ROWS = "npufleet_release_rows"
 # What a variable follows from that is made here (`rows`)
 MADE_OF = {ROWS: ["npufleet_extra_releases"]}
+# Of hundreds of parts, each of a type: looked at once for hosts that have the same
+LARGE = {ROWS, "npufleet_extra_releases"}
 # These two hold no templates of ours
 NO_TEMPLATES = {"hostvars", "groups"}
 # Templates that say no more than where a value is, which Jinja takes a millisecond for: a variable, or a path below one
@@ -205,12 +207,18 @@ class Templated(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._done:
-            value = self._made[name](self) if name in self._made else self.untyped(name)
-            if name in inventory_specs():
-                value = values.fitted(name, value, inventory_specs()[name])
+            if self._origins and name in LARGE:
+                value = of_template(self.moment, f"{name}.fitted", self._origins.of(name), lambda: self._fitted(name))
+            else:
+                value = self._fitted(name)
             self._raw[name] = value
             self._done.add(name)
         return self._raw[name]
+
+    def _fitted(self, name: str) -> Any:
+        """A value of its type."""
+        value = self._made[name](self) if name in self._made else self.untyped(name)
+        return values.fitted(name, value, inventory_specs()[name]) if name in inventory_specs() else value
 
     def untyped(self, name: str) -> Any:
         """A value whatever its type."""
