@@ -136,6 +136,9 @@ $(filter-out lane-unit lane-lint,$(LANES:%=lane-%)): packages
 GIVE_WAY := unit lint molecule-production molecule-runfile
 $(GIVE_WAY:%=lane-%): PRIORITY := nice -n 5
 $(GIVE_WAY:%=lane-%): export LAB_CPU_SHARES := 512
+# The longest of all goes before
+lane-molecule-serving: PRIORITY := nice -n -2
+lane-molecule-serving: export LAB_CPU_SHARES := 1536
 lane-%:
 	@$(PRIORITY) tests/lane.sh $* $(MAKE) --no-print-directory $*
 
