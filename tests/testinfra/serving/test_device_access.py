@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import Run, ask, connect, containers, inspect, playbook
-from test_models import EXTRA, HOST, MODELS, RELEASE, RESULTS, converged  # noqa: F401  the models are served first
+from conftest import ask, connect, containers, inspect, playbook
+from test_models import EXTRA, HOST, MODELS, RELEASE, RESULTS, converged, site  # noqa: F401  the models are served first
 
 pytestmark = pytest.mark.skipif(RELEASE != "lab-24.01", reason="another Triton changes nothing of this")
 
@@ -25,10 +25,6 @@ def host(converged: None) -> Iterator[Any]:  # noqa: F811
     host.check_output(f"chgrp video {NODES} && chmod 0660 {NODES}")
     yield host
     host.check_output(f"chgrp root {NODES} && chmod 0666 {NODES}")
-
-
-def site(*arguments: str) -> Run:
-    return playbook("site.yml", *EXTRA, *arguments)
 
 
 def releases(host: Any) -> dict[str, str]:

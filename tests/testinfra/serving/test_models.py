@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import testinfra
-from conftest import LAB, NPU_HOSTS, ROOT, ask, connect, inspect, playbook
+from conftest import LAB, NPU_HOSTS, ROOT, Run, ask, connect, inspect, playbook
 from test_3_reboot import wait_for
 from tritonclient import grpc as grpc_client
 from tritonclient import http as triton
@@ -35,13 +35,21 @@ FAULTS = "/var/lib/npufleet/lab-faults.json"
 GOLDEN = ROOT / "files/golden"
 
 
+# Triton up to 24.11 may crash where a stream is cancelled (github.com/triton-inference-server/server/issues/7368): it does not
+# answer that check any more, or breaks off in the midst of it
+CRASHED = re.compile(r"stream/stream/cancelled: (no Triton answers|stream \d+, after \d+ were cancelled: Socket closed)")
+
+
+def site(*arguments: str) -> Run:
+    """These models, by a run that meets no such crash, or by the next one."""
+    run = playbook("site.yml", *EXTRA, *arguments)
+    return playbook("site.yml", *EXTRA, *arguments) if CRASHED.search(" ".join(run.output.split())) else run
+
+
 @pytest.fixture(scope="module", autouse=True)
 def converged() -> None:
     """These models, whatever the host had before."""
-    run = playbook("site.yml", *EXTRA)
-    if "stream/stream/cancelled: no Triton answers" in " ".join(run.output.split()):
-        # Triton up to 24.11 may crash where a stream is cancelled (github.com/triton-inference-server/server/issues/7368)
-        run = playbook("site.yml", *EXTRA)
+    run = site()
     assert run.code == 0, run.output
 
 
