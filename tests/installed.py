@@ -15,6 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / "build/installed"
 BIN = Path(sys.executable).parent
+# As scenarios run it, by this Python
+PLAYBOOK = [sys.executable, str(ROOT / "tests/forked/bin/ansible-playbook")]
 
 
 def install(place: Path) -> Path:
@@ -50,7 +52,7 @@ def main() -> int:
     installed = install(PLACE)
     before = content(installed)
     environment = {**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(PLACE)}
-    code = subprocess.run(["ansible-playbook", *sys.argv[1:]], env=environment, check=False).returncode
+    code = subprocess.run([*PLAYBOOK, *sys.argv[1:]], env=environment, check=False).returncode
     after = content(installed)
     changed = sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
     if changed:

@@ -179,21 +179,23 @@ def settled_playbook(request: dict[str, Any]) -> None:
     constants.DEFAULT_LOCAL_TMP = tempfile.mkdtemp(prefix="run-", dir=kept)
     atexit.register(shutil.rmtree, constants.DEFAULT_LOCAL_TMP)
     modules.pack_once(kept)
-    modules.pack_compiled()
     playbook(request)
 
 
 def playbook(request: dict[str, Any]) -> None:
     """As the program ansible-playbook does it; with a `host`, modules of this machine are forks of that, and tasks are none.
 
-    Without one, `here` says which tasks are none: `all`, or the `quick` ones, which wait for nothing.
+    Without one, those are none that wait for nothing, and with TASKS_HERE=all in the environment no task is.
     """
     sys.argv = ["ansible-playbook", *request["arguments"]]
-    if host := request.get("host"):
-        importlib.import_module("forked_modules").fork(host)
-    if here := "all" if host else request.get("here"):
-        importlib.import_module("forked_modules").execute_here(quick=here == "quick")
-    importlib.import_module("ansible.cli.playbook").main()
+    # First of Ansible's, as in its own program
+    program, modules = importlib.import_module("ansible.cli.playbook"), importlib.import_module("forked_modules")
+    modules.pack_compiled()
+    host = request.get("host")
+    if host:
+        modules.fork(host)
+    modules.execute_here(quick=not host and os.environ.get("TASKS_HERE") != "all")
+    program.main()
 
 
 def module(request: dict[str, Any]) -> None:

@@ -168,15 +168,9 @@ def lose_power(process: subprocess.Popen[str]) -> None:
 
 
 def playbook(name: str, *arguments: str) -> Run:
-    """A whole run. It is a fork of a process that has Ansible's imports; the scenarios' own runs are the program itself."""
+    """A whole run. It is a fork of a process that has Ansible's imports."""
     given = environment()
-    # One host needs no process for any task; several are together at those that wait for something
-    request = {
-        "arguments": command_of(name, *arguments)[1:],
-        "environment": given,
-        "directory": str(ROOT),
-        "here": "all" if len(NPU_HOSTS) == 1 else "quick",
-    }
+    request = {"arguments": command_of(name, *arguments)[1:], "environment": given, "directory": str(ROOT)}
     code, output, errors = forked.ask(forked.settled(given), request)
     return Run(code, (output + errors).decode())
 

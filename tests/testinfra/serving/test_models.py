@@ -33,8 +33,6 @@ RESULTS = ROOT / f"build/serving-{RELEASE}"
 EXTRA = ("--limit", f"{HOST},localhost", "-e", "@molecule/serving/vars/models.yml")
 FAULTS = "/var/lib/npufleet/lab-faults.json"
 GOLDEN = ROOT / "files/golden"
-
-
 # Triton up to 24.11 may crash where a stream is cancelled (github.com/triton-inference-server/server/issues/7368): it does not
 # answer that check any more, or breaks off in the midst of it
 CRASHED = re.compile(r"stream/stream/cancelled: (no Triton answers|stream \d+, after \d+ were cancelled: Socket closed)")
