@@ -37,17 +37,17 @@ CONTROLLER = (
     "numpy",
     "yaml",
 )
-# What a run of ansible-playbook on hosts looks up beside the collection's own action plugins
+# What a run of ansible-playbook looks for among all of a kind, and what it looks up beside the collection's own action plugins
+KINDS = ("become", "cache", "callback", "inventory", "shell", "strategy", "vars")
 PLUGINS = {
     "action": ("command", "copy", "debug", "fail", "normal", "set_fact", "template"),
-    "become": ("sudo",),
-    "cache": ("jsonfile",),
-    "callback": ("default", "npufleet.triton.progress"),
-    "connection": ("local", "ssh"),
-    "inventory": ("auto", "constructed", "host_list", "ini", "script", "yaml"),
-    "shell": ("sh",),
-    "strategy": ("linear",),
+    "callback": ("npufleet.triton.progress",),
+    "connection": ("local", "paramiko_ssh", "psrp", "ssh", "winrm"),
+    "inventory": ("constructed",),
+    "lookup": ("env", "npufleet.triton.fleet_group", "npufleet.triton.output_dir"),
 }
+# Of the project, which a run parses
+DOCUMENTS = ("playbooks", "inventories/lab/group_vars")
 # Of a module on its host
 HOST = (
     "ansible.module_utils.basic",
@@ -58,6 +58,7 @@ HOST = (
     "tempfile",
     "urllib.request",
 )
+ROOT = Path(__file__).resolve().parents[2]
 # Tests have threads
 STARTING = threading.Lock()
 
@@ -160,16 +161,21 @@ def prepare_controller() -> None:
 
 
 def prepare_settled() -> None:
-    """Plugins are code, and documents that say which settings they have."""
+    """Plugins are code, and documents that say which settings they have; the collection's documents are parsed."""
     loader = importlib.import_module("ansible.plugins.loader")
     loader.init_plugin_loader()
     # Each run would do it again, and warn of that
     importlib.import_module("ansible.cli").init_plugin_loader = lambda *_given: None
     own = importlib.import_module("ansible_collections.npufleet.triton.plugins.action")
     names = [f"npufleet.triton.{Path(path).stem}" for path in Path(own.__path__[0]).glob("*.py")]
+    for kind in KINDS:
+        assert list(getattr(loader, f"{kind}_loader").all(class_only=True)), f"there are no {kind} plugins"
     for kind, plugins in PLUGINS.items():
         for name in [*plugins, *(names if kind == "action" else [])]:
             assert getattr(loader, f"{kind}_loader").get(name, class_only=True), f"there is no {kind} plugin {name}"
+    places = [Path(own.__path__[0]).parents[1] / "roles", *(ROOT / name for name in DOCUMENTS)]
+    parsed = importlib.import_module("forked_parsed")
+    parsed.parse_documents(path for place in places for path in place.rglob("*.yml"))
 
 
 def settled_playbook(request: dict[str, Any]) -> None:
@@ -189,8 +195,11 @@ def playbook(request: dict[str, Any]) -> None:
     """
     sys.argv = ["ansible-playbook", *request["arguments"]]
     # First of Ansible's, as in its own program
-    program, modules = importlib.import_module("ansible.cli.playbook"), importlib.import_module("forked_modules")
+    names = ("ansible.cli.playbook", "forked_modules", "forked_parsed")
+    program, modules, parsed = (importlib.import_module(name) for name in names)
     modules.pack_compiled()
+    parsed.copy_quickly()
+    parsed.keep_templates(ROOT / "build/templates")
     host = request.get("host")
     if host:
         modules.fork(host)
@@ -255,7 +264,7 @@ def serve(kind: str, descriptor: int) -> None:
     """Until whoever started this ends."""
     modules, run = {
         "controller": (CONTROLLER, playbook),
-        "settled": ((*CONTROLLER, "ansible.cli.playbook", "forked_modules"), settled_playbook),
+        "settled": ((*CONTROLLER, "ansible.cli.playbook", "forked_modules", "forked_parsed"), settled_playbook),
         "host": (HOST, module),
     }[kind]
     for name in modules:

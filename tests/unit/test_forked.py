@@ -1,4 +1,4 @@
-"""How the tests' own ansible-playbook sends modules (tests/forked)."""
+"""How the tests' own ansible-playbook sends modules, and what it does not parse anew (tests/forked)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import importlib.util
 import zipimport
 from pathlib import Path
 
+import forked_parsed
+import jinja2
 import pytest
+from ansible._internal._templating._jinja_bits import AnsibleEnvironment
+from ansible.parsing import dataloader
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 from forked_modules import Compiled
 
 
@@ -25,3 +31,83 @@ def test_a_host_of_this_python_takes_the_bytecode_and_any_other_the_source(
     sample = importlib.util.module_from_spec(spec)
     importer.exec_module(sample)
     assert (sample.ANSWER, Path(str(sample.__file__)).name) == (42, taken)
+
+
+@pytest.fixture
+def templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where templates are kept from now on to the end of the test."""
+    for name in ("compile", "compile_expression"):
+        monkeypatch.setattr(AnsibleEnvironment, name, getattr(AnsibleEnvironment, name))
+    forked_parsed.keep_templates(tmp_path / "kept")
+    return tmp_path / "kept"
+
+
+def test_a_template_is_compiled_once_for_all_runs(templates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rendered() -> tuple[object, object]:
+        templar = Templar(DataLoader(), variables={"number": 20, "word": trust_as_template("<{{ number }}>")})
+        line = templar.template(trust_as_template("{% if number > 3 %}{{ number + 1 }}{% endif %}\n{{ word }}"))
+        return line, templar.evaluate_expression(trust_as_template("number * 2"))
+
+    assert rendered() == ("21<20>", 40)
+    before = sorted(templates.iterdir())
+    assert len(before) == 3
+    # As in another run, which has all of them from there
+    forked_parsed.keep_templates(templates)
+    monkeypatch.setattr(jinja2.Environment, "_generate", lambda *_given, **_more: pytest.fail("compiled again"))
+    assert rendered() == ("21<20>", 40)
+    assert sorted(templates.iterdir()) == before
+
+
+def test_a_template_with_other_settings_is_another(templates: Path) -> None:
+    templar = Templar(DataLoader(), variables={"number": 20})
+    text = "[[ number ]] {{ number }}"
+    assert templar.template(trust_as_template(text)) == "[[ number ]] 20"
+    assert templar.template(trust_as_template(f"#jinja2: variable_start_string:'[[', variable_end_string:']]'\n{text}")) == (
+        "20 {{ number }}"
+    )
+    assert len(list(templates.iterdir())) == 2
+
+
+def test_what_does_not_compile_is_told_each_time(templates: Path) -> None:
+    templar = Templar(DataLoader())
+    for _ in range(2):
+        with pytest.raises(Exception, match="Syntax error in template"):
+            templar.template(trust_as_template("{{ number + }}"))
+    assert list(templates.iterdir()) == []
+
+
+@pytest.fixture
+def document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A document that has been parsed beforehand."""
+    monkeypatch.setattr(DataLoader, "load_from_file", DataLoader.load_from_file)
+    path = tmp_path / "tasks.yml"
+    path.write_text("- name: Say it\n  debug:\n    msg: '{{ word }}'\n")
+    forked_parsed.parse_documents([path])
+    return path
+
+
+@pytest.mark.parametrize("cache", ["all", "none"])
+def test_a_document_that_a_run_changes_is_whole_when_it_is_read_again(cache: str, document: Path) -> None:
+    loader = DataLoader()
+    for _ in range(3):
+        (task,) = loader.load_from_file(str(document), cache=cache, trusted_as_template=True)
+        assert task == {"name": "Say it", "debug": {"msg": "{{ word }}"}}
+        assert Templar(loader, variables={"word": "well"}).template(task["debug"]["msg"]) == "well"
+        task["debug"].clear()
+
+
+def test_a_document_that_has_changed_is_parsed_anew(document: Path) -> None:
+    document.write_text("- name: Say more\n")
+    assert DataLoader().load_from_file(str(document), trusted_as_template=True) == [{"name": "Say more"}]
+
+
+def test_a_quick_copy_shares_nothing_that_may_be_changed(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataloader, "copy", dataloader.copy)
+    forked_parsed.copy_quickly()
+    loader = DataLoader()
+    _taken, first = (loader.load_from_file(str(document), trusted_as_template=True) for _ in range(2))
+    first[0]["debug"].clear()
+    first[0]["more"] = True
+    second = loader.load_from_file(str(document), trusted_as_template=True)
+    assert second == [{"name": "Say it", "debug": {"msg": "{{ word }}"}}]
+    assert type(first[0]) is type(second[0]) is not dict

@@ -16,6 +16,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import tensors
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import found_in
+from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import yaml_of
 
 DTYPES = tuple(inference.NUMPY)
 # Where arrays come from, in a check file's inputs and in the values that it expects
@@ -69,8 +70,7 @@ class CheckFile:
     def read(self, host_index: int) -> Dict[str, Any]:
         """{"model", "checks"} with the rows that this host sends. Good for nothing when there are findings."""
         try:
-            with open(self.path, encoding="utf-8") as source:
-                whole = yaml.safe_load(source)
+            whole = yaml_of(self.path)
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             self.findings.append(f"{self.path}: is not a YAML file: {' '.join(str(error).split())}")
             return {}

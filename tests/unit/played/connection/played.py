@@ -10,6 +10,7 @@ name: played
 short_description: A host of a test
 description: Answers for the modules that would run on the host.
 author: The npufleet developers (@npufleet)
+options: {}
 """
 
 import json

@@ -1,0 +1,120 @@
+"""In a run of ansible-playbook, and in the process that forks for it (forked.py): what each run would parse anew is parsed once.
+
+Those are templates, whose code is kept in files that all runs of this checkout share, and the project's documents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import marshal
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import CodeType, SimpleNamespace
+from typing import Any
+
+import jinja2
+from ansible import __version__ as version
+from ansible._internal._templating import _jinja_bits as bits
+from ansible.module_utils._internal._datatag import AnsibleTagHelper
+from ansible.parsing import dataloader
+from ansible.parsing.dataloader import DataLoader
+
+# What made the code of a template
+MADE_BY = f"{sys.implementation.cache_tag} {jinja2.__version__} {version}"
+
+
+def keep_templates(place: Path) -> None:
+    """From now on, a template that a run of this checkout has compiled is not compiled again."""
+    environment = bits.AnsibleEnvironment
+    compile_template, compile_expression = environment.compile, environment.compile_expression
+    place.mkdir(parents=True, exist_ok=True)
+    # Of this process
+    known: dict[tuple[Any, ...], CodeType] = {}
+
+    def kept(env: Any, kind: str, source: str, make: Callable[[], CodeType]) -> CodeType:
+        context = bits._TemplateCompileContext.current(optional=True)
+        settings = tuple(getattr(env, name) for name in bits._TEMPLATE_OVERRIDE_FIELD_NAMES)
+        key = (kind, str(source), settings, bool(context and context.escape_backslashes))
+        if key not in known:
+            path = place / hashlib.sha256(f"{MADE_BY} {key!r}".encode()).hexdigest()
+            try:
+                known[key] = marshal.loads(path.read_bytes())
+            except OSError:
+                known[key] = make()
+                write(path, marshal.dumps(known[key]))
+        return known[key]
+
+    def compiled(self: Any, source: Any, *given: Any, **more: Any) -> Any:
+        if isinstance(source, str) and not (given or more):
+            return kept(self, "template", source, lambda: compile_template(self, source))
+        # The included file of a template, or what an expression was parsed to
+        return compile_template(self, source, *given, **more)
+
+    def compiled_expression(self: Any, source: str, undefined_to_none: bool = True) -> Any:
+        def make() -> CodeType:
+            made: list[CodeType] = []
+            compiling = self._compile
+            self._compile = lambda text, filename: made.append(compiling(text, filename)) or made[-1]
+            try:
+                compile_expression(self, source, undefined_to_none)
+            finally:
+                del self._compile
+            return made[-1]
+
+        code = kept(self, "expression", source, make)
+        template = self.template_class.from_code(self, code, self.make_globals(None), None)
+        return jinja2.environment.TemplateExpression(template, undefined_to_none)
+
+    environment.compile, environment.compile_expression = compiled, compiled_expression
+
+
+def write(path: Path, content: bytes) -> None:
+    """At once, for whoever reads it beside this."""
+    descriptor, partial = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(descriptor, "wb") as sink:
+        sink.write(content)
+    os.rename(partial, path)
+
+
+def parse_documents(paths: Iterable[Path]) -> None:
+    """Now, for what this process becomes by a fork: each is taken once, and while its file is as it was."""
+    load, loader = DataLoader.load_from_file, DataLoader()
+    parsed = {}
+    for path in map(str, paths):
+        data = load(loader, path, cache="none", unsafe=True, trusted_as_template=True)
+        parsed[path] = (state(path), data, copied(data))
+
+    def load_from_file(self: Any, file_name: str, cache: str = "all", **more: Any) -> Any:
+        path = self.path_dwim(file_name)
+        if more == {"trusted_as_template": True} and path in parsed and path not in self._FILE_CACHE:
+            was, data, again = parsed.pop(path)
+            if state(path) == was:
+                if cache == "all":
+                    self._FILE_CACHE[path] = again
+                return data
+        return load(self, file_name, cache, **more)
+
+    DataLoader.load_from_file = load_from_file
+
+
+def state(path: str) -> tuple[int, int, int]:
+    """What changes with a file."""
+    found = os.stat(path)
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def copied(data: Any) -> Any:
+    """A document that may be changed. Its strings are shared, of which the usual copy makes new ones where they have an origin."""
+    if isinstance(data, dict):
+        return AnsibleTagHelper.tag_copy(data, {name: copied(value) for name, value in data.items()})
+    if isinstance(data, list):
+        return AnsibleTagHelper.tag_copy(data, [copied(value) for value in data])
+    return data
+
+
+def copy_quickly() -> None:
+    """From now on."""
+    dataloader.copy = SimpleNamespace(deepcopy=copied)
