@@ -61,7 +61,8 @@ lint: venv ## ruff, mypy, yamllint, ansible-lint (production), changelog fragmen
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/yamllint --strict .
-	@$(BIN)/ansible-lint --offline --strict
+# For the syntax of each playbook it runs ansible-playbook
+	@PATH="$(CURDIR)/tests/forked/bin:$(PATH)" $(PY) tests/forked/forked.py with $(BIN)/ansible-lint --offline --strict
 	@$(BIN)/antsibull-changelog lint
 	@$(PY) tests/docs.py --check
 
@@ -137,8 +138,8 @@ GIVE_WAY := unit lint molecule-production molecule-runfile
 $(GIVE_WAY:%=lane-%): PRIORITY := nice -n 5
 $(GIVE_WAY:%=lane-%): export LAB_CPU_SHARES := 512
 # The longest of all goes before
-lane-molecule-serving: PRIORITY := nice -n -2
-lane-molecule-serving: export LAB_CPU_SHARES := 1536
+lane-molecule-serving: PRIORITY := nice -n -4
+lane-molecule-serving: export LAB_CPU_SHARES := 2048
 lane-%:
 	@$(PRIORITY) tests/lane.sh $* $(MAKE) --no-print-directory $*
 

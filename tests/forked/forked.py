@@ -2,6 +2,8 @@
 
 Half of what a short run costs are imports that are the same in each. A fork has its own environment, directory and output, reads
 the settings itself unless it came of a process with just these, and leaves nothing behind there.
+
+`forked.py with COMMAND ...` runs a command whose own runs of bin/ansible-playbook are forks, but not those of what they start.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +31,19 @@ from typing import Any
 CONTROLLER = (
     "ansible._internal",
     "ansible.config.manager",
+    "ansible.module_utils.facts.compat",
+    "ansible.parsing.utils.addresses",
     "ansible.utils.collection_loader",
+    "ansible.utils.unsafe_proxy",
     "cryptography.hazmat.primitives.serialization",
     "google.protobuf.text_format",
+    "importlib.metadata",
     "jinja2.nativetypes",
     "jinja2.sandbox",
+    "multiprocessing.queues",
     "numpy",
+    "packaging.requirements",
+    "resolvelib",
     "yaml",
 )
 # What a run of ansible-playbook looks for among all of a kind, and what it looks up beside the collection's own action plugins
@@ -59,6 +68,8 @@ HOST = (
     "urllib.request",
 )
 ROOT = Path(__file__).resolve().parents[2]
+# Where to ask for a run of bin/ansible-playbook
+AT = "FORKED_AT"
 # Tests have threads
 STARTING = threading.Lock()
 
@@ -86,26 +97,43 @@ class Forks:
 
 def ask(address: str, request: dict[str, Any], timeout: float | None = None) -> tuple[int, bytes, bytes]:
     """(exit code, output, errors) of a fork of the process that listens there."""
-    with (
-        socket.socket(socket.AF_UNIX) as asked,
-        open(os.memfd_create("out"), "w+b") as out,
-        open(os.memfd_create("errors"), "w+b") as errors,
-    ):
+    with open(os.memfd_create("out"), "w+b") as out, open(os.memfd_create("errors"), "w+b") as errors:
+        code = _ask(address, request, [out.fileno(), errors.fileno()], timeout)
+        out.seek(0)
+        errors.seek(0)
+        return code, out.read(), errors.read()
+
+
+def _ask(address: str, request: dict[str, Any], output: list[int], timeout: float | None = None) -> int:
+    """The exit code of a fork that writes to these descriptors, and is interrupted where this process ends before it."""
+    with socket.socket(socket.AF_UNIX) as asked:
         asked.connect(address)
         asked.settimeout(timeout)
         sent = json.dumps(request).encode()
-        socket.send_fds(asked, [b"%16d" % len(sent)], [out.fileno(), errors.fileno()])
+        socket.send_fds(asked, [b"%16d" % len(sent)], output)
         asked.sendall(sent)
         answers = asked.makefile("r")
         pid = int(answers.readline())
         try:
-            code = int(answers.readline())
+            return int(answers.readline())
         except TimeoutError:
             os.kill(pid, signal.SIGKILL)
             raise subprocess.TimeoutExpired(str(request), timeout or 0) from None
-        out.seek(0)
-        errors.seek(0)
-        return code, out.read(), errors.read()
+
+
+def ansible_playbook() -> int:
+    """The exit code of this process as bin/ansible-playbook: that of a fork where a command asks for that (`with`)."""
+    environment, arguments = dict(os.environ), sys.argv[1:]
+    address = environment.pop(AT, None)
+    if not address:
+        playbook({"arguments": arguments})
+        return 0
+    return _ask(address, {"arguments": arguments, "environment": environment, "directory": os.getcwd()}, [1, 2])
+
+
+def run_with(command: list[str]) -> int:
+    """The exit code of a command whose runs of ansible-playbook are forks."""
+    return subprocess.run(command, env={**os.environ, AT: controller()}, check=False).returncode
 
 
 @cache
@@ -153,11 +181,15 @@ def host() -> str:
 
 
 def prepare_controller() -> None:
-    """What Ansible's own collection says of itself is parsed in every run, and may be kept: the loader leaves room for that."""
+    """What Ansible says of its own collection and settings is parsed in every run, and may be kept."""
     finder = importlib.import_module("ansible.utils.collection_loader._collection_finder")
     finder._meta_yml_to_dict = cache(finder._meta_yml_to_dict)
     text = Path(finder.import_module("ansible").__file__).parent / "config/ansible_builtin_runtime.yml"
     finder._meta_yml_to_dict(text.read_bytes(), ("ansible.builtin", "runtime.yml"))
+    manager = importlib.import_module("ansible.config.manager")
+    read = cache(partial(manager.ConfigManager._read_config_yaml_file, None))
+    manager.ConfigManager._read_config_yaml_file = lambda _self, path: read(path)
+    read(str(text.with_name("base.yml")))
 
 
 def prepare_settled() -> None:
@@ -256,8 +288,13 @@ def answer(asked: socket.socket, run: Callable[[dict[str, Any]], None]) -> None:
     if not pid:
         begin(request, run, descriptors)
     asked.sendall(b"%d\n" % pid)
+    # Whoever asked says no more: there is something to read where it has ended
+    alone = asked in select.select([asked, os.pidfd_open(pid)], [], [])[0]
+    if alone:
+        os.kill(pid, signal.SIGINT)
     _pid, status = os.waitpid(pid, 0)
-    asked.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+    if not alone:
+        asked.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
 
 
 def serve(kind: str, descriptor: int) -> None:
@@ -294,4 +331,6 @@ def serve(kind: str, descriptor: int) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "with":
+        sys.exit(run_with(sys.argv[2:]))
     serve(sys.argv[1], int(sys.argv[2]))

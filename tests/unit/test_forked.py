@@ -1,11 +1,17 @@
-"""How the tests' own ansible-playbook sends modules, and what it does not parse anew (tests/forked)."""
+"""How the tests' own ansible-playbook is run and sends modules, and what it does not parse anew (tests/forked)."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import shlex
+import signal
+import subprocess
+import sys
 import zipimport
 from pathlib import Path
 
+import forked
 import forked_parsed
 import jinja2
 import pytest
@@ -14,6 +20,7 @@ from ansible.parsing import dataloader
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from forked_modules import Compiled
+from helpers import ROOT, until
 
 
 @pytest.mark.parametrize(("magic", "taken"), [(importlib.util.MAGIC_NUMBER, "sample.pyc"), (b"\x00\x00\r\n", "sample.py")])
@@ -111,3 +118,54 @@ def test_a_quick_copy_shares_nothing_that_may_be_changed(document: Path, monkeyp
     second = loader.load_from_file(str(document), trusted_as_template=True)
     assert second == [{"name": "Say it", "debug": {"msg": "{{ word }}"}}]
     assert type(first[0]) is type(second[0]) is not dict
+
+
+BOOK = """
+- name: Say what there is
+  hosts: localhost
+  gather_facts: false
+  tasks:
+    - name: Say it
+      ansible.builtin.debug:
+        msg: "forked at '{{ lookup('env', 'FORKED_AT') }}', {{ lookup('pipe', said) }}"
+    - name: Fail
+      ansible.builtin.fail:
+        msg: It is wanted
+"""
+
+
+def run_with(command: str, place: Path) -> subprocess.Popen[str]:
+    """A command, in this directory, whose runs of ansible-playbook are forks."""
+    (place / "book.yml").write_text(BOOK)
+    environment = {**os.environ, "PATH": f"{ROOT}/tests/forked/bin:{os.environ['PATH']}", "TASKS_HERE": "all"}
+    asked = [sys.executable, forked.__file__, "with", "bash", "-c", command]
+    return subprocess.Popen(asked, env=environment, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def run_of(said: str) -> str:
+    """A run of the book, whose shell says this."""
+    return f"ansible-playbook -i localhost, -c local book.yml -e {shlex.quote(f'said={shlex.quote(said)}')}"
+
+
+def test_a_command_has_its_runs_done_by_forks(tmp_path: Path) -> None:
+    began = run_with(f"{run_of('pwd')}; echo ended with $?, $FORKED_AT", tmp_path)
+    output = " ".join(began.communicate(timeout=60)[0].split())
+    assert began.returncode == 0
+    # Not what such a run starts itself
+    assert f"forked at '', {tmp_path} " in output, output
+    assert "It is wanted" in output
+    assert "ended with 2, /" in output
+
+
+def test_a_run_ends_with_the_program_that_asked_for_it(tmp_path: Path) -> None:
+    waits = "echo $PPID >run; until [ -e end ]; do sleep 0.05; done"
+    began = run_with(f"{run_of(waits)} & echo $! >program; until [ -e end ]; do sleep 0.05; done", tmp_path)
+    run, program = tmp_path / "run", tmp_path / "program"
+    try:
+        until(lambda: run.exists() and run.read_text().endswith("\n"))
+        assert Path(f"/proc/{run.read_text().strip()}").exists()
+        os.kill(int(program.read_text()), signal.SIGKILL)
+        until(lambda: not Path(f"/proc/{run.read_text().strip()}").exists())
+    finally:
+        (tmp_path / "end").touch()
+        began.communicate(timeout=60)
