@@ -109,8 +109,14 @@ class Sampler(threading.Thread):
         self.samples = 0
 
     def run(self) -> None:
+        # In how many samples each was before
+        known: dict[str, int] = {}
         while not self.ended.is_set():
-            for process in filter(str.isdigit, os.listdir("/proc")):
+            known = {process: known.get(process, -1) + 1 for process in filter(str.isdigit, os.listdir("/proc"))}
+            for process, times in known.items():
+                # One that has been there for seconds seldom becomes another program
+                if times > 9 and (times + int(process)) % 10:
+                    continue
                 try:
                     with open(f"/proc/{process}/cmdline", "rb", buffering=0) as source:
                         line = source.read()

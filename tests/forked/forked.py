@@ -47,7 +47,7 @@ CONTROLLER = (
     "yaml",
 )
 # What a run of ansible-playbook looks for among all of a kind, and what it looks up beside the collection's own action plugins
-KINDS = ("become", "cache", "callback", "inventory", "shell", "strategy", "vars")
+KINDS = ("become", "cache", "callback", "inventory", "shell", "strategy")
 PLUGINS = {
     "action": ("command", "copy", "debug", "fail", "normal", "set_fact", "template"),
     "callback": ("npufleet.triton.progress",),

@@ -20,7 +20,7 @@ from ansible.parsing import dataloader
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from forked_modules import Compiled
-from helpers import ROOT, until
+from helpers import ROOT, ansible_playbook, until
 
 
 @pytest.mark.parametrize(("magic", "taken"), [(importlib.util.MAGIC_NUMBER, "sample.pyc"), (b"\x00\x00\r\n", "sample.py")])
@@ -169,3 +169,13 @@ def test_a_run_ends_with_the_program_that_asked_for_it(tmp_path: Path) -> None:
     finally:
         (tmp_path / "end").touch()
         began.communicate(timeout=60)
+
+
+def test_a_fork_has_what_lies_beside_its_inventory(tmp_path: Path) -> None:
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars/all.yml").write_text("word: well\n")
+    (tmp_path / "hosts").write_text("localhost ansible_connection=local\n")
+    (tmp_path / "book.yml").write_text(BOOK.replace("It is wanted", "All is {{ word }}"))
+    for _ in range(2):
+        run = ansible_playbook(tmp_path, "-i", tmp_path / "hosts", tmp_path / "book.yml", "-e", "said=true")
+        assert "All is well" in run.stdout, run.stdout + run.stderr
