@@ -7,7 +7,6 @@ The page's site is a checkout of its own below build/models, whose inventory is 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -41,7 +40,6 @@ def main() -> None:
     shell = environment(facts, SITE / "home")
     # The virtual environment that the site made when it began, and Ansible as scenarios run it
     shell["PATH"] = f"{ROOT}/tests/forked/bin:{ROOT}/.venv/bin:{shell['PATH']}"
-    shell["TASKS_HERE"] = os.environ.get("TASKS_HERE", "")
     reader = Reader(site, shell, SITE / "output.txt")
     try:
         reader.follow(PAGE, values, {})

@@ -221,10 +221,7 @@ def settled_playbook(request: dict[str, Any]) -> None:
 
 
 def playbook(request: dict[str, Any]) -> None:
-    """As the program ansible-playbook does it; with a `host`, modules of this machine are forks of that, and tasks are none.
-
-    Without one, those are none that wait for nothing, and with TASKS_HERE=all in the environment no task is.
-    """
+    """As the program ansible-playbook does it; with a `host`, modules of this machine are forks of that, and no task is one."""
     sys.argv = ["ansible-playbook", *request["arguments"]]
     # First of Ansible's, as in its own program
     names = ("ansible.cli.playbook", "forked_modules", "forked_parsed")
@@ -235,7 +232,7 @@ def playbook(request: dict[str, Any]) -> None:
     host = request.get("host")
     if host:
         modules.fork(host)
-    modules.execute_here(quick=not host and os.environ.get("TASKS_HERE") != "all")
+    modules.execute_here(every=bool(host))
     program.main()
 
 

@@ -1,7 +1,7 @@
 """In a run of ansible-playbook: a module for this machine and this Python is a fork (forked.py), not packed and compiled anew.
 
-And tasks are run by the run itself, all of them or those that wait for nothing: most of what a short one takes is to copy what a
-fork touches of Ansible.
+And most tasks are run by the run itself: most of what a short one takes is to copy what a fork touches of Ansible. Of several
+hosts, all but the last have their processes, so that they wait beside each other.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ansible.executor.task_result import _RawTaskResult
 from ansible.module_utils.common.json import Direction, get_module_encoder
 from ansible.plugins import action
 from ansible.plugins.connection import local
+from ansible.plugins.strategy import linear
 from forked import ask
 
 MARK = b"# a module that is not packed: "
@@ -127,17 +128,26 @@ def fork(address: str) -> None:
     action.modify_module, connection.exec_command = pack, send
 
 
-def execute_here(quick: bool = False) -> None:
-    """From now on, no task has a process of its own, and one host comes after the other; with `quick` those that wait for none."""
-    begin, parent, run = WorkerProcess.start, os.getppid, os.getpid()
+def execute_here(every: bool) -> None:
+    """From now on, a task has no process that waits for nothing, that is the last host's, or any with `every`."""
+    begin, lockstep = WorkerProcess.start, linear.StrategyModule._get_next_task_lockstep
+    parent, run = os.getppid, os.getpid()
+    # Of the task at hand
+    last = None
+
+    def tasks(strategy: Any, hosts: list[Any], iterator: Any) -> list[tuple[Any, Any]]:
+        nonlocal last
+        found = lockstep(strategy, hosts, iterator)
+        last = found[0 if found[0][1].run_once else -1][0] if found else None
+        return found
 
     def start(worker: Any) -> None:
-        if quick and worker._task.action not in QUICK:
-            begin(worker)
-        else:
+        if every or worker._task.action in QUICK or worker._host is last:
             _execute(worker)
+        else:
+            begin(worker)
 
-    WorkerProcess.start = start
+    WorkerProcess.start, linear.StrategyModule._get_next_task_lockstep = start, tasks
     # To whatever runs in a task, the run is its parent
     os.getppid = lambda: run if os.getpid() == run else parent()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -137,7 +138,7 @@ BOOK = """
 def run_with(command: str, place: Path) -> subprocess.Popen[str]:
     """A command, in this directory, whose runs of ansible-playbook are forks."""
     (place / "book.yml").write_text(BOOK)
-    environment = {**os.environ, "PATH": f"{ROOT}/tests/forked/bin:{os.environ['PATH']}", "TASKS_HERE": "all"}
+    environment = {**os.environ, "PATH": f"{ROOT}/tests/forked/bin:{os.environ['PATH']}"}
     asked = [sys.executable, forked.__file__, "with", "bash", "-c", command]
     return subprocess.Popen(asked, env=environment, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -169,6 +170,43 @@ def test_a_run_ends_with_the_program_that_asked_for_it(tmp_path: Path) -> None:
     finally:
         (tmp_path / "end").touch()
         began.communicate(timeout=60)
+
+
+PROCESSES = """
+- name: Say by which process
+  hosts: all
+  gather_facts: false
+  connection: local
+  tasks:
+    - name: Where nothing waits
+      ansible.builtin.debug:
+        msg: "{{ inventory_hostname }} at once: {{ lookup('pipe', 'echo $PPID') }}"
+    - name: Where something may wait
+      ansible.builtin.command: echo {{ lookup('pipe', 'echo $PPID') }}
+      register: waited
+      changed_when: false
+    - name: On one for all
+      ansible.builtin.command: echo {{ lookup('pipe', 'echo $PPID') }}
+      run_once: true
+      register: once
+      changed_when: false
+    - name: Tell it
+      ansible.builtin.debug:
+        msg: "{{ inventory_hostname }} waited: {{ waited.stdout }} once: {{ once.stdout }}"
+"""
+
+
+def test_of_several_hosts_the_last_needs_no_process(tmp_path: Path) -> None:
+    (tmp_path / "processes.yml").write_text(PROCESSES)
+    output = run_with(
+        f"ansible-playbook -i a,b,c, processes.yml -e ansible_python_interpreter={sys.executable}", tmp_path
+    ).communicate(timeout=60)[0]
+    said = {(host, what): int(number) for host, what, number in re.findall(r"(\w) (at once|waited): (\d+)", output)}
+    assert len(said) == 6, output
+    run = said["c", "waited"]
+    assert {said[host, "at once"] for host in "abc"} == {run}
+    assert len({run, said["a", "waited"], said["b", "waited"]}) == 3
+    assert set(re.findall(r"once: (\d+)", output.partition("Tell it")[2])) == {str(run)}
 
 
 def test_a_fork_has_what_lies_beside_its_inventory(tmp_path: Path) -> None:

@@ -100,7 +100,6 @@ class Session:
             "LANG": "C.UTF-8",
             "ANSIBLE_CONFIG": f"{ROOT}/ansible.cfg",
             "ANSIBLE_NOCOLOR": "1",
-            "TASKS_HERE": "all",
         }
         settings.update(PYTHONDONTWRITEBYTECODE="1", ANSIBLE_HOME=f"{HOME}/.ansible", ANSIBLE_CACHE_PLUGIN="memory")
         given = [f"--env={name}={value}" for name, value in settings.items()]
