@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any
@@ -27,10 +28,15 @@ MADE_BY = f"{sys.implementation.cache_tag} {jinja2.__version__} {version}"
 
 
 def keep_templates(place: Path) -> None:
-    """From now on, a template that a run of this checkout has compiled is not compiled again."""
+    """From now on, a template that a run of this checkout has compiled is not compiled again, nor one of this process.
+
+    A run in a container may only read the checkout, and not all of that.
+    """
     environment = bits.AnsibleEnvironment
     compile_template, compile_expression = environment.compile, environment.compile_expression
-    place.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):
+        place.mkdir(parents=True, exist_ok=True)
+    writes = os.access(place, os.W_OK)
     # Of this process
     known: dict[tuple[Any, ...], CodeType] = {}
 
@@ -44,7 +50,8 @@ def keep_templates(place: Path) -> None:
                 known[key] = marshal.loads(path.read_bytes())
             except OSError:
                 known[key] = make()
-                write(path, marshal.dumps(known[key]))
+                if writes:
+                    write(path, marshal.dumps(known[key]))
         return known[key]
 
     def compiled(self: Any, source: Any, *given: Any, **more: Any) -> Any:

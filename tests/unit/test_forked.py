@@ -66,6 +66,19 @@ def test_a_template_is_compiled_once_for_all_runs(templates: Path, monkeypatch: 
     assert sorted(templates.iterdir()) == before
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_where_nothing_can_be_kept_each_run_compiles(
+    there: bool, templates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As a test may run as root
+    monkeypatch.setattr(os, "access", lambda *_given: False)
+    if not there:
+        (tmp_path / "file").touch()
+    forked_parsed.keep_templates(tmp_path / ("file/kept" if not there else "read"))
+    assert Templar(DataLoader(), variables={"number": 20}).template(trust_as_template("{{ number + 1 }}")) == 21
+    assert list((tmp_path / "read").iterdir()) == [] if there else (tmp_path / "file").is_file()
+
+
 def test_a_template_with_other_settings_is_another(templates: Path) -> None:
     templar = Templar(DataLoader(), variables={"number": 20})
     text = "[[ number ]] {{ number }}"
