@@ -212,11 +212,10 @@ def prepare_settled() -> None:
 
 def settled_playbook(request: dict[str, Any]) -> None:
     """As `playbook`, with a temporary directory of its own."""
-    constants, modules = importlib.import_module("ansible.constants"), importlib.import_module("forked_modules")
+    constants = importlib.import_module("ansible.constants")
     kept = constants.DEFAULT_LOCAL_TMP
     constants.DEFAULT_LOCAL_TMP = tempfile.mkdtemp(prefix="run-", dir=kept)
     atexit.register(shutil.rmtree, constants.DEFAULT_LOCAL_TMP)
-    modules.pack_once(kept)
     playbook(request)
 
 
@@ -226,9 +225,13 @@ def playbook(request: dict[str, Any]) -> None:
     # First of Ansible's, as in its own program
     names = ("ansible.cli.playbook", "forked_modules", "forked_parsed")
     program, modules, parsed = (importlib.import_module(name) for name in names)
-    modules.pack_compiled()
+    # Whoever may only read the checkout has a place of the user's
+    place = ROOT / "build/forked" if os.access(ROOT, os.W_OK) else Path.home() / ".cache/forked"
+    kept = parsed.Kept(place / "bytecode")
+    modules.pack_compiled(kept)
+    modules.pack_once(place / "modules")
+    parsed.keep_templates(kept)
     parsed.copy_quickly()
-    parsed.keep_templates(ROOT / "build/templates")
     host = request.get("host")
     if host:
         modules.fork(host)

@@ -6,16 +6,18 @@ hosts, all but the last have their processes, so that they wait beside each othe
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
-import marshal
 import os
 import sys
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from ansible import __version__ as version
 from ansible import constants as C
 from ansible._internal._task import TaskContext
 from ansible.executor import module_common
@@ -27,7 +29,8 @@ from ansible.module_utils.common.json import Direction, get_module_encoder
 from ansible.plugins import action
 from ansible.plugins.connection import local
 from ansible.plugins.strategy import linear
-from forked import ask
+from forked import ROOT, ask
+from forked_parsed import Kept, state
 
 MARK = b"# a module that is not packed: "
 # What waits for no host
@@ -40,11 +43,31 @@ QUICK = {
 }
 
 
-def pack_once(directory: str) -> None:
-    """A module that is packed is packed for every run that has this directory; each run would have one of its own."""
-    kept = f"{directory}/packed"
-    os.makedirs(kept, exist_ok=True)
-    os.symlink(kept, f"{C.DEFAULT_LOCAL_TMP}/ansiballz_cache")
+def pack_once(place: Path) -> None:
+    """From now on, a module is packed once for all runs that have the same sources; each run would do it anew."""
+    pack = module_common._find_module_utils
+
+    def packed(**given: Any) -> Any:
+        own = Path(C.DEFAULT_LOCAL_TMP, "ansiballz_cache")
+        # Collections from elsewhere are of one test
+        if not own.exists() and Path(C.COLLECTIONS_PATHS[0]).is_relative_to(ROOT):
+            shared = place / sources()
+            shared.mkdir(parents=True, exist_ok=True)
+            # The task of another host may be as far
+            with suppress(FileExistsError):
+                own.symlink_to(shared)
+        return pack(**given)
+
+    module_common._find_module_utils = packed
+
+
+def sources() -> str:
+    """What changes with whatever is sent: Ansible with its collections, and the modules of this one with what they share."""
+    found = [version, sys.prefix]
+    plugins = Path(importlib.import_module("ansible_collections.npufleet.triton").__path__[0], "plugins")
+    for path in sorted(path for part in ("modules", "module_utils") for path in (plugins / part).rglob("*.py")):
+        found += [str(path), *map(str, state(str(path)))]
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()
 
 
 class Compiled(zipfile.ZipFile):
@@ -52,17 +75,20 @@ class Compiled(zipfile.ZipFile):
 
     # How bytecode begins that is taken without a look at its source
     HEADER = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)
+    # Most of it is that of other archives, too
+    store: Kept
 
     def writestr(self, zinfo_or_arcname: Any, data: Any, *given: Any, **more: Any) -> None:
         super().writestr(zinfo_or_arcname, data, *given, **more)
         name = getattr(zinfo_or_arcname, "filename", zinfo_or_arcname)
         if name.endswith(".py"):
-            code = marshal.dumps(compile(data, name, "exec", dont_inherit=True))
+            code = self.store.bytecode(f"{name} {data!r}", lambda: compile(data, name, "exec", dont_inherit=True))
             super().writestr(f"{name}c", self.HEADER + code, *given, **more)
 
 
-def pack_compiled() -> None:
+def pack_compiled(store: Kept) -> None:
     """From now on a module is sent with bytecode: without, each call compiles its sources anew, half of what a short one takes."""
+    Compiled.store = store
     module_common.zipfile = SimpleNamespace(**{**vars(zipfile), "ZipFile": Compiled})
 
 

@@ -1,6 +1,7 @@
 """In a run of ansible-playbook, and in the process that forks for it (forked.py): what each run would parse anew is parsed once.
 
-Those are templates, whose code is kept in files that all runs of this checkout share, and the project's documents.
+Those are templates and the sources of modules, whose bytecode is kept in files that all runs of this checkout share, and the
+project's documents.
 """
 
 from __future__ import annotations
@@ -23,20 +24,39 @@ from ansible.module_utils._internal._datatag import AnsibleTagHelper
 from ansible.parsing import dataloader
 from ansible.parsing.dataloader import DataLoader
 
-# What made the code of a template
+# What makes bytecode, that of templates, too
 MADE_BY = f"{sys.implementation.cache_tag} {jinja2.__version__} {version}"
 
 
-def keep_templates(place: Path) -> None:
-    """From now on, a template that a run of this checkout has compiled is not compiled again, nor one of this process.
+class Kept:
+    """Bytecode by what it was made of, in a directory that runs share."""
 
-    A run in a container may only read the checkout, and not all of that.
-    """
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        place.mkdir(parents=True, exist_ok=True)
+
+    def bytecode(self, of: str, make: Callable[[], CodeType]) -> bytes:
+        """A code object as `marshal` writes it, which is made where it is not there."""
+        path = self.place / hashlib.sha256(f"{MADE_BY} {of}".encode()).hexdigest()
+        with suppress(FileNotFoundError):
+            return path.read_bytes()
+        content = marshal.dumps(make())
+        write(path, content)
+        return content
+
+
+def write(path: Path, content: bytes) -> None:
+    """At once, for whoever reads it beside this."""
+    descriptor, partial = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(descriptor, "wb") as sink:
+        sink.write(content)
+    os.rename(partial, path)
+
+
+def keep_templates(store: Kept) -> None:
+    """From now on, a template that a run has compiled is not compiled again, nor one of this process."""
     environment = bits.AnsibleEnvironment
     compile_template, compile_expression = environment.compile, environment.compile_expression
-    with suppress(OSError):
-        place.mkdir(parents=True, exist_ok=True)
-    writes = os.access(place, os.W_OK)
     # Of this process
     known: dict[tuple[Any, ...], CodeType] = {}
 
@@ -45,13 +65,7 @@ def keep_templates(place: Path) -> None:
         settings = tuple(getattr(env, name) for name in bits._TEMPLATE_OVERRIDE_FIELD_NAMES)
         key = (kind, str(source), settings, bool(context and context.escape_backslashes))
         if key not in known:
-            path = place / hashlib.sha256(f"{MADE_BY} {key!r}".encode()).hexdigest()
-            try:
-                known[key] = marshal.loads(path.read_bytes())
-            except OSError:
-                known[key] = make()
-                if writes:
-                    write(path, marshal.dumps(known[key]))
+            known[key] = marshal.loads(store.bytecode(repr(key), make))
         return known[key]
 
     def compiled(self: Any, source: Any, *given: Any, **more: Any) -> Any:
@@ -76,14 +90,6 @@ def keep_templates(place: Path) -> None:
         return jinja2.environment.TemplateExpression(template, undefined_to_none)
 
     environment.compile, environment.compile_expression = compiled, compiled_expression
-
-
-def write(path: Path, content: bytes) -> None:
-    """At once, for whoever reads it beside this."""
-    descriptor, partial = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(descriptor, "wb") as sink:
-        sink.write(content)
-    os.rename(partial, path)
 
 
 def parse_documents(paths: Iterable[Path]) -> None:

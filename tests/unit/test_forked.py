@@ -13,10 +13,13 @@ import zipimport
 from pathlib import Path
 
 import forked
+import forked_modules
 import forked_parsed
 import jinja2
 import pytest
+from ansible import constants
 from ansible._internal._templating._jinja_bits import AnsibleEnvironment
+from ansible.executor import module_common
 from ansible.parsing import dataloader
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
@@ -29,6 +32,7 @@ def test_a_host_of_this_python_takes_the_bytecode_and_any_other_the_source(
     magic: bytes, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Compiled, "HEADER", magic + Compiled.HEADER[len(magic) :])
+    monkeypatch.setattr(Compiled, "store", forked_parsed.Kept(tmp_path / "kept"), raising=False)
     with Compiled(tmp_path / "sent.zip", "w") as sent:
         sent.writestr("sample.py", "ANSWER = 42\n")
         sent.writestr("notes.txt", "no code")
@@ -41,12 +45,46 @@ def test_a_host_of_this_python_takes_the_bytecode_and_any_other_the_source(
     assert (sample.ANSWER, Path(str(sample.__file__)).name) == (42, taken)
 
 
+def test_a_source_is_compiled_once_for_all_archives_and_another_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Compiled, "store", forked_parsed.Kept(tmp_path / "kept"), raising=False)
+    sent = []
+    for number, source in enumerate(("ANSWER = 42\n", "ANSWER = 42\n", "ANSWER = 43\n")):
+        with Compiled(tmp_path / f"{number}.zip", "w") as archive:
+            archive.writestr("sample.py", source)
+            sent.append(archive.read("sample.pyc"))
+    assert sent[0] == sent[1] != sent[2]
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+
+
+@pytest.mark.parametrize(("collections", "shared"), [(ROOT / "collections", True), (Path("/elsewhere"), False)])
+def test_a_module_is_packed_once_while_its_sources_are_the_same(
+    collections: Path, shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = []
+    monkeypatch.setattr(module_common, "_find_module_utils", lambda **given: packed.append(given))
+    monkeypatch.setattr(constants, "COLLECTIONS_PATHS", [str(collections)])
+    forked_modules.pack_once(tmp_path / "kept")
+    places = []
+    for number, mtime in enumerate((1, 1, 2)):
+        monkeypatch.setattr(forked_modules, "state", lambda _path, mtime=mtime: (7, mtime, 7))
+        own = tmp_path / f"run-{number}"
+        own.mkdir()
+        monkeypatch.setattr(constants, "DEFAULT_LOCAL_TMP", str(own))
+        # The second finds what the first has made of it
+        for _ in range(2):
+            module_common._find_module_utils(module_name="stat")
+        places.append(own.joinpath("ansiballz_cache").resolve())
+    assert len(packed) == 6
+    assert [place.parent == tmp_path / "kept" for place in places] == [shared] * 3
+    assert (places[0] == places[1] != places[2]) is shared
+
+
 @pytest.fixture
 def templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where templates are kept from now on to the end of the test."""
     for name in ("compile", "compile_expression"):
         monkeypatch.setattr(AnsibleEnvironment, name, getattr(AnsibleEnvironment, name))
-    forked_parsed.keep_templates(tmp_path / "kept")
+    forked_parsed.keep_templates(forked_parsed.Kept(tmp_path / "kept"))
     return tmp_path / "kept"
 
 
@@ -60,23 +98,10 @@ def test_a_template_is_compiled_once_for_all_runs(templates: Path, monkeypatch: 
     before = sorted(templates.iterdir())
     assert len(before) == 3
     # As in another run, which has all of them from there
-    forked_parsed.keep_templates(templates)
+    forked_parsed.keep_templates(forked_parsed.Kept(templates))
     monkeypatch.setattr(jinja2.Environment, "_generate", lambda *_given, **_more: pytest.fail("compiled again"))
     assert rendered() == ("21<20>", 40)
     assert sorted(templates.iterdir()) == before
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_where_nothing_can_be_kept_each_run_compiles(
-    there: bool, templates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # As a test may run as root
-    monkeypatch.setattr(os, "access", lambda *_given: False)
-    if not there:
-        (tmp_path / "file").touch()
-    forked_parsed.keep_templates(tmp_path / ("file/kept" if not there else "read"))
-    assert Templar(DataLoader(), variables={"number": 20}).template(trust_as_template("{{ number + 1 }}")) == 21
-    assert list((tmp_path / "read").iterdir()) == [] if there else (tmp_path / "file").is_file()
 
 
 def test_a_template_with_other_settings_is_another(templates: Path) -> None:
