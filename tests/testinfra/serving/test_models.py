@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import testinfra
 from conftest import LAB, NPU_HOSTS, ROOT, Run, ask, connect, inspect, playbook
+from crash import crashed
 from test_3_reboot import wait_for
 from tritonclient import grpc as grpc_client
 from tritonclient import http as triton
@@ -33,15 +34,12 @@ RESULTS = ROOT / f"build/serving-{RELEASE}"
 EXTRA = ("--limit", f"{HOST},localhost", "-e", "@molecule/serving/vars/models.yml")
 FAULTS = "/var/lib/npufleet/lab-faults.json"
 GOLDEN = ROOT / "files/golden"
-# Triton up to 24.11 may crash where a stream is cancelled (github.com/triton-inference-server/server/issues/7368): it does not
-# answer that check any more, or breaks off in the midst of it
-CRASHED = re.compile(r"stream/stream/cancelled: (no Triton answers|stream \d+, after \d+ were cancelled: Socket closed)")
 
 
 def site(*arguments: str) -> Run:
     """These models, by a run that meets no such crash, or by the next one."""
     run = playbook("site.yml", *EXTRA, *arguments)
-    return playbook("site.yml", *EXTRA, *arguments) if CRASHED.search(" ".join(run.output.split())) else run
+    return playbook("site.yml", *EXTRA, *arguments) if crashed(run.output) else run
 
 
 @pytest.fixture(scope="module", autouse=True)
