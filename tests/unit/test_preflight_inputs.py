@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -281,7 +282,7 @@ def test_check_files_that_are_not_right(tmp_path: Path) -> None:
 
 
 def test_compiled_files_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject.urllib.request, "getproxies", dict)
+    monkeypatch.setattr(urllib.request, "getproxies", dict)
     with http_server({"HEAD /there": (200, b"")}) as served:
         address = f"http://127.0.0.1:{served.port}"
         origins = {"1" * 64: {"file": "/no/model.rbln"}, "2" * 64: {"url": address + "/gone"}, "3" * 64: {"url": address + "/kept"}}
@@ -300,7 +301,7 @@ def test_compiled_files_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_room_for_large_files_is_counted_before_anything_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject.urllib.request, "getproxies", dict)
+    monkeypatch.setattr(urllib.request, "getproxies", dict)
     (tmp_path / "a.rbln").write_bytes(b"a" * 600)
     with stores.serving({"b": b"b" * 500}) as store:
         origins = {"1" * 64: {"file": str(tmp_path / "a.rbln")}, "2" * 64: {"url": store.url + "/b"}}
