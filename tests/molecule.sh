@@ -4,9 +4,8 @@ set -eu
 cd "$(dirname "$0")/.."
 # Its own ansible-playbook, which costs less
 export PATH="$PWD/tests/forked/bin:$PATH"
-forked=(python tests/forked/forked.py with)
 began=$SECONDS
 code=0
-"${forked[@]}" molecule test --scenario-name "$1" --destroy always || code=$?
+python tests/forked/forked.py with molecule test --scenario-name "$1" --destroy always || code=$?
 echo "molecule: scenario $1: $((SECONDS - began)) s"
 exit $code

@@ -99,7 +99,7 @@ def lab_only(lab: dict) -> str:
 
 
 class Sampler(threading.Thread):
-    """Reads every command line of the machine, those inside the lab's hosts too, until it is stopped."""
+    """Reads every command line of the machine, those inside the lab's hosts too, until it is stopped; old ones less often."""
 
     def __init__(self, hidden: list[str]) -> None:
         super().__init__(daemon=True)

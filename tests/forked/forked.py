@@ -55,8 +55,6 @@ PLUGINS = {
     "inventory": ("constructed",),
     "lookup": ("env", "npufleet.triton.fleet_group", "npufleet.triton.output_dir"),
 }
-# Of the project, which a run parses
-DOCUMENTS = ("playbooks", "inventories/lab/group_vars")
 # Of a module on its host
 HOST = (
     "ansible.module_utils.basic",
@@ -205,7 +203,7 @@ def prepare_settled() -> None:
     for kind, plugins in PLUGINS.items():
         for name in [*plugins, *(names if kind == "action" else [])]:
             assert getattr(loader, f"{kind}_loader").get(name, class_only=True), f"there is no {kind} plugin {name}"
-    places = [Path(own.__path__[0]).parents[1] / "roles", *(ROOT / name for name in DOCUMENTS)]
+    places = (Path(own.__path__[0]).parents[1] / "roles", ROOT / "playbooks")
     parsed = importlib.import_module("forked_parsed")
     parsed.parse_documents(path for place in places for path in place.rglob("*.yml"))
 

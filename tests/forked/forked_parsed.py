@@ -97,8 +97,9 @@ def parse_documents(paths: Iterable[Path]) -> None:
     load, loader = DataLoader.load_from_file, DataLoader()
     parsed = {}
     for path in map(str, paths):
+        was = state(path)
         data = load(loader, path, cache="none", unsafe=True, trusted_as_template=True)
-        parsed[path] = (state(path), data, copied(data))
+        parsed[path] = (was, data, copied(data))
 
     def load_from_file(self: Any, file_name: str, cache: str = "all", **more: Any) -> Any:
         path = self.path_dwim(file_name)

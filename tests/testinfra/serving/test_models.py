@@ -37,7 +37,7 @@ GOLDEN = ROOT / "files/golden"
 
 
 def site(*arguments: str) -> Run:
-    """These models, by a run that meets no such crash, or by the next one."""
+    """These models, by a run in which Triton does not crash, or by the next one."""
     run = playbook("site.yml", *EXTRA, *arguments)
     return playbook("site.yml", *EXTRA, *arguments) if crashed(run.output) else run
 
