@@ -71,6 +71,14 @@ def fleet(**inventory: Any) -> Templated:
 
 
 @cache
+def bytecode_home() -> str:
+    """Where bytecode of what a checkout has to stay free of is kept until the tests end: sys.pycache_prefix."""
+    home = tempfile.mkdtemp(prefix="npufleet-bytecode-")
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    return home
+
+
+@cache
 def common_home() -> str:
     """Of all runs that share their settings."""
     home = tempfile.mkdtemp(prefix="npufleet-ansible-")

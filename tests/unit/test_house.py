@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def checkout() -> Iterator[Path]:
 
 
 def load(path: Path) -> Any:
-    class Loader(yaml.SafeLoader):
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
         """YAML with Ansible's tags, whose values do not matter here."""
 
     Loader.add_multi_constructor("!", lambda *_arguments: None)
@@ -287,13 +288,16 @@ def test_plugins_are_python_3_9(path: Path) -> None:
     assert "__future__" in imported_names or not tree.body
 
 
-def imports_of(path: Path) -> Iterator[str]:
+@cache
+def imports_of(path: Path) -> list[str]:
     """What the file imports when it is imported itself; what functions import is their own affair."""
+    names = []
     for node in ast.parse(path.read_text(), str(path)).body:
         if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
+            names += [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{name.name}" for name in node.names)
+            names += [f"{node.module}.{name.name}" for name in node.names]
+    return names
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -80,13 +81,16 @@ def room_of(name: str) -> str:
     return ".".join(parts[:2]) if parts[0].endswith("_utils") else parts[0]
 
 
-def imported(path: Path) -> Iterator[str]:
+@cache
+def imported(path: Path) -> list[str]:
     """Everything that a file imports, inside functions too."""
+    names = []
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
+            names += [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{name.name}" for name in node.names)
+            names += [f"{node.module}.{name.name}" for name in node.names]
+    return names
 
 
 def upward() -> Iterator[str]:
