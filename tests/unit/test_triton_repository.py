@@ -191,6 +191,21 @@ def test_a_load_that_is_answered_and_not_done_is_done_by_unloading() -> None:
     assert triton.did == ["load digits", "unload digits", "load digits"]
 
 
+def test_what_is_on_its_way_is_looked_at_again_soon_and_then_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = Triton({"digits": {"release": NEW, "versions": ["1"]}}, {"digits": OLD})
+    slept: list[float] = []
+    moving = [[{"name": "digits", "version": "1", "state": "LOADING"}]] * 6
+    as_it_is = triton.index
+
+    def index() -> list[dict[str, Any]]:
+        return moving.pop() if triton.did and moving else as_it_is()
+
+    monkeypatch.setattr(triton, "index", index)
+    monkeypatch.setattr(repository.time, "sleep", slept.append)
+    assert run(triton, {"digits": model()})["loaded"] == ["digits"]
+    assert [pause for pause in slept if pause] == [0.02, 0.04, 0.08, 0.16, 0.2, 0.2]
+
+
 def test_a_server_that_keeps_another_release_is_told() -> None:
     triton = Triton({"digits": model(OLD)}, {"digits": OLD})
     result = run(triton, {"digits": model()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, keys
@@ -11,7 +11,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import plain
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
 
-POLL_SECONDS = 0.2
+# Seconds between two looks: short ones at first, as most of what is waited for is over soon
+SOON, POLL_SECONDS = 0.02, 0.2
 # Seconds for an answer out of what the server has in memory
 ANSWER = 5.0
 # Seconds in which a server that answered 200 has to show it
@@ -73,6 +74,14 @@ def short_of_memory(models: Mapping[str, Any], totals: List[int]) -> Set[str]:
     }
 
 
+def pauses() -> Iterator[float]:
+    """Seconds to wait before each further look."""
+    pause = SOON
+    while True:
+        yield pause
+        pause = min(2 * pause, POLL_SECONDS)
+
+
 class Server:
     """The repository API of one server. `run` runs commands in its container, None for a server that is asked over HTTP alone."""
 
@@ -132,11 +141,11 @@ class Server:
     def unload(self, name: str) -> None:
         """Unload, and wait until its memory is free again."""
         self.ask(name, "unload")
-        deadline = time.monotonic() + self.timeout
+        deadline, waits = time.monotonic() + self.timeout, pauses()
         while any(entry["state"] in ("READY", "UNLOADING", "LOADING") for entry in self.served().get(name, {}).values()):
             if time.monotonic() >= deadline:
                 raise Hung(f"the unload did not end within {self.timeout:.0f} s: only a restart of the server ends it")
-            time.sleep(POLL_SECONDS)
+            time.sleep(next(waits))
 
     def load(self, name: str, model: Mapping[str, Any]) -> None:
         """Load, and read the release back."""
@@ -155,7 +164,7 @@ class Server:
 
     def settled(self, name: str, model: Mapping[str, Any]) -> bool:
         """Whether the model is served as wanted, once nothing of it is on its way."""
-        deadline = time.monotonic() + SETTLE
+        deadline, waits = time.monotonic() + SETTLE, pauses()
         while True:
             versions = self.served().get(name, {})
             if good(versions, model):
@@ -170,7 +179,7 @@ class Server:
                 raise Refused(plain("; ".join(failed)))
             if not moving or time.monotonic() >= deadline:
                 return False
-            time.sleep(POLL_SECONDS)
+            time.sleep(next(waits))
 
     def words(self, name: str) -> str:
         """What is served of a model, as a person reads it."""
