@@ -49,6 +49,7 @@ STOPPED = [differs("server", "start", name="container", until="server_change")]
 ENGINE = [differs("engine", "limit", until="systemd_service restarted docker")]
 MODELS = [differs("models", "release", name="add", until="server_change")]
 BUILD = [differs("image", "build")]
+CONTAINER = [differs("server", "replace", until="server_change")]
 
 # Each but npu-4 is in one
 ENVIRONMENT = "{{ {'npu-1': 'staging', 'npu-2': 'seoul', 'npu-3': 'busan'}[inventory_hostname] | default('') }}"
@@ -143,6 +144,13 @@ SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] =
         {},
     ),
     "role alone": (str(Path(__file__).with_name("server.yml")), only("npu-1", *MODELS), (), {}),
+    "container in vain": ("site.yml", only("npu-1", *CONTAINER, absent=["/opt/data"]), (), {}),
+    "container in vain, alone": (
+        str(Path(__file__).with_name("server.yml")),
+        only("npu-1", *CONTAINER, absent=["/opt/data"]),
+        (),
+        {},
+    ),
     "fresh rollback": ("rollback.yml", only("npu-1", *MODELS, fresh=True), ROLLBACK, {}),
     "protected": ("site.yml", fleet(1, WHOLE), ("--tags", "models"), {"npufleet_protected": "prod"}),
     "protected rollback": ("rollback.yml", fleet(1, MODEL), ROLLBACK, {"npufleet_protected": "prod"}),
@@ -383,6 +391,17 @@ def test_a_role_that_nobody_holds_the_host_for_holds_it_itself(ran: Run) -> None
     assert ran.code == 0, ran.output
     looked, change = ran.of("npu-1")
     assert (looked, change) == ("host_state models probe server watchdog", "server_change asking")
+    assert ran.calls[-1] == "npu-1 host_lease released"
+
+
+@scenes("container in vain", "container in vain, alone")
+def test_nothing_is_changed_where_what_it_needs_cannot_be_made(ran: Run) -> None:
+    assert ran.code == 2, ran.output
+    assert [call for call in ran.of("npu-1") if call.startswith("server_change")] == ["server_change put_back"]
+    assert (
+        "the releases before serve again: npu-1: found nothing of what the container mounts at /opt/data, wanted it on the host"
+        in ran.words
+    )
     assert ran.calls[-1] == "npu-1 host_lease released"
 
 

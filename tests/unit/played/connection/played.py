@@ -105,6 +105,9 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
             "engine": True,
             "previous": False,
             "release": part.get("release"),
+            "absent": part.get("absent", []),
+            "driver_files": {"missing": []},
+            "access": {"missing": [], "closed": []},
         },
     }
     report = [item["name"] for item in plan]
