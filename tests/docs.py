@@ -44,7 +44,11 @@ NO_VARIABLES = {"npufleet_release", "npufleet_source", "monitoring_hosts"}
 NAMING = ("README", "docs/security", "docs/support", "docs/troubleshooting")
 
 
-class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+# By libyaml where it is there
+PLAIN = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Loader(PLAIN):  # type: ignore[misc, valid-type]
     """YAML in which `!unsafe`, text that Ansible does not template, is plain text."""
 
 
@@ -165,7 +169,7 @@ def module_problems(path: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text(), str(path))
     assigned = [node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)]
     texts = {getattr(entry.targets[0], "id", ""): entry.value.value for entry in assigned}
-    texts = {name: yaml.load(texts.get(name, ""), Loader) for name in ("DOCUMENTATION", "EXAMPLES", "RETURN")}
+    texts = {name: yaml.load(texts.get(name, ""), PLAIN) for name in ("DOCUMENTATION", "EXAMPLES", "RETURN")}
     yield from (f"{where}: found no {name}" for name, text in texts.items() if not text)
     documented = (texts["DOCUMENTATION"] or {}).get("options") or {}
     named = [node.value for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "OPTIONS"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import atexit
 import json
 import os
@@ -71,17 +72,23 @@ def fleet(**inventory: Any) -> Templated:
 
 
 @cache
-def bytecode_home() -> str:
-    """Where bytecode of what a checkout has to stay free of is kept until the tests end: sys.pycache_prefix."""
-    home = tempfile.mkdtemp(prefix="npufleet-bytecode-")
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
-    return home
+def imports(path: Path, inside: bool = False) -> list[str]:
+    """What a file imports when it is imported itself; with `inside` also what its functions import."""
+    tree = ast.parse(path.read_text(), str(path))
+    names = []
+    for node in ast.walk(tree) if inside else tree.body:
+        if isinstance(node, ast.Import):
+            names += [name.name for name in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{name.name}" for name in node.names]
+    return names
 
 
 @cache
-def common_home() -> str:
-    """Of all runs that share their settings."""
-    home = tempfile.mkdtemp(prefix="npufleet-ansible-")
+def common_home(what: str) -> str:
+    """A directory that all tests share, until they end: of `ansible`, the settings of runs; of `bytecode`, sys.pycache_prefix for
+    what a checkout has to stay free of."""
+    home = tempfile.mkdtemp(prefix=f"npufleet-{what}-")
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     return home
 
@@ -95,7 +102,7 @@ def ansible_playbook(
     made its imports, and read its settings where none of them is of this `place` alone.
     """
     alone = whole or any(value.startswith(str(place)) for name, value in environment.items() if name.startswith("ANSIBLE_"))
-    home = f"{place}/ansible" if alone else common_home()
+    home = f"{place}/ansible" if alone else common_home("ansible")
     settings = {
         **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_") and "proxy" not in name.lower()},
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),

@@ -8,14 +8,13 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import ansible_collections.npufleet.triton.plugins.module_utils.plan as imported
 import pytest
 import yaml
-from helpers import ROOT
+from helpers import ROOT, imports
 
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
 MODULES = sorted(path for path in (ROOT / "plugins/modules").glob("*.py") if path.stem != "__init__")
@@ -41,11 +40,14 @@ def checkout() -> Iterator[Path]:
         yield from (Path(directory) / name for name in sorted(files) if not name.endswith(".pyc"))
 
 
-def load(path: Path) -> Any:
-    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        """YAML with Ansible's tags, whose values do not matter here."""
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """YAML with Ansible's tags, whose values do not matter here."""
 
-    Loader.add_multi_constructor("!", lambda *_arguments: None)
+
+Loader.add_multi_constructor("!", lambda *_arguments: None)
+
+
+def load(path: Path) -> Any:
     return yaml.load(path.read_text(), Loader)
 
 
@@ -288,18 +290,6 @@ def test_plugins_are_python_3_9(path: Path) -> None:
     assert "__future__" in imported_names or not tree.body
 
 
-@cache
-def imports_of(path: Path) -> list[str]:
-    """What the file imports when it is imported itself; what functions import is their own affair."""
-    names = []
-    for node in ast.parse(path.read_text(), str(path)).body:
-        if isinstance(node, ast.Import):
-            names += [name.name for name in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names += [f"{node.module}.{name.name}" for name in node.names]
-    return names
-
-
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
 def test_modules_need_nothing_but_the_standard_library_on_the_host(module: Path) -> None:
     own = "ansible_collections.npufleet.triton."
@@ -309,7 +299,7 @@ def test_modules_need_nothing_but_the_standard_library_on_the_host(module: Path)
         if path in seen:
             continue
         seen.add(path)
-        for name in imports_of(path):
+        for name in imports(path):
             if name.startswith(own):
                 parts = name[len(own) :].split(".")
                 queue += [
@@ -324,5 +314,5 @@ def test_modules_need_nothing_but_the_standard_library_on_the_host(module: Path)
 
 
 def test_the_walk_over_imports_follows_the_concerns() -> None:
-    names = list(imports_of(ROOT / "plugins/module_utils/change/proof.py"))
+    names = imports(ROOT / "plugins/module_utils/change/proof.py")
     assert "ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry.CONCERNS" in names

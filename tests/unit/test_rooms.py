@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, imports
 
 PLUGINS = ROOT / "plugins"
 OWN = "ansible_collections.npufleet.triton.plugins."
@@ -81,23 +80,11 @@ def room_of(name: str) -> str:
     return ".".join(parts[:2]) if parts[0].endswith("_utils") else parts[0]
 
 
-@cache
-def imported(path: Path) -> list[str]:
-    """Everything that a file imports, inside functions too."""
-    names = []
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
-        if isinstance(node, ast.Import):
-            names += [name.name for name in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names += [f"{node.module}.{name.name}" for name in node.names]
-    return names
-
-
 def upward() -> Iterator[str]:
     floor = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
     for path in FILES:
         here = room_of(name_of(path))
-        for name in imported(path):
+        for name in imports(path, inside=True):
             there = room_of(name[len(OWN) :]) if name.startswith(OWN) else here
             if there != here and floor[there] >= floor[here]:
                 yield f"{here} -> {there}: {path.relative_to(ROOT)}"
@@ -114,8 +101,12 @@ def test_arrows_go_downwards_only() -> None:
 
 def test_modules_and_what_runs_on_hosts_know_nothing_of_the_controller() -> None:
     on_hosts = [path for path in FILES if name_of(path).startswith(("modules.", "module_utils."))]
+    of_controller = OWN + "plugin_utils"
     known = [
-        f"{path.relative_to(ROOT)}: {name}" for path in on_hosts for name in imported(path) if name.startswith(OWN + "plugin_utils")
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in on_hosts
+        for name in imports(path, inside=True)
+        if name.startswith(of_controller)
     ]
     assert known == []
     assert len(on_hosts) > 50
@@ -126,7 +117,7 @@ ALONE = [path for path in FILES if name_of(path).startswith(WITHOUT_ANSIBLE) and
 
 @pytest.mark.parametrize("path", ALONE, ids=name_of)
 def test_what_runs_without_ansible_imports_nothing_of_it(path: Path) -> None:
-    assert [name for name in imported(path) if name == "ansible" or name.startswith("ansible.")] == []
+    assert [name for name in imports(path, inside=True) if name == "ansible" or name.startswith("ansible.")] == []
 
 
 def test_rooms_are_small() -> None:

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Iterator
 
 import pytest
-from helpers import bytecode_home
+from helpers import common_home
 from played import (
     BACKEND,
     NPU,
@@ -71,7 +71,7 @@ def utils(monkeypatch: pytest.MonkeyPatch, log: list[str], families: Families, t
 def backend(utils: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The backend's module as Triton imports it, its parts anew with it."""
     monkeypatch.syspath_prepend(str(BACKEND))
-    monkeypatch.setattr(sys, "pycache_prefix", bytecode_home())
+    monkeypatch.setattr(sys, "pycache_prefix", common_home("bytecode"))
     ours = ("model", "npufleet_rbln")
     for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
         monkeypatch.delitem(sys.modules, name)

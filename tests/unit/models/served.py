@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from google.protobuf import json_format
-from helpers import ROOT, bytecode_home
+from helpers import ROOT, common_home
 
 REPOSITORY = ROOT / "model_repository"
 
@@ -56,7 +56,7 @@ def module_of(name: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Module
         }
     )
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
-    monkeypatch.setattr(sys, "pycache_prefix", bytecode_home())
+    monkeypatch.setattr(sys, "pycache_prefix", common_home("bytecode"))
     monkeypatch.syspath_prepend(REPOSITORY / name / "1")
     spec = importlib.util.spec_from_file_location(f"model_{name}", REPOSITORY / name / "1/model.py")
     assert spec is not None and spec.loader is not None
