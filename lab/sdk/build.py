@@ -26,6 +26,7 @@ def build(version: str, directory: Path) -> Path:
     """Write rebel_compiler-VERSION-py3-none-any.whl into `directory`."""
     info = f"rebel_compiler-{version}.dist-info"
     files = {str(path.relative_to(HERE)): path.read_bytes() for path in sorted((HERE / "rebel").rglob("*.py"))}
+    files["rebel/_version.py"] = f"VERSION = {version!r}\n".encode()
     files[f"{info}/METADATA"] = METADATA.format(version=version).encode()
     files[f"{info}/WHEEL"] = WHEEL.encode()
     record = f"{info}/RECORD"

@@ -73,9 +73,9 @@ STARTING = threading.Lock()
 
 
 class Forks:
-    """One such process, which ends with this one; asked for a run, it forks."""
+    """One such process, which ends with this one; asked for a run, it forks. A controller asks for its modules at `host`."""
 
-    def __init__(self, kind: str, path: list[str], settings: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, kind: str, path: list[str], settings: Mapping[str, str] = os.environ, host: str = "") -> None:
         self.place = tempfile.TemporaryDirectory(prefix="forks-")
         self.address = f"{self.place.name}/{kind}"
         listening = socket.socket(socket.AF_UNIX)
@@ -83,7 +83,7 @@ class Forks:
         listening.listen(64)
         # Whoever has numpy in a process that forks wants no threads of it
         environment = {**settings, "PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"}
-        command = [sys.executable, __file__, kind, str(listening.fileno())]
+        command = [sys.executable, __file__, kind, str(listening.fileno()), host]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, pass_fds=[listening.fileno()])
         listening.close()
         atexit.register(self.end)
@@ -135,26 +135,29 @@ def run_with(command: list[str]) -> int:
 
 
 @cache
-def _controller() -> Forks:
-    return Forks("controller", [])
-
-
-@cache
 def _host() -> Forks:
+    """Of Ansible it has what is sent with a module, and nothing of a controller."""
     import ansible
 
-    sent = Path(_controller().place.name) / "sent/ansible"
-    sent.mkdir(parents=True)
+    place = tempfile.TemporaryDirectory(prefix="forks-")
+    atexit.register(place.cleanup)
+    sent = Path(place.name, "ansible")
+    sent.mkdir()
     (sent / "__init__.py").write_text(f"__version__ = {ansible.__version__!r}\n")
     for part in ("module_utils", "modules"):
         (sent / part).symlink_to(Path(ansible.__file__).parent / part)
-    return Forks("host", [str(sent.parent)])
+    return Forks("host", [place.name])
+
+
+@cache
+def _controller() -> Forks:
+    return Forks("controller", [], host=_host().address)
 
 
 @cache
 def _settled(settings: tuple[tuple[str, str], ...]) -> Forks:
     others = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
-    return Forks("settled", [], {**others, **dict(settings)})
+    return Forks("settled", [], {**others, **dict(settings)}, _host().address)
 
 
 def controller() -> str:
@@ -167,12 +170,6 @@ def settled(environment: Mapping[str, str]) -> str:
     """Where to ask for a run of ansible-playbook with just these settings: they have been read, and modules are packed once."""
     with STARTING:
         return _settled(tuple(sorted(item for item in environment.items() if item[0].startswith("ANSIBLE_")))).address
-
-
-def host() -> str:
-    """Where to ask for a module: of Ansible it has what is sent with one, and nothing of a controller."""
-    with STARTING:
-        return _host().address
 
 
 # In the process that forks
@@ -208,17 +205,17 @@ def prepare_settled() -> None:
     parsed.parse_documents(path for place in places for path in place.rglob("*.yml"))
 
 
-def settled_playbook(request: dict[str, Any]) -> None:
+def settled_playbook(request: dict[str, Any], host: str) -> None:
     """As `playbook`, with a temporary directory of its own."""
     constants = importlib.import_module("ansible.constants")
     kept = constants.DEFAULT_LOCAL_TMP
     constants.DEFAULT_LOCAL_TMP = tempfile.mkdtemp(prefix="run-", dir=kept)
     atexit.register(shutil.rmtree, constants.DEFAULT_LOCAL_TMP)
-    playbook(request)
+    playbook(request, host)
 
 
-def playbook(request: dict[str, Any]) -> None:
-    """As the program ansible-playbook does it; with a `host`, modules of this machine are forks of that, and no task is one."""
+def playbook(request: dict[str, Any], host: str = "") -> None:
+    """As ansible-playbook does it; with a `host`, modules of this machine are forks of that. `alone`, no task is a process."""
     sys.argv = ["ansible-playbook", *request["arguments"]]
     # First of Ansible's, as in its own program
     names = ("ansible.cli.playbook", "forked_modules", "forked_parsed")
@@ -230,14 +227,14 @@ def playbook(request: dict[str, Any]) -> None:
     modules.pack_once(place / "modules")
     parsed.keep_templates(kept)
     parsed.copy_quickly()
-    host = request.get("host")
     if host:
         modules.fork(host)
-    modules.execute_here(every=bool(host))
+    modules.execute_here(every=request.get("alone", False))
+    modules.wait_for_results()
     program.main()
 
 
-def module(request: dict[str, Any]) -> None:
+def module(request: dict[str, Any], host: str) -> None:
     """As a module is run where it was unpacked; what it imports of collections lies beside it."""
     sys.path.remove(os.path.dirname(__file__))
     collections = type(sys)("ansible_collections")
@@ -295,7 +292,7 @@ def answer(asked: socket.socket, run: Callable[[dict[str, Any]], None]) -> None:
         asked.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
 
 
-def serve(kind: str, descriptor: int) -> None:
+def serve(kind: str, descriptor: int, host: str) -> None:
     """Until whoever started this ends."""
     modules, run = {
         "controller": (CONTROLLER, playbook),
@@ -322,7 +319,7 @@ def serve(kind: str, descriptor: int) -> None:
         answering = [pid for pid in answering if not os.waitpid(pid, os.WNOHANG)[0]]
         pid = os.fork()
         if not pid:
-            answer(asked, run)
+            answer(asked, partial(run, host=host))
             os._exit(0)
         answering.append(pid)
         asked.close()
@@ -331,4 +328,4 @@ def serve(kind: str, descriptor: int) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "with":
         sys.exit(run_with(sys.argv[2:]))
-    serve(sys.argv[1], int(sys.argv[2]))
+    serve(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -11,7 +11,10 @@ import importlib.util
 import json
 import os
 import sys
+import threading
+import time
 import zipfile
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +29,7 @@ from ansible.executor.process.worker import WorkerProcess
 from ansible.executor.task_executor import TaskExecutor
 from ansible.executor.task_result import _RawTaskResult
 from ansible.module_utils.common.json import Direction, get_module_encoder
-from ansible.plugins import action
+from ansible.plugins import action, strategy
 from ansible.plugins.connection import local
 from ansible.plugins.strategy import linear
 from forked import ROOT, ask
@@ -176,6 +179,23 @@ def execute_here(every: bool) -> None:
     WorkerProcess.start, linear.StrategyModule._get_next_task_lockstep = start, tasks
     # To whatever runs in a task, the run is its parent
     os.getppid = lambda: run if os.getpid() == run else parent()
+
+
+def wait_for_results() -> None:
+    """From now on a run is woken by what its tasks' processes say; it would look each few milliseconds whether they have."""
+    arrived = threading.Event()
+
+    class Results(deque[Any]):
+        def append(self, result: Any) -> None:
+            super().append(result)
+            arrived.set()
+
+    def sleep(seconds: float) -> None:
+        # Whether such a process is dead, or one may begin, is a matter of looking
+        arrived.wait(10 * seconds)
+        arrived.clear()
+
+    strategy.deque, strategy.time = Results, SimpleNamespace(**{**vars(time), "sleep": sleep})
 
 
 def _execute(worker: Any) -> None:

@@ -117,7 +117,7 @@ def ansible_playbook(
     command = [str(ANSIBLE_PLAYBOOK), *map(str, arguments)]
     if whole:
         return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=300, check=False)
-    request = {"arguments": command[1:], "environment": settings, "directory": str(cwd), "host": forked.host()}
+    request = {"arguments": command[1:], "environment": settings, "directory": str(cwd), "alone": True}
     asked = forked.controller() if alone else forked.settled(settings)
     code, output, errors = forked.ask(asked, request, timeout=300)
     return subprocess.CompletedProcess(command, code, output.decode(), errors.decode())

@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import zipimport
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from ansible._internal._templating._jinja_bits import AnsibleEnvironment
 from ansible.executor import module_common
 from ansible.parsing import dataloader
 from ansible.parsing.dataloader import DataLoader
+from ansible.plugins import strategy
 from ansible.template import Templar, trust_as_template
 from forked_modules import Compiled
 from helpers import ROOT, ansible_playbook, until
@@ -196,6 +198,27 @@ def test_a_command_has_its_runs_done_by_forks(tmp_path: Path) -> None:
     assert "ended with 2, /" in output
 
 
+MODULE = """
+- name: Say whose child a module's own is
+  hosts: localhost
+  gather_facts: false
+  tasks:
+    - name: Ask it
+      ansible.builtin.command: sh -c 'tr "\\0" " " </proc/$PPID/cmdline'
+      register: asked
+      changed_when: false
+    - name: Tell it
+      ansible.builtin.debug:
+        msg: "by {{ asked.stdout }}"
+"""
+
+
+def test_a_module_of_such_a_run_is_a_fork_too(tmp_path: Path) -> None:
+    (tmp_path / "module.yml").write_text(MODULE)
+    output = run_with("ansible-playbook module.yml", tmp_path).communicate(timeout=60)[0]
+    assert re.search(rf"by {sys.executable} \S+forked.py host ", " ".join(output.split())), output
+
+
 def test_a_run_ends_with_the_program_that_asked_for_it(tmp_path: Path) -> None:
     waits = "echo $PPID >run; until [ -e end ]; do sleep 0.05; done"
     began = run_with(f"{run_of(waits)} & echo $! >program; until [ -e end ]; do sleep 0.05; done", tmp_path)
@@ -245,6 +268,23 @@ def test_of_several_hosts_the_last_needs_no_process(tmp_path: Path) -> None:
     assert {said[host, "at once"] for host in "abc"} == {run}
     assert len({run, said["a", "waited"], said["b", "waited"]}) == 3
     assert set(re.findall(r"once: (\d+)", output.partition("Tell it")[2])) == {str(run)}
+
+
+def test_a_run_that_waits_is_woken_by_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategy, "deque", strategy.deque)
+    monkeypatch.setattr(strategy, "time", strategy.time)
+    forked_modules.wait_for_results()
+    results, woken = strategy.deque(), threading.Event()
+
+    def wait() -> None:
+        strategy.time.sleep(60)
+        woken.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    assert not woken.wait(0.1)
+    results.append("done")
+    assert woken.wait(30)
+    assert results.popleft() == "done"
 
 
 def test_a_fork_has_what_lies_beside_its_inventory(tmp_path: Path) -> None:

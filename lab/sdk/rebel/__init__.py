@@ -43,7 +43,6 @@ Settings of the lab, read when a runtime is made:
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import queue
@@ -51,13 +50,10 @@ import re
 import sys
 import threading
 import time
-import uuid
 import zipfile
-from concurrent.futures import Future
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Generator, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Generator, Optional, Sequence, Union
 
 import numpy as np
 
@@ -65,10 +61,16 @@ from rebel import _compiler, _device
 from rebel._cpu import computed, numpy_type, session_of
 from rebel.core.exception import RBLNCompileError, RBLNRuntimeError
 
+# Each process of each model imports this: what few of them need, they import themselves.
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
 try:
-    __version__ = os.environ.get("RBLN_LAB_VERSION") or version("rebel-compiler")
-except PackageNotFoundError:
-    __version__ = "0.0.0+source"
+    # As the wheel has it (build.py)
+    from rebel._version import VERSION
+except ModuleNotFoundError:
+    VERSION = "0.0.0+source"
+__version__ = os.environ.get("RBLN_LAB_VERSION") or VERSION
 
 PathLike = Union[str, os.PathLike[str]]
 
@@ -227,6 +229,8 @@ class RBLNCompiledModel:
 
             Beside `inputs` and `outputs`, those of the first bucket, `input_info` has them of every bucket.
             """
+            import uuid
+
             meta = _meta_of(path)
             several = meta["devices"] if meta["devices"] > 1 else None
             found = {
@@ -438,6 +442,8 @@ class AsyncTask:
     """A run that was put on the queue: join it with `wait()`, or await it."""
 
     def __init__(self) -> None:
+        from concurrent.futures import Future
+
         self._future: Future[Any] = Future()
         # A run that is queued is not taken back.
         self._future.set_running_or_notify_cancel()
@@ -451,6 +457,8 @@ class AsyncTask:
         return self._future.result(timeout)
 
     def __await__(self) -> Generator[Any, None, Any]:
+        import asyncio
+
         return asyncio.wrap_future(self._future).__await__()
 
 

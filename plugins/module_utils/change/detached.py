@@ -29,8 +29,8 @@ DECISION = "turn.decision.json"
 LOCK = "turn.lock"
 # Characters of what a process said that ended without a result
 TOLD = 2000
-# Seconds between two looks of whoever waits for the end: its run, which has nothing else to do
-SOON = 0.02
+# Seconds between the first two looks of whoever waits for the end, and how much longer it waits from look to look
+SOON, LONGER = 0.02, 1.02
 # Here a session that ends takes no process of a scope with it, whatever logind is told to kill
 SYSTEMD = "/run/systemd/system"
 
@@ -78,13 +78,14 @@ def wait(root: str, ident: str, seconds: float, proven: bool = False) -> Optiona
         lock = open(os.path.join(root, LOCK), "rb")  # noqa: SIM115 (closed below)
     except FileNotFoundError:
         raise Ended("found no change on this host, wanted the one that was begun: run again") from None
-    deadline = time.monotonic() + seconds
+    deadline, pause = time.monotonic() + seconds, SOON
     with lock:
         while not locks.take(lock, time.monotonic()):
             found = waiting(root) if proven else None
             if found or time.monotonic() >= deadline:
                 return found
-            time.sleep(SOON)
+            time.sleep(pause)
+            pause = min(pause * LONGER, locks.LOOK)
         result = last(root)
     if result is None or result["id"] != ident or "seconds_to_accept" in result:
         words = " ".join((text(os.path.join(root, STEPS)) or "").split())[-TOLD:]
