@@ -46,10 +46,12 @@ def power(action: str, *options: str) -> None:
 
 def wait_for(condition: Callable[[], bool]) -> None:
     """Ten minutes at most: only what never comes takes so long, however slow the machine is."""
-    deadline = time.monotonic() + 600
+    deadline, pause = time.monotonic() + 600, 0.2
     while not condition():
         assert time.monotonic() < deadline, f"not within ten minutes: {condition}"
-        time.sleep(0.2)
+        time.sleep(pause)
+        # Each look takes the processor from what is waited for
+        pause = min(1.1 * pause, 1.0)
 
 
 def wait_until_booted(host: testinfra.host.Host) -> None:

@@ -17,6 +17,7 @@ from test_3_reboot import ready, shown, wait_for
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
 UNIT = "npufleet-watchdog"
 STATE = "/var/lib/npufleet/watchdog.json"
+STUB = "/opt/tritonserver/backends/python/triton_python_backend_stub"
 PROBE = "npufleet-probe.timer"
 # Seconds instead of those that a site wants
 QUICK = {"interval": 1, "stub_limit": 2, "backoff": 1}
@@ -81,10 +82,7 @@ def said(host, words: str) -> list[str]:
 
 def stubs(host, instance: str) -> list[str]:
     """Processes of an instance."""
-    script = (
-        "for p in $(pgrep --exact triton_python_b); do tr '\\0' ' ' < /proc/$p/cmdline | grep -q \" %s \" && echo $p; done; true"
-    )
-    return host.check_output(script % instance).split()
+    return host.run("pgrep --full %s", f"^{STUB} .* {instance}( |$)").stdout.split()
 
 
 def signal(host, name: str, *instances: str) -> None:
