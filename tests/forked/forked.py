@@ -50,8 +50,8 @@ CONTROLLER = (
 KINDS = ("become", "cache", "callback", "inventory", "shell", "strategy")
 PLUGINS = {
     "action": ("command", "copy", "debug", "fail", "normal", "set_fact", "template"),
-    "callback": ("npufleet.triton.progress",),
-    "connection": ("local", "paramiko_ssh", "psrp", "ssh", "winrm"),
+    "callback": ("ansible.builtin.default", "npufleet.triton.progress"),
+    "connection": ("_paramiko_ssh", "local", "paramiko_ssh", "psrp", "ssh", "winrm"),
     "inventory": ("constructed",),
     "lookup": ("env", "npufleet.triton.fleet_group", "npufleet.triton.output_dir"),
 }
@@ -188,8 +188,10 @@ def prepare_controller() -> None:
 
 
 def prepare_settled() -> None:
-    """Plugins are code, and documents that say which settings they have; the collection's documents are parsed."""
+    """Plugins are code, and documents that say which settings they have; our documents are parsed, filters looked for."""
     loader = importlib.import_module("ansible.plugins.loader")
+    parsed = importlib.import_module("forked_parsed")
+    parsed.look_once()
     loader.init_plugin_loader()
     # Each run would do it again, and warn of that
     importlib.import_module("ansible.cli").init_plugin_loader = lambda *_given: None
@@ -200,8 +202,10 @@ def prepare_settled() -> None:
     for kind, plugins in PLUGINS.items():
         for name in [*plugins, *(names if kind == "action" else [])]:
             assert getattr(loader, f"{kind}_loader").get(name, class_only=True), f"there is no {kind} plugin {name}"
+    for kind in ("filter", "test"):
+        for name in filter(str.isidentifier, getattr(importlib.import_module("jinja2.defaults"), f"DEFAULT_{kind.upper()}S")):
+            getattr(loader, f"{kind}_loader").get(name)
     places = (Path(own.__path__[0]).parents[1] / "roles", ROOT / "playbooks")
-    parsed = importlib.import_module("forked_parsed")
     parsed.parse_documents(path for place in places for path in place.rglob("*.yml"))
 
 
@@ -227,6 +231,7 @@ def playbook(request: dict[str, Any], host: str = "") -> None:
     modules.pack_once(place / "modules")
     parsed.keep_templates(kept)
     parsed.copy_quickly()
+    parsed.look_once()
     if host:
         modules.fork(host)
     modules.execute_here(every=request.get("alone", False))

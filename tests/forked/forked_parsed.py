@@ -1,7 +1,7 @@
 """In a run of ansible-playbook, and in the process that forks for it (forked.py): what each run would parse anew is parsed once.
 
-Those are templates and the sources of modules, whose bytecode is kept in files that all runs of this checkout share, and the
-project's documents.
+Those are templates and the sources of modules, whose bytecode is kept in files that all runs of this checkout share, the project's
+documents, and what the names of filters stand for.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from ansible._internal._templating import _jinja_bits as bits
 from ansible.module_utils._internal._datatag import AnsibleTagHelper
 from ansible.parsing import dataloader
 from ansible.parsing.dataloader import DataLoader
+from ansible.plugins import loader
 
 # What makes bytecode, that of templates, too
 MADE_BY = f"{sys.implementation.cache_tag} {jinja2.__version__} {version}"
@@ -92,13 +94,35 @@ def keep_templates(store: Kept) -> None:
     environment.compile, environment.compile_expression = compiled, compiled_expression
 
 
+@cache
+def look_once() -> None:
+    """From now on, for what a filter or a test of templates is, and for the settings that a plugin has: where there is none, too.
+
+    Filters of Jinja itself are looked for among Ansible's by each template, and documents without settings are parsed each time.
+    """
+    look, filters = loader.Jinja2Loader.get_with_context, {}
+    read, plugins = loader.PluginLoader._load_config_defs, set()
+
+    def found(self: Any, name: str, *given: Any, **more: Any) -> Any:
+        if (self.type, name) not in filters:
+            filters[self.type, name] = look(self, name, *given, **more)
+        return filters[self.type, name]
+
+    def load(self: Any, name: str, module: Any, path: str) -> None:
+        if (self.type, name, path) not in plugins:
+            read(self, name, module, path)
+            plugins.add((self.type, name, path))
+
+    loader.Jinja2Loader.get_with_context, loader.PluginLoader._load_config_defs = found, load
+
+
 def parse_documents(paths: Iterable[Path]) -> None:
     """Now, for what this process becomes by a fork: each is taken once, and while its file is as it was."""
-    load, loader = DataLoader.load_from_file, DataLoader()
+    load, reader = DataLoader.load_from_file, DataLoader()
     parsed = {}
     for path in map(str, paths):
         was = state(path)
-        data = load(loader, path, cache="none", unsafe=True, trusted_as_template=True)
+        data = load(reader, path, cache="none", unsafe=True, trusted_as_template=True)
         parsed[path] = (was, data, copied(data))
 
     def load_from_file(self: Any, file_name: str, cache: str = "all", **more: Any) -> Any:

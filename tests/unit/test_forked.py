@@ -23,7 +23,7 @@ from ansible._internal._templating._jinja_bits import AnsibleEnvironment
 from ansible.executor import module_common
 from ansible.parsing import dataloader
 from ansible.parsing.dataloader import DataLoader
-from ansible.plugins import strategy
+from ansible.plugins import loader, strategy
 from ansible.template import Templar, trust_as_template
 from forked_modules import Compiled
 from helpers import ROOT, ansible_playbook, until
@@ -122,6 +122,17 @@ def test_what_does_not_compile_is_told_each_time(templates: Path) -> None:
         with pytest.raises(Exception, match="Syntax error in template"):
             templar.template(trust_as_template("{{ number + }}"))
     assert list(templates.iterdir()) == []
+
+
+def test_what_a_filter_is_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, look = [], loader.Jinja2Loader.get_with_context
+    monkeypatch.setattr(loader.Jinja2Loader, "get_with_context", lambda self, name: looked.append(name) or look(self, name))
+    monkeypatch.setattr(loader.PluginLoader, "_load_config_defs", loader.PluginLoader._load_config_defs)
+    forked_parsed.look_once.__wrapped__()
+    for word in ("one", "two"):
+        templar = Templar(DataLoader(), variables={"word": word})
+        assert templar.template(trust_as_template("{{ [word, word | upper] | join('-') }}")) == f"{word}-{word.upper()}"
+    assert sorted(looked) == ["join", "upper"]
 
 
 @pytest.fixture
