@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import testinfra
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import container_facts
-from conftest import NPU_HOSTS, connect, inspect, playbook, well
+from conftest import NPU_HOSTS, connect, engine, inspect, playbook, well
 from test_3_reboot import wait_for
 
 HOST = NPU_HOSTS[0] if NPU_HOSTS else ""
@@ -71,7 +71,7 @@ def test_what_may_be_secret_is_in_neither_file_but_env(written: Path):
 def test_it_is_the_managed_container(host: testinfra.host.Host, composed: dict):
     """As the engine sees both, in every option that the project compares."""
     managed = inspect(host, "triton-managed")
-    base = inspect(host, managed["Image"])
+    base = engine(host).get(f"/images/{managed['Image']}/json")
     assert container_facts(composed, base) == container_facts(managed, base)
     assert composed["Id"] != managed["Id"]
     assert "com.docker.compose.project" in composed["Config"]["Labels"]
