@@ -32,7 +32,7 @@ class ActionModule(FleetAction):
         self, host: str, task_vars: Dict[str, Any], path: str, batch: Sequence[str], given: Mapping[str, Any]
     ) -> Dict[str, Any]:
         result: Dict[str, Any] = {"changed": False}
-        reasons = list(given["reasons"])
+        reasons = _reasons(host, given["failed"], given["lost"])
         if given["release"]:
             reasons += self._release(host, task_vars)
         # Once for all of them
@@ -66,6 +66,16 @@ class ActionModule(FleetAction):
         rest = [[host for host in part if host in later] for part in divided]
         parts = [[_turn(host, known[host]) for host in part] for part in [list(batch), *filter(None, rest)]]
         return rollout.words(parts, rollout.read(path), len(hosts))
+
+
+def _reasons(host: str, failed: str, lost: Sequence[str]) -> List[str]:
+    """Why no further batch starts. A host that is lost is out of the play and no failure of it: those that are left miss it."""
+    found = [f"{host} failed the gate, no further batch starts. {failed}"] if failed else []
+    if lost:
+        whole = "" if failed else f". {host} itself is as wanted"
+        words = "became unreachable during the change, no further batch starts. See what runs there, and run again"
+        found.append(f"{', '.join(lost)} {words}{whole}")
+    return found
 
 
 def _took(known: Mapping[str, Any], batch: Sequence[str]) -> Dict[str, rollout.Took]:

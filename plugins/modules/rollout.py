@@ -31,8 +31,13 @@ options:
     description: Release the host, with O(state=ended). One that cannot be released, or is lost as it is to be, is a reason more.
     type: bool
     default: false
-  reasons:
-    description: Why no further batch is to start, with O(state=ended). It fails with them, once the host is released.
+  failed:
+    description:
+      - Why the host is not as wanted, with O(state=ended). It fails with that once the host is released, and no further batch starts.
+    type: str
+    default: ""
+  lost:
+    description: Hosts of the batch that became unreachable, with O(state=ended). Those that are left fail with that likewise.
     type: list
     elements: str
     default: []
@@ -73,7 +78,8 @@ OPTIONS: Dict[str, Any] = {
     "output_dir": {"type": "path", "required": True},
     "serial": {"type": "raw"},
     "release": {"type": "bool", "default": False},
-    "reasons": {"type": "list", "elements": "str", "default": []},
+    "failed": {"type": "str", "default": ""},
+    "lost": {"type": "list", "elements": "str", "default": []},
 }
 
 

@@ -160,6 +160,10 @@ def test_only_turns_that_went_well_are_remembered(tmp_path: Path, monkeypatch: p
     assert warning.startswith("how long this took cannot be remembered: ")
 
 
+FAILED = "npu1 failed the gate, no further batch starts. Wrong."
+LOST = "became unreachable during the change, no further batch starts. See what runs there, and run again"
+
+
 class Ending(Action):
     """The end of the turn of npu1, whose release comes out as it is told."""
 
@@ -181,8 +185,10 @@ class Ending(Action):
     ("released", "arguments", "words"),
     [
         ({"released": True}, {"release": True}, None),
-        ({"released": True}, {"release": True, "reasons": ["no answer"]}, "no answer"),
-        ({"failed": True, "msg": "npu1: held"}, {"release": True, "reasons": ["no answer"]}, "no answer; npu1: held"),
+        ({"released": True}, {"release": True, "failed": "Wrong."}, FAILED),
+        ({"released": True}, {"release": True, "lost": ["npu2", "npu3"]}, f"npu2, npu3 {LOST}. npu1 itself is as wanted"),
+        ({"released": True}, {"release": "yes", "failed": "Wrong.", "lost": "npu2"}, f"{FAILED}; npu2 {LOST}"),
+        ({"failed": True, "msg": "npu1: held"}, {"release": True, "failed": "Wrong."}, f"{FAILED}; npu1: held"),
         (
             AnsibleConnectionFailure("timed out"),
             {"release": True},
@@ -191,10 +197,9 @@ class Ending(Action):
         ),
         (
             host_text.Misunderstood("npu1: found no data"),
-            {"release": True, "reasons": ["no answer"]},
-            "no answer; npu1: found no data",
+            {"release": True, "failed": "Wrong."},
+            f"{FAILED}; npu1: found no data",
         ),
-        ({"released": True}, {"release": "yes", "reasons": "no answer"}, "no answer"),
     ],
 )
 def test_a_turn_ends_with_the_release_of_its_host_and_with_every_reason_to_stop(
@@ -208,9 +213,9 @@ def test_a_turn_ends_with_the_release_of_its_host_and_with_every_reason_to_stop(
 
 
 def test_a_host_that_its_change_has_released_is_not_asked(tmp_path: Path) -> None:
-    ending = Ending(tmp_path, {}, release=False, reasons=["no answer"])
+    ending = Ending(tmp_path, {}, release=False, failed="Wrong.")
     found = ending.go({"npu1": {}, "npu2": {}}, ["npu1", "npu2"])
-    assert (ending.asked, found["failed"], found["msg"]) == ([], True, "no answer")
+    assert (ending.asked, found["failed"], found["msg"]) == ([], True, FAILED)
 
 
 def test_what_a_batch_took_is_written_by_its_first_host(tmp_path: Path) -> None:
