@@ -33,7 +33,7 @@ options:
     default: false
   failed:
     description:
-      - Why the host is not as wanted, with O(state=ended). It fails with that once the host is released, and no further batch starts.
+      - Why the host is not as wanted, with O(state=ended). It fails with that once the host is released; no further batch starts.
     type: str
     default: ""
   lost:
