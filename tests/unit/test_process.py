@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import json
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -163,6 +165,33 @@ def test_there_is_one_supervisor_at_a_time(root: str) -> None:
         )
     assert supervised.holder(root) == pid
     assert len(lives(root)) == 1
+
+
+def test_whoever_looks_is_no_supervisor(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Path(supervised.home(root), supervised.PID)
+    place.parent.mkdir()
+    place.write_text("4711\n")
+    lock, found = fcntl.flock, []
+
+    def looked_at_meanwhile(file: Any, how: int) -> None:
+        lock(file, how)
+        monkeypatch.setattr(fcntl, "flock", lock)
+        found.append(supervised.holder(root))
+
+    monkeypatch.setattr(fcntl, "flock", looked_at_meanwhile)
+    assert (supervised.holder(root), found) == (None, [None])
+
+
+def test_a_supervisor_starts_while_somebody_looks(root: str) -> None:
+    place = Path(supervised.home(root), supervised.PID)
+    place.parent.mkdir()
+    with place.open("w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        ended = threading.Timer(0.3, fcntl.flock, [looking, fcntl.LOCK_UN])
+        ended.start()
+        start(root, [sys.executable, "-c", ONCE])
+        ended.join()
+    assert wait_for(lambda: lives(root))
 
 
 def test_a_log_gives_way_to_a_new_one(root: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def begin(root: str, order: Mapping[str, Any]) -> None:
     """Start the turn, by the library that the lease has brought to the host. Raises Ended where one is at work."""
     # Root's alone: whoever can open it can lock it
     with os.fdopen(os.open(os.path.join(root, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as lock:
-        if not locks.take(lock, time.monotonic()):
+        if not locks.take(lock, time.monotonic() + locks.LOOK):
             raise Ended("a change of this host has not ended yet: wait for it and run again")
         for name in (RESULT, STEPS, ORDER, DECISION):
             with suppress(FileNotFoundError):

@@ -47,7 +47,8 @@ def holder(root: str) -> Optional[int]:
     try:
         with open(os.path.join(home(root), PID), "r+", encoding="ascii") as pid:
             try:
-                fcntl.flock(pid, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Others who look have it beside this
+                fcntl.flock(pid, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 found = pid.read().strip()
                 return int(found) if found.isdigit() else 0

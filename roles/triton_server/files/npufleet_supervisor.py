@@ -18,18 +18,32 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import IO, Any, Dict, List, Optional
 
 # Seconds until a server that ended starts again, doubled each time, and after which one that ran counts as well
 FIRST, LONGEST, WELL = 1.0, 60.0, 120.0
 # Between two looks at the server and the size of its log
 LOOK = 0.5
+# Longer than a look at the lock takes
+MOMENT = 2.0
 PR_SET_PDEATHSIG = 1
 
 
 def dies_with_us() -> None:
     """For the server, before it becomes one: a supervisor that is killed leaves none behind."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def alone(pid: IO[str]) -> bool:
+    """Lock this file; False where another supervisor has it. Whoever looks whether one runs has it for a moment."""
+    deadline = time.monotonic() + MOMENT
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(pid, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.02)
 
 
 class Supervisor:
@@ -44,9 +58,7 @@ class Supervisor:
         """Until it is told to end."""
         # "a+": the number of one that runs must not be lost
         with open(self.config["pid"], "a+", encoding="ascii") as pid:
-            try:
-                fcntl.flock(pid, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not alone(pid):
                 print(f"npufleet_supervisor: another one holds {self.config['pid']}", file=sys.stderr)
                 return 1
             pid.truncate(0)
