@@ -115,7 +115,7 @@ class Sampler(threading.Thread):
             known = {process: known.get(process, -1) + 1 for process in filter(str.isdigit, os.listdir("/proc"))}
             for process, times in known.items():
                 # One that has been there for seconds seldom becomes another program
-                if times > 9 and (times + int(process)) % 50:
+                if times > 9 and (times + int(process)) % 10:
                     continue
                 try:
                     with open(f"/proc/{process}/cmdline", "rb", buffering=0) as source:

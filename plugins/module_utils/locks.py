@@ -20,3 +20,15 @@ def take(lock: IO[Any], deadline: float) -> bool:
             if time.monotonic() >= deadline:
                 return False
         time.sleep(LOOK)
+
+
+def held(lock: IO[Any]) -> bool:
+    """Whether another process has locked an open file.
+
+    Whoever looks shares the lock until the file is closed: others who look do not see that, and who locks it waits for a moment.
+    """
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False

@@ -239,7 +239,7 @@ def playbook(request: dict[str, Any], host: str = "") -> None:
     program.main()
 
 
-def module(request: dict[str, Any], host: str) -> None:
+def module(request: dict[str, Any]) -> None:
     """As a module is run where it was unpacked; what it imports of collections lies beside it."""
     sys.path.remove(os.path.dirname(__file__))
     collections = type(sys)("ansible_collections")
@@ -300,8 +300,8 @@ def answer(asked: socket.socket, run: Callable[[dict[str, Any]], None]) -> None:
 def serve(kind: str, descriptor: int, host: str) -> None:
     """Until whoever started this ends."""
     modules, run = {
-        "controller": (CONTROLLER, playbook),
-        "settled": ((*CONTROLLER, "ansible.cli.playbook", "forked_modules", "forked_parsed"), settled_playbook),
+        "controller": (CONTROLLER, partial(playbook, host=host)),
+        "settled": ((*CONTROLLER, "ansible.cli.playbook", "forked_modules", "forked_parsed"), partial(settled_playbook, host=host)),
         "host": (HOST, module),
     }[kind]
     for name in modules:
@@ -324,7 +324,7 @@ def serve(kind: str, descriptor: int, host: str) -> None:
         answering = [pid for pid in answering if not os.waitpid(pid, os.WNOHANG)[0]]
         pid = os.fork()
         if not pid:
-            answer(asked, partial(run, host=host))
+            answer(asked, run)
             os._exit(0)
         answering.append(pid)
         asked.close()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import locks
 from ansible_collections.npufleet.triton.plugins.module_utils.change import detached, lease, turn
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables
@@ -201,11 +202,22 @@ def test_at_its_deadline_the_host_does_what_was_declared(
 
 
 def test_one_that_was_killed_while_it_waited_waits_no_more(root: Path) -> None:
-    (root / detached.LOCK).touch()
     (root / detached.RESULT).write_text(json.dumps({"id": "1", "seconds_to_accept": 60}))
-    assert detached.waiting(str(root)) is None
-    with pytest.raises(detached.Ended, match="without a result"):
-        detached.wait(str(root), "1", 0)
+    # Whoever else looks is no turn
+    with (root / detached.LOCK).open("w") as looking:
+        assert locks.held(looking) is False
+        assert detached.waiting(str(root)) is None
+        with pytest.raises(detached.Ended, match="without a result"):
+            detached.wait(str(root), "1", 0)
+
+
+def test_it_begins_while_somebody_looks(root: Path) -> None:
+    with (root / detached.LOCK).open("w") as looking:
+        assert locks.held(looking) is False
+        ended = threading.Timer(0.05, fcntl.flock, [looking, fcntl.LOCK_UN])
+        ended.start()
+        assert turned(root)["id"] == "1"
+        ended.join()
 
 
 def test_a_host_that_knows_of_no_change_says_so(root: Path) -> None:

@@ -159,17 +159,29 @@ TURN = (
 )
 
 
-@pytest.mark.parametrize("name", TURN)
-def test_a_turn_names_no_filter_and_no_test_of_jinjas_own(name: str) -> None:
-    """Ansible looks for each of them among its own first, in the process of each host and task."""
+def of_jinja(text: str) -> set[str]:
+    """Filters and tests of Jinja's own that templates name: Ansible looks for each among its own first, in each process."""
     own = {
         kind: {plugin.ansible_name.rpartition(".")[2] for plugin in getattr(loader, f"{kind}_loader").all()}
         for kind in ("filter", "test")
     }
-    text = (ROOT / name).read_text()
-    assert set(re.findall(r"\| *(\w+)", text)) & (set(DEFAULT_FILTERS) - own["filter"]) == set()
     asked = re.findall(r"\bis (?:not )?(\w+)|(?:select|reject)(?:attr)?\([^)]*'(\w+)'", text)
-    assert {word for words in asked for word in words} & (set(DEFAULT_TESTS) - own["test"]) == set()
+    tests = {word for words in asked for word in words} & (set(DEFAULT_TESTS) - own["test"])
+    return tests | set(re.findall(r"\| *(\w+)", text)) & (set(DEFAULT_FILTERS) - own["filter"])
+
+
+@pytest.mark.parametrize("name", TURN)
+def test_a_turn_names_no_filter_and_no_test_of_jinjas_own(name: str) -> None:
+    assert of_jinja((ROOT / name).read_text()) == set()
+
+
+@pytest.mark.parametrize("name", ["models.yml", "recover.yml", "rollback.yml", "site.yml"])
+def test_nor_does_the_condition_of_its_block(name: str) -> None:
+    """Each task inside asks it again."""
+    turns = [play for play in load(ROOT / "playbooks" / name) if "serial" in play]
+    blocks = [task for play in turns for task in tasks_of(play["tasks"]) if "block" in task and "rescue" in task]
+    assert turns and blocks
+    assert [(task["name"], found) for task in blocks if (found := of_jinja(str(task.get("when", ""))))] == []
 
 
 def test_every_rollout_has_the_same_gates() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import locks
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.process import change, conditions, supervised
 from helpers import ROOT
@@ -186,7 +187,7 @@ def test_a_supervisor_starts_while_somebody_looks(root: str) -> None:
     place = Path(supervised.home(root), supervised.PID)
     place.parent.mkdir()
     with place.open("w") as looking:
-        fcntl.flock(looking, fcntl.LOCK_SH)
+        assert locks.held(looking) is False
         ended = threading.Timer(0.3, fcntl.flock, [looking, fcntl.LOCK_UN])
         ended.start()
         start(root, [sys.executable, "-c", ONCE])

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleConnectionFailure
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
 from ansible_collections.npufleet.triton.plugins.action import rollout as action
 from ansible_collections.npufleet.triton.plugins.filter.rollout_groups import rollout_groups
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, rollout
 from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import Took, Turn
+from helpers import ROOT
 
 HOSTS = [f"npu{number}" for number in range(1, 10)]
 
@@ -158,6 +161,24 @@ def test_only_turns_that_went_well_are_remembered(tmp_path: Path, monkeypatch: p
     (tmp_path / "file").touch()
     (warning,) = Action(tmp_path / "file", state="ended").go(known, ["npu1"])["warnings"]
     assert warning.startswith("how long this took cannot be remembered: ")
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (None, []),
+        ("", []),
+        ("digits", ["digits"]),
+        (" digits ,\tfaces,,\n", ["digits", "faces"]),
+        (["digits", "a,b", 7], ["digits", "a", "b", "7"]),
+        # No model has such a name, which the hosts refuse
+        ("digits faces", ["digits faces"]),
+    ],
+)
+def test_which_models_are_rolled_back(given: Any, names: list[str]) -> None:
+    look = DataLoader().load_from_file(str(ROOT / "playbooks/rollback.yml"), trusted_as_template=True)[0]
+    variables = {} if given is None else {"rollback_models": given}
+    assert Templar(DataLoader(), variables=variables).template(look["vars"]["npufleet_rolled"]) == names
 
 
 FAILED = "npu1 failed the gate, no further batch starts. Wrong."

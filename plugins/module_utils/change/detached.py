@@ -43,6 +43,7 @@ def begin(root: str, order: Mapping[str, Any]) -> None:
     """Start the turn, by the library that the lease has brought to the host. Raises Ended where one is at work."""
     # Root's alone: whoever can open it can lock it
     with os.fdopen(os.open(os.path.join(root, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as lock:
+        # Longer than whoever looks has a part of it
         if not locks.take(lock, time.monotonic() + locks.LOOK):
             raise Ended("a change of this host has not ended yet: wait for it and run again")
         for name in (RESULT, STEPS, ORDER, DECISION):
@@ -80,7 +81,7 @@ def wait(root: str, ident: str, seconds: float, proven: bool = False) -> Optiona
         raise Ended("found no change on this host, wanted the one that was begun: run again") from None
     deadline, pause = time.monotonic() + seconds, SOON
     with lock:
-        while not locks.take(lock, time.monotonic()):
+        while locks.held(lock):
             found = waiting(root) if proven else None
             if found or time.monotonic() >= deadline:
                 return found
@@ -100,7 +101,7 @@ def waiting(root: str) -> Optional[Dict[str, Any]]:
         return None
     with open(os.path.join(root, LOCK), "rb") as lock:
         # One that was killed while it waited answers nobody
-        return None if locks.take(lock, time.monotonic()) else found
+        return found if locks.held(lock) else None
 
 
 def decide(root: str, accepted: bool, why: str = "") -> None:

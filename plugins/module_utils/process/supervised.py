@@ -7,7 +7,6 @@ go of with the process.
 from __future__ import annotations
 
 # Starts a process that stays, which run_command of a module does not. pylint: disable=ansible-bad-function
-import fcntl
 import hashlib
 import json
 import os
@@ -17,7 +16,7 @@ import subprocess
 import time
 from typing import Any, Dict, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils import locks, shapes
 
 PROGRAM, CONFIG, PID, LOG = "npufleet_supervisor.py", "config.json", "pid", "triton.log"
 # Bytes after which a log gives way to a new one; one of before is kept
@@ -46,13 +45,10 @@ def holder(root: str) -> Optional[int]:
     """Process of the supervisor that runs, None where none does."""
     try:
         with open(os.path.join(home(root), PID), "r+", encoding="ascii") as pid:
-            try:
-                # Others who look have it beside this
-                fcntl.flock(pid, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                found = pid.read().strip()
-                return int(found) if found.isdigit() else 0
-            return None
+            if not locks.held(pid):
+                return None
+            found = pid.read().strip()
+            return int(found) if found.isdigit() else 0
     except FileNotFoundError:
         return None
 
