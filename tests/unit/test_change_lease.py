@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import locks
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.modules import host_lease
 from helpers import ROOT, run_module
@@ -139,6 +141,18 @@ def test_a_call_at_work_keeps_it_live_however_long_it_takes(tmp_path: Path, at_w
     # Its controller is gone, the call is not
     with pytest.raises(lease.Held):
         take(tmp_path, BOB, ended=ALICE.run)
+
+
+def test_whoever_looks_at_the_same_time_is_no_call(tmp_path: Path) -> None:
+    take(tmp_path, ALICE)
+    with lease.working(str(tmp_path), ALICE):
+        pass
+    with open(tmp_path / lease.CALLS, "rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_EX)
+        moment = threading.Timer(locks.LOOK / 4, fcntl.flock, (looking, fcntl.LOCK_UN))
+        moment.start()
+        assert not lease.at_work(str(tmp_path))
+        moment.join()
 
 
 def test_a_call_that_is_killed_is_no_longer_at_work(tmp_path: Path) -> None:

@@ -109,19 +109,17 @@ def remaining(lease: Mapping[str, Any], at: float) -> float:
 
 def live(root: str, lease: Mapping[str, Any], ended: str = "") -> bool:
     """Whether the run of the lease may still be at it. Of `ended`, which is known to be gone, only a call can be."""
-    return at_work(root) or (lease["run"] != ended and remaining(lease, time.time()) > 0)
+    return (lease["run"] != ended and remaining(lease, time.time()) > 0) or at_work(root)
 
 
 def at_work(root: str) -> bool:
-    """Whether a call of the run that holds the lease has not ended."""
+    """Whether a call of the run that holds the lease has not ended. Calls share its lock, so that whoever looks has to have it."""
     try:
         with open(os.path.join(root, CALLS), "rb") as calls:
-            fcntl.flock(calls, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Somebody else who looks has it for a moment, a call for longer
+            return not locks.take(calls, time.monotonic() + locks.LOOK)
     except FileNotFoundError:
         return False
-    except BlockingIOError:
-        return True
-    return False
 
 
 @contextmanager
