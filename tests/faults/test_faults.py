@@ -156,7 +156,7 @@ def a_cache_that_knows_old_answers(place: Place) -> Told:
     repository = place.edited(cached=[])
     place.everywhere(lambda host: host.run(repository))
     since = time.monotonic()
-    place.wait_until_answered(edition=2, model="cached")
+    place.wait_until_answered(model="cached")
     for mode in MODES:
         assert place.clients.heard(mode, "cached", since, time.monotonic()).editions == {2}, f"{mode}: an answer of before"
     return dict.fromkeys(MODES, "")
