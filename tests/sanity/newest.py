@@ -19,7 +19,7 @@ from images import debian_mirror  # noqa: E402
 SYSTEM = ROOT / "build/sanity/debian-13"
 DONE = SYSTEM / "done"
 PACKAGES = "ca-certificates,git,locales-all,python3,python3-venv"
-# Where the machine's own pip finds packages: an authority of its own, and directories
+# An authority of the machine's own, by which its pip finds packages
 AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
 INSIDE = """
 set -e
@@ -46,15 +46,17 @@ def system() -> None:
     DONE.touch()
 
 
-def pip_settings() -> tuple[str, list[str]]:
-    """(the machine's settings of pip as its file has them, directories that they name)."""
+def pip_settings() -> tuple[str, list[str], list[Path]]:
+    """(the machine's settings of pip as its file has them, directories and files that they name)."""
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True).stdout
     pairs = [line.partition("=") for line in listed.splitlines() if line.startswith("global.")]
     values = {name.removeprefix("global."): value.strip().strip("'") for name, _equals, value in pairs}
     words = [word.removeprefix("file://") for value in values.values() for word in value.split()]
+    named = [Path(word) for word in words if word.startswith("/")]
     # An index names files that lie beside it
-    places = sorted({"/" + Path(word).parts[1] for word in words if word.startswith("/") and Path(word).is_dir()})
-    return "[global]\n" + "".join(f"{name} = {value}\n" for name, value in values.items()), places
+    places = sorted({"/" + path.parts[1] for path in named if path.is_dir()})
+    content = "[global]\n" + "".join(f"{name} = {value}\n" for name, value in values.items())
+    return content, places, [path for path in named if path.is_file()]
 
 
 def main() -> int:
@@ -63,10 +65,11 @@ def main() -> int:
         print("sanity: wanted root and debootstrap to make a Debian 13: apt-get install debootstrap, as root", file=sys.stderr)
         return 1
     system()
-    settings, places = pip_settings()
+    settings, places, files = pip_settings()
     (SYSTEM / "etc/pip.conf").write_text(settings)
-    for path in (AUTHORITIES, Path("/etc/resolv.conf")):
+    for path in (AUTHORITIES, Path("/etc/resolv.conf"), *files):
         if path.exists():
+            (SYSTEM / path.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, SYSTEM / path.relative_to("/"))
     script = INSIDE.format(
         checkout=shlex.quote(str(ROOT)),

@@ -175,11 +175,11 @@ def write(path: Path, key: str = OWN) -> None:
     path.write_text(key + "\n")
 
 
-def play(path: Path, key: str = "", shared: bool = False) -> str:
-    """The role's own tasks, on this machine; what the run said. The file's owner is root, as on a host."""
+def play(path: Path, key: str = "", shared: bool = False, upto: int | None = None) -> str:
+    """The role's own tasks, or the first of them, on this machine; what the run said. The file's owner is root, as on a host."""
     if os.geteuid() != 0:
         pytest.skip("only root makes files for root alone")
-    tasks = ROOT / "roles/triton_server/tasks/key.yml"
+    tasks = yaml.safe_load((ROOT / "roles/triton_server/tasks/key.yml").read_text())[:upto]
     reader = {"group": GROUP, "needed": shared}
     found = keys.flaw(str(path), keys.fingerprint(key) if key else None, **reader)
     asked = {"key": {"name": "npufleet-key", "path": str(path)}, "reader": reader}
@@ -190,7 +190,7 @@ def play(path: Path, key: str = "", shared: bool = False) -> str:
         "gather_facts": False,
         "vars": {"npufleet_no_log": True, "triton_server_api_key": key, "triton_server_state": state},
         "vars_files": [str(ROOT / "roles/triton_server/vars/main.yml")],
-        "tasks": [{"ansible.builtin.include_tasks": str(tasks)}],
+        "tasks": tasks,
     }
     book = path.parent.parent / "play.yml"
     book.write_text(yaml.safe_dump([play]))
@@ -215,6 +215,12 @@ def test_a_host_makes_a_key_of_its_own(tmp_path: Path) -> None:
         assert re.fullmatch("[0-9a-f]{64}", made[-1])
         assert made[-1] not in said
     assert made[0] != made[1]
+
+
+def test_a_key_is_nobody_elses_from_its_first_byte_on(tmp_path: Path) -> None:
+    path = tmp_path / "server/key"
+    play(path, upto=2)
+    assert modes(path) == [0o700, 0o600]
 
 
 def test_the_operators_key_takes_the_place_of_another_and_is_shown_nobody(tmp_path: Path) -> None:
