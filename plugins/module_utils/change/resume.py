@@ -39,7 +39,7 @@ def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
         return Outcome()
     # In the midst of a replacement nobody has to be waited for: its call is over, and nothing serves
     dead = replacement.broken_off(root, found["run"]) and not lease.at_work(root)
-    if lease.live(root, found) and not dead:
+    if not dead and lease.live(root, found):
         return Outcome(busy=f"{found['by']} since {found['since']}")
     me = lease.Holder(f"host/{lease.boot()}/{os.getpid()}", "the host itself")
     try:
