@@ -19,13 +19,17 @@ from images import debian_mirror  # noqa: E402
 SYSTEM = ROOT / "build/sanity/debian-13"
 DONE = SYSTEM / "done"
 PACKAGES = "ca-certificates,git,locales-all,python3,python3-venv"
-# An authority of the machine's own, by which its pip finds packages
-AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
+# By which the machine finds an index: its authorities and its resolver
+NETWORK = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/resolv.conf"))
 INSIDE = """
 set -e
 mount --bind {checkout} {system}/mnt
 mount --bind /proc {system}/proc
 for place in {places}; do mkdir -p {system}$place; mount --bind $place {system}$place; done
+for file in {files}; do
+  mkdir -p $(dirname {system}$file); [ -e {system}$file ] || : > {system}$file
+  mount --bind $file {system}$file
+done
 exec chroot {system} /bin/sh -ec '
   [ -x /venv/bin/ansible-test ] || python3 -m venv /venv
   /venv/bin/pip install --quiet --requirement /mnt/tests/sanity/newest.txt
@@ -66,15 +70,17 @@ def main() -> int:
         return 1
     system()
     settings, places, files = pip_settings()
-    (SYSTEM / "etc/pip.conf").write_text(settings)
-    for path in (AUTHORITIES, Path("/etc/resolv.conf"), *files):
-        if path.exists():
-            (SYSTEM / path.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, SYSTEM / path.relative_to("/"))
+    # An index may be named with its login
+    conf = SYSTEM / "etc/pip.conf"
+    conf.touch(0o600)
+    conf.chmod(0o600)
+    conf.write_text(settings)
     script = INSIDE.format(
         checkout=shlex.quote(str(ROOT)),
         system=shlex.quote(str(SYSTEM)),
         places=" ".join(map(shlex.quote, places)),
+        # Mounted and not copied: a key for an index is nobody else's to read
+        files=" ".join(shlex.quote(str(path)) for path in (*NETWORK, *files) if path.exists()),
         arguments=shlex.join(sys.argv[1:]),
     )
     # Mounts of a namespace of its own: nothing is left of them
