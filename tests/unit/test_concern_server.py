@@ -342,7 +342,7 @@ def test_files_that_the_driver_has_not_brought_are_for_hands() -> None:
 def test_a_mount_from_nowhere_is_for_hands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The engine would make an empty directory of it."""
     gone = str(tmp_path / "gone")
-    volumes = ["{{ npufleet_root }}:{{ npufleet_root }}:ro", "cache:/cache", f"{tmp_path}:/here:ro", f"{gone}:/there:ro"]
+    volumes = ["/var/lib/npufleet:/var/lib/npufleet:ro", "cache:/cache", f"{tmp_path}:/here:ro", f"{gone}:/there:ro"]
     asked = wanted(triton_server_volumes=volumes)
     assert asked["sources"] == [str(tmp_path), gone]
     monkeypatch.setattr(server, "Engine", FakeEngine({}))

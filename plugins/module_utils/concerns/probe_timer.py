@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import TOOLS
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal, item, short
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, short
 from ansible_collections.npufleet.triton.plugins.module_utils.system import run, text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 
@@ -61,8 +61,8 @@ AccuracySec=1
 [Install]
 WantedBy=timers.target
 """
-# Least seconds of each of these variables
-LEAST = {"interval": 5, "jitter": 0, "limit": 1}
+# What of a probe's time is set in seconds
+TIMES = ("interval", "jitter", "limit")
 # A probe that has not run for so many intervals is late.
 LATE = 5
 # A warning names so many checks, each in so many characters: the journal has them all.
@@ -74,10 +74,7 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
     root = variables["npufleet_root"]
     if not variables["monitoring_probe"]:
         return {"root": root, "files": None}
-    seconds = {name: int(variables["monitoring_probe_" + name]) for name in LEAST}
-    wrong = [name for name, least in LEAST.items() if seconds[name] < least]
-    if wrong:
-        raise Refusal([f"monitoring_probe_{name} is {seconds[name]}, wanted {LEAST[name]} s or more" for name in wrong])
+    seconds = {name: int(variables["monitoring_probe_" + name]) for name in TIMES}
     config = {
         "host": variables["inventory_hostname"],
         "document": DOCUMENT,

@@ -11,9 +11,9 @@ from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Set,
 
 import yaml
 from ansible.errors import AnsibleError, AnsibleUndefinedVariable
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, without_login
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import values
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import bounds, values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import in_common
 
 MONITORING = "monitoring_hosts"
@@ -38,6 +38,8 @@ WITH_LOGIN = {
 REPOSITORY = re.compile(
     r"(?!(index\.)?docker\.io/)([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
 )
+# What templates make of an inventory's values, and tasks use as paths
+DERIVED = ("npufleet_incoming", "rbln_driver_package_path")
 # Names that this alike are taken for a slip of the finger, also outside of the families.
 ALIKE = 0.86
 
@@ -67,6 +69,9 @@ def findings(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]
     reasons = list(in_common(variables, "names", lambda _none: list(_names(given, known)), given))
     kinds, unusable = _kinds(variables, known, given)
     reasons += kinds
+    if not kinds:
+        kinds, unusable = _kinds(variables, known, [name for name in DERIVED if name in variables])
+        reasons += kinds
     usable = _Usable(variables, unusable)
     return reasons + list(_contradictions(usable)) + list(_groups(usable))
 
@@ -205,6 +210,8 @@ def _groups(has: Mapping[str, Any]) -> Iterator[str]:
     for name, meant in slips.items():
         yield f"there is a group {name} and no host in {meant}: rename it"
     here = has["inventory_hostname"]
+    if here and not bounds.HOST_NAME.fits(here):
+        yield f"the name of this host is {short(ascii(here), 60)}, expected {bounds.HOST_NAME.expected}. Rename it in the inventory."
     if groups and not slips and here not in lost and not any(here in groups.get(name, []) for name in known):
         yield f"{here} is in no group {' or '.join(known)}: give npufleet_group on the command line, where every play sees it"
     hosts = set(groups.get("all", []))

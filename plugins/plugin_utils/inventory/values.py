@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import bounds
 
 # Of each type: what a person calls it, and what to do about a value of another one
 WANTED = {
@@ -63,13 +64,13 @@ MAPS: Dict[Tuple[str, ...], Dict[str, Any]] = {
 
 
 def complete(specs: Dict[str, Mapping[str, Any]]) -> Dict[str, Mapping[str, Any]]:
-    """Specs by variable, with what MAPS says of them."""
+    """Return the specs by variable, with what MAPS says of them and with the bounds of their values."""
     for names, more in MAPS.items():
         options: Any = specs
         for name in names[:-1]:
             options = options[name]["options"]
         options[names[-1]] = {**options[names[-1]], **more}
-    return specs
+    return {name: bounds.bounded(name, spec) for name, spec in specs.items()}
 
 
 def fitted(name: str, value: Any, spec: Mapping[str, Any]) -> Any:
@@ -100,13 +101,17 @@ def _fit(where: str, value: Any, spec: Mapping[str, Any], reasons: List[str]) ->
         reasons.append(f"{where}: found {_found(value, kind, spec)}, wanted {wanted}: {todo}")
     elif "pattern" in spec and not spec["pattern"].fullmatch(made):
         reasons.append(f"{where}: found {_found(value, kind, spec)}, wanted {spec['form']}: correct it")
+    elif "bound" in spec and not spec["bound"].fits(made):
+        reasons.append(f"{where} is {_outside(made, spec)}, expected {spec['bound'].expected}. {spec['bound'].todo}.")
     elif kind == "list":
-        element = _element(spec)
+        element = spec.get("element") or _element(spec)
         return [_fit(f"{where}[{_label(entry, number)}]", entry, element, reasons) for number, entry in enumerate(made)]
     elif kind == "dict" and "options" in spec:
         return _fit_options(where, made, spec["options"], reasons)
     elif kind == "dict" and "values" in spec:
-        return {str(key): _fit(f"{where}[{key}]", entry, spec["values"], reasons) for key, entry in made.items()}
+        for key in (str(key) for key in made if "key" in spec and not spec["key"].fits(str(key))):
+            reasons.append(f"{where} has the key {_line(key)}, expected {spec['key'].expected}. {spec['key'].todo}.")
+        return {str(key): _fit(f"{where}[{_line(str(key))}]", entry, spec["values"], reasons) for key, entry in made.items()}
     return made
 
 
@@ -135,7 +140,7 @@ def _element(spec: Mapping[str, Any]) -> Mapping[str, Any]:
 def _label(element: Any, number: int) -> Any:
     """How an element of a list is told from the others."""
     name = element.get("name") if isinstance(element, Mapping) else None
-    return name if isinstance(name, str) and name else number
+    return _line(name) if isinstance(name, str) and name else number
 
 
 def _found(value: Any, kind: str, spec: Mapping[str, Any]) -> str:
@@ -151,6 +156,22 @@ def _found(value: Any, kind: str, spec: Mapping[str, Any]) -> str:
     return short(value, 60) or '""'
 
 
+def _outside(value: Any, spec: Mapping[str, Any]) -> str:
+    """Return a value that does not fit its bound, as far as anybody may see it."""
+    if isinstance(value, (list, tuple, Mapping)):
+        return f"a {'map' if isinstance(value, Mapping) else 'list'} of {len(value)} entries"
+    if spec.get("no_log") or spec["bound"].secret:
+        return "another text" if isinstance(value, str) else "another number"
+    return _line(value) if isinstance(value, str) else short(value, 60)
+
+
+def _line(text: str) -> str:
+    """Return the beginning of a text in one line of characters that a terminal shows."""
+    if bounds.CONTROL.search(text):
+        return short(ascii(text[:60]), 60)
+    return short(text, 60) or '""'
+
+
 def _text(value: Any) -> Optional[str]:
     if isinstance(value, str):
         return value
@@ -162,7 +183,7 @@ def _number(value: Any) -> Optional[int]:
         return None
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         return int(value)
-    return int(value) if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]+\s*", value) else None
+    return int(value) if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,40}\s*", value) else None
 
 
 def _switch(value: Any) -> Optional[bool]:

@@ -1,0 +1,345 @@
+"""Bounds of the values of variables: the least and the most of a number, the form of a name, the place of a path.
+
+argument_specs.yml knows types only. `values.fitted` compares each value with its bound, in the one place where variables become
+typed values, so that no other code has to expect a path such as `/` or a number that no memory can hold. Controller only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils.store.records import NAME
+
+# Limits of file systems, in bytes: of one name, and of a path that still has room for what is made below it
+NAME_BYTES, PATH_BYTES = 255, 1024
+# A name of which longer file names are made, such as release-<name>-<random>
+STEM_BYTES = 200
+# Entries of a list or a map, characters of one line and of a text of several lines
+ENTRIES, LINE, PAGE = 1000, 4096, 1 << 20
+DAY = 86400
+MOST_NPUS = 256
+MOST_BYTES = 1 << 50
+# Characters that end a line somewhere or that a terminal obeys
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+# Characters of a path on a host that units, shells, mounts and configuration files take as they are
+HOST_PATH = re.compile(r"(/[A-Za-z0-9._+@-]+)+")
+# Directories of the system with all that is below them
+TREES = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/sbin", "/sys", "/usr") + tuple(
+    f"/var/lib/{name}" for name in ("apt", "containerd", "dnf", "docker", "dpkg", "kubelet", "rpm", "systemd")
+)
+# Directories of the system, of which one below them may be named
+SHARED = tuple(f"/{name}" for name in ("home", "lost+found", "media", "mnt", "opt", "root", "run", "srv", "tmp", "var")) + tuple(
+    f"/var/{name}" for name in ("backups", "cache", "lib", "local", "lock", "log", "mail", "opt", "run", "spool", "tmp", "www")
+)
+# Directories that are gone after a boot
+VOLATILE = ("/run", "/var/run")
+
+
+class Bound(NamedTuple):
+    """A condition on the value of a variable: what is expected in words, and whether a value of the right type fits."""
+
+    expected: str
+    fits: Callable[[Any], bool]
+    todo: str = "Correct it"
+    # Whether the value may hold a login
+    secret: bool = False
+
+
+def number(least: int, most: int) -> Bound:
+    """Return the bound of a whole number from `least` to `most`."""
+    return Bound(f"a whole number from {least} to {most}", lambda value: least <= value <= most)
+
+
+def name(pattern: str, form: str, most: int = STEM_BYTES) -> Bound:
+    """Return the bound of one line of text that matches `pattern` and takes at most so many bytes."""
+    compiled = re.compile(pattern)
+
+    def fits(value: str) -> bool:
+        return compiled.fullmatch(value) is not None and not CONTROL.search(value) and _bytes(value) <= most
+
+    return Bound(f"{form} of at most {most} bytes", fits)
+
+
+def text(most: int, lines: bool = False, secret: bool = False) -> Bound:
+    """Return the bound of a text of at most so many characters, which has control characters only where `lines` allows them."""
+    if lines:
+        return Bound(f"a text of at most {most} characters", lambda value: len(value) <= most and "\0" not in value, secret=secret)
+    expected = f"one line of at most {most} characters, without control characters"
+    return Bound(expected, lambda value: len(value) <= most and not CONTROL.search(value), secret=secret)
+
+
+def entries(most: int = ENTRIES, distinct: bool = False) -> Bound:
+    """Return the bound of a list or a map of at most so many entries, each of which differs where they are `distinct`."""
+    expected = f"at most {most} {'different ' if distinct else ''}entries"
+
+    def fits(value: Any) -> bool:
+        return len(value) <= most and not (distinct and len({str(entry) for entry in value}) < len(value))
+
+    return Bound(expected, fits)
+
+
+def _bytes(value: str) -> int:
+    return len(value.encode("utf-8", "surrogatepass"))
+
+
+def _short_enough(path: str) -> bool:
+    return _bytes(path) <= PATH_BYTES and all(_bytes(part) <= NAME_BYTES for part in path.split("/"))
+
+
+def _below(path: str, trees: Any) -> bool:
+    return any(path == tree or path.startswith(tree + "/") for tree in trees)
+
+
+def is_of_system(path: str) -> bool:
+    """Return True for a directory that the system, or all of its users, has: nothing of ours may replace or remove it."""
+    # The home directory of a user is as little ours as the directory of all of them
+    return path == "/" or path in SHARED or _below(path, TREES) or os.path.dirname(path) == "/home"
+
+
+def _host(path: str) -> bool:
+    """Return True for an absolute, normalised path of a host."""
+    plain = HOST_PATH.fullmatch(path) is not None and not path.startswith("//")
+    return plain and os.path.normpath(path) == path and _short_enough(path)
+
+
+PLAIN = "an absolute path of letters, digits and . _ + @ -, without .. and a slash at its end"
+
+
+def _store(path: str) -> bool:
+    # A file system of its own is mounted below the root: what else is on it is not ours
+    deep = path.count("/") >= 2
+    return _host(path) and deep and not is_of_system(path) and not _below(path, VOLATILE)
+
+
+# What teardown removes as root
+STORE = Bound(
+    f"{PLAIN}, two directories deep or more and not one of the system's",
+    _store,
+    "Name a directory of its own, such as /var/lib/npufleet",
+)
+DIRECTORY = Bound(
+    f"{PLAIN}, and not a directory of the system",
+    lambda path: _host(path) and not is_of_system(path),
+    "Name a directory of its own",
+)
+
+
+def file_on_host(*endings: str) -> Bound:
+    """Return the bound of a file of a host that this project writes: its directory is made, and its name has an ending."""
+
+    def fits(path: str) -> bool:
+        home = os.path.dirname(path)
+        # /etc is where configuration belongs, in a directory of its own
+        ours = not is_of_system(home) or (_below(home, ["/etc"]) and home != "/etc")
+        return _host(path) and ours and path.endswith(endings)
+
+    return Bound(f"{PLAIN}, in a directory below /etc or outside of the system's, with the ending {' or '.join(endings)}", fits)
+
+
+def _of_program(path: str) -> bool:
+    return not path or _host(path)
+
+
+def _of_package(path: str) -> bool:
+    return os.path.basename(path) not in (".", "..") and _short_enough(path) and not CONTROL.search(path)
+
+
+def _on_controller(path: str) -> bool:
+    whole = path.startswith(("/", "~/"))
+    return whole and _short_enough(path) and not CONTROL.search(path)
+
+
+CONTROLLER_FILE = Bound("an absolute path on the controller, of one line", _on_controller, "Write the whole path")
+CONTROLLER_FILE_OR_NONE = CONTROLLER_FILE._replace(fits=lambda path: not path or _on_controller(path))
+CONTROLLER_DIRECTORY = Bound(
+    "an absolute path on the controller, of one line, and not a directory of the system",
+    lambda path: _on_controller(path) and not _below(os.path.normpath(path), TREES) and os.path.normpath(path) != "/",
+    "Name a directory of its own",
+)
+
+
+def _volume(value: str) -> bool:
+    """Return True for `path or volume:path in the container[:mode]`; another form is refused where volumes are read."""
+    parts = value.split(":")
+    source, target = parts[0], parts[1] if len(parts) > 1 else "/of/its/own"
+    named = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", source) is not None
+    return (named or _absolute(source)) and _absolute(target) and bool(target.strip("/")) and not CONTROL.search(value)
+
+
+def _absolute(path: str) -> bool:
+    return path.startswith("/") and ".." not in path.split("/") and _short_enough(path)
+
+
+def _repository(value: str) -> bool:
+    return (_absolute(value) or re.match("[a-z0-9]+://.", value) is not None) and len(value) <= LINE and not CONTROL.search(value)
+
+
+def _size(value: str) -> bool:
+    """Return True for a size that is not too much; a text that is no size is refused where it is read."""
+    found = re.fullmatch(r"\s*([0-9]+)([kmgt]?)i?b?\s*", value.lower())
+    if CONTROL.search(value) or len(value) > 40:
+        return False
+    return not found or int(found[1]) << {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}[found[2]] <= MOST_BYTES
+
+
+def _limit(value: str) -> bool:
+    """Return True for `name:soft:hard` of 64 bits; another form is refused where limits are read."""
+    most = (1 << 63) - 1
+    return len(value) <= 100 and all(abs(int(part)) <= most for part in re.findall("[0-9]+", value)) and not CONTROL.search(value)
+
+
+SIZE = Bound("a size of at most 1 PiB, such as 512m or 1g", _size)
+PORT = number(1, 65535)
+# Seconds that something may take, or between two of the same
+WAIT, TIME = number(0, DAY), number(1, DAY)
+LABEL = name(r"[A-Za-z0-9_][A-Za-z0-9._-]*", "letters, digits and . _ -", 60)
+FORM = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+# File names of drop-ins and lines of units
+UNIT = name(r"[A-Za-z0-9:_.@-]+\.[a-z]+", "the name of a systemd unit, such as docker.service")
+DIRECTIVE = name(r"[A-Za-z]+", "a directive of systemd", 64)
+GIB = number(0, 1 << 20)
+# Reports and answers are files that are named after their host
+HOST_NAME = name(r"[^/\\]+", "a name without slashes and control characters")
+
+
+def _daemon(options: Mapping[str, Any]) -> bool:
+    """Return True for options of the engine whose directories, which it makes and fills, are of their own."""
+    given = [options[key] for key in ("data-root", "exec-root", "graph") if key in options]
+    usual = ("/var/lib/docker", "/var/run/docker", "/run/docker")
+    return all(isinstance(path, str) and (path in usual or (_host(path) and not is_of_system(path))) for path in given)
+
+
+# By variable, as messages name it: `[]` is an entry of a list, `.key` of a map with known keys, `[*]` of one with names of a site's
+# own, and `{}` such a name
+BOUNDS: Dict[str, Bound] = {
+    **dict.fromkeys(("rbln_release", "npufleet_extra_releases{}", "npufleet_release_rows{}"), LABEL),
+    "npufleet_npus": number(1, MOST_NPUS),
+    "npufleet_card": name(FORM, "letters, digits and . _ -", 60),
+    "triton_models[].name": Bound(
+        f"the name of a directory of at most {STEM_BYTES} bytes, without control characters",
+        lambda value: NAME.fullmatch(value) is not None and not CONTROL.search(value) and _bytes(value) <= STEM_BYTES,
+        "Give the model a shorter or plainer name",
+    ),
+    "triton_models[].instances": number(1, 128),
+    "triton_models[].npus": entries(MOST_NPUS, distinct=True),
+    "triton_models[].npus[]": number(0, MOST_NPUS - 1),
+    "triton_models[].device_memory": SIZE,
+    "triton_models[].artefacts{}": name(
+        r"[A-Za-z0-9][A-Za-z0-9._+-]*/[A-Za-z0-9][A-Za-z0-9._+-]*", "card/SDK such as CA22/0.9", 100
+    ),
+    "triton_models[].artefacts[*].size": number(0, MOST_BYTES),
+    **dict.fromkeys(("npufleet_root", "npufleet_incoming"), STORE),
+    "npufleet_proxy_file": file_on_host(".env"),
+    **dict.fromkeys(("npufleet_http_port", "npufleet_grpc_port", "npufleet_metrics_port", "monitoring_prometheus_port"), PORT),
+    **dict.fromkeys(("npufleet_free_timeout", "npufleet_lease_wait", "npufleet_progress", "model_repository_lock_timeout"), WAIT),
+    "npufleet_lease_timeout": number(1, 7 * DAY),
+    "npufleet_support_lines": number(1, 1000000),
+    **dict.fromkeys(
+        ("npufleet_output_dir", "npufleet_cache", "npufleet_support_dir", "model_compile_dir", "triton_server_compose_dir"),
+        CONTROLLER_DIRECTORY,
+    ),
+    "inference_check_results_dir": CONTROLLER_DIRECTORY,
+    # concerns/engine.py names the characters that do not belong into these
+    **dict.fromkeys(("npufleet_http_proxy", "npufleet_https_proxy"), text(LINE, lines=True, secret=True)),
+    "npufleet_no_proxy[]": text(LINE, lines=True),
+    "npufleet_proxy_environment": entries(),
+    "npufleet_proxy_text": text(PAGE, lines=True, secret=True),
+    "docker_engine_unit_limits{}": UNIT,
+    "docker_engine_unit_limits[*]{}": DIRECTIVE,
+    "docker_engine_daemon_options": Bound("data-root and exec-root as paths of directories of their own", _daemon),
+    "inference_check_timeout": TIME,
+    "inference_check_headers{}": name(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", "the name of a header"),
+    "inference_check_headers[*]": text(LINE, secret=True),
+    "model_compile_models[].name": name(r"\w[\w.-]*", "letters, digits and . _ -"),
+    "model_compile_models[].batches": entries(64),
+    "model_compile_models[].batches[]": number(1, 1 << 20),
+    "model_compile_models[].devices": number(1, MOST_NPUS),
+    "model_compile_python": Bound(f"{PLAIN}, or nothing", _of_program),
+    "model_repository_keep": number(1, 1000),
+    "model_repository_gs_credentials": text(PAGE, lines=True),
+    "monitoring_prometheus_config": file_on_host(".yml", ".yaml"),
+    "monitoring_rules_file": file_on_host(".yml", ".yaml"),
+    "monitoring_targets_file": file_on_host(".json", ".yml", ".yaml"),
+    "monitoring_probe_directory": DIRECTORY,
+    "monitoring_prometheus_service": name(r"[A-Za-z0-9:_.@-]+", "the name of a systemd unit"),
+    "monitoring_prometheus_group": name(r"[A-Za-z_][A-Za-z0-9_.-]*\$?", "the name of a group", 32),
+    "monitoring_scrape_interval": name(r"([0-9]+(ms|[smhdwy]))+", "a time as Prometheus writes it, such as 15s", 32),
+    "monitoring_scrape_indent": number(0, 20),
+    "monitoring_scrape_job": text(PAGE, lines=True),
+    "monitoring_up_timeout": TIME,
+    "monitoring_probe_interval": number(5, DAY),
+    "monitoring_probe_jitter": number(0, DAY),
+    "monitoring_probe_limit": TIME,
+    **dict.fromkeys(("preflight_disk_engine", "preflight_disk_transfer", "preflight_disk_models"), GIB),
+    "preflight_clock_skew": WAIT,
+    **dict.fromkeys(("rbln_driver_run_timeout", "rbln_driver_boot_timeout", "rbln_driver_reboot_timeout"), TIME),
+    "rbln_driver_package_path": Bound("the path of a file below npufleet_root", _of_package, "Give the package another name"),
+    "triton_image_packages": Bound(PLAIN, _host),
+    "triton_server_name": name(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+", "a container name of letters, digits and . _ -", 100),
+    "triton_server_user": number(0, (1 << 32) - 2),
+    "triton_server_tmpfs[]": Bound("an absolute path in the container, and its options", lambda value: _volume("tmpfs:" + value)),
+    **dict.fromkeys(("triton_server_shm_size", "triton_server_memory"), SIZE),
+    "triton_server_ulimits[]": Bound("limit:soft:hard, each of 64 bits", _limit),
+    **dict.fromkeys(("triton_server_exit_timeout", "triton_server_stop_timeout"), WAIT),
+    "triton_server_volumes[]": Bound(
+        "an absolute path or the name of a volume, and an absolute path in the container other than /, both without ..", _volume
+    ),
+    "triton_server_environment{}": name(r"[^=\s]+", "the name of a variable"),
+    "triton_server_environment[*]": text(PAGE, lines=True, secret=True),
+    "triton_server_extra_args[]": text(LINE, secret=True),
+    "triton_server_log_options{}": name(r"[A-Za-z0-9._/-]+", "the name of an option"),
+    "triton_server_cpuset": name(r"|[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*", "CPUs such as 0-15,32", 1000),
+    "triton_server_model_repositories[]": Bound("an absolute path in the container, without .., or an address", _repository),
+    "triton_server_poll_seconds": TIME,
+    "triton_server_log_verbose": number(0, 100),
+    "triton_server_api_key_name": name(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", "the name of a header"),
+    "triton_server_ready_timeout": TIME,
+    "triton_server_started_inside": entries()._replace(secret=True),
+    "triton_server_cloud_credentials": entries()._replace(secret=True),
+    **{f"triton_server_watchdog_{part}": TIME for part in ("interval", *(f"{of}_limit" for of in "fault stall stub".split()))},
+    **{f"triton_server_watchdog_{part}": TIME for part in ("silence_limit", "start_limit")},
+    "triton_server_watchdog_actions": number(0, 1000),
+    "triton_server_watchdog_backoff": WAIT,
+}
+# Of variables that BOUNDS does not name, by type; there is none for numbers, as each has its own
+OF_TYPES: Dict[str, Bound] = {"str": text(LINE), "list": entries(), "dict": entries(), "path": CONTROLLER_FILE}
+
+
+def bounded(where: str, spec: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the spec of a variable with the bounds of its value and of everything in it."""
+    kind = spec.get("type", "str")
+    made = dict(spec)
+    bound = BOUNDS.get(where, OF_TYPES.get(kind))
+    if bound is CONTROLLER_FILE and (spec.get("default") == "" or not spec.get("required", True)):
+        bound = CONTROLLER_FILE_OR_NONE
+    if bound:
+        made["bound"] = bound
+    if "options" in spec:
+        inner = where + ("[]" if kind == "list" else "")
+        made["options"] = {key: bounded(f"{inner}.{key}", option) for key, option in spec["options"].items()}
+    if kind == "list":
+        made["element"] = bounded(f"{where}[]", _element(made))
+    if "values" in spec:
+        made["values"] = bounded(f"{where}[*]", spec["values"])
+        made["key"] = BOUNDS.get(where + "{}", OF_TYPES["str"])
+    return made
+
+
+def _element(spec: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the spec of an entry of a list."""
+    return {key: spec[key] for key in ("options", "no_log", "choices") if key in spec} | {"type": spec.get("elements", "raw")}
+
+
+def unbounded(specs: Mapping[str, Mapping[str, Any]]) -> List[str]:
+    """Return the numbers of these specs that have no bound, as BOUNDS would name them."""
+
+    def walk(where: str, spec: Mapping[str, Any]) -> List[str]:
+        found = [where] if spec.get("type") == "int" and "bound" not in spec else []
+        for key, option in (spec.get("options") or {}).items():
+            found += walk(f"{where}.{key}", option)
+        parts: Dict[str, Optional[Mapping[str, Any]]] = {"[]": spec.get("element"), "[*]": spec.get("values")}
+        return found + [entry for suffix, part in parts.items() if part for entry in walk(where + suffix, part)]
+
+    return [entry for variable, spec in sorted(specs.items()) for entry in walk(variable, spec)]
