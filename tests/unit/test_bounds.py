@@ -76,6 +76,34 @@ def test_a_root_of_its_own_is_accepted(path: str) -> None:
         {"inference_check_checks_dir": ["checks"]},
         {"inference_check_http_tls": {"ca": "ca.pem"}},
         {"model_compile_python": "python3"},
+        *(
+            {"triton_models": [{"name": "m", "artefacts": {"CA12/0.6": {"path": path}}}]}
+            for path in (
+                *(
+                    "../../elsewhere/cron.d/x",
+                    "1/../../y",
+                    "1/../config.pbtxt",
+                    "/1/x",
+                    "1//x",
+                    "1/./x",
+                    "1/x/",
+                    "1/",
+                    "1",
+                    "\n",
+                    "",
+                ),
+                *(
+                    "config.pbtxt",
+                    "1/config.pbtxt",
+                    "1/CONFIG.PBTXT",
+                    "1/model.py",
+                    "1/model.json",
+                    "1/libtriton_x.so",
+                    "model.rbln",
+                ),
+                *("01/x", "-1/x", "latest/x", "1/x\n", "1/" + 251 * "x", 19 * "9" + "/x", "1" + 600 * "/x"),
+            )
+        ),
         {"triton_server_volumes": ["../x:/x"]},
         {"triton_server_volumes": ["/srv/../etc:/x"]},
         {"triton_server_volumes": ["/srv:/"]},
@@ -105,6 +133,7 @@ def test_other_paths_have_bounds(given: dict[str, Any]) -> None:
         {"npufleet_model_repository": "/srv/site/../models"},
         {"inference_check_checks_dir": ["~/checks"]},
         {"triton_image_wheelhouse": ""},
+        {"triton_models": [{"name": "m", "artefacts": {"CA12/0.6": {"path": "2/sub/resnet.rbln"}}}]},
         {"triton_server_volumes": ["cache:/cache", "/data/:/data/:ro", "/srv/x:/x:ro,Z"]},
         {"triton_server_model_repositories": ["s3://https://store.example.com:9000/bucket/models", "/models/"]},
         {"docker_engine_daemon_options": {"data-root": "/data/docker", "log-opts": {"max-size": "1m"}, "live-restore": True}},

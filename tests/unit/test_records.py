@@ -318,3 +318,54 @@ def test_profile_does_not_touch_what_a_config_says(tmp_path: Path) -> None:
     assert batcher(config) == ([], 7)
     config, _item = made(tmp_path, 'backend: "rbln"', record(1), {"profile": "throughput"})
     assert not config.HasField("dynamic_batching"), "a batch of one has nothing to wait for"
+
+
+# Bounds
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"devices": True},
+        {"devices": 10**12},
+        {"devices": 2, "device_memory": [1]},
+        {"devices": 2, "device_memory": [1, 1], "device_memory_async": [1]},
+        {"device_memory": [2**80]},
+        {"device_memory": [True]},
+        {"buckets": [{"inputs": [tensor("a", 2**70)], "outputs": [tensor("b", 1)]}]},
+        {"buckets": [{"inputs": [tensor("a", True)], "outputs": [tensor("b", 1)]}]},
+        {"buckets": [{"inputs": [tensor("a", *range(1, 99))], "outputs": [tensor("b", 1)]}]},
+        {"buckets": [{"inputs": ["a"], "outputs": [tensor("b", 1)]}]},
+        {"buckets": [{"inputs": [{**tensor("a", 1), "dtype": ["float32"]}], "outputs": [tensor("b", 1)]}]},
+        {"buckets": [{"inputs": [{**tensor("a", 1), "name": {}}], "outputs": [tensor("b", 1)]}]},
+        {"buckets": [{"inputs": [{**tensor("a", 1), "shape": None}], "outputs": [tensor("b", 1)]}]},
+    ],
+)
+def test_a_record_has_bounds(tmp_path: Path, more: dict[str, Any]) -> None:
+    (reason,) = refused(tmp_path, 'backend: "rbln"', record(1, **more))
+    assert "wanted a record as playbooks/compile.yml writes it" in reason
+    assert len(reason) < 400
+
+
+@pytest.mark.parametrize("content", ["[" * 100000, " " * (subject.MOST_BYTES + 1), '{"format": 1'])
+def test_a_record_that_nobody_can_read_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "m.json").write_text(content)
+    (reason,) = refused(tmp_path, 'backend: "rbln"', str(tmp_path / "m.json"))
+    assert "wanted the record that the compile step wrote beside the compiled file" in reason
+
+
+def test_a_path_that_is_a_directory_of_the_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m/1/x").mkdir(parents=True)
+    (tmp_path / "m/1/x/y").write_text("")
+    for path in ("1/x", "1/x/y/z"):
+        artefact = {"url": "https://models.example.com/m.rbln", "sha256": SHA, "path": path}
+        (reason,) = refused(tmp_path, 'backend: "python"', None, {"artefacts": {"CA12/0.6": artefact}})
+        assert reason == (
+            f"model m: the path of its compiled file is {path}, expected one beside 1/x/y of the model's directory. Correct `path`."
+        )
+
+
+def test_directories_that_are_too_deep_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "m" / "/".join("d" * 40)).mkdir(parents=True)
+    reasons = refused(tmp_path, 'backend: "python"', None)
+    assert any("found a directory too deep, wanted at most 32 in each other" in reason for reason in reasons), reasons

@@ -33,6 +33,8 @@ TREES = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32",
 SHARED = tuple(f"/{name}" for name in ("home", "lost+found", "media", "mnt", "opt", "root", "run", "srv", "tmp", "var")) + tuple(
     f"/var/{name}" for name in ("backups", "cache", "lib", "local", "lock", "log", "mail", "opt", "run", "spool", "tmp", "www")
 )
+# Endings of files in a model that Triton or a backend reads as something else than a compiled file
+RESERVED = (".pbtxt", ".py", ".pyc", ".so", ".json")
 # Directories that are gone after a boot
 VOLATILE = ("/run", "/var/run")
 
@@ -190,6 +192,15 @@ def _limit(value: str) -> bool:
     return len(value) <= 100 and all(abs(int(part)) <= most for part in re.findall("[0-9]+", value)) and not CONTROL.search(value)
 
 
+def _artefact(path: str) -> bool:
+    """Return True for a file in a version directory of a model that is neither a config, nor code, nor a record of ours."""
+    parts = path.split("/")
+    version, last = re.fullmatch("0|[1-9][0-9]{0,17}", parts[0]), parts[-1].lower()
+    plain = len(parts) > 1 and os.path.normpath(path) == path and not CONTROL.search(path)
+    # A record lies beside the file, with an ending more
+    return bool(version) and plain and _short_enough(path + ".json") and not last.endswith(RESERVED)
+
+
 SIZE = Bound("a size of at most 1 PiB, such as 512m or 1g", _size)
 PORT = number(1, 65535)
 # Seconds that something may take, or between two of the same
@@ -228,6 +239,11 @@ BOUNDS: Dict[str, Bound] = {
     "triton_models[].device_memory": SIZE,
     "triton_models[].artefacts{}": name(
         r"[A-Za-z0-9][A-Za-z0-9._+-]*/[A-Za-z0-9][A-Za-z0-9._+-]*", "card/SDK such as CA22/0.9", 100
+    ),
+    "triton_models[].artefacts[*].path": Bound(
+        f"a file in a version directory, such as 1/model.rbln, which does not end in {' '.join(RESERVED)}",
+        _artefact,
+        "Leave it out for 1/model.rbln",
     ),
     "triton_models[].artefacts[*].size": number(0, MOST_BYTES),
     **dict.fromkeys(("npufleet_root", "npufleet_incoming"), STORE),
@@ -298,7 +314,7 @@ BOUNDS: Dict[str, Bound] = {
     "triton_server_ready_timeout": TIME,
     "triton_server_started_inside": entries()._replace(secret=True),
     "triton_server_cloud_credentials": entries()._replace(secret=True),
-    **{f"triton_server_watchdog_{part}": TIME for part in ("interval", *(f"{of}_limit" for of in "fault stall stub".split()))},
+    **{f"triton_server_watchdog_{part}": TIME for part in ("interval", *(f"{of}_limit" for of in ["fault", "stall", "stub"]))},
     **{f"triton_server_watchdog_{part}": TIME for part in ("silence_limit", "start_limit")},
     "triton_server_watchdog_actions": number(0, 1000),
     "triton_server_watchdog_backoff": WAIT,

@@ -211,7 +211,8 @@ def _groups(has: Mapping[str, Any]) -> Iterator[str]:
         yield f"there is a group {name} and no host in {meant}: rename it"
     here = has["inventory_hostname"]
     if here and not bounds.HOST_NAME.fits(here):
-        yield f"the name of this host is {short(ascii(here), 60)}, expected {bounds.HOST_NAME.expected}. Rename it in the inventory."
+        expected = bounds.HOST_NAME.expected
+        yield f"the name of this host is {short(ascii(here), 60)}, expected {expected}. Rename it in the inventory."
     if groups and not slips and here not in lost and not any(here in groups.get(name, []) for name in known):
         yield f"{here} is in no group {' or '.join(known)}: give npufleet_group on the command line, where every play sees it"
     hosts = set(groups.get("all", []))

@@ -172,7 +172,7 @@ def _flaws_of_source(source: Any, where: str) -> Iterator[str]:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31
 
 
 def _shown(value: Any) -> str:

@@ -14,6 +14,11 @@ import os
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 FORMAT = 1
+# Bytes of a record, NPUs that one instance spans, bytes of device memory, buckets, tensors of a side, dimensions and sizes of a tensor
+MOST_BYTES, MOST_DEVICES, MOST_MEMORY = 1 << 24, 256, 1 << 50
+MOST_BUCKETS, MOST_TENSORS, MOST_DIMENSIONS, MOST_SIZE = 1000, 1000, 32, (1 << 31) - 1
+# Characters of a flaw in a message
+SHOWN = 120
 SUFFIX = ".json"
 # numpy's name -> data type of config.pbtxt
 DTYPES = {
@@ -77,9 +82,12 @@ def _read(artefact: Mapping[str, Any]) -> Tuple[str, Any, str]:
     if not isinstance(raw, str):
         return "its record", raw, ""
     try:
-        with open(raw, encoding="utf-8") as source:
-            return raw, json.load(source), ""
-    except (OSError, ValueError) as error:
+        with open(raw, "rb") as source:
+            content = source.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            return raw, None, f"more than {MOST_BYTES} bytes"
+        return raw, json.loads(content), ""
+    except (OSError, ValueError, RecursionError) as error:
         return raw, None, str(error)
 
 
@@ -89,24 +97,45 @@ def _flaw(raw: Any) -> Optional[str]:
         return "format {}".format(raw.get("format") if isinstance(raw, dict) else type(raw).__name__)
     for key, kind in (("sha256", str), ("npu", str), ("devices", int), ("device_memory", list), ("buckets", list)):
         if not isinstance(raw.get(key), kind):
-            return f"{key}: {raw.get(key)!r}"
+            return f"{key}: {_shown(raw.get(key))}"
+    if not _are_sizes([raw["devices"]], 1, MOST_DEVICES) or not 1 <= len(raw["buckets"]) <= MOST_BUCKETS:
+        return f"{_shown(raw['devices'])} devices and {len(raw['buckets'])} buckets"
     for key in ("device_memory", "device_memory_async"):
-        sizes = raw.get(key, [])
-        if not isinstance(sizes, list) or not all(isinstance(size, int) and size >= 0 for size in sizes):
-            return f"{key}: {sizes!r}"
-    if raw["devices"] < 1 or not raw["buckets"]:
-        return f"{raw['devices']} devices and {len(raw['buckets'])} buckets"
+        sizes = raw.get(key)
+        if key in raw and not _are_sizes(sizes, 0, MOST_MEMORY):
+            return f"{key}: {_shown(sizes)}"
+        if key in raw and len(sizes) not in (0, raw["devices"]):
+            return f"{key}: {len(sizes)} sizes of {raw['devices']} devices"
     for bucket in raw["buckets"]:
         for side in ("inputs", "outputs"):
             tensors = bucket.get(side) if isinstance(bucket, dict) else None
-            if not isinstance(tensors, list) or not tensors:
+            if not isinstance(tensors, list) or not 1 <= len(tensors) <= MOST_TENSORS:
                 return f"a bucket without {side}"
             for tensor in tensors:
-                if tensor.get("dtype") not in DTYPES or not all(
-                    isinstance(size, int) and size > 0 for size in tensor.get("shape", [0])
-                ):
-                    return f"{side}: {json.dumps(tensor)}"
+                if not _is_tensor(tensor):
+                    return f"{side}: {_shown(tensor)}"
     return None
+
+
+def _is_tensor(value: Any) -> bool:
+    """Return True for {"name", "shape", "dtype"} that a config can say; a name may be null."""
+    if not isinstance(value, dict) or value.get("dtype") not in list(DTYPES):
+        return False
+    name, shape = value.get("name"), value.get("shape", [])
+    named = name is None or (isinstance(name, str) and 0 < len(name) <= MOST_TENSORS)
+    return named and _are_sizes(shape, 1, MOST_SIZE) and len(shape) <= MOST_DIMENSIONS
+
+
+def _are_sizes(value: Any, least: int, most: int) -> bool:
+    """Return True for a list of whole numbers within these limits."""
+    whole = isinstance(value, list) and all(isinstance(size, int) and not isinstance(size, bool) for size in value)
+    return whole and all(least <= size <= most for size in value)
+
+
+def _shown(value: Any) -> str:
+    """Return a value of a record as one short line."""
+    line = repr(value)
+    return line if len(line) <= SHOWN else line[: SHOWN - 3] + "..."
 
 
 def device_memory(record: Mapping[str, Any], queued: bool) -> List[int]:

@@ -10,6 +10,8 @@ from typing import List, NamedTuple, Tuple
 
 # What people and programs leave beside the files of a model
 LEFT_OUT = ("__pycache__", ".git")
+# Directories in each other, and bytes of a path: a release has to fit below the store, and nobody walks deeper
+DEEPEST, LONGEST = 32, 1024
 KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
     (stat.S_ISSOCK, "a socket"),
@@ -69,6 +71,10 @@ def _below(directory: str, inner: str, home: str, above: Tuple[str, ...], found:
         return
     if real in above:
         problem("a link to a directory that it is in itself", "one that ends", "remove it")
+    elif stat.S_ISDIR(mode) and inner.count(os.sep) >= DEEPEST:
+        problem("a directory too deep", f"at most {DEEPEST} in each other", "move its files up")
+    elif len(os.fsencode(inner)) > LONGEST:
+        problem("a path too long", f"at most {LONGEST} bytes", "give it a shorter name")
     elif stat.S_ISDIR(mode):
         for name in names:
             if name in LEFT_OUT or name.endswith(".pyc"):
