@@ -32,8 +32,10 @@ options:
       - V(restored) links again what served before the open transaction, in fresh directories, and moves no byte over the network.
       - V(rolled_back) switches O(models), or every served model, to the release O(to), inside a transaction, and holds them there.
       - V(forgotten) ends what holds O(models), or every model, at an older release.
+      - V(absent) removes the store with all that the project keeps in it. It is refused where the directory is no store, or has a
+        file that is not the project's.
     type: str
-    choices: [released, proven, restored, rolled_back, forgotten]
+    choices: [released, proven, restored, rolled_back, forgotten, absent]
     default: released
   incoming:
     description: Directory on the same file system with transferred blobs, each named by its SHA-256.
@@ -103,6 +105,10 @@ EXAMPLES = r"""
     models: [digits]
     to: previous
     why: wrong labels since Friday
+
+- name: Remove the store
+  npufleet.triton.model_store:
+    state: absent
 """
 
 RETURN = r"""
@@ -139,12 +145,13 @@ from typing import Any, Dict
 
 from ansible_collections.npufleet.triton.plugins.module_utils import request, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, releases
+from ansible_collections.npufleet.triton.plugins.module_utils.store import removal
 
 OPTIONS: Dict[str, Any] = {
     "root": {"type": "path", "default": "/var/lib/npufleet"},
     "state": {
         "type": "str",
-        "choices": ["released", "proven", "restored", "rolled_back", "forgotten"],
+        "choices": ["released", "proven", "restored", "rolled_back", "forgotten", "absent"],
         "default": "released",
     },
     "incoming": {"type": "path"},
@@ -174,7 +181,10 @@ def run(module: request.Module) -> None:
         module.fail_json(msg="triton_models places no {} on this host".format(", ".join(unknown)))
     answer: Dict[str, Any] = {}
     try:
-        if module.check_mode:
+        if state == "absent":
+            # Its lease, which the caller holds, is in the store
+            answer = {"changed": bool(removal.entries(root)) if module.check_mode else removal.remove(root)}
+        elif module.check_mode:
             answer = releases.predicted(root, params, withdraw)
         elif state == "released" and releases.settled(root, params, withdraw):
             answer = {"changed": False, "switched": {}, "moves": {}}

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +14,12 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import store as store_utils
-from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
+from ansible_collections.npufleet.triton.plugins.module_utils.change import detached, lease, replacement
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
 from ansible_collections.npufleet.triton.plugins.module_utils.fetch import receive
-from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
+from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, removal
 from ansible_collections.npufleet.triton.plugins.modules import model_store
-from helpers import run_module
+from helpers import ROOT, run_module
 
 COMPILED, SECOND = b"compiled" * 8, b"another" * 8
 
@@ -477,3 +478,85 @@ def test_what_others_cannot_read_is_drift_and_one_run_heals_it(serving: Path, pa
     store(serving, {}, state="proven", keep=1)
     assert models.diff(wanted, models.read(wanted)) == []
     assert hidden(serving / "served") == hidden(Path(os.path.realpath(serving / "served/digits"))) == []
+
+
+# Removal
+
+
+def removed(root: Path, check: bool = False) -> dict[str, Any]:
+    return run_module(model_store, {"root": str(root), "state": "absent", "run": "r", "by": "ops", "host": "npu1"}, check)
+
+
+def test_a_store_is_removed_with_all_that_is_in_it(tmp_path: Path) -> None:
+    root = tmp_path / "npufleet"
+    store_utils.prepare(str(root))
+    deep = root / "incoming"
+    for _level in range(30):
+        deep = deep / ("d" * 60)
+    deep.mkdir(parents=True)
+    lease.write(str(root / lease.MARK), {"by": "ops"})
+    (root / "lost+found").mkdir()
+    (root / "holds.json.damaged").write_text("")
+    (root / "served/x").symlink_to("/etc")
+    assert removed(root, check=True)["changed"] is True
+    assert (root / "blobs").is_dir()
+    (root / "lost+found").rmdir()
+    assert removed(root) == {"failed": False, "changed": True, "open": False}
+    assert not root.exists()
+    assert removed(root)["changed"] is False
+
+
+def test_a_directory_that_only_a_lease_is_in_is_removed(tmp_path: Path) -> None:
+    root = tmp_path / "npufleet"
+    lease.write(str(root / lease.LEASE), {"run": "r"})
+    assert removed(root)["changed"] is True
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("foreign", ["customers.db", "src", "transaction.json.bak", ".git", "a\nb"])
+def test_a_store_with_the_files_of_others_stays(tmp_path: Path, foreign: str) -> None:
+    root = tmp_path / "npufleet"
+    store_utils.prepare(str(root))
+    (root / foreign).write_text("")
+    for check in (True, False):
+        done = removed(root, check)
+        assert done["failed"]
+        assert "expected only what npufleet has made. Nothing was removed" in done["msg"]
+        assert "\n" not in done["msg"]
+    assert store_utils.is_there(str(root))
+
+
+def test_a_directory_that_is_no_store_stays(tmp_path: Path) -> None:
+    """Its names alone prove nothing: many a project has a build directory."""
+    root = tmp_path / "project"
+    (root / "build").mkdir(parents=True)
+    done = removed(root)
+    assert done["failed"] and "expected a store of npufleet" in done["msg"]
+    assert (root / "build").is_dir()
+
+
+def test_a_link_and_a_directory_of_somebody_else_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "npufleet"
+    store_utils.prepare(str(root))
+    (tmp_path / "link").symlink_to(root)
+    assert f"it is a link to {root}, expected a directory" in removed(tmp_path / "link")["msg"]
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    assert "expected a directory of root" in removed(root)["msg"]
+    assert store_utils.is_there(str(root))
+
+
+def test_every_name_that_roles_use_in_the_root_is_known() -> None:
+    known = {*removal.DIRECTORIES, *removal.FILES, *(part.partition("/")[0] for part in store_utils.DIRECTORIES)}
+    used = set()
+    for path in [*(ROOT / "roles").rglob("*.yml"), *(ROOT / "playbooks").rglob("*.yml")]:
+        used |= set(re.findall(r"npufleet_root *(?:\}\}|~ ')/([\w.-]+)", path.read_text()))
+    assert len(used) > 8
+    assert used <= known
+    assert {lease.MARK, lease.LEASE, lease.LOCK, lease.CALLS, lease.LAST} == set(removal.OF_LEASE)
+    assert {detached.ORDER, detached.RESULT, detached.STEPS, detached.DECISION, detached.LOCK, replacement.REPLACEMENT} <= known
+
+
+def test_teardown_removes_the_root_by_the_module_alone() -> None:
+    text = (ROOT / "playbooks/teardown.yml").read_text()
+    assert "npufleet_root" not in text
+    assert "npufleet.triton.model_store:\n        state: absent\n" in text

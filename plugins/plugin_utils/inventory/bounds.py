@@ -26,12 +26,14 @@ CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 # Characters of a path on a host that units, shells, mounts and configuration files take as they are
 HOST_PATH = re.compile(r"(/[A-Za-z0-9._+@-]+)+")
 # Directories of the system with all that is below them
-TREES = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/sbin", "/sys", "/usr") + tuple(
-    f"/var/lib/{name}" for name in ("apt", "containerd", "dnf", "docker", "dpkg", "kubelet", "rpm", "systemd")
+TREES = (
+    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/sbin", "/sys", "/usr"),
+    *(f"/var/lib/{name}" for name in ("apt", "containerd", "dnf", "docker", "dpkg", "kubelet", "rpm", "systemd")),
 )
 # Directories of the system, of which one below them may be named
-SHARED = tuple(f"/{name}" for name in ("home", "lost+found", "media", "mnt", "opt", "root", "run", "srv", "tmp", "var")) + tuple(
-    f"/var/{name}" for name in ("backups", "cache", "lib", "local", "lock", "log", "mail", "opt", "run", "spool", "tmp", "www")
+SHARED = (
+    *(f"/{name}" for name in ("home", "lost+found", "media", "mnt", "opt", "root", "run", "srv", "tmp", "var")),
+    *(f"/var/{name}" for name in ("backups", "cache", "lib", "local", "lock", "log", "mail", "opt", "run", "spool", "tmp", "www")),
 )
 # Endings of files in a model that Triton or a backend reads as something else than a compiled file
 RESERVED = (".pbtxt", ".py", ".pyc", ".so", ".json")
@@ -336,14 +338,14 @@ def bounded(where: str, spec: Mapping[str, Any]) -> Dict[str, Any]:
         inner = where + ("[]" if kind == "list" else "")
         made["options"] = {key: bounded(f"{inner}.{key}", option) for key, option in spec["options"].items()}
     if kind == "list":
-        made["element"] = bounded(f"{where}[]", _element(made))
+        made["element"] = bounded(f"{where}[]", element(made))
     if "values" in spec:
         made["values"] = bounded(f"{where}[*]", spec["values"])
         made["key"] = BOUNDS.get(where + "{}", OF_TYPES["str"])
     return made
 
 
-def _element(spec: Mapping[str, Any]) -> Dict[str, Any]:
+def element(spec: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the spec of an entry of a list."""
     return {key: spec[key] for key in ("options", "no_log", "choices") if key in spec} | {"type": spec.get("elements", "raw")}
 

@@ -104,7 +104,7 @@ def _fit(where: str, value: Any, spec: Mapping[str, Any], reasons: List[str]) ->
     elif "bound" in spec and not spec["bound"].fits(made):
         reasons.append(f"{where} is {_outside(made, spec)}, expected {spec['bound'].expected}. {spec['bound'].todo}.")
     elif kind == "list":
-        element = spec.get("element") or _element(spec)
+        element = spec.get("element") or bounds.element(spec)
         return [_fit(f"{where}[{_label(entry, number)}]", entry, element, reasons) for number, entry in enumerate(made)]
     elif kind == "dict" and "options" in spec:
         return _fit_options(where, made, spec["options"], reasons)
@@ -130,11 +130,6 @@ def _fit_options(
         for name, option in options.items()
         if value.get(name) is not None
     }
-
-
-def _element(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The spec of what is in a list."""
-    return {key: spec[key] for key in ("options", "no_log", "choices") if key in spec} | {"type": spec.get("elements", "raw")}
 
 
 def _label(element: Any, number: int) -> Any:

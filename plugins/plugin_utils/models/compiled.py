@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Collection, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 
 FORMAT = 1
-# Bytes of a record, NPUs that one instance spans, bytes of device memory, buckets, tensors of a side, dimensions and sizes of a tensor
+# Bytes of a record, NPUs of one instance, bytes of device memory; buckets, tensors of a side, dimensions of a tensor and their size
 MOST_BYTES, MOST_DEVICES, MOST_MEMORY = 1 << 24, 256, 1 << 50
 MOST_BUCKETS, MOST_TENSORS, MOST_DIMENSIONS, MOST_SIZE = 1000, 1000, 32, (1 << 31) - 1
 # Characters of a flaw in a message
@@ -74,6 +76,14 @@ def digested(artefact: Mapping[str, Any]) -> Dict[str, Any]:
     return {**artefact, "sha256": raw.get("sha256")} if isinstance(raw, dict) else dict(artefact)
 
 
+def refuse_in_the_way(model: str, path: str, files: Collection[str]) -> None:
+    """Raise Refusal where the path of a compiled file is a directory of the model, or a file of the model is one of its."""
+    in_the_way = [file for file in files if file.startswith(path + "/") or path.startswith(file + "/")]
+    if in_the_way:
+        expected = f"expected one beside {in_the_way[0]} of the model's directory"
+        raise Refusal([f"model {model}: the path of its compiled file is {path}, {expected}. Correct `path`."])
+
+
 def _read(artefact: Mapping[str, Any]) -> Tuple[str, Any, str]:
     """(where the record of an artefact is, the record or None, why it cannot be read or "")."""
     raw = artefact.get("record")
@@ -101,10 +111,10 @@ def _flaw(raw: Any) -> Optional[str]:
     if not _are_sizes([raw["devices"]], 1, MOST_DEVICES) or not 1 <= len(raw["buckets"]) <= MOST_BUCKETS:
         return f"{_shown(raw['devices'])} devices and {len(raw['buckets'])} buckets"
     for key in ("device_memory", "device_memory_async"):
-        sizes = raw.get(key)
-        if key in raw and not _are_sizes(sizes, 0, MOST_MEMORY):
+        sizes = raw.get(key, [])
+        if not _are_sizes(sizes, 0, MOST_MEMORY):
             return f"{key}: {_shown(sizes)}"
-        if key in raw and len(sizes) not in (0, raw["devices"]):
+        if len(sizes) not in (0, raw["devices"]):
             return f"{key}: {len(sizes)} sizes of {raw['devices']} devices"
     for bucket in raw["buckets"]:
         for side in ("inputs", "outputs"):

@@ -113,14 +113,7 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
     source_digest = tree_digest({path: file["sha256"] for path, file in files.items()}, table)
     if artefact:
         path = artefact.get("path", ARTEFACT_PATH)
-        in_the_way = [file for file in files if file.startswith(path + "/") or path.startswith(file + "/")]
-        if in_the_way:
-            raise Refusal(
-                [
-                    f"model {name}: the path of its compiled file is {path}, expected one beside {in_the_way[0]} of the model's "
-                    "directory. Correct `path`."
-                ]
-            )
+        compiled.refuse_in_the_way(name, path, files)
         files[path] = {"sha256": artefact["sha256"], "blob": True}
         origins[artefact["sha256"]] = {key: artefact[key] for key in ("file", "url", "size") if key in artefact}
     config, text, more = schema.read(os.path.join(directory, CONFIG), name, contents[CONFIG])
