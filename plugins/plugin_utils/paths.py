@@ -7,6 +7,8 @@ from typing import Any, Dict
 
 import yaml
 
+# Bytes of a file of YAML, and values that it stands for with its aliases written out, in lists and maps this deep
+MOST_BYTES, MOST_VALUES, DEEPEST = 1 << 24, 1000000, 64
 COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 
@@ -25,7 +27,30 @@ def files_of(directory: str) -> Dict[str, bytes]:
 def yaml_of(path: str) -> Any:
     """What a file of plain YAML says, by libyaml where it is there, which takes a tenth of the time.
 
-    Raises OSError, UnicodeDecodeError or yaml.YAMLError where it is none.
+    Raises OSError, UnicodeDecodeError or yaml.YAMLError where it is none, or more than anybody writes.
     """
-    with open(path, encoding="utf-8") as source:
-        return yaml.load(source, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    with open(path, "rb") as source:
+        content = source.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise yaml.YAMLError(f"it has more than {MOST_BYTES} bytes")
+    try:
+        found = yaml.load(content.decode(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (RecursionError, OverflowError, ValueError) as error:
+        if isinstance(error, UnicodeDecodeError):
+            raise
+        # Such as a date that no calendar has
+        raise yaml.YAMLError(str(error)) from None
+    _refuse_too_much(found)
+    return found
+
+
+def _refuse_too_much(found: Any) -> None:
+    """Raise yaml.YAMLError where a few lines of aliases stand for more values than there is memory."""
+    left, seen = [(found, 0)], 0
+    while left:
+        value, depth = left.pop()
+        parts = list(value.items()) if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+        seen += len(parts)
+        if seen > MOST_VALUES or depth > DEEPEST:
+            raise yaml.YAMLError(f"it stands for more than {MOST_VALUES} values, or for lists and maps in {DEEPEST} others")
+        left += [(part, depth + 1) for part in parts if isinstance(part, (dict, list, tuple))]

@@ -8,6 +8,7 @@ Its lines: the grammar of one kind of file, which is read from top to bottom.
 from __future__ import annotations
 
 import json
+import math
 import os
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
@@ -15,7 +16,7 @@ import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import tensors
-from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import found_in
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import found_in, is_inside, is_line
 from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import yaml_of
 
 DTYPES = tuple(inference.NUMPY)
@@ -44,6 +45,12 @@ LIMITS = (*inference.PERCENTILES, "infer_per_s")
 LATENCY = {"clients": False, **dict.fromkeys((*LENGTHS, *LIMITS), False)}
 # Seconds and requests that a load has at most: it keeps a server from others
 LONGEST = {"seconds": 600, "requests": 1000000}
+# Checks of a file, a number that counts something, elements of a made-up array (of bytes each is an object), dimensions, seconds
+CHECKS, MOST, ELEMENTS, OBJECTS, DIMENSIONS, DAY = 1000, 1000000, 1 << 26, 1 << 20, 32, 86400
+# Bytes of the name of a check, which is a label of metrics and part of a file name, and of a file of golden data
+NAME_BYTES, FILE_BYTES = 200, 1 << 30
+# Characters of a value in a message
+SHOWN = 1000
 # Any of these is something that an answer can fail by.
 PROOFS = ("expect", "error", "responses", "cancel", "latency")
 # What is judged by the values of an output
@@ -78,12 +85,20 @@ class CheckFile:
         if "model" in document and document["model"] != self.model:
             self._finding("model", document["model"], f"{self.model}, which the file is named after")
         self.golden = self._text(document.get("golden", self.model), "golden") or self.model
+        if not is_inside(self.golden):
+            self._finding("golden", self.golden, "the name of a directory of golden data, without ..")
+            self.golden = self.model
         checks: List[Dict[str, Any]] = []
         names: List[str] = []
-        for number, raw in enumerate(self._list(document["checks"], "checks") if "checks" in document else []):
+        listed = self._list(document["checks"], "checks") if "checks" in document else []
+        if len(listed) > CHECKS:
+            self._finding("checks", f"{len(listed)} checks", f"at most {CHECKS}")
+        for number, raw in enumerate(listed[:CHECKS]):
             field = f"checks[{number}]"
             check = self._mapping(raw, CHECK, field)
             name = self._text(check["name"], f"{field}.name") if "name" in check else ""
+            if not is_line(name) or len(name.encode()) > NAME_BYTES:
+                self._finding(f"{field}.name", ascii(name[:40]), f"one line of at most {NAME_BYTES} bytes")
             if name in names:
                 self._finding(f"{field}.name", name, "a name that no other check of the file has")
             names += [name] if name else []
@@ -156,9 +171,11 @@ class CheckFile:
     def _limits(self, check: Mapping[str, Any], field: str, protocols: Sequence[Any]) -> Dict[str, Any]:
         """Checked `error`, `responses`, `cancel`, `instances`, `ms` and `timeout` of a check, as far as they are there."""
         found = {key: check[key] for key in ("responses", "instances", "ms", "timeout") if key in check}
-        for key in ("ms", "timeout"):
+        for key, most in (("ms", 1000 * DAY), ("timeout", DAY)):
             if key in found and not (_is_number(found[key]) and found[key] > 0):
                 self._finding(f"{field}.{key}", found[key], "a number above 0")
+            elif key in found and not found[key] <= most:
+                self._finding(f"{field}.{key}", found[key], f"at most {most}")
         self._whole(found, "responses", 0, field)
         if not isinstance(found.get("instances", True), bool):
             self._finding(f"{field}.instances", found["instances"], "true or false")
@@ -338,6 +355,9 @@ class CheckFile:
             )
         if "shape" in entry and not all(_is_whole(size) and size > 0 for size in self._list(shape, f"{field}.shape")):
             self._finding(f"{field}.shape", shape, "whole numbers above 0")
+        elif "shape" in entry and (len(shape) > DIMENSIONS or math.prod(shape) > (OBJECTS if dtype == "BYTES" else ELEMENTS)):
+            most = OBJECTS if dtype == "BYTES" else ELEMENTS
+            self._finding(f"{field}.shape", shape, f"at most {DIMENSIONS} sizes, and at most {most} values")
         pixels = source == "image" and dtype == "FP32"
         for key, needed in (("dtype", (*SHAPED, "numbers")), ("shape", (*SHAPED, "image") if pixels else SHAPED)):
             if key not in entry and source in needed and sources is SOURCES:
@@ -399,6 +419,9 @@ class CheckFile:
         """Where a file of the golden data is: the first directory that has it wins."""
         if not name:
             return None
+        if not is_inside(name):
+            self._finding(field, ascii(name[:80]), "the name of a file of the golden data, without ..")
+            return None
         path = found_in(self.golden_dirs, self.golden, name)
         if path is None:
             self._finding(
@@ -409,6 +432,8 @@ class CheckFile:
     def _whole(self, entry: Mapping[str, Any], key: str, least: int, field: str) -> None:
         if key in entry and (not _is_whole(entry[key]) or entry[key] < least):
             self._finding(f"{field}.{key}", entry[key], f"a whole number of at least {least}")
+        elif key in entry and entry[key] > MOST:
+            self._finding(f"{field}.{key}", entry[key], f"at most {MOST}")
 
     def _mapping(self, value: Any, keys: Optional[Mapping[str, bool]], field: str) -> Mapping[str, Any]:
         """`value` as a mapping: of these keys, or of at least one entry where `keys` is None."""
@@ -443,6 +468,7 @@ class CheckFile:
 
     def _finding(self, field: str, found: Any, wanted: str) -> None:
         shown = found if isinstance(found, str) else json.dumps(found, default=str)
+        shown = shown if len(shown) <= SHOWN else shown[: SHOWN - 3] + "..."
         line = f"{self.path}: {field}: found {shown}, wanted {wanted}"
         if line not in self.findings:
             self.findings.append(line)
@@ -464,9 +490,12 @@ def _content(path: str) -> bytes:
     """The bytes of a file. Raises Unfit."""
     try:
         with open(path, "rb") as source:
-            return source.read()
+            content = source.read(FILE_BYTES + 1)
     except OSError as error:
         raise tensors.Unfit(f"{path}: {error}", "a file that can be read") from None
+    if len(content) > FILE_BYTES:
+        raise tensors.Unfit(f"{path} of more than {FILE_BYTES} bytes", "a smaller file")
+    return content
 
 
 def documents(models: Sequence[str], checks_dirs: Sequence[str], golden_dirs: Sequence[str], host_index: int) -> Dict[str, Any]:

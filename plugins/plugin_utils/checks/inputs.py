@@ -21,6 +21,8 @@ CHECKS = os.path.join(COLLECTION, "files", "checks")
 GOLDEN = os.path.join(COLLECTION, "files", "golden")
 # Code that a document follows from, beside the one that travels with it
 CODE = ("check_files.py", "tensors.py")
+# Of a name in a file system
+NAME_BYTES = 255
 TLS = ("http_tls", "grpc_tls")
 
 
@@ -28,6 +30,16 @@ def found_in(directories: Sequence[str], *names: str) -> Optional[str]:
     """Where a file is: the first directory that has it wins."""
     paths = (os.path.join(directory, *names) for directory in directories)
     return next((path for path in paths if os.path.isfile(path)), None)
+
+
+def is_inside(path: str) -> bool:
+    """Return True for a relative path of a file or directory that stays in the directory that it is looked for in."""
+    return os.path.normpath(path) == path and path not in (".", "..") and not path.startswith(("/", "../")) and is_line(path)
+
+
+def is_line(text: str) -> bool:
+    """Return True for a text of one line whose parts fit into file names."""
+    return text.isprintable() and all(len(part.encode()) <= NAME_BYTES for part in text.split("/"))
 
 
 def directories(variables: Mapping[str, Any]) -> Tuple[List[str], List[str]]:
@@ -122,9 +134,10 @@ def _of(path: str) -> bytes:
 def _golden(path: str, model: str) -> str:
     """The directory of a check file's data. A file that is none is refused where it is read as a whole."""
     try:
-        return str(yaml_of(path).get("golden", model))
+        golden = yaml_of(path).get("golden", model)
     except (AttributeError, UnicodeDecodeError, yaml.YAMLError):
         return model
+    return golden if isinstance(golden, str) and is_inside(golden) else model
 
 
 def _data(golden: str, directories: Sequence[str]) -> Iterator[bytes]:
