@@ -11,7 +11,7 @@ import re
 import urllib.parse
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.secret import without_login
+from ansible_collections.npufleet.triton.plugins.module_utils.secret import has_login, masked, without_login
 
 SECONDS = 10.0
 DOCKER_HUB = "registry-1.docker.io"
@@ -24,6 +24,24 @@ MANIFESTS = ", ".join(
         "application/vnd.docker.distribution.manifest.v2+json",
     )
 )
+
+
+class AddressError(ValueError):
+    """An address that no request can be made of. Its text has no part of the address, which may hold a login."""
+
+
+def parsed(address: str) -> urllib.parse.SplitResult:
+    """Return the parts of an address of the web. Raises AddressError, as urllib's own errors repeat what they stumble over."""
+    try:
+        parts = urllib.parse.urlsplit(address)
+        usual = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usual = False
+    if not usual or not re.fullmatch(r"[\x21-\x7e]+", address):
+        raise AddressError("found no address of the web, wanted https://host:port/path with special characters as %20")
+    if "@" in parts.netloc:
+        raise AddressError("found an address with a login in it, wanted the login in the variables that are for it")
+    return parts
 
 
 def supplier(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional[str]:
@@ -41,7 +59,8 @@ def supplier(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional
 
 def bare(address: str) -> str:
     """An address without the login that may be in it, and without a signature behind it."""
-    return without_login(address).partition("?")[0]
+    shown = without_login(address).partition("?")[0]
+    return shown if not has_login(shown) else "an address with a login"
 
 
 def web(address: str, login: Tuple[str, str], proxies: Mapping[str, str], ca: Optional[str]) -> Optional[str]:
@@ -109,7 +128,10 @@ def _manifest(
 
 def takes_login(registry: str, realm: str) -> bool:
     """Whether a registry's login is for this address of tokens: its own, or the one that Docker Hub is known to have."""
-    own, named = (urllib.parse.urlsplit(entry) for entry in (registry, realm))
+    try:
+        own, named = parsed(registry), parsed(realm)
+    except AddressError:
+        return False
     known = own.hostname == DOCKER_HUB and named.hostname == DOCKER_HUB_TOKENS
     return own.scheme == named.scheme == "https" and (own.hostname == named.hostname or known)
 
@@ -158,17 +180,18 @@ def _exchange(
 ) -> Tuple[int, str, Mapping[str, str]]:
     """(status, body or reason, headers in lower case); status 0 when there was no answer."""
     import urllib.error
+    from http.client import HTTPException
 
     try:
         with ask(address, login, proxies, ca, headers, method) as answer:
             return answer.status, answer.read(1 << 20).decode("utf-8", "replace"), _lower(answer.headers)
     except urllib.error.HTTPError as error:
         with error:
-            return error.code, str(error.reason), _lower(error.headers)
+            return error.code, masked(str(error.reason)), _lower(error.headers)
     except urllib.error.URLError as error:
-        return 0, str(error.reason), {}
-    except (OSError, ValueError) as error:
-        return 0, str(error), {}
+        return 0, masked(str(error.reason)), {}
+    except (OSError, ValueError, HTTPException) as error:
+        return 0, masked(str(error) or type(error).__name__), {}
 
 
 def ask(
@@ -180,12 +203,12 @@ def ask(
     method: str,
     seconds: float = SECONDS,
 ) -> Any:
-    """The answer as urllib gives it, to be closed by the caller. Raises what urllib raises."""
+    """The answer as urllib gives it, to be closed by the caller. Raises what urllib raises, and AddressError."""
     # Here, as most who import this ask nobody
     import urllib.request
+    from http.client import InvalidURL
 
-    if not address.startswith(("http://", "https://")):
-        raise ValueError(f"{bare(address)} is no address of the web")
+    parsed(address)
     request = urllib.request.Request(address, method=method)
     for name, value in headers.items():
         # What opens this door is not sent on when the answer leads elsewhere
@@ -196,7 +219,11 @@ def ask(
     handlers: List[urllib.request.BaseHandler] = [urllib.request.ProxyHandler(_proxies(address, proxies))]
     if address.startswith("https:"):
         handlers.append(urllib.request.HTTPSHandler(context=_trust(ca)))
-    return urllib.request.build_opener(*handlers).open(request, timeout=seconds)
+    try:
+        return urllib.request.build_opener(*handlers).open(request, timeout=seconds)
+    except (InvalidURL, UnicodeError):
+        # Of a proxy, or of where a redirection leads
+        raise AddressError("found a proxy or a redirection that is no address, wanted http://host:port") from None
 
 
 def _trust(ca: Optional[str]) -> Any:
@@ -215,7 +242,7 @@ def _lower(headers: Any) -> Dict[str, str]:
 
 def _proxies(address: str, proxies: Mapping[str, str]) -> Dict[str, str]:
     """The proxies for this address: none where no_proxy names its host or a domain above it."""
-    host = urllib.parse.urlsplit(address).hostname or ""
+    host = parsed(address).hostname or ""
     for part in str(proxies.get("no_proxy") or "").replace(" ", "").split(","):
         if part and (part == "*" or host == part.lstrip(".") or host.endswith("." + part.lstrip("."))):
             return {}

@@ -46,8 +46,11 @@ WEBHOOK = _pattern(
     r"(?P<keep>\bhttps?://(?:hooks\.[\w.-]{1,200}/|api\.telegram\.org/bot"
     r"|[\w.:-]{1,250}/(?:[\w.-]{1,60}/){0,4}?(?:webhooks?|webhookb2|hooks)/))(?P<secret>[^\s\"'<>\\]+)"
 )
+# A login in an address that is a value of another one
+ENCODED = _pattern(r"(?P<keep>\b[a-z][a-z0-9+.-]{0,20}%3a%2f%2f)(?P<secret>[^\s\"'<>/?#&]{1,400}?)(?=%40)")
 PATTERNS: List[Pattern[str]] = [
     LOGIN,
+    ENCODED,
     RESTRICTED,
     SIGNED,
     WEBHOOK,
@@ -68,7 +71,7 @@ PATTERNS: List[Pattern[str]] = [
 # A line with none of these matches no pattern: looking for words is quicker by far
 NEEDLES = (
     "pass", "pwd", "secret", "token", "credential", "key", "vault_", "://", "auth", "cookie", "bearer", "restricted-", "eyj",
-    "webhook", "connection", "sig",
+    "webhook", "connection", "sig", "%3a",
 )  # fmt: skip
 
 

@@ -28,8 +28,18 @@ _LOGIN = (
     r"(?P<secret>[^/\s\"'?#]{1,400}|[^/\s:@\"'?#]{1,200}:(?!\d{1,5}[/?#])[^\s\"'<>]{1,400})"
 )
 LOGIN = pattern(_LOGIN + "(?=@)", re.IGNORECASE)
-_LOGIN_AT = pattern(_LOGIN + "@", re.IGNORECASE)
+LOGIN_AT = pattern(_LOGIN + "@", re.IGNORECASE)
 _QUERY = pattern(r"\b[a-z][a-z0-9+.-]{0,20}://[^\s?\"'<>]*\?([^\s\"'<>]+)", re.IGNORECASE)
+# Between scheme and path, however many slashes there are; where the text is an address it may have spaces
+_HEAD = r"(?:[a-z][a-z0-9+.-]{0,20}:[/\\]{2,9}|(?:https?|ftps?):[/\\])"
+_AUTHORITY = pattern(r"\b" + _HEAD + r"[^/\\?#\s@]{0,400}@", re.IGNORECASE)
+_ADDRESS = pattern(r"\s*" + _HEAD + r"[^/\\?#@]{0,400}@", re.IGNORECASE)
+# user:password@host without a scheme; an image may have its digest there
+_SCHEMELESS = pattern(r"(?<![\w/:.@-])[^\s/@:]{1,200}:[^\s/@]{1,400}@(?!sha(?:256|512):)[\w\[]", re.IGNORECASE)
+# Of a store that Triton reads, the address of its server comes behind the scheme of the store
+_STORE = pattern(r"^\s*(?:s3|gs|as)://(?=https?://)", re.IGNORECASE)
+# How often an address is decoded: a login may be written as %40, and that as %2540
+DECODED = 3
 
 DIGITS = 12
 # A shorter value would be found inside of ordinary words everywhere
@@ -59,7 +69,34 @@ def looks_secret(name: str) -> bool:
 
 def without_login(text: str, instead: str = "") -> str:
     """A text without the logins in its addresses."""
-    return _LOGIN_AT.sub(lambda found: found["keep"] + instead, text)
+    return LOGIN_AT.sub(lambda found: found["keep"] + instead, text)
+
+
+def has_login(text: str, schemeless: bool = True) -> bool:
+    """Return True where an address in the text has a login: a user, a password or a token before an @, whatever its form.
+
+    With `schemeless` user:password@host counts too.
+    """
+    if "@" not in text and "%" not in text:
+        return False
+    for _time in range(DECODED):
+        plain = _STORE.sub("", text)
+        patterns = (LOGIN_AT, _AUTHORITY, _ADDRESS, *([_SCHEMELESS] if schemeless else []))
+        if any(entry.search(plain) if entry is not _ADDRESS else entry.match(plain) for entry in patterns):
+            return True
+        if "%" not in text:
+            return False
+        # Here, as few texts have any
+        from urllib.parse import unquote
+
+        text = unquote(text)
+    return False
+
+
+def masked(text: str) -> str:
+    """Return a text as it may be shown: without the logins in its addresses, or nothing of it where one cannot be told apart."""
+    shown = without_login(text, "***@")
+    return "***" if has_login(shown.replace("***@", ""), schemeless=False) else shown
 
 
 def of_addresses(value: Any) -> List[str]:
@@ -73,7 +110,7 @@ def of_addresses(value: Any) -> List[str]:
         return sorted({address for inner in value for address in of_addresses(inner)})
     if not isinstance(value, str):
         return []
-    found = [match["secret"] + "@" for match in _LOGIN_AT.finditer(value)] + _QUERY.findall(value)
+    found = [match["secret"] + "@" for match in LOGIN_AT.finditer(value)] + _QUERY.findall(value)
     return [entry for entry in found if len(entry) >= SHORTEST]
 
 

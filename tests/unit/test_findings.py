@@ -114,10 +114,10 @@ def test_every_template_that_lacks_something_is_named() -> None:
         *(
             (
                 {"triton_image_delivery_repository": repository},
-                f"triton_image_delivery_repository is {repository.replace('me:pw', '***')}: write it as registry.example.com:5000/",
+                f"triton_image_delivery_repository is {repository}: write it as registry.example.com:5000/",
             )
             for repository in (
-                *("https://registry.example.com/triton", "https://me:pw@registry.example.com/triton", "r.example.com/Triton"),
+                *("https://registry.example.com/triton", "r.example.com/Triton"),
                 *("r.example.com/triton:1", "r.example.com/triton@sha256:" + "a" * 64, "r.example.com:5000/", "r.example.com/a b"),
                 *("docker.io/me/triton", "index.docker.io/me/triton"),
             )

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
+from ansible_collections.npufleet.triton.plugins.module_utils.fetch import download
 from small_triton import certificates
 
 RIGHT = "Basic " + base64.b64encode(b"fleet:right").decode()
@@ -314,3 +315,51 @@ def test_tokens_of_docker_hub_are_another_server_s() -> None:
     assert not http_probe.takes_login("https://nvcr.io", "https://nvcr.io.example.com/token")
     assert not http_probe.takes_login("https://nvcr.io", "https://nvcr.io@example.com/token")
     assert http_probe.takes_login("https://nvcr.io", "https://nvcr.io/proxy_auth")
+
+
+BAD = [
+    "https://u:S3cret-Word@h.example.com/x",
+    "http://[::1/S3cret-Word",
+    "http://h:S3cret-Word/x",
+    "http://h:99999/S3cret-Word",
+    "http://h/a S3cret-Word",
+    "http://h/S3cret-Word\n",
+    "http://h/S3cret-Word\u2100",
+    "http://S3cret-Word\u2100.example.com/",
+    "http:///S3cret-Word",
+    "ftp://h/S3cret-Word",
+    "S3cret-Word",
+    "",
+]
+
+
+@pytest.mark.parametrize("address", BAD)
+def test_an_address_that_is_none_is_not_repeated(address: str, tmp_path: Path) -> None:
+    with pytest.raises(http_probe.AddressError) as error:
+        http_probe.parsed(address)
+    assert "S3cret" not in str(error.value)
+    size, why = http_probe.measure(address, ("", ""), {}, None)
+    assert size is None and why and "S3cret" not in why
+    for call in (
+        lambda: download.size({"url": address or "x"}, "a" * 64, {}, {}),
+        lambda: download.fetch({"url": address or "x"}, "a" * 64, str(tmp_path / "f"), {}, {}),
+    ):
+        with pytest.raises(download.SourceError) as refused:
+            call()
+        assert "S3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("proxy", ["http://u:pa/S3cret-Word@proxy:3128", "http://proxy:S3cret-Word", "http://[S3cret-Word"])
+def test_a_proxy_that_is_no_address_is_not_repeated(proxy: str) -> None:
+    for scheme in ("http", "https"):
+        _size, why = http_probe.measure(f"{scheme}://127.0.0.1:1/x", ("", ""), {scheme: proxy}, None)
+        assert why and "S3cret" not in why
+
+
+def test_an_address_that_still_has_a_login_is_not_shown() -> None:
+    for address in ('https://u:S3"cret@h/x', "https%3A%2F%2Fu%3AS3cret%40h", "https://u:S3 cret@h/x"):
+        assert "cret" not in http_probe.bare(address)
+
+
+def test_a_realm_that_is_no_address_gets_no_login() -> None:
+    assert not http_probe.takes_login("https://nvcr.io", "https://[nvcr.io/x")

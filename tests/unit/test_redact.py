@@ -281,3 +281,8 @@ def test_values_of_variables() -> None:
         "become-1", "12345678", "registry-1", "hf-token-1", "deep-1", "index/1", "restricted-1", "proxy/1#2", "header-1",
         "signature+1", "https://alerts.example.com/in/webhook-1", "services/T0/B0/slack-1",
     }  # fmt: skip
+
+
+def test_a_login_in_an_address_that_is_part_of_another_is_taken_out() -> None:
+    cleaned = Redactor([]).clean("GET /fetch?from=https%3A%2F%2Ffleet%3AS3cret-Word%40files.example.com%2Fx HTTP/1.1")
+    assert cleaned == f"GET /fetch?from=https%3A%2F%2F{MARK}%40files.example.com%2Fx HTTP/1.1"

@@ -284,6 +284,8 @@ def _from_web(url: str, sink: Any, way: Mapping[str, Any], secrets: Mapping[str,
             raise SourceError(str(http_probe.judge(error.code, str(error.reason), login))) from None
     except urllib.error.URLError as error:
         raise _BrokeOff(str(error.reason)) from None
+    except http_probe.AddressError as error:
+        raise SourceError(str(error)) from None
     except (HTTPException, OSError) as error:
         if getattr(error, "errno", None) in FULL:
             raise

@@ -334,6 +334,8 @@ def bounded(where: str, spec: Mapping[str, Any]) -> Dict[str, Any]:
         bound = CONTROLLER_FILE_OR_NONE
     if bound:
         made["bound"] = bound
+    # The name by which logins.INSTEAD knows it
+    made["variable"] = where
     if "options" in spec:
         inner = where + ("[]" if kind == "list" else "")
         made["options"] = {key: bounded(f"{inner}.{key}", option) for key, option in spec["options"].items()}

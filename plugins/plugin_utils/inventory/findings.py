@@ -12,7 +12,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Set,
 import yaml
 from ansible.errors import AnsibleError, AnsibleUndefinedVariable
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
-from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, without_login
+from ansible_collections.npufleet.triton.plugins.module_utils.secret import without_login
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import bounds, values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import in_common
 
@@ -27,12 +27,6 @@ OWN = ("_state", "_result", "_failed", "_item")
 REMOVED: Dict[str, str] = {
     f"inference_check_probe{name}": f"it is monitoring_probe{name} now"
     for name in ("", "_interval", "_jitter", "_limit", "_latency", "_directory")
-}
-# Addresses, and the login that is for them
-WITH_LOGIN = {
-    "rbln_driver_package_url": "rbln_driver_package",
-    "triton_image_base_archive": "npufleet_artefact",
-    "triton_image_index_url": "triton_image_index",
 }
 # A repository as engines call it: a registry, and a path in small letters
 REPOSITORY = re.compile(
@@ -115,9 +109,9 @@ def _kinds(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]],
             # Read, it is of its type
             variables[name]
         except AnsibleUndefinedVariable as error:
-            reasons.append(f"{name} cannot be made: {error.message}: set it in the inventory")
+            reasons.append(f"{name} cannot be made: {short(str(error.message), 600)}: set it in the inventory")
         except AnsibleError as error:
-            reasons.append(f"{name} cannot be made: {error.message}")
+            reasons.append(f"{name} cannot be made: {short(str(error.message), 600)}")
         except Refusal as refusal:
             reasons += refusal.reasons
         else:
@@ -157,9 +151,6 @@ def _contradictions(has: Mapping[str, Any]) -> Iterator[str]:
         if bool(has[f"{login}_user"]) != bool(has[f"{login}_password"]):
             there, gone = ("user", "password") if has[f"{login}_user"] else ("password", "user")
             yield f"{login}_{there} is set without {login}_{gone}: set both, or none for a server without a login"
-    for name, login in WITH_LOGIN.items():
-        if LOGIN.search(str(has[name])):
-            yield f"{name} has a login in it, which a command line would show: set {login}_user and {login}_password instead"
     repository = str(has["triton_image_delivery_repository"])
     if repository and not REPOSITORY.fullmatch(repository):
         yield (

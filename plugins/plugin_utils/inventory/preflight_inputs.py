@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import urllib.parse
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
@@ -302,7 +301,11 @@ def _driver(variables: Mapping[str, Any]) -> Iterator[str]:
             "and set rbln_driver_package_file or rbln_driver_package_url, and rbln_driver_package_sha256"
         )
         return
-    name = os.path.basename(urllib.parse.urlsplit(path or variables["rbln_driver_package_url"]).path)
+    try:
+        name = os.path.basename(path or http_probe.parsed(variables["rbln_driver_package_url"]).path)
+    except http_probe.AddressError as error:
+        yield f"rbln_driver_package_url: {error}: correct it"
+        return
     # Of a name nothing counts but that it is another driver's
     others = {other["driver"]["version"] for other in variables["npufleet_release_rows"].values()}
     named, ending = set(re.findall(r"\d+(?:\.\d+)+", name)), os.path.splitext(name)[1]

@@ -13,7 +13,8 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import bounds
+from ansible_collections.npufleet.triton.plugins.module_utils.secret import has_login
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import bounds, logins
 
 # Of each type: what a person calls it, and what to do about a value of another one
 WANTED = {
@@ -84,6 +85,10 @@ def fitted(name: str, value: Any, spec: Mapping[str, Any]) -> Any:
 
 def _fit(where: str, value: Any, spec: Mapping[str, Any], reasons: List[str]) -> Any:
     kind = spec.get("type", "str")
+    login = _login(where, value, kind, spec)
+    if login:
+        reasons.append(login)
+        return value
     if kind == "raw":
         return value
     # Those of a list are its elements' own
@@ -113,6 +118,15 @@ def _fit(where: str, value: Any, spec: Mapping[str, Any], reasons: List[str]) ->
             reasons.append(f"{where} has the key {_line(key)}, expected {spec['key'].expected}. {spec['key'].todo}.")
         return {str(key): _fit(f"{where}[{_line(str(key))}]", entry, spec["values"], reasons) for key, entry in made.items()}
     return made
+
+
+def _login(where: str, value: Any, kind: str, spec: Mapping[str, Any]) -> str:
+    """Return why a value with a login is refused; what is in lists and maps of known parts is looked at there."""
+    bound = spec.get("bound")
+    if spec.get("no_log") or (bound and bound.secret) or "variable" not in spec:
+        return ""
+    parts = isinstance(value, (list, tuple, Mapping)) and (kind == "list" or "options" in spec or "values" in spec)
+    return "" if parts else logins.refusal(where, spec["variable"], value)
 
 
 def _fit_options(
@@ -148,7 +162,7 @@ def _found(value: Any, kind: str, spec: Mapping[str, Any]) -> str:
         return str(value).lower()
     if kind in ("list", "dict") or spec.get("no_log"):
         return "text" if isinstance(value, str) else "a number"
-    return short(value, 60) or '""'
+    return _line(value) if isinstance(value, str) else short(value, 60)
 
 
 def _outside(value: Any, spec: Mapping[str, Any]) -> str:
@@ -162,6 +176,8 @@ def _outside(value: Any, spec: Mapping[str, Any]) -> str:
 
 def _line(text: str) -> str:
     """Return the beginning of a text in one line of characters that a terminal shows."""
+    if has_login(text):
+        return "a text with a login"
     if bounds.CONTROL.search(text):
         return short(ascii(text[:60]), 60)
     return short(text, 60) or '""'
