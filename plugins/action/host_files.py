@@ -31,10 +31,12 @@ class ActionModule(FleetAction):
                 directories += [self._directory(os.path.join(entry["path"], name).rstrip("/"), "0755") for name in below]
             for name, content in found.items():
                 path = os.path.join(entry["path"], name) if name else entry["path"]
-                files.append({"path": path, "content": base64.b64encode(content).decode(), "mode": mode})
+                encoded = base64.b64encode(content).decode()
+                files.append({"path": path, "content": encoded, "mode": mode, "validate": entry["validate"]})
         if self.flaws:
             raise self.refuse(host, Refusal(self.flaws))
-        return self.ask("host_files", {}, task_vars, {"directories": directories, "files": files, "absent": given["absent"]})
+        asked = {"directories": directories, "files": files, "absent": given["absent"], "restart": given["restart"]}
+        return self.ask("host_files", {}, task_vars, asked)
 
     def _directory(self, path: str, mode: Optional[str], empty: bool = False) -> Dict[str, Any]:
         return {"path": path, "mode": None if mode is None else self._mode(path, mode), "empty": empty}

@@ -1,19 +1,35 @@
-"""Small files of a host, and the directories that they are in: what differs of them, and how it is made as wanted."""
+"""Small files of a host, and the directories that they are in: what differs of them, and how it is made as wanted.
+
+Units that read the files are restarted on request. If one does not start, the previous files are restored.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import stat
 import tempfile
 import time
 from contextlib import suppress
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+
+from ansible_collections.npufleet.triton.plugins.module_utils import secret
+from ansible_collections.npufleet.triton.plugins.module_utils.system import run
 
 # Bytes of a file that a difference shows
 SHOWN = 65536
 # How the name of a draft ends, and seconds after which the run that wrote it is gone
 DRAFT, ABANDONED = ".new", 3600
+# What stands for the path of the draft in a command that validates a file
+PLACE = "%s"
+# Seconds for a validation, and for a unit to stop and start: an engine first stops its containers
+VALIDATION, RESTART = 60, 600
+# Lines of a unit's journal, of which a message shows the last
+JOURNAL, SHOWN_LINES = 40, 3
+# Options of an engine that are shown in messages
+DRIVERS = ("log-driver", "storage-driver", "default-runtime")
 
 
 class File(NamedTuple):
@@ -22,6 +38,8 @@ class File(NamedTuple):
     path: str
     content: bytes
     mode: int
+    # A command that fails for content that its reader would not take
+    validate: Sequence[str] = ()
 
 
 class Directory(NamedTuple):
@@ -46,6 +64,10 @@ class Unfit(Exception):
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__("; ".join(reasons))
         self.reasons = list(reasons)
+
+
+class NotStarted(Exception):
+    """A unit that did not start with the new files. The previous files are back."""
 
 
 class Difference(NamedTuple):
@@ -104,6 +126,129 @@ def differences(wanted: Wanted) -> List[Difference]:
     if unfit:
         raise Unfit(unfit)
     return found
+
+
+def invalid(wanted: Wanted, found: Sequence[Difference]) -> List[str]:
+    """Return why files that differ are refused by the commands that validate them. Leaves nothing behind."""
+    differ = {difference.path for difference in found}
+    reasons = []
+    for file in wanted.files:
+        if not file.validate or file.path not in differ:
+            continue
+        handle, draft = tempfile.mkstemp(suffix="." + os.path.basename(file.path))
+        try:
+            with os.fdopen(handle, "wb") as sink:
+                sink.write(file.content)
+            code, output = run(*[word.replace(PLACE, draft) for word in file.validate], timeout=VALIDATION)
+        finally:
+            os.unlink(draft)
+        if code:
+            words = _masked(output.replace(draft, file.path), [file.content])
+            reasons.append(f"{file.path}: {file.validate[0]} refuses the new content: {words}")
+    return reasons
+
+
+def apply_and_restart(wanted: Wanted, found: Sequence[Difference], units: Sequence[str]) -> None:
+    """Write the files, then restart the units that read them. If that fails, restore the files and restart the units again.
+
+    Directories stay. Raises NotStarted, or OSError of a file that cannot be written.
+    """
+    # A lost connection must not end this between the new files and the restart
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        _apply_or_restore(wanted, found, units)
+    finally:
+        signal.signal(signal.SIGHUP, ignored)
+
+
+def _apply_or_restore(wanted: Wanted, found: Sequence[Difference], units: Sequence[str]) -> None:
+    paths = [difference.path for difference in found if not os.path.isdir(difference.path)]
+    before = [_snapshot(path) for path in paths]
+    try:
+        apply(wanted, found)
+        why = _restart(units)
+    except BaseException:
+        for kept in before:
+            kept.restore()
+        raise
+    if why is None:
+        return
+    for kept in before:
+        kept.restore()
+    again = _restart(units)
+    contents = [*(file.content for file in wanted.files), *(kept.content for kept in before if kept.content)]
+    after = "the previous files are back, and all runs as before" if again is None else f"with the previous files, too, {again}"
+    raise NotStarted(_masked(f"{why}; {after}. See `journalctl --unit {units[-1]}`", contents))
+
+
+class Snapshot(NamedTuple):
+    """A file or a link before a change; nothing where neither was there."""
+
+    path: str
+    status: Optional[os.stat_result]
+    content: Optional[bytes]
+    link: Optional[str]
+
+    def restore(self) -> None:
+        """Put it back as it was."""
+        if self.link is not None:
+            _remove(self.path)
+            os.symlink(self.link, self.path)
+        elif self.status is None or self.content is None:
+            _remove(self.path)
+        else:
+            _write(File(self.path, self.content, stat.S_IMODE(self.status.st_mode)))
+            os.chown(self.path, self.status.st_uid, self.status.st_gid)
+
+
+def _snapshot(path: str) -> Snapshot:
+    status = _status(path)
+    link = os.readlink(path) if status is not None and stat.S_ISLNK(status.st_mode) else None
+    regular = status is not None and stat.S_ISREG(status.st_mode)
+    return Snapshot(path, status, _content(path) if regular else None, link)
+
+
+def _restart(units: Sequence[str]) -> Optional[str]:
+    """Why a unit does not start, None if all do."""
+    run("systemctl", "daemon-reload")
+    for unit in units:
+        # A unit that failed several times within a minute is not started again before this
+        run("systemctl", "reset-failed", unit)
+        code, output = run("systemctl", "restart", unit, timeout=RESTART)
+        if code:
+            journal = run("journalctl", "--unit", unit, "--lines", str(JOURNAL), "--output", "cat", "--no-pager")[1]
+            lines = [line.strip() for line in journal.splitlines() if line.strip() and "level=info" not in line]
+            telling = [line for line in lines if any(word in line for word in ("failed", "unable", "error", "invalid"))]
+            said = " | ".join((telling or lines)[-SHOWN_LINES:]) or output
+            return f"{unit} does not start: {said}"
+    return None
+
+
+def _masked(words: str, contents: Sequence[bytes]) -> str:
+    """A message in one line without the values of these files that may be secret."""
+    hidden = [value for content in contents for value in _values(content.decode("utf-8", "replace"))]
+    return " ".join(secret.without_login(secret.without(words, hidden, []), "***@").split())[:1000]
+
+
+def _values(content: str) -> Iterator[str]:
+    """Yield what may be secret of a file: texts of JSON, values of a unit or of variables."""
+    try:
+        yield from _texts(json.loads(content))
+    except (ValueError, RecursionError):
+        for line in content.splitlines():
+            if not secret.UNIT_LINE.fullmatch(line):
+                yield line.partition("=")[2].strip("\"'")
+
+
+def _texts(value: Any, name: str = "") -> Iterator[str]:
+    if isinstance(value, dict):
+        for key in value:
+            yield from _texts(value[key], str(key))
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _texts(entry, name)
+    elif isinstance(value, str) and name not in DRIVERS and not (secret.PLACE.search(name) and secret.PATHS.fullmatch(value)):
+        yield value
 
 
 def apply(wanted: Wanted, found: Sequence[Difference]) -> None:

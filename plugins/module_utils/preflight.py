@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import PCI_VENDOR, REBOOT
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import ENGINES, finds_by_name
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import ENGINES, finds_by_name, flag_reasons
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, short
@@ -84,6 +84,7 @@ def refusals(
             reasons += list(cdi.unavailable(actual["driver"]["toolkit"]["version"]))
     if changing:
         reasons += list(engine(actual["engine"], packages([*CONFLICTS, *ENGINES]), _engine_name()))
+        reasons += list(flag_reasons(plan))
         reasons += list(finds_by_name(actual["engine"], plan)) if wanted["by_name"] else []
     if ("server", "create") in doing or ("server", "replace") in doing:
         reasons += absent(wanted["listen"])

@@ -15,16 +15,16 @@ DPKG = "/var/lib/dpkg"
 _KNOWN: Dict[Tuple[object, ...], List[List[str]]] = {}
 
 
-def run(*command: str) -> Tuple[int, str]:
-    """Exit code and output (standard output, or standard error where that is all there is); 127 when not installed."""
+def run(*command: str, timeout: float = 60) -> Tuple[int, str]:
+    """Return exit code and output (standard output, or standard error where that is all there is); 127 when not installed."""
     try:
-        done = subprocess.run(list(command), capture_output=True, timeout=60, check=False)
+        done = subprocess.run(list(command), capture_output=True, timeout=timeout, check=False)
     except FileNotFoundError:
         return 127, f"{command[0]} is not installed"
     except OSError as error:
         return 126, f"{command[0]} cannot be run: {error.strerror}"
     except subprocess.TimeoutExpired:
-        return 124, f"{command[0]} did not answer within 60 s"
+        return 124, f"{command[0]} did not answer within {timeout:.0f} s"
     output = done.stdout or done.stderr
     return done.returncode, output.decode("utf-8", "replace").strip()
 

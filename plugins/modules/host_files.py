@@ -55,8 +55,22 @@ options:
         description: Its mode, in quotes.
         type: str
         default: "0644"
+      validate:
+        description:
+          - A command that is run before anything is written, if the file differs. V(%s) stands for the path of a copy with the new
+            content. If it fails, nothing is written.
+        type: list
+        elements: str
+        default: []
   absent:
     description: Paths from the root of which nothing is to be there. A directory goes with all that is in it.
+    type: list
+    elements: str
+    default: []
+  restart:
+    description:
+      - Units of systemd that read the files. If any file differs, they are restarted in this order after all files are written.
+      - If a unit does not start, the previous files are restored, the units are restarted again, and the task fails.
     type: list
     elements: str
     default: []
@@ -94,10 +108,15 @@ paths:
   returned: success
   type: list
   elements: str
+restarted:
+  description: Units that were restarted, also when one did not start.
+  returned: when files differed, or a unit did not start
+  type: list
+  elements: str
 """
 
 import base64
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from ansible_collections.npufleet.triton.plugins.module_utils import host_files, request
 
@@ -122,11 +141,13 @@ OPTIONS: Dict[str, Any] = {
             "content": {"type": "str"},
             "src": {"type": "path"},
             "mode": {"type": "str", "default": "0644"},
+            "validate": {"type": "list", "elements": "str", "default": []},
         },
         "required_one_of": [("content", "src")],
         "mutually_exclusive": [("content", "src")],
     },
     "absent": {"type": "list", "elements": "str", "default": []},
+    "restart": {"type": "list", "elements": "str", "default": []},
     "_request": {"type": "dict"},
 }
 REQUEST: Dict[str, Any] = {
@@ -149,9 +170,11 @@ REQUEST: Dict[str, Any] = {
             # In Base64
             "content": {"type": "str", "required": True},
             "mode": {"type": "int", "required": True},
+            "validate": {"type": "list", "elements": "str", "default": []},
         },
     },
     "absent": {"type": "list", "elements": "str", "default": []},
+    "restart": {"type": "list", "elements": "str", "default": []},
 }
 
 
@@ -162,19 +185,32 @@ def run(module: request.Module) -> None:
     params = request.received(module, REQUEST)
     wanted = host_files.Wanted(
         [host_files.Directory(entry["path"], entry["mode"], entry["empty"]) for entry in params["directories"]],
-        [host_files.File(entry["path"], base64.b64decode(entry["content"]), entry["mode"]) for entry in params["files"]],
+        [
+            host_files.File(entry["path"], base64.b64decode(entry["content"]), entry["mode"], entry["validate"])
+            for entry in params["files"]
+        ],
         params["absent"],
     )
+    units: List[str] = []
     try:
         found = host_files.differences(wanted)
         if not module.check_mode:
-            host_files.apply(wanted, found)
+            reasons = host_files.invalid(wanted, found)
+            if reasons:
+                raise host_files.Unfit(reasons)
+            units = params["restart"] if found else []
+            if units:
+                host_files.apply_and_restart(wanted, found, units)
+            else:
+                host_files.apply(wanted, found)
     except host_files.Unfit as unfit:
         module.fail_json(msg="nothing was written:" + "".join("\n  - " + reason for reason in unfit.reasons))
+    except host_files.NotStarted as why:
+        module.fail_json(msg=str(why), changed=True, restarted=units)
     except OSError as error:
         module.fail_json(msg=f"{error.filename}: could not be made as wanted: {error.strerror}")
     shown = {"diff": [difference.told() for difference in found]} if module._diff else {}
-    module.exit_json(changed=bool(found), paths=[difference.path for difference in found], **shown)
+    module.exit_json(changed=bool(found), paths=[difference.path for difference in found], restarted=units, **shown)
 
 
 def main() -> None:

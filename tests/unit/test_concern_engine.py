@@ -34,6 +34,8 @@ def host(**changes: Any) -> dict[str, Any]:
         "drop_ins": {DROP_IN: LIMITS},
         "daemon": {"default-runtime": "own", "runtimes": {"own": {"path": "/usr/local/bin/own"}}, **OPTIONS},
         "client": True,
+        "program": "/usr/sbin/dockerd",
+        "flags": {},
         "running": {"version": "20.10.24", "log-driver": "json-file"},
         "ca": None,
         "proxies": None,
@@ -121,9 +123,16 @@ def test_merge_keeps_what_is_not_ours() -> None:
         "default-runtime": "own",
         "runtimes": {"own": {"path": "/usr/local/bin/own"}},
         "log-driver": "json-file",
-        "log-opts": {"tag": "site", "max-size": "50m", "max-file": "5"},
+        # The options were those of journald
+        "log-opts": {"max-size": "50m", "max-file": "5"},
     }
     assert json.dumps(current) == kept
+    own = {"log-opts": {"tag": "site", "max-file": "2"}, "debug": True}
+    assert engine.merge(own, OPTIONS) == {
+        "debug": True,
+        "log-driver": "json-file",
+        "log-opts": {"tag": "site", "max-size": "50m", "max-file": "5"},
+    }
 
 
 def test_merge_replaces_lists_and_what_has_another_type() -> None:
@@ -184,6 +193,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """daemon.json below tmp_path, one installed package."""
     monkeypatch.setattr(engine, "DAEMON_JSON", str(tmp_path / "daemon.json"))
     monkeypatch.setattr(engine, "CA_FILE", str(tmp_path / "ca.crt"))
+    monkeypatch.setattr(engine.daemon_config, "UNIT_PATHS", (str(tmp_path / "systemd"),))
     monkeypatch.setattr(engine, "packages", lambda names: {name: {} for name in names if name == "rsync"})
     monkeypatch.setattr(engine, "Engine", FakeEngine({"/info": {"ServerVersion": "20.10.24", "LoggingDriver": "journald"}}))
     return tmp_path
@@ -203,6 +213,8 @@ def test_read(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "packages": ["rsync"],
         "drop_ins": {str(files / "drop-in.conf"): "[Service]\n"},
         "client": True,
+        "program": "/usr/bin/dockerd",
+        "flags": {},
         "running": {"version": "20.10.24", "log-driver": "journald"},
         "daemon": {"log-driver": "journald", "debug": True},
         "ca": None,

@@ -236,3 +236,103 @@ def test_every_flaw_of_a_task_is_told_before_the_host_is_asked(sources: Path, tm
     ):
         assert words in done.stdout
     assert not (tmp_path / "host").exists()
+
+
+# Units that read the files
+
+SYSTEMCTL = """#!/bin/sh
+echo "$@" >> {calls}
+[ "$1" = restart ] || exit 0
+[ -f {place}/$2.fails ] && exit 1
+grep -q good {file}
+"""
+
+
+@pytest.fixture
+def unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of a unit that starts only with `good` in it, below a systemd that is a script."""
+    programs, path = tmp_path / "bin", tmp_path / "etc/config.json"
+    programs.mkdir()
+    path.parent.mkdir()
+    script = SYSTEMCTL.format(calls=tmp_path / "calls", place=tmp_path, file=path)
+    journal = '#!/bin/sh\necho starting\necho "failed to start daemon: t0ken-secret for gelf is invalid"\n'
+    for name, content in (("systemctl", script), ("journalctl", journal)):
+        (programs / name).write_text(content)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    return path
+
+
+def calls(unit: Path) -> list[str]:
+    path = unit.parent.parent / "calls"
+    found = path.read_text().splitlines() if path.exists() else []
+    path.unlink(missing_ok=True)
+    return found
+
+
+def test_units_are_restarted_when_a_file_differs(unit: Path) -> None:
+    wanted = {"files": [file(unit, b'{"a": "good"}')], "restart": ["below.service", "engine.service"]}
+    assert asked(check=True, **wanted)["restarted"] == []
+    assert calls(unit) == []
+    assert asked(**wanted)["restarted"] == ["below.service", "engine.service"]
+    assert [call for call in calls(unit) if "re" in call] == [
+        "daemon-reload",
+        "reset-failed below.service",
+        "restart below.service",
+        "reset-failed engine.service",
+        "restart engine.service",
+    ]
+    assert asked(**wanted)["restarted"] == []
+    assert calls(unit) == []
+
+
+def test_previous_files_are_restored_when_a_unit_does_not_start(unit: Path) -> None:
+    new, link = unit.parent / "deep/new.conf", unit.parent / "link"
+    unit.write_bytes(b'{"a": "good"}')
+    unit.chmod(0o640)
+    link.symlink_to("elsewhere")
+    result = asked(
+        files=[file(unit, b'{"token": "t0ken-secret", "log-driver": "gelf"}'), file(new), file(link, b"x")],
+        restart=["engine.service"],
+    )
+    assert result["failed"] and result["restarted"] == ["engine.service"]
+    assert result["msg"] == (
+        "engine.service does not start: failed to start daemon: *** for gelf is invalid; the previous files are back, and all runs "
+        "as before. See `journalctl --unit engine.service`"
+    )
+    assert (unit.read_bytes(), mode(unit), new.exists(), os.readlink(link)) == (b'{"a": "good"}', 0o640, False, "elsewhere")
+    assert calls(unit).count("restart engine.service") == 2
+    # The first unit fails, the second one is not touched before the files are back
+    (unit.parent.parent / "below.service.fails").touch()
+    result = asked(files=[file(unit, b"{}")], restart=["below.service", "engine.service"])
+    assert "with the previous files, too, below.service does not start" in result["msg"]
+    assert calls(unit).count("restart engine.service") == 0
+    assert unit.read_bytes() == b'{"a": "good"}'
+
+
+def test_previous_files_are_restored_when_a_later_file_cannot_be_written(unit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ansible_collections.npufleet.triton.plugins.module_utils import host_files as subject
+
+    unit.write_bytes(b"good")
+    real = subject._write
+
+    def full(entry: Any) -> None:
+        if entry.path.endswith("later"):
+            raise OSError(28, "No space left on device", entry.path)
+        real(entry)
+
+    monkeypatch.setattr(subject, "_write", full)
+    result = asked(files=[file(unit, b"new"), file(unit.parent / "later")], restart=["engine.service"])
+    assert "No space left on device" in result["msg"]
+    assert (unit.read_bytes(), calls(unit)) == (b"good", [])
+
+
+def test_a_file_that_its_reader_refuses_is_not_written(unit: Path) -> None:
+    check = ["/bin/sh", "-c", 'grep -q good "$1" || { echo "$1: t0ken-secret is unknown" >&2; exit 3; }', "check", "%s"]
+    files = [{**file(unit, b'{"key": "t0ken-secret"}'), "validate": check}, file(unit.parent / "other")]
+    result = asked(files=files, restart=["engine.service"])
+    assert result["msg"] == f"nothing was written:\n  - {unit}: /bin/sh refuses the new content: {unit}: *** is unknown"
+    assert os.listdir(unit.parent) == [] and calls(unit) == []
+    assert asked(files=[{**files[0], **file(unit, b"good")}])["changed"] is True
+    gone = [{**file(unit, b"new"), "validate": ["npufleet-no-such-program", "%s"]}]
+    assert "npufleet-no-such-program is not installed" in asked(files=gone)["msg"]

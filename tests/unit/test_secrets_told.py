@@ -49,7 +49,11 @@ MAKING = {
         "Ask for the container with its secrets",
         "Make the new container, while the old one serves",
     ],
-    "docker_engine/tasks/apply.yml": ["Ask for the configuration with its secrets", "Read daemon.json", "Merge daemon.json"],
+    "docker_engine/tasks/apply.yml": ["Ask for the configuration with its secrets"],
+    "docker_engine/tasks/configure.yml": [
+        "Read daemon.json",
+        "Write daemon.json and the limits, restart the engine, restore the files if it does not start",
+    ],
 }
 DOWNLOADS = """
 - name: Download
@@ -173,11 +177,17 @@ def test_who_makes_the_container_is_told_its_secrets_and_nobody_else(tmp_path: P
     container["ansible.builtin.copy"] = {"content": shown, "dest": str(tmp_path / "container.json"), "mode": "0600"}
     (tmp_path / "daemon.json").write_text('{"debug": true, "log-opts": {"tag": "site"}}')
     for task in tasks:
-        for module in ("ansible.builtin.slurp", "ansible.builtin.copy"):
-            for option in ("src", "dest"):
-                if task.get(module, {}).get(option) == "/etc/docker/daemon.json":
-                    task[module][option] = str(tmp_path / "daemon.json")
-    state = {"docker_engine_state": {"actual": {"engine": {"daemon": {"debug": True}}}}, "npufleet_no_log": True}
+        if "ansible.builtin.slurp" in task:
+            task["ansible.builtin.slurp"]["src"] = str(tmp_path / "daemon.json")
+        if "docker_engine_daemon" in task.get("vars", {}):
+            task["vars"]["docker_engine_daemon"]["path"] = str(tmp_path / "daemon.json")
+            task["vars"]["docker_engine_drop_ins"] = []
+    found_engine = {"daemon": {"debug": True}, "program": None}
+    state = {
+        "docker_engine_state": {"actual": {"engine": found_engine}, "plan": []},
+        "docker_engine_changes": ["daemon.json"],
+        "npufleet_no_log": True,
+    }
     play_ = {"name": "Make it", "hosts": "all", "gather_facts": False, "vars": state, "tasks": tasks}
     (tmp_path / "play.yml").write_text(yaml.safe_dump([play_], sort_keys=False))
     done = play(tmp_path, tmp_path / "play.yml", "--diff")

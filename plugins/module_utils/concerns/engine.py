@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -12,6 +11,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils import secret
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import UNIT as CARDS
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import daemon_config
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.daemon_config import DAEMON_JSON, merge
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
 from ansible_collections.npufleet.triton.plugins.module_utils.programs.patterns import pattern
@@ -19,7 +20,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import avai
 
 CONCERN = "engine"
 GROUP = NPU_HOSTS
-DAEMON_JSON = "/etc/docker/daemon.json"
 CA_FILE = "/usr/local/share/ca-certificates/npufleet.crt"
 DROP_IN = "/etc/systemd/system/{0}.d/50-npufleet.conf"
 # Characters of an address in a file that a shell and systemd read
@@ -27,8 +27,8 @@ PROXY = pattern(r"[\w.~:/?#@!$&()*+,;=%\[\]-]+", re.ASCII)
 PROXY_VARIABLES = ("npufleet_http_proxy", "npufleet_https_proxy", "npufleet_no_proxy")
 # Options of daemon.json that are no secret
 CLEAR = (
-    "log-driver", "storage-driver", "data-root", "default-runtime", "path", "exec-opts", "cgroup-parent", "registry-mirrors",
-    "insecure-registries", "dns", "hosts", "bip", "fixed-cidr", "labels", "features",
+    "log-driver", "storage-driver", "storage-opts", "data-root", "default-runtime", "path", "exec-opts", "cgroup-parent",
+    "registry-mirrors", "insecure-registries", "dns", "hosts", "bip", "fixed-cidr", "labels", "features",
 )  # fmt: skip
 # Packages of an engine
 ENGINES = ("docker.io", "docker-ce", "moby-engine")
@@ -37,9 +37,9 @@ CLIENT, CLIENT_PACKAGE = "docker", "docker-cli"
 # The first that finds devices by name
 OLDEST_BY_NAME, VERSION = 25, "version"
 # Beside the paths of whoever asks
-ALSO = "/usr/bin:/usr/local/bin"
-# What JSON that is no object is
-KINDS = {type(None): "null", list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false"}
+ALSO = "/usr/bin:/usr/local/bin:/usr/sbin"
+# The item of a plan that lists options with which dockerd does not start
+FLAGS = "flags"
 # Containers that come back at boot must find the cards. Wanted, not required: without cards, too, the engine has to be looked at.
 ORDER_FILE = "/etc/systemd/system/docker.service.d/60-npufleet-cards.conf"
 ORDER = f"# Written by npufleet\n[Unit]\nWants={CARDS}\nAfter={CARDS}\n"
@@ -136,13 +136,13 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         "packages": sorted(packages([name for package in wanted["packages"] for name in package.split("|")])),
         "drop_ins": {path: text(path) for path in wanted["drop_ins"]},
         "client": which(CLIENT, ALSO) is not None,
+        "program": which(daemon_config.PROGRAM, ALSO),
+        "flags": daemon_config.read_flags(),
         "running": None,
         "ca": text(CA_FILE),
     }
     try:
-        actual["daemon"] = json.loads(raw) if raw and raw.strip() else {}
-        if not isinstance(actual["daemon"], dict):
-            raise ValueError(f"wanted an object, found {KINDS[type(actual['daemon'])]}")
+        actual["daemon"] = daemon_config.parse(raw)
     except ValueError as error:
         actual["daemon"] = None
         actual["daemon_error"] = str(error)
@@ -165,17 +165,6 @@ def _proxies(path: str, key: str) -> Optional[str]:
         return None
 
 
-def merge(current: Optional[Mapping[str, Any]], wanted: Mapping[str, Any]) -> Dict[str, Any]:
-    """`wanted` laid over `current`: maps are merged, everything else is replaced."""
-    merged = dict(current or {})
-    for key, value in wanted.items():
-        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
-            merged[key] = merge(merged[key], value)
-        else:
-            merged[key] = value
-    return merged
-
-
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """Packages, files, then the running engine where the files alone do not explain it."""
     plan = []
@@ -189,8 +178,13 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         broken = "not a JSON object ({})".format(actual["daemon_error"])
         plan.append(item(CONCERN, "daemon.json", broken, wanted["daemon"], "repair by hand"))
     elif merge(actual["daemon"], wanted["daemon"]) != actual["daemon"]:
-        ours = {key: actual["daemon"].get(key) for key in wanted["daemon"]}
+        merged = merge(actual["daemon"], wanted["daemon"])
+        # Options of another driver go with it
+        ours = {key: actual["daemon"].get(key) for key in (*wanted["daemon"], *sorted(set(actual["daemon"]) - set(merged)))}
         plan.append(item(CONCERN, "daemon.json", ours, wanted["daemon"], "configure"))
+    clashes = daemon_config.clashes(merge(actual["daemon"], wanted["daemon"]), actual["flags"])
+    if clashes:
+        plan.append(item(CONCERN, FLAGS, ", ".join(clashes), f"options in {DAEMON_JSON} alone", INSPECT))
     for path, content in wanted["drop_ins"].items():
         if actual["drop_ins"][path] != content:
             # An order counts from the next boot on: the running engine need not be restarted for it
@@ -209,6 +203,16 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     if running and older(running["version"], wanted["oldest"]):
         plan.append(item(CONCERN, VERSION, running["version"], "{} or newer".format(wanted["oldest"]), INSPECT))
     return plan
+
+
+def flag_reasons(plan: List[Item]) -> Iterator[str]:
+    """Yield why dockerd would not start with the merged daemon.json, or not read it."""
+    for entry in plan:
+        if entry["concern"] == CONCERN and entry["name"] == FLAGS:
+            yield (
+                f"found {entry['current']} beside {DAEMON_JSON}, wanted {entry['desired']}: remove the flags, or the options from "
+                "docker_engine_daemon_options and from the file"
+            )
 
 
 def older(found: Optional[str], oldest: Optional[int]) -> bool:

@@ -127,6 +127,17 @@ SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] =
     ),
     "engine": ("site.yml", only("npu-1", *ENGINE), ("--tags", "engine"), {}),
     "engine that fails": ("site.yml", only("npu-1", *ENGINE, fails="host_state engine prove"), ("--tags", "engine"), {}),
+    "engine that does not start": (
+        "site.yml",
+        only(
+            "npu-1",
+            differs("engine", "configure", name="daemon.json", until="never"),
+            fails="restart docker.service",
+            **{"with": {"changed": True, "restarted": ["docker.service"]}},
+        ),
+        ("--tags", "engine"),
+        {},
+    ),
     "engine of the build host": (
         "site.yml",
         only("npu-1", *ENGINE, *BUILD, fails="docker_image_pull"),
@@ -368,6 +379,14 @@ def test_a_server_that_an_engine_took_with_it_is_started_and_proven(ran: Run) ->
     steps = ["systemd_service restarted docker", "server_change linked asking"]
     assert order(ran.of("npu-1"), *steps) == steps
     assert ran.code == (2 if "is played to fail" in ran.words else 0), ran.output
+
+
+@scenes("engine that does not start")
+def test_a_server_is_proven_behind_an_engine_that_kept_its_previous_files(ran: Run) -> None:
+    steps = ["host_files /etc/systemd/system/containerd.service.d", "inference_check"]
+    assert order(ran.of("npu-1"), *steps) == steps
+    assert ran.code == 2, ran.output
+    assert "npu-1: npu-1 is played to fail" in ran.words
 
 
 @scenes("models without their server")

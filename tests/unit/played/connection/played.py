@@ -47,7 +47,8 @@ def call_of(module: str, arguments: dict[str, Any]) -> str:
     if module == "host_files":
         given = arguments["_request"]
         there = [entry["path"] for entry in (*given["directories"], *given["files"])]
-        return " ".join([module, *there, *(f"absent {path}" for path in given["absent"])])
+        restarted = [f"restart {unit}" for unit in given["restart"]]
+        return " ".join([module, *there, *(f"absent {path}" for path in given["absent"]), *restarted])
     words = [json.dumps(arguments[key]).strip('"') for key in TOLD if arguments.get(key) not in (None, False)]
     return " ".join([module, *words])
 
@@ -96,7 +97,12 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
             "reboot": False,
             "toolkit": {"version": "0.2.0", "link": None, "error": None},
         },
-        "engine": {"daemon": {}, "running": {}, "drop_ins": (asked.get("engine") or {}).get("drop_ins")},
+        "engine": {
+            "daemon": {},
+            "running": {},
+            "program": "/usr/sbin/dockerd",
+            "drop_ins": (asked.get("engine") or {}).get("drop_ins"),
+        },
         "image": {"engine": True, "id": None},
         "models": {"missing": part.get("missing", []), "transaction": None, "served": {}},
         "server": {
@@ -128,7 +134,7 @@ def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> di
     if call.endswith(" LOST"):
         raise AnsibleConnectionFailure(f"{host} does not answer any more")
     if "fails" in part and re.search(part["fails"], call):
-        return {"failed": True, "msg": f"{host} is played to fail"}
+        return {"failed": True, "msg": f"{host} is played to fail", **part.get("with", {})}
     if module == "host_state":
         return {"changed": False, **state_of(host, arguments, part)}
     if module == "host_lease" and arguments.get("unless_maintenance") and "out" in part and happened(part["out"]):
