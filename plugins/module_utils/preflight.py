@@ -14,6 +14,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import PCI_VENDOR, REBOOT
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import ENGINES, finds_by_name, flag_reasons
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, short
@@ -216,7 +217,7 @@ def cards(wanted: Mapping[str, Any], driver: Mapping[str, Any], plan: List[Item]
 def memory(wanted: Mapping[str, Any], driver: Mapping[str, Any]) -> Iterator[str]:
     """Device memory of the models placed here against what each NPU of this host has."""
     short_of: Dict[str, List[str]] = {}
-    for number, device in enumerate(driver["tool"].get("devices") or []):
+    for number, device in enumerate(vendor_tool.in_order(driver["tool"].get("devices") or [])):
         shares = {name: on_npus[number] for name, on_npus in wanted["models"].items() if number < len(on_npus) and on_npus[number]}
         needed, total = sum(shares.values()), device["memory_total"]
         if needed > total:

@@ -108,7 +108,7 @@ def found(name: str, current: Any, desired: Any, action: str) -> dict[str, Any]:
 def test_tool_is_read_in_both_shapes(npu: Any) -> None:
     contexts = [{"ctx_id": "1", "npu": npu, "process": "triton", "pid": "77", "memalloc": "1048576", "status": "run"}]
     answer = vendor_tool.parse_tool(json.dumps({"KMD_version": "1.2.92", "devices": [printed(npu)], "contexts": contexts}))
-    holders = [{"npu": 0, "pid": 77, "process": "triton"}]
+    holders = [{"npu": 0, "cards": ["rbln0"], "pid": 77, "process": "triton"}]
     assert answer == {"version": "1.2.92", "devices": [parsed(0)], "contexts": 1, "holders": holders}
 
 

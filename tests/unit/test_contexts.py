@@ -18,18 +18,19 @@ PROC = {
     "/proc/30/cgroup": "0::/user.slice\n",
     "/proc/40/comm": "kworker\n",
 }
-SERVER = {"npu": 0, "pid": 10, "process": "triton_python_backend_stub"}
-CONTAINER = {"npu": 1, "pid": 20, "process": "python3"}
-PROCESS = {"npu": 0, "pid": 30, "process": "sleep"}
-GONE = {"npu": 1, "pid": 99, "process": "tritonserver"}
+SERVER = {"npu": 0, "cards": ["rbln0"], "pid": 10, "process": "triton_python_backend_stub"}
+CONTAINER = {"npu": 1, "cards": ["rbln1"], "pid": 20, "process": "python3"}
+PROCESS = {"npu": 0, "cards": ["rbln0"], "pid": 30, "process": "sleep"}
+GONE = {"npu": 1, "cards": ["rbln1"], "pid": 99, "process": "tritonserver"}
 # The same number, but another process by now: or the container's own, counted inside it
-REUSED = {"npu": 1, "pid": 40, "process": "tritonserver"}
+REUSED = {"npu": 1, "cards": ["rbln1"], "pid": 40, "process": "tritonserver"}
 
 
 @pytest.fixture
 def look(monkeypatch: pytest.MonkeyPatch) -> Any:
     """contexts.look on a host whose container runs or not, whose tool lists these holders."""
     monkeypatch.setattr(contexts, "text", PROC.get)
+    monkeypatch.setattr(contexts, "PROC", "/nowhere")
 
     def ask(*holders: dict[str, Any], running: bool = True, tool: dict[str, Any] | None = None) -> dict[str, Any]:
         answers = {
@@ -56,7 +57,7 @@ def test_once_it_is_stopped_they_count(look: Any) -> None:
 
 
 def test_others_are_named_each_with_what_to_do(look: Any) -> None:
-    assert look(SERVER, CONTAINER, PROCESS, {**PROCESS, "npu": 1})["reasons"] == [
+    assert look(SERVER, CONTAINER, PROCESS, {**PROCESS, "npu": 1, "cards": ["rbln1"]})["reasons"] == [
         "rbln1 held by python3 (pid 20) in container other: stop it (`docker stop other`)",
         "rbln0, rbln1 held by sleep (pid 30): end it (`kill 30`)",
     ]

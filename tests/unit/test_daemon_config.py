@@ -42,7 +42,7 @@ def units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"log-driver": "gelf", "log-opts": {"gelf-address": "x"}}, {"log-driver": "none"}, {"log-driver": "none"}),
         ({"log-opts": {"tag": "a"}}, {"log-driver": "json-file"}, {"log-driver": "json-file", "log-opts": {"tag": "a"}}),
         ({"log-opts": {"tag": "a"}}, {"log-driver": "gelf"}, {"log-driver": "gelf"}),
-        ({"log-driver": "gelf", "log-opts": {"a": ""}}, {"ipv6": True}, {"log-driver": "gelf", "log-opts": {"a": ""}, "ipv6": True}),
+        ({"log-driver": "gelf", "log-opts": {"a": ""}}, {"mtu": 9}, {"log-driver": "gelf", "log-opts": {"a": ""}, "mtu": 9}),
         (
             {"storage-driver": "devicemapper", "storage-opts": ["dm.basesize=20G"]},
             {"storage-driver": "overlay2"},

@@ -32,7 +32,7 @@ WANTED: dict[str, Any] = {
     "models": {},
 }
 NOBLE = 'NAME="Ubuntu"\nID=ubuntu\nVERSION_ID="24.04"\n'
-TOOL = {"path": "/usr/bin/rbln-smi", "devices": [{"memory_total": 16 * GIB}, {"memory_total": 15 * GIB}]}
+TOOL = {"path": "/usr/bin/rbln-smi", "devices": [{"npu": 0, "memory_total": 16 * GIB}, {"npu": 1, "memory_total": 15 * GIB}]}
 DRIVER: dict[str, Any] = {"bus": ["a", "b"], "tool": TOOL}
 
 
@@ -144,7 +144,7 @@ def test_device_memory_of_each_npu_decides() -> None:
 
 
 def test_npus_that_lack_the_same_memory_share_a_line() -> None:
-    tool = {"devices": [{"memory_total": 15 * GIB}] * 8}
+    tool = {"devices": [{"npu": npu, "memory_total": 15 * GIB} for npu in range(8)]}
     (reason,) = subject.memory({**WANTED, "models": {"a": [16 * GIB] * 8}}, {"tool": tool})
     assert "on NPU 0, 1, 2, 3, 4, 5, 6, 7, wanted 16.0" in reason
 

@@ -322,6 +322,46 @@ def test_checks_are_asked_with_the_key_that_the_server_has_now(host: Host) -> No
     assert "second" not in (host.place / "checks.json").read_text()
 
 
+def grouped(host: Host, plain: list[dict[str, Any]], by_group: list[dict[str, Any]] | None, group_nodes: int = 3) -> None:
+    """A vendor's tool that lists cards with `-j`, and with `-g -j` where it has that."""
+    answers = [json.dumps({"devices": devices}) for devices in (plain, by_group)]
+    tool = host.place / "rbln-stat"
+    by_groups = "exit 2" if by_group is None else f"echo '{answers[1]}'"
+    tool.write_text(f"#!/bin/sh\nif [ \"$*\" = '-g -j' ]; then {by_groups}; else echo '{answers[0]}'; fi\n")
+    tool.chmod(0o755)
+    (host.place / "dev").mkdir()
+    for node in [*(f"rbln{number}" for number in range(len(plain))), *(f"rsd{number}" for number in range(group_nodes))]:
+        (host.place / "dev" / node).touch()
+
+
+ZEROS = [{"npu": 0}, {"npu": 0}]
+OWN = [{"npu": 0, "group_id": "1"}, {"npu": 0, "group_id": "2"}]
+WEDGED = [{"npu": 0, "group_id": "1"}, {"npu": 0, "group_id": "1"}]
+
+
+@pytest.mark.parametrize(
+    ("plain", "by_group", "group_nodes", "stale"),
+    [
+        (OWN, [], 3, 0),
+        (ZEROS, OWN, 3, 0),
+        (ZEROS, WEDGED, 3, 1),
+        ([*WEDGED, {"npu": 0, "group_id": "2"}], None, 3, 1),
+        # Groups are not known: nothing is said, unless the host has none
+        (ZEROS, None, 3, None),
+        (ZEROS, ZEROS, 3, None),
+        (ZEROS, [{"npu": 0, "group_id": None}], 3, None),
+        (ZEROS, None, 1, 1),
+        (ZEROS, ZEROS, 1, 1),
+    ],
+)
+def test_numbers_of_a_driver_that_has_lost_its_cards_are_those_of_a_group(
+    host: Host, plain: list[dict[str, Any]], by_group: list[dict[str, Any]] | None, group_nodes: int, stale: int | None
+) -> None:
+    grouped(host, plain, by_group, group_nodes)
+    host.run()
+    assert host.metrics().get("npufleet_driver_stale") == stale
+
+
 def cards(host: Host, *numbers: Any, nodes: int = 2, code: int = 0) -> None:
     """A vendor's tool that lists cards of these numbers, beside so many device nodes."""
     answer = json.dumps({"KMD_version": "1.1.67", "devices": [{"npu": number} for number in numbers]})

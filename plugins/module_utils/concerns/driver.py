@@ -196,19 +196,25 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
 
 
 def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:
-    """How a driver has lost its cards, None where it has not: seen after processes that had them open were killed.
+    """Return how a driver has lost its cards, None where it has not: seen after processes that had them open were killed.
 
-    The tool gives every card the number 0, or lists none beside device nodes that are there. Only a module that is loaded anew,
-    or a reboot, helps (the SDK's own list of NPUs follows the tool).
+    The tool gives every card of a group the number 0, or lists none beside device nodes that are there. Only a module that is
+    loaded anew, or a reboot, helps (the SDK's own list of NPUs follows the tool). Where groups are not known, nothing counts as
+    lost: a reload needs all cards free.
     """
     devices = tool.get("devices")
     if devices is None:
         return None
     if not devices:
         return f"the vendor's tool lists no card beside {', '.join(nodes)}" if nodes else None
-    if len(devices) > 1 and {device["npu"] for device in devices} == {0}:
-        return f"the vendor's tool numbers each of {len(devices)} cards 0"
-    return None
+    numbers: Dict[Optional[int], List[int]] = {}
+    for device in devices:
+        numbers.setdefault(device.get("group"), []).append(device["npu"])
+    lost = [group for group in numbers if len(numbers[group]) > 1 and set(numbers[group]) == {0}]
+    if not lost or "groups_error" in tool:
+        return None
+    where = "" if len(numbers) == 1 else f" of group {lost[0]}"
+    return f"the vendor's tool numbers each of {len(numbers[lost[0]])} cards{where} 0"
 
 
 def _diff_present(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
@@ -260,6 +266,8 @@ def _diff_cards(wanted: Mapping[str, Any], actual: Mapping[str, Any], judged: bo
         plan.append(item(CONCERN, "tool", tool["version"], wanted["version"], INSPECT))
     if not judged:
         return plan
+    if "groups_error" in tool:
+        plan.append(item(CONCERN, "cards", tool["groups_error"], "the group of every NPU", INSPECT))
     listed = {device["bus_id"]: device for device in tool["devices"]}
     unlisted = [address for address in actual["bus"] if address not in listed]
     sick = ["{device} {status}".format(**device) for device in tool["devices"] if device["status"] != "normal"]

@@ -1,13 +1,20 @@
-"""The vendor's tool, under any of its names: what it says of cards and of who has them open."""
+"""The vendor's tool, under any of its names: what it says of cards and of who has them open.
+
+The tool numbers NPUs for each RSD group, beginning with 0. So a number alone names no card: a card is its device node, or its
+address on the bus.
+"""
 
 from __future__ import annotations
 
+import glob
 import json
 import os
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.system import run
 
+# Each group has a node, `/dev/rsd0` is that of the default group
+GROUP_NODES = "/dev/rsd[0-9]*"
 # The vendor's tool by age: rbln-smi replaces rbln-stat, /usr/bin replaces /usr/local/bin.
 TOOLS = ("/usr/local/bin/rbln-stat", "/usr/bin/rbln-smi", "/usr/local/bin/rbln-smi", "/usr/bin/rbln-stat")
 
@@ -19,12 +26,40 @@ def find() -> Optional[str]:
 
 
 def ask_tool() -> Dict[str, Any]:
-    """The vendor's tool as one shape over its versions: {"path", "version", "devices", "contexts", "holders"} or {"error"}."""
+    """Return the tool's answer as one shape over its versions: {"path", "version", "devices", "contexts", "holders"} or {"error"}.
+
+    A device has its "group" where the tool reports it. Where numbers repeat, groups are queried; "groups_error" says why they are
+    not known on a host that has several.
+    """
     path = find()
     if path is None:
         return {"error": "the vendor's tool is in none of " + ", ".join(sorted({os.path.dirname(name) for name in TOOLS}))}
     output, why = _asked(path, "-j")
-    return {"error": why} if why else {"path": path, **parse_tool(output)}
+    if why:
+        return {"error": why}
+    answer = parse_tool(output)
+    devices = answer.get("devices") or []
+    if len({device["npu"] for device in devices}) < len(devices) and not _grouped(devices):
+        output, why = _asked(path, "-g", "-j")
+        grouped = {} if why else parse_tool(output)
+        if _grouped(grouped.get("devices") or []):
+            answer = grouped
+        elif len(glob.glob(GROUP_NODES)) > 1:
+            answer["groups_error"] = why or f"{path} -g -j reports no group of each NPU: {output[:120]}"
+    return {"path": path, **answer}
+
+
+def _grouped(devices: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the group of every device is known."""
+    return bool(devices) and all("group" in device for device in devices)
+
+
+def in_order(devices: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
+    """Return the devices as a process numbers them: by group and number, as listed where these do not tell them apart."""
+    places = {(device.get("group", 0), device["npu"]) for device in devices}
+    if len(places) < len(devices):
+        return list(devices)
+    return sorted(devices, key=lambda device: (device.get("group", 0), device["npu"]))
 
 
 def _asked(path: str, *options: str) -> Tuple[str, str]:
@@ -44,18 +79,48 @@ def ask_groups() -> Dict[str, Any]:
     if why:
         return {"error": why}
     try:
-        return {"groups": {str(device["device"]): int(device["group_id"]) for device in json.loads(output)["devices"]}}
-    except (ValueError, KeyError, TypeError) as error:
+        groups = {str(device["device"]): _group(device) for device in json.loads(output)["devices"]}
+        if None in groups.values():
+            raise ValueError("an NPU without a group")
+        return {"groups": groups}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return {"error": f"{path} -g -j answered in a shape that is not known ({error!r}): {output[:120]}"}
 
 
+def _group(device: Mapping[str, Any]) -> Optional[int]:
+    """The group of a device, None where the tool reports none that can be read."""
+    group = str(device.get("group_id", ""))
+    return int(group) if group.isascii() and group.isdigit() and len(group) < 10 else None
+
+
+def _holders(contexts: Sequence[Mapping[str, Any]], devices: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
+    """Each context with "cards", the device nodes that it may be on: one where the tool's answer tells them apart.
+
+    The SDK opens the node of one group, so that all contexts of a process are on NPUs of one group.
+    """
+    numbers: Dict[int, Set[int]] = {}
+    for device in devices if _grouped(devices) else ():
+        numbers.setdefault(device["group"], set()).add(device["npu"])
+    held: Dict[int, Set[int]] = {}
+    for context in contexts:
+        held.setdefault(int(context["pid"]), set()).add(int(context["npu"]))
+    holders = []
+    for context in contexts:
+        npu, pid, group = int(context["npu"]), int(context["pid"]), _group(context)
+        fitting = {group} if group is not None else {other for other in numbers if held[pid] <= numbers[other]}
+        cards = [device["device"] for device in devices if device["npu"] == npu and (not fitting or device.get("group") in fitting)]
+        holders.append({"npu": npu, "cards": cards, "pid": pid, "process": str(context["process"])})
+    return holders
+
+
 def parse_tool(output: str) -> Dict[str, Any]:
-    """JSON of `rbln-stat -j`. `npu` is a string before 2.0 and a number since; most other numbers stay strings."""
+    """Parse the JSON of `rbln-stat -j`. `npu` is a string before 2.0 and a number since; most other numbers stay strings."""
     try:
         answer = json.loads(output)
         devices = [
             {
                 "npu": int(device["npu"]),
+                **({} if _group(device) is None else {"group": _group(device)}),
                 "device": device["device"],
                 "name": device["name"],
                 "status": device["status"],
@@ -67,9 +132,7 @@ def parse_tool(output: str) -> Dict[str, Any]:
             for device in answer["devices"]
         ]
         contexts = answer.get("contexts") or []
-        holders = [
-            {"npu": int(context["npu"]), "pid": int(context["pid"]), "process": str(context["process"])} for context in contexts
-        ]
+        holders = _holders(contexts, devices)
         return {"version": answer["KMD_version"], "devices": devices, "contexts": len(contexts), "holders": holders}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         return {"error": f"the vendor's tool answered in a shape that is not known ({error!r}): {output[:120]}"}

@@ -1,10 +1,16 @@
-"""Who has the cards open: the contexts that the vendor's tool lists, and the processes and containers behind them."""
+"""Who has the cards open: the contexts that the vendor's tool lists, and the processes and containers behind them.
+
+The number of a context names no card where NPUs are in groups. The device nodes that a process has open tell its cards apart.
+"""
 
 from __future__ import annotations
 
+import glob
+import os
 import re
+import stat
 import time
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import ask_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
@@ -13,6 +19,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import text
 # Both of the engine's cgroup drivers: /docker/<id>, and docker-<id>.scope below a slice
 CONTAINER = re.compile(r"docker[-/]([0-9a-f]{64})")
 POLL_SECONDS = 0.5
+NODES = "/dev/rbln[0-9]*"
+PROC = "/proc"
 # The kernel keeps this much of a process' name.
 COMM = 15
 
@@ -31,7 +39,7 @@ def look(container: str, ignore_gone: bool = False) -> Dict[str, Any]:
         owner = whose(other)
         # A process that is not to be found may be the container's own, under a number of its own.
         if not (ignore_gone and owner["gone"]) and not (own and running and (owner["gone"] or owner["container"] == own["Id"])):
-            strange.append({**other, **owner})
+            strange.append({**other, **owner, "open": open_cards(other["pid"]) if not owner["gone"] else set()})
     names = {}
     for identity in {holder["container"] for holder in strange if holder["container"]}:
         found = _inspect(engine, identity)
@@ -72,15 +80,44 @@ def whose(holder: Mapping[str, Any]) -> Dict[str, Any]:
     return {"gone": False, "container": found.group(1) if found else None}
 
 
+def open_cards(pid: int) -> Set[str]:
+    """Return the device nodes of NPUs that a process has open, by their names on the host: a container may have other names."""
+    nodes = {os.stat(path).st_rdev: os.path.basename(path) for path in glob.glob(NODES)}
+    found = set()
+    for path in glob.glob(f"{PROC}/{pid}/fd/*"):
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        if stat.S_ISCHR(status.st_mode) and status.st_rdev in nodes:
+            found.add(nodes[status.st_rdev])
+    return found
+
+
+def _natural(name: str) -> Tuple[str, int]:
+    number = re.search(r"\d+\Z", name)
+    return (name[: number.start()], int(number[0])) if number else (name, 0)
+
+
+def _cards(holder: Mapping[str, Any]) -> str:
+    """The card of a context, or those that it may be on."""
+    cards = [card for card in holder["cards"] if card in holder["open"]] or holder["cards"]
+    if not cards:
+        return "an NPU that the tool does not list (number {})".format(holder["npu"])
+    return cards[0] if len(cards) == 1 else "one of " + ", ".join(cards)
+
+
 def reasons(holders: List[Dict[str, Any]], names: Mapping[str, str]) -> List[str]:
-    """One sentence for each process: its cards, what it is, what to do about it."""
+    """Return a sentence for each process: its cards, what it is, what to do about it."""
     cards: Dict[int, List[str]] = {}
     for holder in holders:
-        cards.setdefault(holder["pid"], []).append("rbln{}".format(holder["npu"]))
+        cards.setdefault(holder["pid"], []).append(_cards(holder))
     sentences = []
     for pid, held in cards.items():
         holder = next(other for other in holders if other["pid"] == pid)
-        found = "{} held by {} (pid {})".format(", ".join(sorted(set(held))), holder["process"], pid)
+        found = "{} held by {} (pid {})".format(
+            ", ".join(sorted(set(held), key=lambda card: (" " in card, *_natural(card)))), holder["process"], pid
+        )
         if holder["gone"]:
             found += ", which is gone: load the module anew (`modprobe -r rebellions && modprobe rebellions`), or reboot the host"
         elif holder["container"]:

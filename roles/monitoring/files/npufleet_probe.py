@@ -161,24 +161,52 @@ def _run(config: Config, given: bytes) -> subprocess.CompletedProcess[bytes]:
 
 
 def lost_cards(config: Config) -> Optional[str]:
-    """How the driver has lost its cards, empty where it has them, None where the vendor's tool does not say.
+    """Return how the driver has lost its cards, empty where it has them, None where the vendor's tool does not say.
 
-    The concern `driver` judges the same way: cards that are all number 0, or none beside device nodes that are there.
+    The concern `driver` judges the same way: cards of a group that are all number 0, or none beside device nodes that are there.
     """
     tool = next((path for path in config.vendor_tools if os.path.isfile(path) and os.access(path, os.X_OK)), None)
     if tool is None:
         return None
     try:
-        done = subprocess.run([tool, "-j"], capture_output=True, timeout=TOOL, check=True)
-        numbers = [int(device["npu"]) for device in json.loads(done.stdout)["devices"]]
-        nodes = [name for name in os.listdir(config.nodes) if re.fullmatch(r"rbln\d+", name)]
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+        names = os.listdir(config.nodes)
+        numbers = _numbers(tool, sum(re.fullmatch(r"rsd\d+", name) is not None for name in names))
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+    nodes = [name for name in names if re.fullmatch(r"rbln\d+", name)]
     if nodes and not numbers:
         return f"the vendor's tool lists no card beside {', '.join(sorted(nodes))}"
-    if len(numbers) > 1 and set(numbers) == {0}:
-        return f"the vendor's tool numbers each of {len(numbers)} cards 0"
+    for group, mine in numbers.items():
+        if len(mine) > 1 and set(mine) == {0}:
+            where = "" if len(numbers) == 1 else f" of group {group}"
+            return f"the vendor's tool numbers each of {len(mine)} cards{where} 0"
     return ""
+
+
+def _numbers(tool: str, group_nodes: int) -> Dict[Optional[int], List[int]]:
+    """The numbers of the cards by group, of which there is one where the tool reports none.
+
+    Raises ValueError where groups are needed and not known: a host with several group nodes whose numbers repeat.
+    """
+
+    def listed(*options: str) -> List[Tuple[Optional[int], int]]:
+        done = subprocess.run([tool, *options], capture_output=True, timeout=TOOL, check=True)
+        devices = json.loads(done.stdout)["devices"]
+        return [(int(device["group_id"]) if "group_id" in device else None, int(device["npu"])) for device in devices]
+
+    found = listed("-j")
+    if len({npu for _group, npu in found}) < len(found) and any(group is None for group, _npu in found):
+        try:
+            found = listed("-g", "-j")
+        except (subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError):
+            if group_nodes > 1:
+                raise
+        if group_nodes > 1 and any(group is None for group, _npu in found):
+            raise ValueError("the tool reports no groups")
+    numbers: Dict[Optional[int], List[int]] = {}
+    for group, npu in found:
+        numbers.setdefault(group, []).append(npu)
+    return numbers
 
 
 def probe(config: Config, before: Mapping[str, Any]) -> Dict[str, Any]:
