@@ -15,10 +15,18 @@ DPKG = "/var/lib/dpkg"
 _KNOWN: Dict[Tuple[object, ...], List[List[str]]] = {}
 
 
+def untranslated() -> Dict[str, str]:
+    """Return the environment of a command whose output is parsed: its messages are in English, whatever the host's language.
+
+    Programs that translate by themselves, such as those of Python, read LANGUAGE before LC_ALL.
+    """
+    return {**os.environ, "LC_ALL": "C", "LANGUAGE": "C"}
+
+
 def run(*command: str, timeout: float = 60) -> Tuple[int, str]:
     """Return exit code and output (standard output, or standard error where that is all there is); 127 when not installed."""
     try:
-        done = subprocess.run(list(command), capture_output=True, timeout=timeout, check=False)
+        done = subprocess.run(list(command), capture_output=True, timeout=timeout, check=False, env=untranslated())
     except FileNotFoundError:
         return 127, f"{command[0]} is not installed"
     except OSError as error:

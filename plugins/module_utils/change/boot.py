@@ -7,7 +7,7 @@ import os
 import subprocess
 
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
-from ansible_collections.npufleet.triton.plugins.module_utils.system import text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import text, untranslated
 
 UNIT = "npufleet-resume.service"
 UNIT_FILE = "/etc/systemd/system/" + UNIT
@@ -39,5 +39,5 @@ def install(root: str) -> bool:
     os.chmod(UNIT_FILE + ".new", 0o644)
     os.replace(UNIT_FILE + ".new", UNIT_FILE)
     for command in (["daemon-reload"], ["enable", UNIT]):
-        subprocess.run(["systemctl", *command], capture_output=True, timeout=60, check=True)
+        subprocess.run(["systemctl", *command], capture_output=True, timeout=60, check=True, env=untranslated())
     return True

@@ -22,7 +22,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change.docker impo
     refuse_absent,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
-from ansible_collections.npufleet.triton.plugins.module_utils.system import now, text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import now, text, untranslated
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import last_words
 
@@ -126,7 +126,7 @@ def _held() -> str:
     if tool is None:
         return ""
     try:
-        done = subprocess.run([tool, "-j"], capture_output=True, timeout=ASKING, check=False)
+        done = subprocess.run([tool, "-j"], capture_output=True, timeout=ASKING, check=False, env=untranslated())
     except (OSError, subprocess.SubprocessError) as error:
         return f"that {tool} does not tell who has the cards open ({error})"
     if done.returncode:
@@ -212,7 +212,7 @@ def _is_server(pid: Any) -> bool:
 def _start_inside(name: str, inside: Mapping[str, Any]) -> None:
     """Start a server inside the container again, as hands had started it."""
     command = ["docker", "exec", "--detach", *map(str, inside["options"]), name, *map(str, inside["command"])]
-    done = subprocess.run(command, capture_output=True, timeout=ENGINE_EXTRA, check=False)
+    done = subprocess.run(command, capture_output=True, timeout=ENGINE_EXTRA, check=False, env=untranslated())
     if done.returncode:
         raise ContainerError("the server inside could not be started again: " + done.stderr.decode("utf-8", "replace").strip())
 

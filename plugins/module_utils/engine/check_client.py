@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
-from ansible_collections.npufleet.triton.plugins.module_utils.system import which
+from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated, which
 
 ENTRY = "inference.runner"
 # Failed checks that a message names
@@ -70,10 +70,12 @@ def ask(image: str, document: Mapping[str, Any], program: str) -> List[Dict[str,
     name = f"npufleet-check-{os.getpid()}"
     line = command(docker, image, ["--name", name])
     try:
-        done = subprocess.run(line, input=asked, capture_output=True, text=True, errors="replace", check=False, timeout=limit)
+        done = subprocess.run(
+            line, input=asked, capture_output=True, text=True, errors="replace", check=False, timeout=limit, env=untranslated()
+        )
     except subprocess.TimeoutExpired:
         with suppress(subprocess.SubprocessError):
-            subprocess.run([docker, "rm", "--force", name], capture_output=True, timeout=60, check=False)
+            subprocess.run([docker, "rm", "--force", name], capture_output=True, timeout=60, check=False, env=untranslated())
         raise Unasked(
             f"the client in image {image} has not ended within {limit:.0f} s, wanted its answers: see `docker ps`"
         ) from None
@@ -90,8 +92,9 @@ def ask_here(python: str, document: Mapping[str, Any], program: str) -> List[Dic
     limit = ENGINE_SECONDS + ASKED_PER_CHECK * float(document.get("timeout", 30)) * len(document["checks"])
     asked = given(document, program).decode()
     try:
+        line = [python, "-c", START]
         done = subprocess.run(
-            [python, "-c", START], input=asked, capture_output=True, text=True, errors="replace", check=False, timeout=limit
+            line, input=asked, capture_output=True, text=True, errors="replace", check=False, timeout=limit, env=untranslated()
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unasked(f"the client of {python} gave no answer: {error}") from None

@@ -22,6 +22,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
 from ansible_collections.npufleet.triton.plugins.module_utils.store import takeover
+from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
 
 BLOCK = 1 << 20
 # How often a source may break off in a row without a byte in between
@@ -348,7 +349,7 @@ def _rclone(arguments: List[str], url: str, way: Mapping[str, Any], secrets: Map
         raise SourceError("found no rclone here, wanted it for object stores: `apt-get install rclone`")
     kind = str(store_of(url))
     command = [program, *arguments, "--config=", "--retries=1", "--low-level-retries=2", "--contimeout=15s", "--timeout=60s"]
-    settings = {**os.environ, **environment(url, way, secrets)}
+    settings = {**untranslated(), **environment(url, way, secrets)}
     # Amazon's own variable, with which rclone's transport cannot work
     bundle = settings.pop("AWS_CA_BUNDLE", None)
     if bundle:

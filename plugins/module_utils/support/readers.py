@@ -16,6 +16,7 @@ import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
 
 # Entries of a directory tree that are listed; one that has more is listed up to there
 ENTRIES = 5000
@@ -67,7 +68,7 @@ def command(limits: Limits, *words: str, accept: Tuple[int, ...] = (0,)) -> str:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "LC_ALL": "C", "SYSTEMD_COLORS": "0"},
+            env={**untranslated(), "SYSTEMD_COLORS": "0"},
             start_new_session=True,
         )
     except FileNotFoundError:

@@ -124,13 +124,18 @@ def with_key(config: Config, given: bytes) -> bytes:
     return json.dumps(whole).encode()
 
 
+def untranslated() -> Dict[str, str]:
+    """Return the environment of a command whose output is parsed: its messages are in English, whatever the host's language."""
+    return {**os.environ, "LC_ALL": "C", "LANGUAGE": "C"}
+
+
 def ask(config: Config, given: bytes) -> Tuple[List[Dict[str, Any]], List[str]]:
     """(the results of every check, models that none asks). Raises Unavailable where there is nothing to ask, or to ask with."""
     given = with_key(config, given)
     done = _run(config, given)
     if done.returncode == ENGINE_FAILED and b"is already in use" in done.stderr:
         # Nobody but this program has one of that name, and it holds the lock: a probe that was killed left it behind.
-        subprocess.run(config.remove, capture_output=True, timeout=60, check=False)
+        subprocess.run(config.remove, capture_output=True, timeout=60, check=False, env=untranslated())
         done = _run(config, given)
     words = " ".join(done.stderr.decode("utf-8", "replace").split())[-600:]
     if done.returncode == ENGINE_FAILED:
@@ -150,13 +155,15 @@ def ask(config: Config, given: bytes) -> Tuple[List[Dict[str, Any]], List[str]]:
 
 def _run(config: Config, given: bytes) -> subprocess.CompletedProcess[bytes]:
     try:
-        return subprocess.run(config.command, input=given, capture_output=True, timeout=config.limit, check=False)
+        return subprocess.run(
+            config.command, input=given, capture_output=True, timeout=config.limit, check=False, env=untranslated()
+        )
     except OSError as error:
         raise Unavailable("engine", str(error)) from None
     except subprocess.TimeoutExpired:
         # Only docker's own process is gone by now.
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(config.remove, capture_output=True, timeout=60, check=False)
+            subprocess.run(config.remove, capture_output=True, timeout=60, check=False, env=untranslated())
         raise Unavailable("time", f"it did not end within {config.limit:g} s") from None
 
 
@@ -190,7 +197,7 @@ def _numbers(tool: str, group_nodes: int) -> Dict[Optional[int], List[int]]:
     """
 
     def listed(*options: str) -> List[Tuple[Optional[int], int]]:
-        done = subprocess.run([tool, *options], capture_output=True, timeout=TOOL, check=True)
+        done = subprocess.run([tool, *options], capture_output=True, timeout=TOOL, check=True, env=untranslated())
         devices = json.loads(done.stdout)["devices"]
         return [(int(device["group_id"]) if "group_id" in device else None, int(device["npu"])) for device in devices]
 

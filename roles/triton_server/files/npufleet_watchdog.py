@@ -514,7 +514,8 @@ class Host:
         """Put back what a run left that is gone; why nothing is to be done, None where that is over."""
         if time.monotonic() < self._call_at or self._at_work():
             return "deployment"
-        done = subprocess.run([sys.executable, "-IS", CHANGE, "resume", self._config.root], capture_output=True, check=False)
+        command = [sys.executable, "-IS", CHANGE, "resume", self._config.root]
+        done = subprocess.run(command, capture_output=True, check=False, env=untranslated())
         for line in (done.stdout + done.stderr).decode("utf-8", "replace").splitlines():
             print(line, flush=True)
         self._call_at = time.monotonic() + CALL if done.returncode == BUSY else 0.0
@@ -629,7 +630,7 @@ class Host:
         if tool is None:
             return []
         try:
-            done = subprocess.run([tool, "-j"], capture_output=True, timeout=20, check=True)
+            done = subprocess.run([tool, "-j"], capture_output=True, timeout=20, check=True, env=untranslated())
             listed = json.loads(done.stdout).get("contexts") or []
             return [(str(context.get("pid")), str(context.get("process"))) for context in listed]
         except (OSError, subprocess.SubprocessError, ValueError, AttributeError, TypeError):
@@ -823,6 +824,11 @@ class Watchdog:
             if model and running:
                 self._host.load(model)
                 say(f"model {model}: found a reload that was not finished, wanted the model loaded, did: loaded it", 4)
+
+
+def untranslated() -> Dict[str, str]:
+    """Return the environment of a command whose output is parsed: its messages are in English, whatever the host's language."""
+    return {**os.environ, "LC_ALL": "C", "LANGUAGE": "C"}
 
 
 def _in_processes(config: Dict[str, Any]) -> bool:
