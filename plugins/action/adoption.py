@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.template import trust_as_template
@@ -57,7 +57,7 @@ class ActionModule(FleetAction):
         process = found["process"]
         translation = adoption.translate(found, host, fleet["npufleet_root"])
         translation.left_out[:0] = found["left_out"]
-        secrets = sorted(translation.vault.values(), key=len, reverse=True)
+        secrets = adoption.secrets(found, translation.vault)
         result: Dict[str, Any] = {
             "changed": False,
             "managed": found["managed"],
@@ -86,8 +86,8 @@ class ActionModule(FleetAction):
         result.update(
             left_out=adoption.masked(translation.left_out, secrets),
             vault=sorted(translation.vault),
-            again=self.again(found),
-            obstacles=obstacles(found),
+            again=self.again(found, secrets),
+            obstacles=obstacles(found, secrets),
         )
         # A look does not wait for the vault; what the inventory asks for needs it.
         vault = translation.vault if dest else {}
@@ -159,7 +159,8 @@ class ActionModule(FleetAction):
             "triton_models": entries,
         }
         notes = [HEAD.format(host, found["inspect"]["Name"].lstrip("/"))]
-        notes += [f"Left out: {line}" for line in adoption.masked(translation.left_out, list(translation.vault.values()))]
+        secrets = adoption.secrets(found, translation.vault)
+        notes += [f"Left out: {line}" for line in adoption.masked(translation.left_out, secrets)]
         notes += [f"For the vault: {entry}" for entry in sorted(translation.vault)]
         with open(os.path.join(dest, "host_vars.yml"), "w", encoding="utf-8") as out:
             out.write("---\n" + "".join(map(host_text.comment, notes)) + host_text.variables(variables))
@@ -229,18 +230,18 @@ class ActionModule(FleetAction):
         for name, why in sorted(reasons.items()):
             translation.left_out.append(f"model {name}: no check could be recorded, {why}; write checks/{name}.yml yourself")
 
-    def again(self, found: Mapping[str, Any]) -> Dict[str, Any]:
-        """How the server is started again in a container whose own command does not do it."""
+    def again(self, found: Mapping[str, Any], secrets: Sequence[str] = ()) -> Dict[str, Any]:
+        """Return how the server is started again in a container whose own command does not do it.
+
+        Its command line may hold keys. The host reads it when it ends the server.
+        """
         process = found["process"]
-        if process["main"]:
+        if process["main"] or hidden(found, secrets):
             return {}
-        exported = adoption.own_environment(found)[1]
-        if any(options.is_secret(name, value) for name, value in exported.items()):
-            return {}
-        options = ["--workdir", process["directory"], "--user", process["user"]]
-        for name, value in sorted(exported.items()):
-            options += ["--env", f"{name}={value}"]
-        return {"pid": process["pid"], "options": options, "command": process["argv"]}
+        arguments = ["--workdir", process["directory"], "--user", process["user"]]
+        for name, value in sorted(adoption.own_environment(found)[1].items()):
+            arguments += ["--env", f"{name}={value}"]
+        return {"pid": process["pid"], "options": arguments}
 
 
 # What has to be set before anything of a host can be wanted
@@ -280,16 +281,25 @@ def trusted(value: Any) -> Any:
     return [trusted(part) for part in value] if isinstance(value, list) else value
 
 
-def obstacles(found: Mapping[str, Any]) -> List[str]:
-    """Why this container is not to be stopped: nothing could bring it back."""
+def hidden(found: Mapping[str, Any], secrets: Sequence[str] = ()) -> List[str]:
+    """Return the names of variables of a server started inside that may hold a secret, which a command line must not show."""
+    exported = adoption.own_environment(found)[1]
+    return sorted(
+        name
+        for name, value in exported.items()
+        if options.is_secret(name, value) or any(entry in value for entry in secrets if entry)
+    )
+
+
+def obstacles(found: Mapping[str, Any], secrets: Sequence[str] = ()) -> List[str]:
+    """Return why this container is not to be stopped: nothing could bring it back."""
     reasons = []
     if found["inspect"]["HostConfig"].get("AutoRemove"):
         reasons.append(
             "it was started with --rm and would be gone when it stops: start it without --rm at a quiet hour, then adopt"
         )
     process = found["process"]
-    exported = adoption.own_environment(found)[1]
-    hidden = sorted(name for name, value in exported.items() if options.is_secret(name, value))
-    if not process["main"] and hidden:
-        reasons.append(f"its server was given {', '.join(hidden)} by a shell, which could not be given again: start it with --env")
+    names = hidden(found, secrets)
+    if not process["main"] and names:
+        reasons.append(f"its server was given {', '.join(names)} by a shell, which could not be given again: start it with --env")
     return reasons

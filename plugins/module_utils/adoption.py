@@ -19,6 +19,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.options imp
     last,
     options,
     repositories,
+    restricted,
     to_vault,
 )
 
@@ -321,6 +322,14 @@ def compiled_file(model: Mapping[str, Any]) -> Optional[str]:
     """The one compiled file of a model; several stay in its directory, where any number may be."""
     found = [path for path in model["files"] if path.endswith(".rbln")]
     return found[0] if len(found) == 1 else None
+
+
+def secrets(found: Mapping[str, Any], vault: Mapping[str, str]) -> List[str]:
+    """Return what is shown nowhere: the values of the vault, and every key of the command line, the longest first."""
+    given = options(found["process"]["argv"][1:])[0]
+    return sorted(
+        {*vault.values(), *(key for _apis, _name, key in restricted(given))} - {""}, key=lambda value: (-len(value), value)
+    )
 
 
 def masked(value: Any, secrets: Sequence[str]) -> Any:

@@ -88,7 +88,7 @@ options:
     type: bool
     default: false
   inside:
-    description: A server that was started inside the old container by hand, C(pid), C(options) of docker exec, and C(command).
+    description: A server that was started inside the old container by hand, C(pid) and C(options) of docker exec.
     type: dict
     default: {}
   root:

@@ -126,6 +126,29 @@ def test_what_adopt_writes_is_data_to_every_later_run(hostile: Hostile) -> None:
     _code, output = hostile.play("status.yml")
 
 
+def test_keys_of_an_adopted_command_line_are_shown_nowhere(hostile: Hostile) -> None:
+    keys = ["Adm1n-Restr1cted-Key", "Other-Restr1cted-Key", "Pr0tocol-Key"]
+    answer = said(hostile.words)["adoption"]
+    found = answer["look"]["found"]
+    found["process"] = {
+        "pid": 4711,
+        "main": False,
+        "argv": [
+            "tritonserver", "--model-repository=/models", f"--http-restricted-api=model-repository:admin-key={keys[0]}",
+            f"--http-restricted-api=trace:other={keys[1]}", "--grpc-restricted-protocol", f"health:third={keys[2]}",
+        ],
+        "environment": {"LANG": "C"},
+        "directory": "/",
+        "user": "0",
+    }  # fmt: skip
+    hostile.answers(adoption=answer)
+    code, output = hostile.play("adopt.yml", "--limit", HOSTILE, "-vvv")
+    assert code == 0, output
+    written = "".join(path.read_text(errors="replace") for path in build(hostile, "adopt").rglob("*") if path.is_file())
+    assert [key for key in keys if key in output + written] == []
+    assert "--http-restricted-api=trace:other=(secret)" in output and "LANG=C" in output
+
+
 def test_names_that_are_paths_write_nothing(hostile: Hostile) -> None:
     """Names of models and of their files, and digests, are refused together; tests/unit/test_adoption_module.py has each alone."""
     answer = said(hostile.words)["adoption"]

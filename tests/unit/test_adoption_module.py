@@ -153,6 +153,21 @@ def test_what_could_not_be_undone(name: str, reason: str) -> None:
     assert bool(action.obstacles(found)) is bool(reason)
 
 
+def test_a_server_started_inside_with_a_variable_of_its_own_is_started_again_so() -> None:
+    process = {"pid": 7, "argv": ["tritonserver", "--http-restricted-api=trace:key=s3cr3t-value"], "environment": {"LANG": "C"},
+               "main": False, "directory": "/srv", "user": "0"}  # fmt: skip
+    found = {"inspect": GUIDE, "image": {}, "process": process}
+    again = action.ActionModule.again(None, found)  # type: ignore[arg-type]
+    # The command line stays on the host
+    assert again == {"pid": 7, "options": ["--workdir", "/srv", "--user", "0", "--env", "LANG=C"]}
+    assert action.ActionModule.again(None, {**found, "process": {**process, "main": True}}) == {}  # type: ignore[arg-type]
+    # A value of the vault under another name
+    process["environment"] = {"ARGUMENTS": "--key=s3cr3t-value"}
+    assert action.ActionModule.again(None, found, ["s3cr3t-value"]) == {}  # type: ignore[arg-type]
+    (reason,) = action.obstacles(found, ["s3cr3t-value"])
+    assert "ARGUMENTS" in reason and "s3cr3t" not in reason
+
+
 def test_a_secret_of_a_shell_could_not_be_given_again() -> None:
     process = {"argv": ["tritonserver"], "environment": {"HF_TOKEN": "hf_1234567"}, "main": False}
     (reason,) = action.obstacles({"inspect": GUIDE, "image": {}, "process": process})

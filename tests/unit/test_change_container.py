@@ -286,6 +286,23 @@ def test_one_start_that_failed_is_bad_luck(engine: PlayedEngine) -> None:
     container.wait_ready(engine, "triton", 5)
 
 
+def test_the_command_line_of_a_server_inside_is_read_on_its_host(engine: PlayedEngine, tmp_path: Path) -> None:
+    """It is kept for root alone, as it may hold keys."""
+    engine.add("triton")
+    engine.add("triton-next", "created")
+    key = "--http-restricted-api=trace:key=s3cr3t"
+    server = subprocess.Popen([sys.executable, "-c", "input()", key], stdin=subprocess.PIPE)
+    (tmp_path / "replacement.json.new").write_text("of a run that was killed")
+    try:
+        with pytest.raises(container.ContainerError, match="no tritonserver"):
+            container.replace(engine, str(tmp_path), ME, "triton", SETTINGS, {"pid": server.pid, "options": ["--user", "0"]})
+    finally:
+        server.communicate(b"\n")
+    kept = container.replacement.read(str(tmp_path))
+    assert kept is not None and kept["inside"]["command"] == [sys.executable, "-c", "input()", key]
+    assert (tmp_path / "replacement.json").stat().st_mode & 0o777 == 0o600
+
+
 def test_a_server_inside_that_is_another_process_by_now_is_left_alone(engine: PlayedEngine, tmp_path: Path) -> None:
     old = engine.add("triton")
     engine.add("triton-next", "created")

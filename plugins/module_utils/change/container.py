@@ -46,7 +46,7 @@ def replace(
 ) -> List[str]:
     """Let `<name>-next` take the place of `<name>`, which stays as `<name>-previous` until `keep` or `put_back`.
 
-    `inside` is a server that hands started inside the old container: {"pid", "options" of docker exec, "command"}. A container that
+    `inside` is a server that hands started inside the old container: {"pid", "options" of docker exec}. A container that
     nobody proved gives way for good: the one before it is still there. Raises ContainerError.
     """
     current, previous, upcoming = (engine.inspect(name + suffix) for suffix in ("", "-previous", "-next"))
@@ -56,7 +56,7 @@ def replace(
     before = replacement.read(root)
     ran = before["ran"] if before else bool(current and current["State"]["Running"]) or not current
     old = (previous or current or {}).get("Id")
-    kept = before["inside"] if before and previous else dict(inside or {})
+    kept = before["inside"] if before and previous else _with_command(inside or {})
     entry = {"run": run.run, "by": run.by, "since": now(), "phase": replacement.SWAPPING, "ran": ran, "old": old, "inside": kept}
     replacement.write(root, entry)
     done = []
@@ -207,6 +207,14 @@ def _drop(engine: Docker, name: str) -> None:
 
 def _is_server(pid: Any) -> bool:
     return "tritonserver" in (text(f"/proc/{pid}/comm") or "")
+
+
+def _with_command(inside: Mapping[str, Any]) -> Dict[str, Any]:
+    """A server inside with its command line, which the kernel has: it may hold keys and does not come from the controller."""
+    if not inside:
+        return {}
+    raw = text(f"/proc/{int(inside['pid'])}/cmdline") or ""
+    return {"command": raw.split("\0")[:-1], **inside}
 
 
 def _start_inside(name: str, inside: Mapping[str, Any]) -> None:

@@ -90,14 +90,15 @@ def last(root: str) -> str:
     return str(found.content["run"]) if found.there and not found.flaw else ""
 
 
-def write(path: str, value: Mapping[str, Any]) -> None:
+def write(path: str, value: Mapping[str, Any], mode: int = 0o644) -> None:
     """Write a JSON file in one piece, and on to the disk before it counts."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    with open(path + ".new", "w", encoding="utf-8") as sink:
+    with open(path + ".new", "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as sink:
+        # Also where it was left by a run that was killed
+        os.fchmod(sink.fileno(), mode)
         json.dump(value, sink, indent=1, sort_keys=True)
         sink.flush()
         os.fsync(sink.fileno())
-    os.chmod(path + ".new", 0o644)
     os.replace(path + ".new", path)
 
 

@@ -46,8 +46,8 @@ def read(root: str) -> Optional[Dict[str, Any]]:
 
 
 def write(root: str, entry: Mapping[str, Any]) -> None:
-    """How far it is."""
-    lease.write(os.path.join(root, REPLACEMENT), entry)
+    """Record how far it is. The command line of a server inside may hold keys, so that root alone may read the file."""
+    lease.write(os.path.join(root, REPLACEMENT), entry, 0o600)
 
 
 def close(root: str) -> None:
