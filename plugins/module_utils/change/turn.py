@@ -239,8 +239,8 @@ class Turn:
         self.say("load and unload")
         inside = control.inside(self.name) if self.server["grpc"] else None
         address = str(self.server["address"])
-        server = Server(address, self.server["http_port"], float(self.settings["ready_timeout"]), self.settings["key"], inside)
-        change = Change(server, models)
+        triton = Server(address, self.server["http_port"], float(self.settings["ready_timeout"]), self.settings["key"], inside)
+        change = Change(triton, models)
         change.apply()
         self.did += [f"loaded {name}" for name in change.loaded] + [f"unloaded {name}" for name in change.unloaded]
         if change.why():

@@ -84,13 +84,13 @@ def _shown(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
     """daemon.json and drop-ins, wanted or found, with all that may be secret as digests."""
     return {
         "daemon": secret.settings(part["daemon"], key, CLEAR),
-        "drop_ins": {path: text if text is None else secret.unit(text, key) for path, text in part["drop_ins"].items()},
+        "drop_ins": {path: content if content is None else secret.unit(content, key) for path, content in part["drop_ins"].items()},
     }
 
 
-def _of_root(text: str, mode: int, user: int, key: str) -> str:
+def _of_root(content: str, mode: int, user: int, key: str) -> str:
     """A file of secrets as it may be shown."""
-    return f"{secret.seal(text, key)}, mode {mode:04o} of user {user}"
+    return f"{secret.seal(content, key)}, mode {mode:04o} of user {user}"
 
 
 def proxy_reasons(variables: Mapping[str, Any]) -> List[str]:

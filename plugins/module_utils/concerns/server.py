@@ -277,8 +277,8 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     plan = []
     for_whom = "for root alone" if not wanted["reader"]["needed"] else "for root and group {}".format(wanted["reader"]["group"])
     if actual.get("credentials"):
-        keys = "SHA-256 {}, {}".format(wanted["credentials"]["sha256"][:12], for_whom)
-        plan.append(item(CONCERN, "credentials", actual["credentials"], keys, "write"))
+        sealed_file = "SHA-256 {}, {}".format(wanted["credentials"]["sha256"][:12], for_whom)
+        plan.append(item(CONCERN, "credentials", actual["credentials"], sealed_file, "write"))
     flaw = actual.get("key") or {}
     if flaw:
         whose = "the operator's key" if wanted["key_fingerprint"] else "a key of this host"
@@ -301,16 +301,16 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
         "groups": access["groups"],
     }
     for key in sorted(as_wanted):
-        asked = as_wanted[key]
+        value = as_wanted[key]
         if key == "environment":
             # What the image sets to the same value does not show in the container.
-            asked = dict(set(asked.items()) - set(actual.get("inherited", {}).items()))
+            value = dict(set(value.items()) - set(actual.get("inherited", {}).items()))
         if key == "ports":
             # Some engines record no address where 0.0.0.0 was asked for
-            asked = {
-                port: where if found[key].get(port) == where else where.replace("0.0.0.0", "") for port, where in asked.items()
+            value = {
+                port: where if found[key].get(port) == where else where.replace("0.0.0.0", "") for port, where in value.items()
             }
-        if found[key] != asked:
+        if found[key] != value:
             plan.append(item(CONCERN, "container." + key, found[key], as_wanted[key], "replace"))
     replaced = any(difference["action"] == "replace" for difference in plan)
     if actual["state"] != "running":

@@ -27,7 +27,7 @@ def judge(answer: Mapping[str, Output], request: Request, expect: Mapping[str, A
     why = []
     for name, wanted in expect.items():
         if name in answer:
-            why += [f"{name}: {reason}" for reason in _judge_output(answer[name], request, wanted)]
+            why += [f"{name}: {difference}" for difference in _judge_output(answer[name], request, wanted)]
         else:
             why.append("output {} is missing, found {}".format(name, ", ".join(sorted(answer)) or "no output"))
     return why

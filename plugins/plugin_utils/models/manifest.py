@@ -212,20 +212,20 @@ def cloud_models(variables: Mapping[str, Any]) -> List[str]:
 def _unread(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> List[str]:
     """Why Triton would not come by a model that it reads itself."""
     read = variables["triton_server_model_repositories"]
-    reasons = []
+    against = []
     if entry["repository"].rstrip("/") not in [element.rstrip("/") for element in read]:
-        reasons.append(
+        against.append(
             "model {}: found repository {}, wanted one of triton_server_model_repositories ({}): list it there".format(
                 entry["name"], entry["repository"], ", ".join(read)
             )
         )
     if entry.get("artefacts"):
-        reasons.append(
+        against.append(
             "model {}: found `artefacts` beside repository {}, wanted none: Triton reads all of it there".format(
                 entry["name"], entry["repository"]
             )
         )
-    return reasons
+    return against
 
 
 def placed_here(variables: Mapping[str, Any]) -> List[Mapping[str, Any]]:
@@ -246,13 +246,13 @@ def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, A
                 "`artefacts`".format(name, ", ".join(sorted(artefacts)), key)
             ]
         )
-    reasons = [
+    against = [
         f"model {name}: artefact {place} needs `url` or `file`, and `sha256` (64 hex digits) where no record of it tells"
         for place, found in sorted(artefacts.items())
         if not re.fullmatch("[0-9a-f]{64}", str(found.get("sha256"))) or not ("url" in found or "file" in found or bundled)
     ]
-    if reasons:
-        raise Refusal(reasons)
+    if against:
+        raise Refusal(against)
     return artefacts[key]
 
 

@@ -129,7 +129,7 @@ class Worker:
                     self._started.wait()
                 try:
                     join = runs[bucket](
-                        [sdk_array(array, entry.dtype) for array, entry in zip(inputs, self.plan.buckets[bucket].inputs)]
+                        [sdk_array(value, entry.dtype) for value, entry in zip(inputs, self.plan.buckets[bucket].inputs)]
                     )
                 finally:
                     self._turn += 1

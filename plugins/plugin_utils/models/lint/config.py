@@ -126,12 +126,12 @@ def _tensors(model: Model) -> Iterator[Finding]:
     config = model.config
     tensorrt = model.backend == "tensorrt"
     for side in ("input", "output"):
-        names = [given.name for given in getattr(config, side)]
+        tensor_names = [given.name for given in getattr(config, side)]
         for index, tensor in enumerate(getattr(config, side)):
             field = f"{side}[{index}]"
             if not tensor.name:
                 yield model.error("tensor", f"{field}.name", "nothing", "a name", "write it down")
-            elif tensor.name in names[:index]:
+            elif tensor.name in tensor_names[:index]:
                 yield model.warning(
                     "tensor", f"{field}.name", f"{tensor.name} a second time", "each name once", "rename one of the two"
                 )
@@ -259,14 +259,14 @@ def _sequences(model: Model) -> Iterator[Finding]:
     if not model.config.HasField("sequence_batching"):
         return
     batcher = model.config.sequence_batching
-    names: List[str] = []
+    tensor_names: List[str] = []
     kinds: List[int] = []
     for index, tensor in enumerate(batcher.control_input):
         field = f"sequence_batching.control_input[{index}]"
-        if not tensor.name or tensor.name in names:
+        if not tensor.name or tensor.name in tensor_names:
             found = f"{tensor.name} a second time" if tensor.name else "nothing"
             yield model.error("sequence", f"{field}.name", found, "a name of its own", "correct it")
-        names.append(tensor.name)
+        tensor_names.append(tensor.name)
         for place, entry in enumerate(tensor.control):
             inner = f"{field}.control[{place}]"
             kind = schema.word(entry, "kind")
