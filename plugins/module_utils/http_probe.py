@@ -9,11 +9,13 @@ import base64
 import json
 import re
 import urllib.parse
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import has_login, masked, without_login
 
-SECONDS = 10.0
+# Seconds and bytes of one exchange, its redirects included; characters of a page that are read
+SECONDS, SIZE, PAGE = 10.0, 8 << 20, 1 << 20
 DOCKER_HUB = "registry-1.docker.io"
 DOCKER_HUB_TOKENS = "auth.docker.io"
 MANIFESTS = ", ".join(
@@ -74,8 +76,12 @@ def measure(
     """(bytes of a file on a web server where it says so, why it cannot be had)."""
     status, words, headers = _exchange(address, login, proxies, ca, {})
     why = judge(status, words, login)
-    length = headers.get("content-length", "")
-    return (int(length) if not why and length.isdigit() else None), why
+    return (None if why else whole_number(headers.get("content-length", ""))), why
+
+
+def whole_number(text: str) -> Optional[int]:
+    """The number in a header; None for anything else, and for one that no file is as long as."""
+    return int(text) if re.fullmatch("[0-9]{1,15}", text) else None
 
 
 def judge(status: int, words: str, login: Tuple[str, str]) -> Optional[str]:
@@ -84,7 +90,7 @@ def judge(status: int, words: str, login: Tuple[str, str]) -> Optional[str]:
         return _refused(status, login)
     if status == 404:
         return "found 404, wanted a file or page there"
-    return None if 200 <= status < 400 else _unreachable(status, words)
+    return None if 200 <= status < 300 else _unreachable(status, words)
 
 
 def image(
@@ -183,8 +189,8 @@ def _exchange(
     from http.client import HTTPException
 
     try:
-        with ask(address, login, proxies, ca, headers, method) as answer:
-            return answer.status, answer.read(1 << 20).decode("utf-8", "replace"), _lower(answer.headers)
+        with ask(address, login, proxies, ca, headers, method, Budget(SECONDS, SIZE)) as answer:
+            return answer.status, answer.read(PAGE).decode("utf-8", "replace"), _lower(answer.headers)
     except urllib.error.HTTPError as error:
         with error:
             return error.code, masked(str(error.reason)), _lower(error.headers)
@@ -201,12 +207,14 @@ def ask(
     ca: Optional[str],
     headers: Mapping[str, str],
     method: str,
-    seconds: float = SECONDS,
+    budget: Budget,
 ) -> Any:
     """The answer as urllib gives it, to be closed by the caller. Raises what urllib raises, and AddressError."""
     # Here, as most who import this ask nobody
     import urllib.request
     from http.client import InvalidURL
+
+    from ansible_collections.npufleet.triton.plugins.module_utils.web_client.opener import open_request
 
     parsed(address)
     request = urllib.request.Request(address, method=method)
@@ -216,24 +224,11 @@ def ask(
     if login[0]:
         given = base64.b64encode(f"{login[0]}:{login[1]}".encode()).decode()
         request.add_unredirected_header("Authorization", "Basic " + given)
-    handlers: List[urllib.request.BaseHandler] = [urllib.request.ProxyHandler(_proxies(address, proxies))]
-    if address.startswith("https:"):
-        handlers.append(urllib.request.HTTPSHandler(context=_trust(ca)))
     try:
-        return urllib.request.build_opener(*handlers).open(request, timeout=seconds)
+        return open_request(request, _proxies(address, proxies), ca, budget)
     except (InvalidURL, UnicodeError):
         # Of a proxy, or of where a redirection leads
         raise AddressError("found a proxy or a redirection that is no address, wanted http://host:port") from None
-
-
-def _trust(ca: Optional[str]) -> Any:
-    """The system's authorities, and the site's own beside them: an SSLContext."""
-    import ssl
-
-    context = ssl.create_default_context()
-    if ca:
-        context.load_verify_locations(cadata=ca)
-    return context
 
 
 def _lower(headers: Any) -> Dict[str, str]:

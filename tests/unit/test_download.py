@@ -7,12 +7,20 @@ import hashlib
 import os
 import shutil
 import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import stores
 from ansible_collections.npufleet.triton.plugins.module_utils.fetch import download as subject
+from ansible_collections.npufleet.triton.plugins.module_utils.fetch import object_stores
+from ansible_collections.npufleet.triton.plugins.module_utils.fetch import source as limits
+from hostile_server import hostile
 
 CONTENT = bytes(range(256)) * 20_000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -113,7 +121,7 @@ def test_a_full_disk_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     (tmp_path / DIGEST).write_bytes(CONTENT[:100])
-    monkeypatch.setattr(subject, "_copy", full)
+    monkeypatch.setattr(subject, "copy", full)
     with stores.serving({"a.rbln": CONTENT}) as store:
         words = rf"{tmp_path} is full \(No space left on device\) after 100 bytes, which were removed: make room there"
         with pytest.raises(subject.SourceError, match=words):
@@ -123,6 +131,153 @@ def test_a_full_disk_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_signature_and_login_of_an_address_are_not_shown() -> None:
     assert subject.shown({"url": "https://u:p@a.example.com/x?sig=secret"}) == "https://a.example.com/x"
+
+
+# A source that lies
+
+
+@contextmanager
+def telling(*answers: Any) -> Iterator[tuple[str, list[str]]]:
+    """(address, ranges asked for) of a server that gives these answers, the last one again and again."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_words: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            asked.append(self.headers.get("Range", ""))
+            answer = answers[min(len(asked), len(answers)) - 1]
+            with suppress(OSError):
+                for piece in answer(asked[-1]) if callable(answer) else [answer]:
+                    self.wfile.write(piece)
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_port}/a.rbln", asked
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()
+
+
+def said(status: int, body: bytes = b"", **headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status} x", *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items()), "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def chunked(_range: str) -> Iterator[bytes]:
+    yield said(200, Transfer_Encoding="chunked")
+    while True:
+        yield b"10000\r\n" + b"x" * (1 << 16) + b"\r\n"
+
+
+def test_more_than_was_announced_is_refused(tmp_path: Path) -> None:
+    endless = (said(200), b"x" * 5000, b"x" * 5000)
+    for answer in (chunked, lambda _range: endless):
+        with telling(answer) as (url, asked), pytest.raises(subject.SourceError, match="more than the 1000 bytes"):
+            bring({"url": url, "size": 1000}, tmp_path / DIGEST)
+        assert len(asked) == 1 and (tmp_path / DIGEST).stat().st_size == 0
+
+
+def test_no_more_than_the_length_of_an_answer_is_taken(tmp_path: Path) -> None:
+    with telling(said(200, b"0123456789 and more", Content_Length="10")) as (url, _asked):
+        assert bring({"url": url}, tmp_path / DIGEST) == b"0123456789"
+
+
+def test_a_file_that_changes_its_size_is_refused(tmp_path: Path) -> None:
+    with telling(said(200, b"01234", Content_Length="10"), said(206, b"5", Content_Range="bytes 5-5/11")) as (url, _asked):
+        with pytest.raises(subject.SourceError, match=r"announces 11 bytes, expected the 10 that were announced before"):
+            bring({"url": url}, tmp_path / DIGEST)
+        with pytest.raises(subject.SourceError, match=r"announces 11 bytes, expected the 9"):
+            bring({"url": url, "size": 9}, tmp_path / DIGEST)
+
+
+def test_a_file_that_changes_is_begun_again(tmp_path: Path) -> None:
+    answers = [
+        said(200, b"01234", Content_Length="10", ETag='"a"'),
+        said(206, b"56789", Content_Range="bytes 5-9/10", ETag='"b"'),
+        said(200, b"abcdefghij", Content_Length="10", ETag='"b"'),
+    ]
+    with telling(*answers) as (url, asked):
+        assert bring({"url": url}, tmp_path / DIGEST) == b"abcdefghij"
+    assert asked == ["", "bytes=5-", ""]
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["bytes ten-20/30", "bytes 7-9/10", "bytes 5-3/10", "bytes 5-20/10", "bytes 5-9", "lines 5-9/10", "", "bytes \u0665-9/10"],
+)
+def test_a_range_that_makes_no_sense_is_refused(tmp_path: Path, given: str) -> None:
+    (tmp_path / DIGEST).write_bytes(b"01234")
+    wrong = pytest.raises(subject.SourceError, match=r"Content-Range .*, expected one from byte 5 on")
+    with telling(said(206, b"56789", Content_Range=given)) as (url, asked), wrong:
+        bring({"url": url}, tmp_path / DIGEST)
+    assert asked == ["bytes=5-"]
+
+
+def of_416(given: str) -> list[bytes]:
+    """Each whole answer breaks off, and each range is said to be none."""
+    return [said(416, Content_Range="bytes */3") if given else said(200, b"01234", Content_Length="10")]
+
+
+def without_range(_given: str) -> list[bytes]:
+    """Each answer begins again and breaks off."""
+    return [said(200, b"01234", Content_Length="10")]
+
+
+def of_another_tag(given: str) -> list[bytes]:
+    """Each answer is of another file."""
+    again = said(206, b"5", Content_Range="bytes 5-5/10", ETag=f'"{time.monotonic()}"')
+    return [again if given else said(200, b"01234", Content_Length="10", ETag=f'"{time.monotonic()}"')]
+
+
+@pytest.mark.parametrize("answer", [of_416, without_range, of_another_tag], ids=lambda answer: str(answer.__name__))
+def test_a_source_that_begins_again_and_again_is_given_up(tmp_path: Path, answer: Any) -> None:
+    with telling(answer) as (url, asked), pytest.raises(subject.SourceError, match=r"again and again|broke off"):
+        bring({"url": url}, tmp_path / DIGEST)
+    assert len(asked) <= 10
+
+
+def test_a_source_that_breaks_off_too_often_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def piece(given: str) -> list[bytes]:
+        at = int(given[len("bytes=") : -1]) if given else 0
+        return [said(206, b"x" * 1_000_000, Content_Range=f"bytes {at}-{at + 999_999}/100000000")]
+
+    monkeypatch.setattr(limits, "ATTEMPTS", 5)
+    with (
+        telling(piece) as (url, asked),
+        pytest.raises(subject.SourceError, match=r"broke off 5 times, .* after 5000000 "),
+    ):
+        bring({"url": url}, tmp_path / DIGEST)
+    assert len(asked) == 5
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [
+        ("a byte of the body at a time", r"bytes came within 0 s, expected at least 32768"),
+        ("a chunk of a byte at a time", r"bytes came within 0 s, expected at least 32768"),
+        ("a byte of the head at a time", r"the exchange did not end within 0\.5 s"),
+        ("silence", r"the exchange did not end within 0\.5 s"),
+    ],
+)
+def test_a_source_that_drips_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, why: str) -> None:
+    monkeypatch.setattr(limits, "SECONDS", 0.5)
+    with hostile(mode) as server, pytest.raises(subject.SourceError, match=rf"it broke off after \d+ bytes \({why}|\d+ {why}"):
+        bring({"url": server.url, "size": 200_000_000}, tmp_path / DIGEST)
+    assert server.requests <= 3
+
+
+def test_a_large_file_has_the_time_that_its_size_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits.time, "monotonic", lambda: 1000.0)
+    assert limits.Source(limits.RATE * 100).ends == 1000.0 + limits.TRIES * limits.SECONDS + 100
+    late = limits.Source(limits.RATE * 100)
+    monkeypatch.setattr(limits.time, "monotonic", lambda: 1000.0 + limits.TRIES * limits.SECONDS + 100)
+    with pytest.raises(subject.SourceError, match=r"did not come within 280 s, it broke off after 9 bytes \(why\)"):
+        late.broke_off("why", 0, 9)
 
 
 # Bundles
@@ -236,6 +391,32 @@ def test_gs(tmp_path: Path) -> None:
         way = {"gs": {"endpoint": store.url + "/storage/v1/", "anonymous": "true"}}
         assert subject.size({"url": "gs://models/a.rbln"}, DIGEST, way, {}) == len(CONTENT)
         assert bring({"url": "gs://models/a.rbln"}, tmp_path / DIGEST, way) == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("says", "sends", "words"),
+    [
+        ("yes", "true", "rclone: the answer has more than"),
+        ("while :; do printf x; sleep 0.05; done", "true", r"rclone: the exchange did not end within 0\.5 s"),
+        ("echo '{'", "true", "expected JSON"),
+        ("echo []", "true", "found no such object"),
+        ('echo \'{"Size": "7"}\'', "true", "expected a number"),
+        ("echo '{\"Size\": 1e999}'", "true", "expected a number"),
+        ("echo '{\"Size\": 1000}'", "yes", "it brings more than the 1000 bytes"),
+        ("echo '{\"Size\": 100000}'", "while :; do printf x; sleep 0.05; done", "it broke off after .* bytes came within 0 s"),
+        ("echo '{\"Size\": 1000}'", "exec >&- 2>&-; sleep 60", "rclone did not end within"),
+    ],
+)
+def test_an_object_store_that_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, sends: str, words: str) -> None:
+    program = tmp_path / "bin/rclone"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nif [ "$1" = lsjson ]; then {says}; else {sends}; fi\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setattr(limits, "SECONDS", 0.5)
+    monkeypatch.setattr(object_stores, "SECONDS", 0.5)
+    with pytest.raises(subject.SourceError, match=words):
+        bring({"url": "s3://models/a.rbln"}, tmp_path / DIGEST)
 
 
 def test_no_rclone_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_nobody_waits_for_a_server_that_does_not_hang_up(answer: bytes) -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello", "the answer broke off after 5 of 9 bytes"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\nhello", "the answer has the length '-1'"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\nhello", "the answer has the length '\\xb2'"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n", "the answer has more than 268435456 bytes"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n", "the answer has more than 67108864 bytes"),
         (CHUNKED + b"5\r\nhel", "the answer broke off after 3 of 5 bytes"),
         (CHUNKED + b"5\r\nhello\r\n", "the answer broke off"),
         (CHUNKED + b"0x5\r\nhello\r\n", "the answer has the length '0x5'"),

@@ -23,6 +23,7 @@ FLOORS = [
         "module_utils.shapes",
         "module_utils.system",
     ],
+    ["module_utils.web_client"],
     ["module_utils.driver", "module_utils.host_files", "module_utils.http_probe", "module_utils.plan", "module_utils.redact"],
     ["module_utils.engine"],
     ["module_utils.triton"],

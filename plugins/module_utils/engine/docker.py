@@ -8,7 +8,7 @@ import socket
 import struct
 from typing import Any, List, Mapping, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.exchange import exchange
+from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, exchange
 
 
 def frames(raw: bytes) -> bytes:
@@ -19,6 +19,14 @@ def frames(raw: bytes) -> bytes:
         lines += raw[8 : 8 + length]
         raw = raw[8 + length :]
     return lines or raw
+
+
+def _data(body: bytes) -> Any:
+    """Return what JSON holds. Raises OSError where it is none: an engine says nothing else."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise OSError(f"the engine answered what is no JSON: {body[:200]!a}") from None
 
 
 def absent(container: Mapping[str, Any]) -> List[str]:
@@ -56,8 +64,9 @@ class Engine:
     ) -> Tuple[int, bytes]:
         """(status, body) of one answer, within so many seconds. Raises OSError when there is none."""
         told = dict(headers or {}) if body is None else {"Content-Type": "application/json", **(headers or {})}
-        with self.connected(timeout) as connected:
-            return exchange(connected, method, resource, told, None if body is None else json.dumps(body).encode())
+        budget = Budget(timeout or self._timeout)
+        with self.connected(budget.seconds) as connected:
+            return exchange(connected, method, resource, told, None if body is None else json.dumps(body).encode(), budget)
 
     def get(self, resource: str) -> Optional[Any]:
         """The engine's JSON answer; None for something that it does not have. Raises OSError when it is not there."""
@@ -66,12 +75,12 @@ class Engine:
             return None
         if status != 200:
             raise OSError("the engine answered {}: {}".format(status, body.decode("utf-8", "replace")[:200]))
-        return json.loads(body)
+        return _data(body)
 
     def execute(self, container: str, command: List[str]) -> Tuple[int, str]:
         """(exit code, what it wrote) of a command inside a running container. Raises OSError where it cannot be run."""
         asked = {"AttachStdout": True, "AttachStderr": True, "Cmd": command}
-        made = json.loads(self._post(f"/containers/{container}/exec", asked))["Id"]
+        made = _data(self._post(f"/containers/{container}/exec", asked))["Id"]
         # The engine ends its answer with the command.
         said = frames(self._post(f"/exec/{made}/start", {"Detach": False, "Tty": False}))
         ended = self.get(f"/exec/{made}/json") or {}
@@ -90,7 +99,7 @@ class Engine:
         self._post(f"/containers/create?name={quote(name)}", config)
         try:
             self._post(place + "/start", None)
-            ended = json.loads(self._post(place + "/wait", None, limit))
+            ended = _data(self._post(place + "/wait", None, limit))
             said = frames(self.exchange("GET", place + "/logs?stdout=1&stderr=1")[1])
         except socket.timeout:
             raise OSError(f"it has not ended within {limit:.0f} s") from None

@@ -9,42 +9,30 @@ from __future__ import annotations
 
 # Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
 import errno
-import json
 import lzma
 import os
-import shutil
-import subprocess
+import re
 import tarfile
-import tempfile
 import zlib
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
+from ansible_collections.npufleet.triton.plugins.module_utils.fetch import object_stores
+from ansible_collections.npufleet.triton.plugins.module_utils.fetch.object_stores import store_of
+from ansible_collections.npufleet.triton.plugins.module_utils.fetch.source import (
+    BrokeOff,
+    FileBudget,
+    Source,
+    SourceError,
+    copy,
+    empty,
+)
 from ansible_collections.npufleet.triton.plugins.module_utils.store import takeover
-from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
 
-BLOCK = 1 << 20
-# How often a source may break off in a row without a byte in between
-TRIES = 3
-SECONDS = 60.0
-STORES = {"s3": "s3://", "gs": "gs://"}
 FULL = (errno.ENOSPC, errno.EDQUOT)
-# What rclone ends with where there is no such file or bucket
-NOT_THERE = (3, 4)
-
-
-class SourceError(Exception):
-    """Why a file cannot be had from its source."""
-
-
-class _BrokeOff(Exception):
-    """The source ended before its file did."""
-
-
-def store_of(url: str) -> Optional[str]:
-    """`s3` or `gs` for an address that rclone takes, None for the web's."""
-    return next((name for name, head in STORES.items() if url.startswith(head)), None)
+# Of the answer to a Range: the first byte, the last one, and how many there are
+RANGE = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/(?:([0-9]{1,15})|\*)")
 
 
 def shown(origin: Mapping[str, Any]) -> str:
@@ -119,9 +107,9 @@ def _from_bundle(path: str, digest: str, sink: Any, alive: Callable[[], None]) -
         with _refusing(path):
             whole = source.seek(0, os.SEEK_END)
             if sink.tell() > whole:
-                _empty(sink)
+                empty(sink)
             source.seek(sink.tell())
-        _copy(read, sink, alive)
+        copy(read, sink, alive, whole)
 
 
 # Sizes
@@ -139,23 +127,11 @@ def size(origin: Mapping[str, Any], digest: str, way: Mapping[str, Any], secrets
     if not origin.get("url"):
         raise SourceError("found neither `url` nor `file` of it, nor a bundle that has it: name one")
     if store_of(origin["url"]):
-        return _stored_size(origin["url"], way, secrets)
+        return object_stores.size(origin["url"], way, secrets)
     found, why = http_probe.measure(origin["url"], _login(way, secrets), way.get("proxies") or {}, way.get("ca"))
     if why:
         raise SourceError(why)
     return found
-
-
-def _stored_size(url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> int:
-    with _rclone(["lsjson", "--stat", "--no-modtime", "--no-mimetype"], url, way, secrets) as process:
-        said, _nothing = process.communicate()
-        why = _ended(process)
-    if why:
-        raise SourceError(why)
-    found = json.loads(said or b"null")
-    if not isinstance(found, dict) or found.get("IsDir"):
-        raise SourceError("found no such object, wanted a file there")
-    return int(found["Size"])
 
 
 def _login(way: Mapping[str, Any], secrets: Mapping[str, str]) -> Tuple[str, str]:
@@ -175,19 +151,18 @@ def fetch(
 ) -> None:
     """Bring a file to `target`, going on with what is there. `alive` is called between blocks and may raise to end it.
 
-    A connection that breaks off is opened again as long as bytes come. What came stays for the next run, unless the disk is full.
+    A connection that breaks off is opened again as long as bytes come, at their least rate (source.py). The `size` of an origin
+    is enforced. What came stays for the next run, unless the disk is full or it is more than was announced.
     """
-    idle = 0
+    source = Source(origin.get("size"))
     while True:
         with _partial(target) as sink:
             before = sink.tell()
             try:
-                _stream(origin, digest, sink, way, secrets, alive)
+                _stream(origin, digest, sink, source, way, secrets, alive)
                 return
-            except _BrokeOff as why:
-                idle = 0 if sink.tell() > before else idle + 1
-                if idle >= TRIES:
-                    raise SourceError(f"it broke off after {sink.tell()} bytes ({why}): run again, it goes on from there") from None
+            except BrokeOff as why:
+                source.broke_off(why, before, sink.tell())
             except OSError as error:
                 if error.errno in FULL:
                     written = sink.tell()
@@ -225,6 +200,7 @@ def _stream(
     origin: Mapping[str, Any],
     digest: str,
     sink: Any,
+    source: Source,
     way: Mapping[str, Any],
     secrets: Mapping[str, str],
     alive: Callable[[], None],
@@ -233,167 +209,65 @@ def _stream(
     if origin.get("bundle"):
         _from_bundle(origin["bundle"], digest, sink, alive)
     elif store_of(origin["url"]):
-        _from_store(origin, sink, way, secrets, alive)
+        object_stores.fetch(origin["url"], sink, source, way, secrets, alive)
     else:
-        _from_web(origin["url"], sink, way, secrets, alive)
+        _from_web(origin["url"], sink, source, way, secrets, alive)
 
 
-def _copy(read: Callable[[int], bytes], sink: Any, alive: Callable[[], None]) -> None:
-    from http.client import HTTPException
-
-    while True:
-        alive()
-        try:
-            block = memoryview(read(BLOCK))
-        except (HTTPException, OSError) as error:
-            raise _BrokeOff(str(error) or type(error).__name__) from None
-        if not block:
-            return
-        while block:
-            block = block[sink.write(block) :]
-
-
-def _from_web(url: str, sink: Any, way: Mapping[str, Any], secrets: Mapping[str, str], alive: Callable[[], None]) -> None:
+def _from_web(
+    url: str, sink: Any, source: Source, way: Mapping[str, Any], secrets: Mapping[str, str], alive: Callable[[], None]
+) -> None:
     import urllib.error
     from http.client import HTTPException
 
     login = _login(way, secrets)
     have = sink.tell()
     headers = {"Range": f"bytes={have}-"} if have else {}
+    budget = FileBudget(source)
     try:
-        with http_probe.ask(url, login, way.get("proxies") or {}, way.get("ca"), headers, "GET", SECONDS) as answer:
-            start = 0
-            if answer.status == 206:
-                start = int(str(answer.headers.get("Content-Range", "")).partition(" ")[2].partition("-")[0] or 0)
-            if start not in (0, have):
-                raise SourceError(f"found an answer from byte {start} on, wanted it from {have}: the server's Range is broken")
+        with http_probe.ask(url, login, way.get("proxies") or {}, way.get("ca"), headers, "GET", budget) as answer:
+            start, end, whole = _announced(answer, have)
+            source.announced(whole)
+            tag, before = str(answer.headers.get("ETag", "")), source.tag
+            source.tag = tag
+            if start and before not in ("", tag):
+                source.restart(sink, "its file has changed")
+                raise BrokeOff("its file has changed")
             if start != have:
-                _empty(sink)
-            length = answer.headers.get("Content-Length", "")
-            _copy(answer.read, sink, alive)
-            if length.isdigit() and sink.tell() - start != int(length):
-                raise _BrokeOff(f"{sink.tell() - start} of {length} bytes came")
+                source.restart(sink, "it does not go on where it broke off")
+            budget.begin()
+            copy(answer.read1, sink, alive, source.most, end)
+            if source.size is not None and sink.tell() != source.size:
+                raise BrokeOff(f"{sink.tell()} of {source.size} bytes came")
     except urllib.error.HTTPError as error:
         with error:
-            if error.code == 416 and str(error.headers.get("Content-Range", "")) == f"bytes */{have}":
+            if error.code == 416 and str(error.headers.get("Content-Range", "")) == f"bytes */{have}" and have <= source.most:
                 return
             if error.code == 416:
-                _empty(sink)
-                raise _BrokeOff("what was here is more than there is") from None
+                source.restart(sink, "what was here is more than there is")
+                raise BrokeOff("what was here is more than there is") from None
             if error.code >= 500:
-                raise _BrokeOff(f"status {error.code}") from None
+                raise BrokeOff(f"status {error.code}") from None
             raise SourceError(str(http_probe.judge(error.code, str(error.reason), login))) from None
     except urllib.error.URLError as error:
-        raise _BrokeOff(str(error.reason)) from None
+        raise BrokeOff(str(error.reason)) from None
     except http_probe.AddressError as error:
         raise SourceError(str(error)) from None
     except (HTTPException, OSError) as error:
         if getattr(error, "errno", None) in FULL:
             raise
-        raise _BrokeOff(str(error) or type(error).__name__) from None
+        raise BrokeOff(str(error) or type(error).__name__) from None
 
 
-def _empty(sink: Any) -> None:
-    sink.seek(0)
-    sink.truncate()
-
-
-def _from_store(
-    origin: Mapping[str, Any], sink: Any, way: Mapping[str, Any], secrets: Mapping[str, str], alive: Callable[[], None]
-) -> None:
-    whole = _stored_size(origin["url"], way, secrets)
-    if sink.tell() > whole:
-        _empty(sink)
-    if sink.tell() == whole:
-        return
-    # Without --no-traverse it would list the whole directory of the object
-    with _rclone(["cat", "--no-traverse", "--offset", str(sink.tell())], origin["url"], way, secrets) as process:
-        try:
-            _copy(process.stdout.read, sink, alive)
-        except BaseException:
-            process.kill()
-            raise
-        why = _ended(process)
-    if why or sink.tell() != whole:
-        raise _BrokeOff(why or f"{sink.tell()} of {whole} bytes came")
-
-
-# rclone
-
-
-def environment(url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, str]:
-    """How rclone learns of the store: by its environment, which no `ps` of another user shows, and not by a file."""
-    kind = str(store_of(url))
-    given = dict(way.get(kind) or {})
-    options = {"type": "s3" if kind == "s3" else "google cloud storage", "endpoint": given.get("endpoint")}
-    if kind == "s3":
-        options.update(provider=given.get("provider"), region=given.get("region"))
-        options.update(access_key_id=secrets.get("s3_access_key"), secret_access_key=secrets.get("s3_secret_key"))
-        # Without keys of ours it takes those that the machine has, such as those of its role
-        options["env_auth"] = "false" if secrets.get("s3_access_key") else "true"
-    else:
-        options.update(service_account_credentials=secrets.get("gs_credentials"), anonymous=given.get("anonymous"))
-    made = {f"RCLONE_CONFIG_{kind.upper()}_{name.upper()}": str(value) for name, value in options.items() if value}
-    proxies = way.get("proxies") or {}
-    made.update({f"{scheme}_proxy".upper(): proxies[scheme] for scheme in ("http", "https") if proxies.get(scheme)})
-    if proxies.get("no_proxy"):
-        made["NO_PROXY"] = proxies["no_proxy"]
-    return made
-
-
-@contextmanager
-def _rclone(arguments: List[str], url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> Iterator[Any]:
-    """rclone on one object, without a file of settings; its complaints are kept for `_ended`."""
-    program = shutil.which("rclone")
-    if not program:
-        raise SourceError("found no rclone here, wanted it for object stores: `apt-get install rclone`")
-    kind = str(store_of(url))
-    command = [program, *arguments, "--config=", "--retries=1", "--low-level-retries=2", "--contimeout=15s", "--timeout=60s"]
-    settings = {**untranslated(), **environment(url, way, secrets)}
-    # Amazon's own variable, with which rclone's transport cannot work
-    bundle = settings.pop("AWS_CA_BUNDLE", None)
-    if bundle:
-        settings.setdefault("RCLONE_CA_CERT", bundle)
-    # pylint: disable=contextmanager-generator-missing-cleanup
-    with tempfile.TemporaryFile() as complaints, _authorities(way.get("ca")) as authorities:
-        if authorities:
-            settings["RCLONE_CA_CERT"] = authorities
-        command.append(f"{kind}:{url[len(STORES[kind]) :]}")
-        with subprocess.Popen(
-            command, env=settings, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints
-        ) as process:
-            process.complaints = complaints  # type: ignore[attr-defined]
-            process.secrets = secrets  # type: ignore[attr-defined]
-            yield process
-
-
-@contextmanager
-def _authorities(ca: Optional[str]) -> Iterator[Optional[str]]:
-    """A file with the site's authority beside the system's, for rclone, which takes one or the other."""
-    if not ca:
-        yield None
-        return
-    import ssl
-
-    system = ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt"
-    with tempfile.NamedTemporaryFile("w", suffix=".pem") as both:
-        if os.path.isfile(system):
-            with open(system, encoding="utf-8") as source:
-                shutil.copyfileobj(source, both)
-        both.write("\n" + ca)
-        both.flush()
-        yield both.name
-
-
-def _ended(process: Any) -> Optional[str]:
-    """Why rclone failed, in its own last words; None where it did not."""
-    code = process.wait()
-    if not code:
-        return None
-    process.complaints.seek(0)
-    said = process.complaints.read().decode("utf-8", "replace").strip()
-    for secret in process.secrets.values():
-        said = said.replace(secret, "***") if secret else said
-    if code in NOT_THERE:
-        return "found no such object, wanted a file there"
-    return "rclone: " + " ".join((said.splitlines() or [f"it ended with {code}"])[-1].split())[:400]
+def _announced(answer: Any, have: int) -> Tuple[int, Optional[int], Optional[int]]:
+    """(byte of the file that an answer begins with, the one behind its last, how many the file has). Raises SourceError."""
+    if answer.status != 206:
+        length = http_probe.whole_number(str(answer.headers.get("Content-Length", "")))
+        return 0, length, length
+    given = str(answer.headers.get("Content-Range", ""))
+    found = RANGE.fullmatch(given)
+    if found:
+        start, end, whole = int(found[1]), int(found[2]) + 1, int(found[3]) if found[3] else None
+        if start in (0, have) and start < end <= (whole or end):
+            return start, end, whole
+    raise SourceError(f"it answers with the Content-Range {given[:80]!a}, expected one from byte {have} on: its Range is broken")

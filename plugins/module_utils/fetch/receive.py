@@ -126,7 +126,7 @@ def _pull(
         try:
             for digest, pull in sorted(pulls.items()):
                 try:
-                    download.fetch(pull, digest, os.path.join(incoming, digest), way, secrets, alive)
+                    download.fetch({**pull, "size": sizes[digest]}, digest, os.path.join(incoming, digest), way, secrets, alive)
                 except (download.SourceError, OSError) as error:
                     raise store.StoreError(f"blob {digest[:12]} from {pull['source']}: {error}") from None
         finally:

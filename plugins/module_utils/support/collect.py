@@ -15,20 +15,19 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry 
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi, contexts
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, connect
 from ansible_collections.npufleet.triton.plugins.module_utils.support import vendor
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import (
-    EngineConnection,
     Limits,
     Missing,
     Partial,
-    ServerConnection,
     Unavailable,
+    answer,
     bounded,
     command,
     content,
     contents,
     entry,
-    exchange,
     listing,
     log_lines,
 )
@@ -219,7 +218,7 @@ def _engine(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
 
     def raw(resource: str) -> bytes:
         try:
-            return exchange(EngineConnection(engine), "GET", resource, limits.size)
+            return answer(engine.connected(), "GET", resource, limits, Budget(limits.seconds))
         except OSError as error:
             raise Unavailable(f"the engine does not answer: {error}") from error
 
@@ -258,9 +257,11 @@ def _answer(
     headers: Optional[Mapping[str, str]] = None,
 ) -> Any:
     """JSON of one HTTP answer, its text where it is none."""
-    connection = ServerConnection(address, port, timeout=limits.seconds)
+    budget = Budget(limits.seconds)
     try:
-        body = exchange(connection, method, resource, limits.size, headers)
+        body = answer(
+            connect(address, port, budget), method, resource, limits, budget, {"Host": netloc(address, port), **(headers or {})}
+        )
     except OSError as error:
         raise Unavailable(f"{method} {resource} at {netloc(address, port)}: {error}") from error
     try:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 # Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
 import glob
-import http.client
 import json
 import os
 import selectors
 import signal
+import socket
 import stat
 import struct
 import subprocess
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, exchange
 from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
 
 # Entries of a directory tree that are listed; one that has more is listed up to there
@@ -140,42 +140,24 @@ def contents(limits: Limits, *patterns: str) -> Dict[str, Any]:
     return found
 
 
-class EngineConnection(http.client.HTTPConnection):
-    """A connection to Docker's engine, of which a part of a long answer can be read."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__("localhost")
-        self._engine = engine
-
-    def connect(self) -> None:
-        self.sock = self._engine.connected()
-
-
-class ServerConnection(http.client.HTTPConnection):
-    """A connection whose paths may hold a model's name: Triton takes its bytes as they are, and quoted it would be another name."""
-
-    def _encode_request(self, request: str) -> bytes:
-        return request.encode()
-
-
-def exchange(
-    connection: http.client.HTTPConnection, method: str, resource: str, size: int, headers: Optional[Mapping[str, str]] = None
+def answer(
+    connected: socket.socket,
+    method: str,
+    resource: str,
+    limits: Limits,
+    budget: Budget,
+    headers: Optional[Mapping[str, str]] = None,
 ) -> bytes:
-    """Body of one HTTP answer; of one longer than eight times `size` whole lines up to there."""
-    try:
-        connection.request(method, resource, headers=dict(headers or {}))
-        answer = connection.getresponse()
-        body = answer.read(8 * size)
-    except http.client.HTTPException as error:
-        raise Unavailable(f"the answer to {method} {resource} broke off: {error}") from error
-    finally:
-        connection.close()
-    if answer.status == 404:
+    """Return the body of one HTTP answer; of one longer than eight times the limit whole lines up to there."""
+    most = 8 * limits.size
+    with connected:
+        status, body = exchange(connected, method, resource, headers, budget=budget, cut=most)
+    if status == 404:
         raise Missing(f"there is nothing at {resource}")
-    if answer.status != 200:
+    if status != 200:
         words = body.decode("utf-8", "replace").strip()
-        raise Unavailable(f"{method} {resource} was answered with {answer.status}: {whole(words)}")
-    return body if len(body) < 8 * size else body[: body.rfind(b"\n") + 1]
+        raise Unavailable(f"{method} {resource} was answered with {status}: {whole(words)}")
+    return body if len(body) < most else body[: body.rfind(b"\n") + 1]
 
 
 def log_lines(raw: bytes) -> bytes:

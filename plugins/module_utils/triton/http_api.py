@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from typing import Any, Dict, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.exchange import exchange
+from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, connect, exchange
 
+# Seconds of an exchange whose caller names none
+SECONDS = 5.0
 # What the path of a request cannot hold as it is
 _UNASKABLE = re.compile(r"[\x00-\x20\x7f/?#\ud800-\udfff]")
 NAMELESS = "its name has a space, a control character, / ? or #, which no request over HTTP can carry"
@@ -29,16 +30,16 @@ def http_json(
     port: int,
     method: str,
     resource: str,
-    timeout: float = 5.0,
+    timeout: Optional[float] = None,
     body: str = "",
     headers: Optional[Dict[str, str]] = None,
 ) -> Tuple[int, Any]:
     """Status and JSON body of one HTTP exchange; status 0 with the reason when there was none."""
     told = {"Host": netloc(address, port), **(headers or {})}
+    budget = Budget(timeout or SECONDS)
     try:
-        # As bytes, so that no table of names in other alphabets is imported
-        with socket.create_connection((address.encode(), port), timeout=timeout) as connected:  # type: ignore[arg-type]
-            status, raw = exchange(connected, method, resource, told, body.encode() or None)
+        with connect(address, port, budget) as connected:
+            status, raw = exchange(connected, method, resource, told, body.encode() or None, budget)
     except OSError as error:
         return 0, str(error)
     words = raw.decode("utf-8", "replace")

@@ -1,0 +1,182 @@
+"""Object stores, as rclone asks them. `way` and `secrets` are those of download.py."""
+
+from __future__ import annotations
+
+# Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
+import json
+import os
+import selectors
+import shutil
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget
+from ansible_collections.npufleet.triton.plugins.module_utils.fetch.source import (
+    SECONDS,
+    BrokeOff,
+    FileBudget,
+    Source,
+    SourceError,
+    copy,
+)
+from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
+
+STORES = {"s3": "s3://", "gs": "gs://"}
+# What rclone ends with where there is no such file or bucket
+NOT_THERE = (3, 4)
+# Bytes of what rclone says of an object, and of its complaints
+SAID = 1 << 20
+
+
+def store_of(url: str) -> Optional[str]:
+    """`s3` or `gs` for an address that rclone takes, None for the web's."""
+    return next((name for name, head in STORES.items() if url.startswith(head)), None)
+
+
+def size(url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> int:
+    """Return the bytes of an object. Raises SourceError where there is none, or no way to it."""
+    budget = Budget(SECONDS, SAID)
+    said = b""
+    with _rclone(["lsjson", "--stat", "--no-modtime", "--no-mimetype"], url, way, secrets) as process:
+        read = _reader(process, budget)
+        try:
+            for block in iter(lambda: read(SAID), b""):
+                said += block
+        except OSError as error:
+            process.kill()
+            raise SourceError(f"rclone: {error}") from None
+        why = _ended(process)
+    if why:
+        raise SourceError(why)
+    try:
+        found = json.loads(said or b"null")
+    except (ValueError, RecursionError):
+        raise SourceError(f"rclone says {said[:200]!a} of it, expected JSON: see its version") from None
+    if not isinstance(found, dict) or found.get("IsDir"):
+        raise SourceError("found no such object, wanted a file there")
+    if type(found.get("Size")) is not int or found["Size"] < 0:
+        raise SourceError(f"rclone says that it has {str(found.get('Size'))[:40]!a} bytes, expected a number: see its version")
+    return int(found["Size"])
+
+
+def fetch(
+    url: str, sink: Any, source: Source, way: Mapping[str, Any], secrets: Mapping[str, str], alive: Callable[[], None]
+) -> None:
+    """Bring the rest of an object into `sink`."""
+    source.announced(size(url, way, secrets))
+    if sink.tell() > source.most:
+        source.restart(sink, "what was here is more than there is")
+    if sink.tell() == source.most:
+        return
+    # Without --no-traverse it would list the whole directory of the object
+    with _rclone(["cat", "--no-traverse", "--offset", str(sink.tell())], url, way, secrets) as process:
+        budget = FileBudget(source)
+        budget.begin()
+        try:
+            copy(_reader(process, budget), sink, alive, source.most)
+        except BaseException:
+            process.kill()
+            raise
+        why = _ended(process)
+    if why or sink.tell() != source.most:
+        raise BrokeOff(why or f"{sink.tell()} of {source.most} bytes came")
+
+
+def _reader(process: Any, budget: Budget) -> Callable[[int], bytes]:
+    """What reads the output of a process within a budget."""
+    pipe = process.stdout.fileno()
+
+    def read(count: int) -> bytes:
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            while not selector.select(budget.remaining()):
+                pass
+        block = os.read(pipe, count)
+        budget.receive(len(block))
+        return block
+
+    return read
+
+
+def environment(url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, str]:
+    """How rclone learns of the store: by its environment, which no `ps` of another user shows, and not by a file."""
+    kind = str(store_of(url))
+    given = dict(way.get(kind) or {})
+    options = {"type": "s3" if kind == "s3" else "google cloud storage", "endpoint": given.get("endpoint")}
+    if kind == "s3":
+        options.update(provider=given.get("provider"), region=given.get("region"))
+        options.update(access_key_id=secrets.get("s3_access_key"), secret_access_key=secrets.get("s3_secret_key"))
+        # Without keys of ours it takes those that the machine has, such as those of its role
+        options["env_auth"] = "false" if secrets.get("s3_access_key") else "true"
+    else:
+        options.update(service_account_credentials=secrets.get("gs_credentials"), anonymous=given.get("anonymous"))
+    made = {f"RCLONE_CONFIG_{kind.upper()}_{name.upper()}": str(value) for name, value in options.items() if value}
+    proxies = way.get("proxies") or {}
+    made.update({f"{scheme}_proxy".upper(): proxies[scheme] for scheme in ("http", "https") if proxies.get(scheme)})
+    if proxies.get("no_proxy"):
+        made["NO_PROXY"] = proxies["no_proxy"]
+    return made
+
+
+@contextmanager
+def _rclone(arguments: List[str], url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> Iterator[Any]:
+    """rclone on one object, without a file of settings; its complaints are kept for `_ended`."""
+    program = shutil.which("rclone")
+    if not program:
+        raise SourceError("found no rclone here, wanted it for object stores: `apt-get install rclone`")
+    kind = str(store_of(url))
+    command = [program, *arguments, "--config=", "--retries=1", "--low-level-retries=2", "--contimeout=15s", "--timeout=60s"]
+    settings = {**untranslated(), **environment(url, way, secrets)}
+    # Amazon's own variable, with which rclone's transport cannot work
+    bundle = settings.pop("AWS_CA_BUNDLE", None)
+    if bundle:
+        settings.setdefault("RCLONE_CA_CERT", bundle)
+    # pylint: disable=contextmanager-generator-missing-cleanup
+    with tempfile.TemporaryFile() as complaints, _authorities(way.get("ca")) as authorities:
+        if authorities:
+            settings["RCLONE_CA_CERT"] = authorities
+        command.append(f"{kind}:{url[len(STORES[kind]) :]}")
+        with subprocess.Popen(
+            command, env=settings, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints
+        ) as process:
+            process.complaints = complaints  # type: ignore[attr-defined]
+            process.secrets = secrets  # type: ignore[attr-defined]
+            yield process
+
+
+@contextmanager
+def _authorities(ca: Optional[str]) -> Iterator[Optional[str]]:
+    """A file with the site's authority beside the system's, for rclone, which takes one or the other."""
+    if not ca:
+        yield None
+        return
+    import ssl
+
+    system = ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt"
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as both:
+        if os.path.isfile(system):
+            with open(system, encoding="utf-8") as source:
+                shutil.copyfileobj(source, both)
+        both.write("\n" + ca)
+        both.flush()
+        yield both.name
+
+
+def _ended(process: Any) -> Optional[str]:
+    """Why rclone failed, in its own last words; None where it did not."""
+    try:
+        code = process.wait(SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return f"rclone did not end within {SECONDS:.0f} s after its answer"
+    if not code:
+        return None
+    process.complaints.seek(0)
+    said = process.complaints.read(SAID).decode("utf-8", "replace").strip()
+    for secret in process.secrets.values():
+        said = said.replace(secret, "***") if secret else said
+    if code in NOT_THERE:
+        return "found no such object, wanted a file there"
+    return "rclone: " + " ".join((said.splitlines() or [f"it ended with {code}"])[-1].split())[:400]

@@ -1,0 +1,3 @@
+"""Requests to servers beyond this host."""
+
+from __future__ import annotations
