@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,19 +15,21 @@ PAUSE = 0.05
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 MUCH = b"x" * (1 << 16)
+# Once decompressed, 64 MiB
+BOMB = gzip.compress(bytes(64 << 20))
 
 
 class Hostile:
     """What the server does, where it is, and how much of it was taken."""
 
-    def __init__(self, mode: str, port: int) -> None:
-        self.mode, self.port = mode, port
+    def __init__(self, mode: str, port: int, secure: bool) -> None:
+        self.mode, self.port, self.secure = mode, port, secure
         self.sent = self.requests = 0
         self.ended = threading.Event()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'s' * self.secure}://127.0.0.1:{self.port}"
 
     def say(self) -> Iterator[tuple[bytes, bool]]:
         """(a piece of the answer, whether it comes byte for byte)."""
@@ -97,23 +101,29 @@ WRONG = {
     "a wrong length": _once(OK + b"Content-Length: ten\r\n\r\nhello"),
     "a length of 20,000 digits": _once(OK + b"Content-Length: " + b"9" * 20000 + b"\r\n\r\nhello"),
     "less than announced": _once(OK + b"Content-Length: 1000\r\n\r\nhello"),
+    "a bomb": _once(OK + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(BOMB) + BOMB),
     "a wrong chunk": _once(CHUNKED + b"zz\r\nhello\r\n"),
 }
 MODES = {**ENDLESS, **WRONG}
 
 
 @contextlib.contextmanager
-def hostile(mode: str, path: Path | None = None) -> Iterator[Hostile]:
-    """A server in this mode, at a port of the loopback or at the path of a socket."""
+def hostile(mode: str, path: Path | None = None, tls: dict[str, str] | None = None) -> Iterator[Hostile]:
+    """A server in this mode, at a port of the loopback or at the path of a socket, with TLS by certificate and key."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if tls:
+        context.load_cert_chain(tls["server"], tls["server_key"])
     listener = socket.socket(socket.AF_UNIX if path else socket.AF_INET)
     listener.bind(str(path) if path else ("127.0.0.1", 0))
     listener.listen(50)
-    server = Hostile(mode, 0 if path else listener.getsockname()[1])
+    server = Hostile(mode, 0 if path else listener.getsockname()[1], bool(tls))
     threads: list[threading.Thread] = []
 
-    def serve(peer: socket.socket) -> None:
-        with peer, contextlib.suppress(OSError):
-            peer.settimeout(60)
+    def serve(plain: socket.socket) -> None:
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            plain.settimeout(60)
+            stack.enter_context(plain)
+            peer = stack.enter_context(context.wrap_socket(plain, server_side=True)) if tls else plain
             if b"\r\n\r\n" not in peer.recv(1 << 16):
                 peer.recv(1 << 16)
             for piece, slowly in server.say():

@@ -7,7 +7,6 @@ import io
 import json
 import sys
 import time
-import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ import pytest
 import tritonclient
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import instances as inference_instances
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, triton_to_np_dtype
 
@@ -120,8 +120,8 @@ def client_library(protocol: str, server: Server) -> ModuleType:
             server.asked.append((protocol, model, inputs[0].array))
             return Result(server.answer(protocol, model, inputs[0].array))
 
-        def get_model_repository_index(self, as_json: bool = False) -> Any:
-            assert as_json is (protocol == "grpc")
+        def get_model_repository_index(self, as_json: bool = False, client_timeout: float | None = None) -> Any:
+            assert as_json is (protocol == "grpc") is bool(client_timeout)
             if server.index is None:
                 raise InferenceServerException("restricted", "403")
             return {"models": server.index} if as_json else server.index
@@ -157,6 +157,7 @@ def client_library(protocol: str, server: Server) -> ModuleType:
         def get_response(self) -> Any:
             said = super().get_response()
             said.parameters = {"triton_final_response": SimpleNamespace(bool_param=self.final)}
+            said.ByteSize = lambda: 100
             return said
 
     library = ModuleType(f"tritonclient.{protocol}")
@@ -945,20 +946,16 @@ def instances(server: Server, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]
         counts["m_0_1" if len(turn) % 8 == 0 else "m_0_0"] += 1
         return {"OUT": scores(rows)}
 
-    def page(url: str, timeout: float) -> Any:
-        assert url == "http://10.0.0.7:8002/metrics"
+    def page(request: Any, proxies: Any, ca: Any, budget: Any) -> Any:
+        assert request.full_url == "http://10.0.0.7:8002/metrics" and not proxies and not ca and budget.remaining() > 0
         lines = [
             f'rbln_requests_total{{instance="{name}",model="m",npu="{name[-1]}",version="1"}} {n}' for name, n in counts.items()
         ]
         lines += ['rbln_requests_total{instance="x_0_0",model="x"} 1', 'nv_inference_count{model="m"} 3', "# HELP"]
         text = "\n".join(lines if counts else lines[2:])
-        return SimpleNamespace(read=text.encode)
+        return nullcontext(SimpleNamespace(read=text.encode))
 
-    class Opener:
-        def open(self, url: str, timeout: float) -> Any:
-            return nullcontext(page(url, timeout))
-
-    monkeypatch.setattr(urllib.request, "build_opener", lambda *_handlers: Opener())
+    monkeypatch.setattr(inference_instances, "open_request", page)
     return counts
 
 
@@ -1045,4 +1042,4 @@ def test_what_travels_is_this_room_alone() -> None:
     packages = archive.PREFIX.replace(".", "/")
     assert f"{packages}inference/judge.py" in names
     others = [name for name in names if not name.startswith(packages + "inference/") and not name.endswith("__init__.py")]
-    assert others == ["__main__.py"]
+    assert others == ["__main__.py", f"{packages}exchange.py", f"{packages}web_client/opener.py"]

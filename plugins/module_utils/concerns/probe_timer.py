@@ -45,6 +45,8 @@ TimeoutStartSec={{patience}}
 Nice=10
 UMask=0077
 NoNewPrivileges=yes
+MemoryMax=4G
+TasksMax=512
 SyslogIdentifier=npufleet-probe
 """
 # The first one a moment after the timer's own start, at boot or after a change

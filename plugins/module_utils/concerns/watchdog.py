@@ -42,6 +42,8 @@ Restart=always
 RestartSec=5
 WatchdogSec={{patience}}
 NoNewPrivileges=yes
+MemoryMax=1G
+TasksMax=512
 SyslogIdentifier=npufleet-watchdog
 
 [Install]

@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.bounds import CHANNEL, Arrived, bounded
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.encoding import (
     decoded,
     encoded,
@@ -190,32 +191,34 @@ class Http(Service):
         return self.clients[timeout]
 
     def live(self, timeout: float) -> Any:
-        return self.client(timeout).is_server_live(**self.extra)
+        return self._ask(timeout, lambda client: client.is_server_live(**self.extra))
 
-    def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
-        # The client's own timeout begins anew with each piece that it sends or reads, and knows nothing of what it sends again.
-        deadline = getattr(sys.modules.get("gevent"), "Timeout", None)
-        limit = deadline.start_new(timeout, TimeoutError(f"no answer within {timeout:g} s")) if deadline else None
+    def _ask(self, timeout: float, call: Callable[[Any], Any]) -> Any:
+        """What a call of the client returns, within so many seconds: its own timeout begins anew with each piece."""
+        client = self.client(timeout)
         try:
-            inputs, outputs = self._asked(question)
-            found = self.client(timeout).infer(question.model, inputs, question.version, outputs, **self.extra)
+            with bounded(timeout):
+                return call(client)
         except TimeoutError:
             # Its connection is in the middle of a request.
             self.clients.pop(timeout, None)
             raise
-        finally:
-            if limit is not None:
-                limit.close()
-        yield outputs_of(found)
+
+    def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
+        def infer(client: Any) -> Dict[str, Output]:
+            inputs, outputs = self._asked(question)
+            return outputs_of(client.infer(question.model, inputs, question.version, outputs, **self.extra))
+
+        yield self._ask(timeout, infer)
 
     def index(self) -> List[Dict[str, Any]]:
-        return list(self.client(self.timeout).get_model_repository_index(**self.extra))
+        return list(self._ask(self.timeout, lambda client: client.get_model_repository_index(**self.extra)))
 
     def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
-        return dict(self.client(self.timeout).get_model_metadata(model, version, **self.extra))
+        return dict(self._ask(self.timeout, lambda client: client.get_model_metadata(model, version, **self.extra)))
 
     def config(self, model: str, version: str = "") -> Dict[str, Any]:
-        return dict(self.client(self.timeout).get_model_config(model, version, **self.extra))
+        return dict(self._ask(self.timeout, lambda client: client.get_model_config(model, version, **self.extra)))
 
 
 class Grpc(Service):
@@ -228,9 +231,10 @@ class Grpc(Service):
 
     def new_client(self) -> Any:
         """A client of this server."""
-        options: Dict[str, Any] = {}
+        options: Dict[str, Any] = {"channel_args": CHANNEL}
         if self.tls is not None:
             options = {
+                **options,
                 "ssl": True,
                 "root_certificates": self.tls.get("ca"),
                 "private_key": self.tls.get("key"),
@@ -247,7 +251,9 @@ class Grpc(Service):
         yield outputs_of(answer)
 
     def index(self) -> List[Dict[str, Any]]:
-        return list(self.client.get_model_repository_index(as_json=True, **self.extra).get("models", []))
+        return list(
+            self.client.get_model_repository_index(as_json=True, client_timeout=self.timeout, **self.extra).get("models", [])
+        )
 
     def metadata(self, model: str, version: str = "") -> Dict[str, Any]:
         found = self.client.get_model_metadata(model, version, as_json=True, client_timeout=self.timeout, **self.extra)
@@ -269,18 +275,20 @@ class Stream(Grpc):
     def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
         """Closing it before its end cancels the request."""
         inputs, outputs = self._asked(question)
-        arrived: queue.Queue[Tuple[Any, Any]] = queue.Queue()
+        arrived = Arrived()
         until = time.monotonic() + timeout
         ended = False
         client = self.new_client()
         try:
             # With the header newer servers tell an error's status; older ones pass it over.
             headers = {**self.headers, "triton_grpc_error": "true"}
-            client.start_stream(lambda result, error: arrived.put((result, error)), stream_timeout=timeout, headers=headers)
+            client.start_stream(arrived.put, stream_timeout=timeout, headers=headers)
             client.async_stream_infer(
                 question.model, inputs, question.version, outputs, enable_empty_final_response=True
             )  # fmt: skip
             while True:
+                if time.monotonic() > until + 1:
+                    raise TimeoutError(f"no end within {timeout:g} s")
                 try:
                     # The stream ends by itself at its timeout, and says so: a moment later is soon enough.
                     result, error = arrived.get(timeout=max(until - time.monotonic(), 0) + 1)
@@ -308,13 +316,11 @@ class Raw(Service):
         self.grpc = importlib.import_module("grpc")
         self.messages = importlib.import_module("tritonclient.grpc.service_pb2")
         stub = importlib.import_module("tritonclient.grpc.service_pb2_grpc").GRPCInferenceServiceStub
-        # Any length of a message, as tritonclient has it
-        options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         if self.tls is None:
-            channel = self.grpc.insecure_channel(self.url, options=options)
+            channel = self.grpc.insecure_channel(self.url, options=CHANNEL)
         else:
             parts = [pem(self.tls.get(name)) for name in ("ca", "key", "cert")]
-            channel = self.grpc.secure_channel(self.url, self.grpc.ssl_channel_credentials(*parts), options=options)
+            channel = self.grpc.secure_channel(self.url, self.grpc.ssl_channel_credentials(*parts), options=CHANNEL)
         self.stub = stub(channel)
 
     def call(self, method: str, timeout: float, /, **fields: Any) -> Any:

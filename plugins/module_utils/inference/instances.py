@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.check import Check, judge_answer, netloc, service_of
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.clients import SIGN_OF_LIFE
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import reason
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import Request, Result
+from ansible_collections.npufleet.triton.plugins.module_utils.web_client.opener import open_request
 
 # The counter by which the backend `rbln` tells what each instance of a model answered
 ANSWERED = "rbln_requests_total"
 # Most requests that are in flight at once, to reach every instance or as a load
 WIDEST = 64
+# Bytes of a page of metrics
+PAGE = 16 << 20
+# Its lines, and characters of one that counts
+LINES, LINE = 100_000, 16_384
+# Not `\w+` alone: at each character of a long word it would begin again
+LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
+SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 
 
 def ask_instances(document: Mapping[str, Any], check: Check, asked: Sequence[Request], result: Result) -> None:
@@ -59,14 +68,30 @@ def answered(url: str, model: str) -> Dict[str, float]:
     import urllib.request
 
     # Straight to the server: a site's proxy is not for it.
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=SIGN_OF_LIFE) as page:
-        lines = page.read().decode("utf-8", "replace").splitlines()
+    with open_request(urllib.request.Request(url), {}, None, Budget(SIGN_OF_LIFE, PAGE)) as page:
+        text = page.read().decode("utf-8", "replace")
     found: Dict[str, float] = {}
-    for line in lines:
-        match = re.fullmatch(ANSWERED + r"\{(.*)\} (\S+)", line)
-        labels = dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', match.group(1))) if match else {}
-        if match and labels.get("model") == model:
+    for labels, value in samples(text, ANSWERED):
+        if labels.get("model") == model:
             name = "{} on NPU {}".format(labels.get("instance", "?"), labels.get("npu", "?"))
             # One process for each time that it was loaded
-            found[name] = found.get(name, 0.0) + float(match.group(2))
+            found[name] = found.get(name, 0.0) + value
     return found
+
+
+def samples(text: str, name: str) -> Iterator[Tuple[Dict[str, str], float]]:
+    """Yield (labels as they are written, value) of each sample of a metric. Raises ValueError for a page that is too long.
+
+    Lines that are too long are passed over, as are those that are none.
+    """
+    # Not splitlines(): the name of a model may have what Python takes for the end of a line.
+    lines = text.split("\n", LINES)
+    if len(lines) > LINES:
+        raise ValueError(f"the page of metrics has more than {LINES} lines")
+    for line in lines:
+        match = SAMPLE.match(line) if line.startswith(name) and len(line) <= LINE else None
+        if match and match[1] == name:
+            try:
+                yield dict(LABEL.findall(match[2] or "")), float(match[3])
+            except ValueError:
+                continue

@@ -10,8 +10,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import fcntl
+import functools
 import hashlib
 import http.client
+import io
 import json
 import os
 import re
@@ -53,6 +55,14 @@ ANSWER, SETTLE = 5.0, 10.0
 # The server's port inside the container; seconds that a client there takes to start
 GRPC_PORT, START = 8001, 60.0
 KEPT = 50
+# Seconds for all that the server says of its models
+LOOK = 60.0
+# Bytes of one answer, whatever it is framed in; lines of a page of metrics, and characters of a line that counts
+ANSWER_SIZE, PAGE_LINES, LINE_LENGTH = 16 << 20, 100_000, 16_384
+# Instances that one group of a model has at most
+INSTANCES = 4096
+# Not `\w+` alone: at each character of a long word it would begin again
+LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
 
 Labels = Dict[str, str]
 Page = Dict[str, List[Tuple[Labels, float]]]
@@ -136,15 +146,27 @@ class Finding(NamedTuple):
 class Failure(Exception):
     """Why something could not be done."""
 
+    # What helps where the watchdog could not look
+    todo = "see `systemctl status docker`"
+
+
+class TooMuch(Failure):
+    """An answer that is too large to be judged: nothing is done, as a restart would not make it smaller."""
+
+    todo = "find out which model makes it so large: nothing is watched until then"
+
 
 def parse(text: str) -> Page:
-    """A page of metrics as {name: [(labels, value)]}; lines that are none are passed over."""
+    """A page of metrics as {name: [(labels, value)]}; lines that are none or too long are passed over. Raises TooMuch."""
     page: Page = {}
     # Not splitlines(): the name of a model may have what Python takes for the end of a line.
-    for line in text.split("\n"):
-        match = re.match(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)", line)
+    lines = text.split("\n", PAGE_LINES)
+    if len(lines) > PAGE_LINES:
+        raise TooMuch(f"a page of metrics of more than {PAGE_LINES} lines")
+    for line in lines:
+        match = re.match(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)", line) if len(line) <= LINE_LENGTH else None
         if match:
-            pairs = re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', match[2] or "")
+            pairs = LABEL.findall(match[2] or "")
             labels = {name: re.sub(r"\\(.)", lambda entry: "\n" if entry[1] == "n" else entry[1], value) for name, value in pairs}
             with contextlib.suppress(ValueError):
                 page.setdefault(match[1], []).append((labels, float(match[3])))
@@ -340,13 +362,64 @@ class Ledger:
             say(f"{why}: see `df {self.path}`", 4)
 
 
+class _Overrun(OSError):
+    """More bytes than an answer may have."""
+
+
+class _Incoming(io.RawIOBase):
+    """What a socket receives until a deadline, up to so many bytes: its own timeout begins again with each byte."""
+
+    def __init__(self, connected: socket.socket, deadline: float) -> None:
+        self._connected, self._deadline, self._left = connected, deadline, ANSWER_SIZE
+        self._raw: Any = connected.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        seconds = self._deadline - time.monotonic()
+        if seconds <= 0:
+            raise socket.timeout("no whole answer in time")
+        self._connected.settimeout(seconds)
+        count = int(self._raw.readinto(buffer) or 0)
+        self._left -= count
+        if self._left < 0:
+            raise _Overrun()
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Received:
+    """What HTTPResponse takes of a socket."""
+
+    def __init__(self, connected: socket.socket, deadline: float) -> None:
+        self._connected, self._deadline = connected, deadline
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """What comes, as a file."""
+        return io.BufferedReader(_Incoming(self._connected, self._deadline))
+
+
 class _Connection(http.client.HTTPConnection):
+    """A connection of one exchange, which ends after `timeout` whatever the server does."""
+
+    def __init__(self, host: str, port: Optional[int] = None, *, timeout: float) -> None:
+        super().__init__(host, port, timeout=timeout)
+        self.response_class = functools.partial(_answer, time.monotonic() + timeout)  # type: ignore[assignment]
+
     def _encode_request(self, request: str) -> bytes:
         """Triton decodes nothing of a path: a name is its own bytes there, and quoted it would be another name."""
         return request.encode()
 
 
-class _UnixConnection(http.client.HTTPConnection):
+def _answer(deadline: float, connected: socket.socket, *arguments: Any, **options: Any) -> http.client.HTTPResponse:
+    return http.client.HTTPResponse(_Received(connected, deadline), *arguments, **options)  # type: ignore[arg-type]
+
+
+class _UnixConnection(_Connection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
@@ -388,8 +461,8 @@ class Host:
         headers = {"Content-Type": "application/json"} if body else {}
         return self._exchange(_UnixConnection("localhost", timeout=timeout), method, resource, body, headers)
 
-    def _server(self, method: str, resource: str, timeout: float = ANSWER, body: str = "") -> Tuple[int, Any]:
-        connection = _Connection(self._config.address, self._config.http_port, timeout=timeout)
+    def _server(self, method: str, resource: str, timeout: Optional[float] = None, body: str = "") -> Tuple[int, Any]:
+        connection = _Connection(self._config.address, self._config.http_port, timeout=timeout or ANSWER)
         return self._exchange(connection, method, resource, body, self._key())
 
     def _key(self) -> Dict[str, str]:
@@ -403,24 +476,26 @@ class Host:
     def _exchange(
         connection: http.client.HTTPConnection, method: str, resource: str, body: str = "", headers: Optional[Dict[str, str]] = None
     ) -> Tuple[int, Any]:
-        """(status, JSON or text) of one exchange; status 0 and the reason where there was none."""
+        """(status, JSON or text) of one exchange; status 0 and the reason where there was none. Raises TooMuch."""
         try:
             connection.request(method, resource, body=body or None, headers=headers or {})
-            answer = connection.getresponse()
-            raw = answer.read().decode("utf-8", "replace")
+            with connection.getresponse() as answer:
+                status, raw = answer.status, answer.read().decode("utf-8", "replace")
+        except _Overrun:
+            raise TooMuch(f"an answer to {method} {resource} of more than {ANSWER_SIZE} bytes") from None
         except (OSError, http.client.HTTPException) as error:
             return 0, str(error) or type(error).__name__
         finally:
             connection.close()
         try:
-            return answer.status, json.loads(raw)
+            return status, json.loads(raw)
         except (ValueError, RecursionError):
-            return answer.status, raw
+            return status, raw
 
     def _metrics(self) -> Optional[Page]:
         if self._config.metrics_port is None:
             return {} if self._server("GET", "/v2/health/live")[0] else None
-        connection = http.client.HTTPConnection(self._config.address, self._config.metrics_port, timeout=ANSWER)
+        connection = _Connection(self._config.address, self._config.metrics_port, timeout=ANSWER)
         status, text = self._exchange(connection, "GET", "/metrics")
         return parse(str(text)) if status == 200 else None
 
@@ -436,12 +511,15 @@ class Host:
         return index
 
     def _ready(self, index: Dict[str, Dict[str, str]]) -> Tuple[List[Served], Tuple[str, ...]]:
-        """(versions that are READY and have processes, ensembles)."""
+        """(versions that are READY and have processes, ensembles). Raises Failure where that takes too long."""
         served, ensembles = [], []
+        deadline = time.monotonic() + LOOK
         for model, versions in index.items():
             for version, state in versions.items():
                 if state != "READY" or not version.isdigit() or not _can_be_asked(model):
                     continue
+                if time.monotonic() >= deadline:
+                    raise Failure(f"a server that has not told its {len(index)} models within {LOOK:.0f} s")
                 status, config = self._server("GET", f"/v2/models/{model}/versions/{version}/config")
                 if status != 200 or not isinstance(config, dict):
                     continue
@@ -605,9 +683,10 @@ class Host:
         start = json.dumps({"Detach": False, "Tty": False})
         status, said = self._engine("POST", f"/exec/{made['Id']}/start", asked["timeout"] + START, start)
         # Each piece of the engine's stream has a head of eight bytes; the answer is one of them.
-        found = re.search(r'\{"code": .*\}', str(said)) if status == 200 else None
+        words = str(said) if status == 200 else ""
+        begin, end = words.rfind('{"code": '), words.rfind("}")
         try:
-            answer = json.loads(found[0] if found else "")
+            answer = json.loads(words[begin : end + 1] if begin >= 0 else "")
             return str(answer["code"]), str(answer["words"])
         except (ValueError, KeyError):
             raise Failure(f"the client in the container gave no answer: {_line(said)}") from None
@@ -681,7 +760,7 @@ class Watchdog:
             self._finish()
             reading = self._host.read()
         except Failure as failure:
-            self._once(f"found {failure}, wanted to look at the container: see `systemctl status docker`", 4)
+            self._once(f"found {failure}, wanted to look at the container: {failure.todo}", 4)
             self._judge.forget()
             return
         self._tell_nameless(reading)
@@ -842,9 +921,13 @@ def _instances(config: Dict[str, Any]) -> List[str]:
     return [
         "{}_{}".format(group.get("name"), number)
         for group in (groups if isinstance(groups, list) else [])
-        if isinstance(group, dict) and group.get("kind") in ("KIND_CPU", "KIND_MODEL") and isinstance(group.get("count"), int)
+        if isinstance(group, dict) and group.get("kind") in ("KIND_CPU", "KIND_MODEL") and _is_count(group.get("count"))
         for number in range(group["count"])
     ]
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, int) and number <= INSTANCES
 
 
 def _can_be_asked(model: str) -> bool:
