@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Bu
 
 
 def open_request(request: urllib.request.Request, proxies: Mapping[str, str], ca: Optional[str], budget: Budget) -> Any:
-    """Return urllib's answer, to be closed by the caller. Raises what urllib raises, InvalidURL, and OSError for what is no HTTP."""
+    """Return urllib's answer, to be closed by the caller. Raises what urllib raises, InvalidURL, OSError for what is no HTTP."""
     handlers: List[urllib.request.BaseHandler] = [
         urllib.request.ProxyHandler(dict(proxies)),
         _Plain(budget),
