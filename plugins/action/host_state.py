@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.driver import driv
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, runs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, preflight_inputs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, preflight_inputs, row_remarks
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import (
     Templated,
     desired,
@@ -108,7 +108,7 @@ class ActionModule(FleetAction):
             told = self._complete(result, manifests, handed)
         if self._task.args.get("concerns") is None and "image" in concerns:
             # Of a host as a whole, once in a run of status
-            told["warnings"] = [*told.get("warnings", []), *preflight_inputs.untested(variables)]
+            told["warnings"] = [*told.get("warnings", []), *row_remarks.untested(variables)]
             told["untested"] = variables["npufleet_row"].get("untested")
         return self._protected(told, variables)
 
@@ -256,7 +256,7 @@ class ActionModule(FleetAction):
                     reasons += preflight_inputs.refusals(variables, manifests, result["plan"], result["actual"])
                     if result["plan"] and "driver" in result["actual"]:
                         reasons += preflight_inputs.clock(result["clock"], began, ended, int(variables["preflight_clock_skew"]))
-                    result["warnings"] = [*result.get("warnings", []), *preflight_inputs.warnings(variables)]
+                    result["warnings"] = [*result.get("warnings", []), *row_remarks.warnings(variables)]
                 result["refusals"] = reasons + result.get("refusals", [])
                 result["as_wanted"] = not (result["refusals"] or result["plan"] or result["maintenance"])
                 return self._complete(result, manifests, handed)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 import sys
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
@@ -15,6 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import de
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import PCI_VENDOR, REBOOT
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import ENGINES, finds_by_name, flag_reasons
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
+from ansible_collections.npufleet.triton.plugins.module_utils.driver.systems import system
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, short
@@ -142,44 +142,6 @@ def pulled(pulls: Mapping[str, Any], here: Mapping[str, Any], secrets: Mapping[s
         except download.SourceError as error:
             reasons.append("model {}: compiled file {}: {}: correct {}".format(file["model"], file["source"], error, file["todo"]))
     return reasons + list(filter(None, [blobs.short_of_room(pulls["root"], here["free"], here["arrived"], sizes)]))
-
-
-def system(wanted: Mapping[str, Any], os_release: str, kernel: str) -> List[str]:
-    """The operating system and the running kernel against the release row."""
-    facts = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', os_release, re.MULTILINE))
-    found = "{}-{}".format(facts.get("ID", "unknown"), facts.get("VERSION_ID", ""))
-    reasons = []
-    if found not in wanted["systems"]:
-        fitting = [name for name, row in wanted["rows"].items() if found in row["systems"]]
-        other = f", or choose release {' or '.join(fitting)}" if fitting else ""
-        reasons.append(
-            "found {}, wanted {} for release {}: install one of them{}".format(
-                found, " or ".join(wanted["systems"]), wanted["release"], other
-            )
-        )
-    # Of a system that the row does not have: whether the kernel would do for any that it has
-    rules = [wanted["systems"][found]] if found in wanted["systems"] else sorted(set(wanted["systems"].values()))
-    if rules and not any(kernel_fits(kernel, rule) for rule in rules):
-        reasons.append(
-            "found kernel {}, wanted {} for release {}: install and boot such a kernel, and hold it".format(
-                kernel, " or ".join(rules), wanted["release"]
-            )
-        )
-    return reasons
-
-
-def kernel_fits(kernel: str, rule: str) -> bool:
-    """Whether `6.8.0-49-generic` fits a rule such as `==6.8.0,<=6.8.0-138` or `>=5.10`: every part of it, to the length it has."""
-    version, build = re.findall(r"\d+", kernel.partition("-")[0]), re.match(r"\d+", kernel.partition("-")[2])
-    for part in rule.split(","):
-        sign, wanted = part[:2], [int(number) for number in re.findall(r"\d+", part)]
-        length = len(re.findall(r"\d+", part.partition("-")[0]))
-        found = ([int(number) for number in version] + [0] * length)[:length]
-        if "-" in part:
-            found.append(int(build[0]) if build else 0)
-        if not {"==": found == wanted, ">=": found >= wanted, "<=": found <= wanted}[sign]:
-            return False
-    return True
 
 
 def _bus_types() -> List[str]:

@@ -197,6 +197,7 @@ from typing import Any, Dict, List, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import request, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, proof
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer, watchdog
+from ansible_collections.npufleet.triton.plugins.module_utils.driver.systems import remarks
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import as_diff, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import refusals
 
@@ -287,6 +288,8 @@ def run(module: request.Module) -> None:
         suppliers, passwords = params["suppliers"], params["passwords"]
         answer["clock"] = time.time()
         answer["refusals"] = refusals(conditions, actual, plan, suppliers, passwords) if mark is None else []
+        for words in remarks(conditions):
+            module.warn(f"{params['host']}: {words}")
     if params["rollback"]:
         answer["moves"], answer["refusals"] = _rollback(root, params["rollback"]) if mark is None else ({}, [])
     module.exit_json(changed=changed, diff=as_diff(plan) if plan else {}, **answer)

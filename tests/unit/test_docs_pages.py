@@ -119,6 +119,6 @@ def test_security_tells_the_bulletins_of_every_row(page: str) -> None:
     table = re.findall(r"^\| (\d\d\.\d\d\S*) \| ([\d.]+) \| `\.(\w+)`[^|]* \| ([^|]*) \|", text, re.MULTILINE)
     told = {row: (triton, form, re.findall(r"\d{4}", bulletins)) for row, triton, form, bulletins in table}
     assert told == {
-        name: (row["triton"]["version"], row["driver"]["form"], row["vulnerabilities"]["bulletins"])
+        name: (row["triton"]["version"], row["driver"]["form"], list(row["vulnerabilities"]["bulletins"]))
         for name, row in yaml.safe_load((ROOT / "files/releases.yml").read_text())["npufleet_releases"].items()
     }

@@ -10,6 +10,7 @@ from ansible_collections.npufleet.triton.plugins.filter.refusal_table import ref
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
 from ansible_collections.npufleet.triton.plugins.module_utils import preflight as subject
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import systems
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import registry
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import preflight_inputs
 from helpers import FakeEngine
@@ -41,18 +42,18 @@ def item(concern: str, name: str, action: str, current: Any = None, desired: Any
 
 
 def test_system_of_the_row_is_accepted() -> None:
-    assert subject.system(WANTED, NOBLE, "6.8.0-49-generic") == []
+    assert systems.system(WANTED, NOBLE, "6.8.0-49-generic") == []
 
 
 def test_other_system_and_kernel_are_refused_at_once() -> None:
-    system, kernel = subject.system(WANTED, NOBLE.replace("24.04", "20.04"), "5.4.0-1-generic")
+    system, kernel = systems.system(WANTED, NOBLE.replace("24.04", "20.04"), "5.4.0-1-generic")
     assert system == (
         "found ubuntu-20.04, wanted ubuntu-22.04 or ubuntu-24.04 for release 25.08: install one of them, or choose release 24.01"
     )
     todo = "for release 25.08: install and boot such a kernel, and hold it"
     assert kernel == f"found kernel 5.4.0-1-generic, wanted ==6.8.0 or {KERNELS} {todo}"
-    assert subject.system(WANTED, NOBLE, "6.8.0-118-generic") == [f"found kernel 6.8.0-118-generic, wanted {KERNELS} {todo}"]
-    assert subject.system(WANTED, NOBLE.replace("24.04", "22.04"), "6.8.0-118-generic") == []
+    assert systems.system(WANTED, NOBLE, "6.8.0-118-generic") == [f"found kernel 6.8.0-118-generic, wanted {KERNELS} {todo}"]
+    assert systems.system(WANTED, NOBLE.replace("24.04", "22.04"), "6.8.0-118-generic") == []
 
 
 @pytest.mark.parametrize(
@@ -74,10 +75,18 @@ def test_other_system_and_kernel_are_refused_at_once() -> None:
         ("6.8.0-9-generic", ">=6.8.0-49", False),
         ("5.14.0-570.116.1.el9_6.x86_64", "==5.14.0,<=5.14.0-570", True),
         ("5.14.0-611.55.1.el9_7.x86_64", "==5.14.0,<=5.14.0-570", False),
+        # The vendor's bounds have all the numbers of a build
+        ("5.14.0-570.116.1.el9_6.x86_64", "==5.14.0,<=5.14.0-570.116.1", True),
+        ("5.14.0-570.117.1.el9_6.x86_64", "==5.14.0,<=5.14.0-570.116.1", False),
+        ("5.14.0-570.116.2.el9_6.x86_64", "==5.14.0,<=5.14.0-570.116.1", False),
+        ("5.14.0-570.9.1.el9_6.x86_64", "==5.14.0,<=5.14.0-570.116.1", True),
+        ("5.14.0-570.el9_6.x86_64", "==5.14.0,<=5.14.0-570.116.1", True),
+        ("6.12.0-55.76.1.el10_0.x86_64", "==6.12.0,<=6.12.0-55.75.1", False),
+        ("6.12.0-55.75.1.el10_0.x86_64", "<=6.12.0-55.75.1", True),
     ],
 )
 def test_kernels(kernel: str, rule: str, fits: bool) -> None:
-    assert subject.kernel_fits(kernel, rule) is fits
+    assert systems.kernel_fits(kernel, rule) is fits
 
 
 @pytest.mark.parametrize(("found", "words"), [(1105.0, "100 s ahead of"), (900.0, "100 s behind")])
@@ -383,3 +392,13 @@ def test_table_of_every_host_and_of_none() -> None:
     assert refusal_table({"npu1": ["found A"], "npu2": ["found A"]}).endswith("\n  - every host: found A")
     assert refusal_table({"npu1": ["found A"]}).endswith("1 reason, nothing was changed:\n  - npu1: found A")
     assert refusal_table({"npu1": [], "npu2": []}) == refusal_table({}) == ""
+
+
+def test_a_system_that_the_vendor_has_not_fully_tested_is_a_remark(tmp_path: Path) -> None:
+    release = tmp_path / "os-release"
+    release.write_text('ID="rocky"\nVERSION_ID="9.7"\n')
+    wanted = {**WANTED, "untested_systems": ["rocky-9.7"]}
+    (remark,) = systems.remarks(wanted, str(release))
+    assert remark == "rocky-9.7 is listed as not fully tested by the vendor for release 25.08. Prove a host of it first"
+    release.write_text(NOBLE)
+    assert systems.remarks(wanted, str(release)) == systems.remarks(WANTED, str(tmp_path / "none")) == []

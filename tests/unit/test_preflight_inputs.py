@@ -12,6 +12,7 @@ import pytest
 import stores
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import LARGE_FILES, pulled
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import preflight_inputs as subject
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import row_remarks
 from helpers import ROW, fleet, http_server
 
 FULL_ROW = {**ROW, "systems": {"ubuntu-22.04": ">=5.10"}}
@@ -67,19 +68,43 @@ def test_conditions_are_plain_data() -> None:
 
 
 def test_known_vulnerabilities_are_a_warning_with_the_row_that_clears_them() -> None:
-    (warning,) = subject.warnings(variables(row={"vulnerabilities": {"bulletins": ["5816", "5828"], "cleared_by": "26.07"}}))
-    assert (
-        "release 24.01 runs a Triton with 2 known vulnerabilities (NVIDIA security bulletins 5816, 5828): release 26.07 clears"
-        in warning
+    flaws = {"5816": "26.02", "5828": "26.03", "5865": "26.06"}
+    row = {**FULL_ROW, "vulnerabilities": {"as_of": "2026-08-18", "bulletins": flaws}}
+
+    def later(triton: str, *open_to: str, **more: Any) -> dict[str, Any]:
+        known = {"as_of": "2026-08-18", "bulletins": {number: flaws[number] for number in open_to}}
+        return {**FULL_ROW, "triton": {**FULL_ROW["triton"], "version": triton}, "vulnerabilities": known, **more}
+
+    rows = {
+        "24.01": row,
+        "26.07": later("2.71.0"),
+        "26.05": later("2.69.0", "5865"),
+        "older": later("2.41.0"),
+        "other-card": later("2.68.0", cards=["RBLN-CR13"]),
+        "unknown": {**later("2.68.0"), "vulnerabilities": None},
+    }
+    (warning,) = row_remarks.warnings(variables(row=row, npufleet_release_rows=rows))
+    assert warning == (
+        "release 24.01 runs a Triton with 3 known vulnerabilities as of 2026-08-18 (NVIDIA security bulletins 5816, 5828, 5865): "
+        "release 26.05 clears 5816, 5828; release 26.07 clears 5865; until then keep its ports away from untrusted networks"
     )
-    assert subject.warnings(variables(row={"vulnerabilities": {"bulletins": [], "cleared_by": None}})) == []
-    assert subject.warnings(variables()) == []
+    (warning,) = row_remarks.warnings(variables(row=row, npufleet_release_rows={"24.01": row, "26.07": later("2.71.0")}))
+    assert "bulletins 5816, 5828, 5865): release 26.07 clears them; until then" in warning
+    (warning,) = row_remarks.warnings(variables(row=row))
+    assert "no release for RBLN-CA12, but Triton 26.02 clears 5816; no release for RBLN-CA12, but Triton 26.03 clears" in warning
+    assert row_remarks.warnings(variables(row={"vulnerabilities": {"as_of": "2026-08-18", "bulletins": {}}})) == []
+    assert row_remarks.warnings(variables()) == []
 
 
-@pytest.mark.parametrize("bulletins", [[], ["5816"]])
-def test_a_row_that_nobody_vouches_for_is_a_remark(bulletins: list[str]) -> None:
-    row = {"untested": "an older SDK", "vulnerabilities": {"bulletins": bulletins, "cleared_by": None}}
-    *more, remark = subject.warnings(variables(row=row))
+def test_cards_that_serve_vllm_only_are_a_remark() -> None:
+    (remark,) = row_remarks.untested(variables(npufleet_card="RBLN-CR13"))
+    assert remark == "RBLN-CR13 serves models of backend vllm only. Place no others on this host"
+
+
+@pytest.mark.parametrize("bulletins", [{}, {"5816": "26.02"}])
+def test_a_row_that_nobody_vouches_for_is_a_remark(bulletins: dict[str, str]) -> None:
+    row = {"untested": "an older SDK", "vulnerabilities": {"as_of": "2026-08-18", "bulletins": bulletins}}
+    *more, remark = row_remarks.warnings(variables(row=row))
     assert remark == "release 24.01 is untested: an older SDK"
     assert len(more) == len(bulletins)
 

@@ -60,7 +60,9 @@ def test_versions_support_and_vulnerabilities_of_a_way_up() -> None:
         "from driver 3.2.0 on the driver's service is rbln-smd.service, rbln_daemon.service before: change whatever reads that",
         "from sdk 0.11.0 on compiled files have another form, and compile options say num_devices, tensor_parallel_size before: "
         "change whatever reads that",
-        "release 26.05 closes known vulnerabilities (NVIDIA security bulletins 5723, 5734, 5790, 5816, 5828, 5848, 5853)",
+        "from triton 2.65.0 on --http-max-input-size counts decompressed bytes as well, sent bytes only before: change whatever "
+        "reads that",
+        "release 26.05 closes known vulnerabilities (NVIDIA security bulletins 5723, 5734, 5790, 5816, 5828, 5848, 5853, 5860)",
         "release 26.05 keeps open known vulnerabilities (NVIDIA security bulletins 5865, 5875)",
     ]
 
@@ -68,10 +70,25 @@ def test_versions_support_and_vulnerabilities_of_a_way_up() -> None:
 def test_a_way_down_opens_what_the_way_up_closed() -> None:
     said = pair("26.07", "26.01")
     assert "release 26.01 no longer supports RBLN-CR13" in said
-    assert "release 26.01 no longer supports rhel-10.0, rhel-10.2, rhel-9.8" in said
+    gone = "almalinux-10.2, almalinux-9.8, rhel-10.0, rhel-10.2, rhel-9.8, rocky-10.2, rocky-9.8"
+    assert f"release 26.01 no longer supports {gone}" in said
     assert [sentence for sentence in said if sentence.startswith("before driver 3.2.0 rbln_daemon.service, and no longer")]
     assert not [sentence for sentence in said if "driver 3.0.0" in sentence]
-    assert said[-1] == ("release 26.01 opens known vulnerabilities (NVIDIA security bulletins 5816, 5828, 5848, 5853, 5865, 5875)")
+    assert said[-1] == (
+        "release 26.01 opens known vulnerabilities (NVIDIA security bulletins 5816, 5828, 5848, 5853, 5860, 5865, 5875)"
+    )
+
+
+def test_a_row_without_known_vulnerabilities_says_as_of_when() -> None:
+    words = "release 26.07 has no known vulnerabilities as of 2026-08-18: look for newer bulletins of NVIDIA"
+    assert words in pair("26.05", "26.07") and words in pair(None, "26.07")
+
+
+def test_what_triton_changes_for_its_users_is_told() -> None:
+    said = " ".join(pair("24.01", "26.07"))
+    for words in ("100 levels deep", "may have 64 MiB", "no TensorFlow backend", "decompressed bytes"):
+        assert words in said
+    assert "TensorFlow" not in " ".join(pair("25.08", "26.07"))
 
 
 def test_a_row_that_is_untested_says_so_on_every_way() -> None:
@@ -156,7 +173,7 @@ def test_driver_image_and_what_else_changes() -> None:
         item("server", "replace", "container.binds"),
         item("probe", "configure", "checks"),
     ]
-    given = {"rbln_driver_package_url": "https://me:secret@a.example.com/r-3.5.1.run?sig=x"}
+    given = {"rbln_driver_package_url": "https://a.example.com/r-3.5.1.run?sig=x"}
     assert of_host("26.05", "26.07", *plan, **given) == [
         "driver 3.2.2 to 3.5.1 (.run) from https://a.example.com/r-3.5.1.run: the server stops for it, the host is not rebooted",
         "image built here out of nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3",

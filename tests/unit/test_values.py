@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,14 @@ def refused(**given: Any) -> list[str]:
         (
             {"inference_check_http_tls": {"crt": "/c.pem"}},
             "inference_check_http_tls.crt: found a key that nothing reads, wanted ca, cert, key: did you mean cert?",
+        ),
+        (
+            {"npufleet_extra_releases": {"site": {**ROW, "vulnerabilities": {"as_of": date(2026, 8, 18), "bulletins": {}}}}},
+            "npufleet_extra_releases[site].vulnerabilities.as_of: found 2026-08-18, wanted text: write it as one, in quotes",
+        ),
+        (
+            {"npufleet_protected": date(2026, 8, 18)},
+            "npufleet_protected: found 2026-08-18, wanted text: write it as one, in quotes",
         ),
         (
             {"npufleet_extra_releases": {"site": {**ROW, "cards": "RBLN-CA12"}}},

@@ -30,6 +30,7 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
         "release": variables["rbln_release"],
         "rows": {name: {"systems": entry["systems"], "cards": entry["cards"]} for name, entry in rows.items()},
         "systems": row["systems"],
+        "untested_systems": row.get("untested_systems") or [],
         "cards": row["cards"],
         "ports": {str(variables[name]): name for kind, name in names.items() if variables["triton_server_allow_" + kind]},
         "listen": listens(variables),
@@ -72,28 +73,6 @@ def _pulls(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, An
     }
     bundle = variables["model_repository_bundle"]
     return {"files": files, "way": way(variables, False)[0], "bundle": bundle, "root": variables["npufleet_root"]}
-
-
-def warnings(variables: Mapping[str, Any]) -> List[str]:
-    """Known vulnerabilities of the row, and the row that clears them; that nobody upstream vouches for it."""
-    known = variables["npufleet_row"].get("vulnerabilities") or {}
-    if not known.get("bulletins"):
-        return untested(variables)
-    cleared = known.get("cleared_by")
-    what = f"release {cleared} clears them" if cleared else "no release clears them yet"
-    return [
-        "release {} runs a Triton with {} known vulnerabilities (NVIDIA security bulletins {}): {}; until then keep its ports "
-        "away from untrusted networks".format(
-            variables["rbln_release"], len(known["bulletins"]), ", ".join(known["bulletins"]), what
-        ),
-        *untested(variables),
-    ]
-
-
-def untested(variables: Mapping[str, Any]) -> List[str]:
-    """A remark on a row that nobody upstream vouches for."""
-    why = variables["npufleet_row"].get("untested")
-    return [f"release {variables['rbln_release']} is untested: {why}"] if why else []
 
 
 def proxies(variables: Mapping[str, Any]) -> Dict[str, str]:

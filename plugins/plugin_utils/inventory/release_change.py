@@ -15,11 +15,15 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models import mani
 
 Row = Mapping[str, Any]
 # What a version changes for those who use it: (part of the row, from this version on, what is so from there on, what was before).
-# Sources: release notes of SDK 0.10.0, 0.10.4 and 0.11.0; Triton's server since 26.04.
+# Sources: release notes of SDK 0.10.0, 0.10.4 and 0.11.0; NVIDIA's release notes of Triton 25.05, 25.06, 25.08, 26.01 and 26.04.
 TURNS = (
     ("driver", "3.0.0", "the driver's daemon tells power in uW and temperature in thousandths of a degree", "in W and in degrees"),
     ("driver", "3.2.0", "the driver's service is rbln-smd.service", "rbln_daemon.service"),
     ("sdk", "0.11.0", "compiled files have another form, and compile options say num_devices", "tensor_parallel_size"),
+    ("triton", "2.58.0", "JSON of a request may be 100 levels deep", "of any depth"),
+    ("triton", "2.59.0", "a request over HTTP may have 64 MiB, or what --http-max-input-size says", "any size"),
+    ("triton", "2.60.0", "images have no TensorFlow backend", "one"),
+    ("triton", "2.65.0", "--http-max-input-size counts decompressed bytes as well", "sent bytes only"),
 )
 # From Triton 26.04 on clients share memory with a server only where it is told so
 CLIENT_MEMORY, ALLOWED = "2.68.0", "--allow-client-shm"
@@ -97,22 +101,26 @@ def _turns(old: Row, new: Row) -> Iterator[str]:
 
 def _bulletins(old: Row, new: Release) -> Iterator[str]:
     """Known vulnerabilities that go, and that come or stay."""
+    known = new.row.get("vulnerabilities") or {}
     then, now = (list((row.get("vulnerabilities") or {}).get("bulletins") or []) for row in (old, new.row))
-    for verb, numbers in (
+    for verb, found in (
         ("closes", [number for number in then if number not in now]),
         ("keeps open", [number for number in then if number in now]),
         ("opens" if old else "has open", [number for number in now if number not in then]),
     ):
-        if numbers:
-            yield f"release {new.name} {verb} known vulnerabilities (NVIDIA security bulletins {', '.join(numbers)})"
+        if found:
+            yield f"release {new.name} {verb} known vulnerabilities (NVIDIA security bulletins {', '.join(found)})"
+    if known and not now:
+        yield f"release {new.name} has no known vulnerabilities as of {known['as_of']}: look for newer bulletins of NVIDIA"
 
 
 def reached(version: str, wanted: str) -> bool:
     """Whether `0.11.1.post1` is 0.11.0 or newer: the numbers alone count."""
-    return _numbers(version) >= _numbers(wanted)
+    return numbers(version) >= numbers(wanted)
 
 
-def _numbers(version: str) -> Tuple[int, ...]:
+def numbers(version: str) -> Tuple[int, ...]:
+    """Return the numbers that a version begins with."""
     found = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 

@@ -30,9 +30,17 @@ TEXTS = {"type": "list", "elements": "str"}
 # Comparisons of a kernel's version, or of that and its build, joined by commas
 KERNELS = {
     "type": "str",
-    "pattern": re.compile(r"((==|>=|<=)\d+(\.\d+)*(-\d+)?(,(?!$)|$))+"),
+    "pattern": re.compile(r"((==|>=|<=)\d+(\.\d+)*(-\d+(\.\d+)*)?(,(?!$)|$))+"),
     "form": "a rule such as ==6.8.0,<=6.8.0-138",
 }
+# YAML makes a date of one without quotes
+DATE = {
+    "type": "str",
+    "pattern": re.compile(r"\d{4}-\d\d-\d\d"),
+    "form": 'a date in quotes, such as "2026-08-18"',
+    "required": True,
+}
+TRITON = {"type": "str", "pattern": re.compile(r"\d\d\.\d\d"), "form": "a release of Triton such as 26.07"}
 
 
 def _map(required: str, **more: Mapping[str, Any]) -> Dict[str, Any]:
@@ -45,10 +53,12 @@ ROW = _map(
     sdk={**_map("package version shape"), "required": True},
     driver={**_map("package version", form={**TEXT, "choices": ["deb", "rpm", "run"], "required": True}), "required": True},
     triton={**_map("version image python tritonclient numpy"), "required": True},
+    llm=_map("vllm_rbln vllm image_vllm optimum_rbln torch torch_rbln"),
     cards={**TEXTS, "required": True},
     systems={"type": "dict", "values": KERNELS, "required": True},
+    untested_systems=TEXTS,
     untested=TEXT,
-    vulnerabilities=_map("", bulletins=TEXTS, cleared_by=TEXT),
+    vulnerabilities=_map("", as_of=DATE, bulletins={"type": "dict", "values": TRITON, "required": True}),
 )
 # What argument_specs.yml cannot say: of a map with names of a site's own, what each value is. `told_as` is the variable to correct.
 MAPS: Dict[Tuple[str, ...], Dict[str, Any]] = {
@@ -161,8 +171,11 @@ def _found(value: Any, kind: str, spec: Mapping[str, Any]) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if kind in ("list", "dict") or spec.get("no_log"):
-        return "text" if isinstance(value, str) else "a number"
-    return _line(value) if isinstance(value, str) else short(value, 60)
+        return "a number" if isinstance(value, (int, float)) else "text"
+    if isinstance(value, (int, float)):
+        return short(value, 60)
+    # What only YAML has, such as a date
+    return _line(str(value))
 
 
 def _outside(value: Any, spec: Mapping[str, Any]) -> str:

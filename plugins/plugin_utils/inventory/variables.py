@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from datetime import date
 from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any, Callable, Collection, Dict, Iterator, List, Set, Tuple
@@ -257,4 +258,4 @@ def _is_value(raw: Any) -> bool:
         return all(_is_value(part) for part in raw.values())
     if isinstance(raw, (list, tuple)):
         return all(_is_value(part) for part in raw)
-    return "{{" not in raw and "{%" not in raw if isinstance(raw, str) else raw is None or isinstance(raw, (int, float))
+    return "{{" not in raw and "{%" not in raw if isinstance(raw, str) else raw is None or isinstance(raw, (int, float, date))

@@ -1,0 +1,66 @@
+"""Operating systems and kernels that a release row supports, compared with those of a host."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, List, Mapping
+
+from ansible_collections.npufleet.triton.plugins.module_utils.system import text
+
+
+def system(wanted: Mapping[str, Any], os_release: str, kernel: str) -> List[str]:
+    """The operating system and the running kernel against the release row."""
+    found = _system(os_release)
+    reasons = []
+    if found not in wanted["systems"]:
+        fitting = [name for name, row in wanted["rows"].items() if found in row["systems"]]
+        other = f", or choose release {' or '.join(fitting)}" if fitting else ""
+        reasons.append(
+            "found {}, wanted {} for release {}: install one of them{}".format(
+                found, " or ".join(wanted["systems"]), wanted["release"], other
+            )
+        )
+    # Of a system that the row does not have: whether the kernel would do for any that it has
+    rules = [wanted["systems"][found]] if found in wanted["systems"] else sorted(set(wanted["systems"].values()))
+    if rules and not any(kernel_fits(kernel, rule) for rule in rules):
+        reasons.append(
+            "found kernel {}, wanted {} for release {}: install and boot such a kernel, and hold it".format(
+                kernel, " or ".join(rules), wanted["release"]
+            )
+        )
+    return reasons
+
+
+def kernel_fits(kernel: str, rule: str) -> bool:
+    """Return True where `6.8.0-49-generic` fits a rule such as `==6.8.0,<=6.8.0-138` or `<=5.14.0-570.116.1`.
+
+    Each part of the rule counts, with as many numbers of version and build as it has.
+    """
+    version, _dash, rest = kernel.partition("-")
+    build = re.match(r"\d+(?:\.\d+)*", rest)
+    given = [_numbers(version), _numbers(build[0] if build else "")]
+    for part in rule.split(","):
+        sign, bounds = part[:2], [_numbers(entry) for entry in part[2:].split("-")]
+        wanted = [number for bound in bounds for number in bound]
+        found = [number for bound, numbers in zip(bounds, given) for number in (numbers + [0] * len(bound))[: len(bound)]]
+        if not {"==": found == wanted, ">=": found >= wanted, "<=": found <= wanted}[sign]:
+            return False
+    return True
+
+
+def remarks(wanted: Mapping[str, Any], os_release: str = "/etc/os-release") -> List[str]:
+    """Return what is known of the operating system under the release row, and refuses nothing."""
+    found = _system(text(os_release) or "")
+    if found not in wanted.get("untested_systems", []):
+        return []
+    return [f"{found} is listed as not fully tested by the vendor for release {wanted['release']}. Prove a host of it first"]
+
+
+def _system(os_release: str) -> str:
+    """Return the operating system as release rows name it, such as ubuntu-22.04."""
+    facts = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', os_release, re.MULTILINE))
+    return "{}-{}".format(facts.get("ID", "unknown"), facts.get("VERSION_ID", ""))
+
+
+def _numbers(text: str) -> List[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
