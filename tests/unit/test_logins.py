@@ -87,8 +87,6 @@ VARIABLES: list[tuple[dict[str, Any], str]] = [
     ({"triton_models": [{"name": "m", "repository": f"s3://key:{WORD}@bucket/x"}]}, "triton_server_cloud_credentials"),
     ({"triton_server_model_repositories": [f"s3://https://key:{WORD}@store/b"]}, "triton_server_cloud_credentials"),
     ({"docker_engine_registry_mirrors": [LOGIN]}, "triton_image_registry_user"),
-    ({"docker_engine_daemon_options": {"proxies": {"http-proxy": f"http://fleet:{WORD}@proxy:3128"}}}, "npufleet_http_proxy"),
-    ({"docker_engine_daemon_options": {LOGIN: 1}}, "npufleet_http_proxy"),
     ({"triton_image_base": f"fleet:{WORD}@registry.example.com/x"}, "triton_image_registry_user"),
     ({"triton_image_delivery_repository": f"https://me:{WORD}@registry.example.com/triton"}, "triton_image_delivery_user"),
     ({"npufleet_extra_releases": {"x": {**ROW, "triton": {**ROW["triton"], "image": LOGIN}}}}, "triton_image_registry_user"),
@@ -139,6 +137,7 @@ def test_a_login_out_of_a_template_is_refused() -> None:
         {"triton_server_environment": {"OTEL": LOGIN}},
         {"triton_server_extra_args": [f"--trace-config=opentelemetry,url={LOGIN}"]},
         {"inference_check_headers": {"x-proxy": LOGIN}},
+        {"docker_engine_daemon_options": {"proxies": {"http-proxy": f"http://fleet:{WORD}@proxy:3128"}}},
         {"triton_server_cloud_credentials": {"s3": {"": {"secret_key": f"a:{WORD}@b"}}}},
         {
             "triton_models": [

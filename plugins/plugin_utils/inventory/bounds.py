@@ -266,7 +266,12 @@ BOUNDS: Dict[str, Bound] = {
     "npufleet_proxy_text": text(PAGE, lines=True, secret=True),
     "docker_engine_unit_limits{}": UNIT,
     "docker_engine_unit_limits[*]{}": DIRECTIVE,
-    "docker_engine_daemon_options": Bound("data-root and exec-root as paths of directories of their own", _daemon),
+    "docker_engine_daemon_options": Bound(
+        "data-root and exec-root as paths of directories of their own",
+        _daemon,
+        # daemon.json is for root alone then, and what is shown of it are digests
+        secret=True,
+    ),
     "inference_check_timeout": TIME,
     "inference_check_headers{}": name(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", "the name of a header"),
     "inference_check_headers[*]": text(LINE, secret=True),

@@ -36,7 +36,6 @@ INSTEAD: Dict[str, str] = {
     ),
     "docker_engine_registry_mirrors[]": f"{MIRROR}, or name it in triton_image_base and {REGISTRY}",
     "triton_image_pip_options[]": f"{PROXY}; for an index {_instead('triton_image_index')}",
-    "docker_engine_daemon_options": f"{PROXY}; for a mirror or a log server, name one that asks for none",
     "npufleet_no_proxy[]": PROXY,
     "model_repository_s3_endpoint": "set model_repository_s3_access_key and model_repository_s3_secret_key instead",
     "model_repository_gs_endpoint": "set model_repository_gs_credentials instead",
