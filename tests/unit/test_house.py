@@ -14,9 +14,7 @@ from typing import Any
 import ansible_collections.npufleet.triton.plugins.module_utils.plan as imported
 import pytest
 import yaml
-from ansible.plugins import loader
 from helpers import ROOT, imports
-from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_TESTS
 
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
 MODULES = sorted(path for path in (ROOT / "plugins/modules").glob("*.py") if path.stem != "__init__")
@@ -148,40 +146,6 @@ def without_tags(task: dict[str, Any]) -> dict[str, Any]:
     rest = {key: value for key, value in task.items() if key != "tags"}
     # Why the host failed is kept first; site.yml starts again what it had stopped after that
     return {**rest, "rescue": [without_tags(entry) for entry in rest["rescue"][:1]]} if "rescue" in rest else rest
-
-
-# What runs for each host of a turn
-TURN = (
-    "playbooks/tasks/end-turn.yml",
-    "roles/triton_server/tasks/main.yml",
-    "roles/triton_server/tasks/apply.yml",
-    "roles/triton_server/vars/main.yml",
-)
-
-
-def of_jinja(text: str) -> set[str]:
-    """Filters and tests of Jinja's own that templates name: Ansible looks for each among its own first, in each process."""
-    own = {
-        kind: {plugin.ansible_name.rpartition(".")[2] for plugin in getattr(loader, f"{kind}_loader").all()}
-        for kind in ("filter", "test")
-    }
-    asked = re.findall(r"\bis (?:not )?(\w+)|(?:select|reject)(?:attr)?\([^)]*'(\w+)'", text)
-    tests = {word for words in asked for word in words} & (set(DEFAULT_TESTS) - own["test"])
-    return tests | set(re.findall(r"\| *(\w+)", text)) & (set(DEFAULT_FILTERS) - own["filter"])
-
-
-@pytest.mark.parametrize("name", TURN)
-def test_a_turn_names_no_filter_and_no_test_of_jinjas_own(name: str) -> None:
-    assert of_jinja((ROOT / name).read_text()) == set()
-
-
-@pytest.mark.parametrize("name", ["models.yml", "recover.yml", "rollback.yml", "site.yml"])
-def test_nor_does_the_condition_of_its_block(name: str) -> None:
-    """Each task inside asks it again."""
-    turns = [play for play in load(ROOT / "playbooks" / name) if "serial" in play]
-    blocks = [task for play in turns for task in tasks_of(play["tasks"]) if "block" in task and "rescue" in task]
-    assert turns and blocks
-    assert [(task["name"], found) for task in blocks if (found := of_jinja(str(task.get("when", ""))))] == []
 
 
 def test_every_rollout_has_the_same_gates() -> None:

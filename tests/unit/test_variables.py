@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar, trust_as_template
+from ansible.template import Templar
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import of_groups
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils import action
@@ -249,33 +249,6 @@ def test_templated_reads_once_and_leaves_the_rest() -> None:
     assert "c" not in variables
     with pytest.raises(KeyError):
         variables["c"]
-
-
-def test_a_template_that_only_says_where_a_value_is_takes_no_jinja() -> None:
-    raw: dict[str, Any] = {
-        "root": "/r",
-        "there": trust_as_template("{{ root }}"),
-        "below": trust_as_template("{{ there }}/b/c.d-e"),
-        "number": 3,
-        "of_number": trust_as_template("{{ number }}/x"),
-        "unknown": trust_as_template("{{ nobody }}"),
-        "other": trust_as_template("{{ root ~ 'x' }}"),
-        # Of a host or a file: no template, whatever it looks like
-        "untrusted": "{{ root }}",
-        "left": trust_as_template("{{ right }}"),
-        "right": trust_as_template("{{ left }}"),
-        "listed": trust_as_template("{{ groups }}"),
-        "groups": {"all": ["npu1"]},
-    }
-    asked: list[Any] = []
-    variables = subject.Templated(raw, lambda value: asked.append(value) or value)
-    assert (variables["below"], variables["there"], asked) == ("/r/b/c.d-e", "/r", ["/r", "/r"])
-    asked.clear()
-    for name in ("of_number", "unknown", "other", "untrusted", "listed"):
-        text = raw[name]
-        assert variables[name] is text and asked.pop() is text, name
-    # Ansible says what is wrong with these
-    assert variables["left"] == "{{ left }}" and asked == [3, "{{ left }}"]
 
 
 def test_rows_are_those_that_the_default_of_the_variable_says() -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from datetime import date
 from functools import cache, lru_cache
 from types import MappingProxyType
-from typing import Any, Callable, Collection, Dict, Iterator, List, Set, Tuple
+from typing import Any, Callable, Collection, Dict, Iterator, List, Tuple
 
 from ansible.errors import AnsibleUndefinedVariable
-from ansible.template import is_trusted_as_template
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import engine
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
@@ -19,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, values
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import Origins, in_common, of_template
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import in_common
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import release_rows
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import Manifest
@@ -32,14 +30,8 @@ REQUIRED = {
     "triton_models": "the list of models to serve",
 }
 ROWS = "npufleet_release_rows"
-# What a variable follows from that is made here (`rows`)
-MADE_OF = {ROWS: ["npufleet_extra_releases"]}
-# Of hundreds of parts, each of a type: looked at once for hosts that have the same
-LARGE = {ROWS, "npufleet_extra_releases"}
 # These two hold no templates of ours
 NO_TEMPLATES = {"hostvars", "groups"}
-# Templates that say no more than where a value is, which Jinja takes a millisecond for: a variable, or a path below one
-PLAIN = re.compile(r"\{\{ (\w+) \}\}((?:/[\w.-]+)*)")
 
 
 def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
@@ -162,11 +154,6 @@ def inventory_specs() -> Dict[str, Mapping[str, Any]]:
     return findings.specs(os.path.join(COLLECTION, "roles"))
 
 
-def is_secret(name: str) -> bool:
-    """Whether the value of a variable is for nobody's eyes."""
-    return bool(inventory_specs().get(name, {}).get("no_log"))
-
-
 def rows(variables: Mapping[str, Any]) -> Dict[str, Any]:
     """What the default of npufleet_release_rows says, without reading the file once more for each host."""
     return {**release_rows(), **variables["npufleet_extra_releases"]}
@@ -194,9 +181,6 @@ class Templated(Mapping[str, Any]):
         self._raw = raw
         self._template = template
         self._made = made
-        self._origins = Origins(raw, is_secret, {name: MADE_OF[name] for name in made}, given) if moment else None
-        # Names whose plain templates are followed at the moment
-        self._following: Set[str] = set()
         self._done = set(NO_TEMPLATES)
         self.misfits: List[str] = []
         for name in sorted(entry for entry in given if entry in inventory_specs()):
@@ -208,39 +192,18 @@ class Templated(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._done:
-            if self._origins and name in LARGE:
-                value = of_template(self.moment, f"{name}.fitted", self._origins.of(name), lambda: self._fitted(name))
+            if name in self._made:
+                # Hundreds of values with a type each: they are validated once for all hosts.
+                value = in_common(self, name, lambda variables: _typed(name, self._made[name](variables)))
             else:
-                value = self._fitted(name)
+                value = _typed(name, self.untyped(name))
             self._raw[name] = value
             self._done.add(name)
         return self._raw[name]
 
-    def _fitted(self, name: str) -> Any:
-        """A value of its type."""
-        value = self._made[name](self) if name in self._made else self.untyped(name)
-        return values.fitted(name, value, inventory_specs()[name]) if name in inventory_specs() else value
-
     def untyped(self, name: str) -> Any:
-        """A value whatever its type."""
-        raw = self._raw[name]
-        plain = PLAIN.fullmatch(raw) if isinstance(raw, str) and is_trusted_as_template(raw) else None
-        if not plain or plain[1] not in self._raw or plain[1] in NO_TEMPLATES | self._following:
-            return self._templated(name, raw)
-        self._following.add(name)
-        try:
-            value = self._raw[plain[1]] if plain[1] in self._done else self.untyped(plain[1])
-        finally:
-            self._following.discard(name)
-        if not plain[2]:
-            return value
-        return value + plain[2] if isinstance(value, str) else self._template(raw)
-
-    def _templated(self, name: str, raw: Any) -> Any:
-        """By Jinja, which takes milliseconds: once for hosts of one task that have the same."""
-        if not self._origins or _is_value(raw):
-            return self._template(raw)
-        return of_template(self.moment, name, self._origins.of(name), lambda: self._template(raw))
+        """Return a value without a check of its type."""
+        return self._template(self._raw[name])
 
     def __contains__(self, name: object) -> bool:
         return name in self._raw
@@ -250,6 +213,11 @@ class Templated(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._raw)
+
+
+def _typed(name: str, value: Any) -> Any:
+    """Return the value in the type that the specs of the roles require. Raises Refusal if it has another type."""
+    return values.fitted(name, value, inventory_specs()[name]) if name in inventory_specs() else value
 
 
 def _is_value(raw: Any) -> bool:
