@@ -18,8 +18,7 @@ from crash import crashed  # noqa: E402
 
 PLACE = ROOT / "build/installed"
 BIN = Path(sys.executable).parent
-# As scenarios run it, by this Python
-PLAYBOOK = [sys.executable, str(ROOT / "tests/forked/bin/ansible-playbook")]
+PLAYBOOK = [str(BIN / "ansible-playbook")]
 
 
 def install(place: Path) -> Path:

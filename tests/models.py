@@ -38,8 +38,8 @@ def main() -> None:
         "/srv/fleet/compiled": str(SITE / "compiled"),
     }
     shell = environment(facts, SITE / "home")
-    # The virtual environment that the site made when it began, and Ansible as scenarios run it
-    shell["PATH"] = f"{ROOT}/tests/forked/bin:{ROOT}/.venv/bin:{shell['PATH']}"
+    # The virtual environment that the site made when it began
+    shell["PATH"] = f"{ROOT}/.venv/bin:{shell['PATH']}"
     reader = Reader(site, shell, SITE / "output.txt")
     try:
         reader.follow(PAGE, values, {})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.plugin_utils import library, runs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 
@@ -24,12 +23,10 @@ class ActionModule(FleetAction):
             "patience": int(variables["npufleet_lease_timeout"]),
             "container": self.container(variables),
         }
-        brings = boolean(arguments.get("install", True)) and not self._task.check_mode
-        lacking = self.library_for_a_host if brings else None
         wait = int(arguments.get("wait", variables["npufleet_lease_wait"]))
-        result = self.ask("host_lease", {**arguments, "wait": 0}, task_vars, handed, lacking)
+        result = self.ask("host_lease", {**arguments, "wait": 0}, task_vars, handed)
         if result.get("held_by") and wait:
             # Who is at it may be a run of this machine that has ended, which nobody has to wait for
             ended = {"ended": result["held_by"]} if runs.has_ended(result["held_by"]) else {}
-            result = self.ask("host_lease", {**arguments, "wait": wait}, task_vars, {**handed, **ended}, lacking)
+            result = self.ask("host_lease", {**arguments, "wait": wait}, task_vars, {**handed, **ended})
         return result

@@ -1,16 +1,19 @@
-"""How a module of this collection is asked: by Ansible, which has sent it, or by the host's library, which has it already.
+"""The two ways in which a module of this collection is called: from the library that a host keeps, or sent by Ansible.
 
-Either way the controller hands over things beside its options: one private option, which is no playbook's to set.
+In both cases the controller passes a request beside the options of the module: one private option, which no playbook sets.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import sys
 from typing import Any, Dict, List, Mapping, NoReturn, Protocol
 
 NAME = "_request"
-# Who changes a host: the run, the person at its controller, the host's name in the inventory
+MODULES = "ansible_collections.npufleet.triton.plugins.modules."
+# The holder of a lease: the run, the person at its controller, the name of the host in the inventory
 HOLDER: Dict[str, Any] = {
     "run": {"type": "str", "default": ""},
     "by": {"type": "str", "default": "unknown"},
@@ -19,14 +22,14 @@ HOLDER: Dict[str, Any] = {
 
 
 class Module(Protocol):
-    """What the modules have of Ansible's AnsibleModule."""
+    """The part of Ansible's AnsibleModule that the modules use."""
 
     params: Dict[str, Any]
     check_mode: bool
     _diff: bool
 
     def warn(self, warning: str) -> None:
-        """A warning beside the result."""
+        """Add a warning to the result."""
 
     def exit_json(self, **kwargs: Any) -> NoReturn:
         """End with this result."""
@@ -35,16 +38,15 @@ class Module(Protocol):
         """End as failed."""
 
 
-class Called:
-    """A module that the library calls. Ansible's own takes twice as long to import as all else.
+class LibraryModule:
+    """A module that runs from the library of the host, without Ansible's AnsibleModule.
 
-    The controller has checked the options and what it hands over (plugin_utils/library.py), and keeps secrets out of the
-    result.
+    The controller has validated the options and the request (plugin_utils/library.py), and masks secrets in the result.
     """
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        self.params: Dict[str, Any] = told["options"]
-        self.check_mode, self._diff = bool(told["check_mode"]), bool(told["diff"])
+    def __init__(self, parameters: Mapping[str, Any], check_mode: bool, diff: bool) -> None:
+        self.params: Dict[str, Any] = dict(parameters)
+        self.check_mode, self._diff = check_mode, diff
         self._warnings: List[str] = []
 
     def warn(self, warning: str) -> None:
@@ -58,36 +60,42 @@ class Called:
 
     def _end(self, code: int, result: Dict[str, Any]) -> NoReturn:
         warned = {"warnings": [*self._warnings, *result.get("warnings", [])]} if self._warnings else {}
-        # A program: what it prints is for the controller
+        # Ansible reads the result from the output of the program.
         sys.stdout.write("\n" + json.dumps({**result, **warned}) + "\n")
         sys.stdout.flush()
         raise SystemExit(code)
 
 
-def sent(options: Dict[str, Any]) -> Module:
-    """A module that Ansible has sent, with its argument_spec."""
+def ansible_module(options: Dict[str, Any]) -> Module:
+    """Return the AnsibleModule of a module that Ansible has sent."""
     from ansible.module_utils.basic import AnsibleModule
 
     return AnsibleModule(argument_spec=options, supports_check_mode=True)
 
 
-def received(module: Module, fields: Dict[str, Any]) -> Dict[str, Any]:
-    """A module's options and these fields of what the controller handed over, in one; what is secret is in no result.
+def run_module(name: str, parameters: Mapping[str, Any], check_mode: bool, diff: bool) -> None:
+    """Run a module of the library (modules/library_call.py): it prints its result and exits."""
+    os.chdir("/")
+    importlib.import_module(MODULES + name).run(LibraryModule(parameters, check_mode, diff))
 
-    `fields` is an argument_spec. Ends the module where they are not as it says.
+
+def merge_request(module: Module, fields: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the options of a module and these fields of its request as one map; no result shows what of them is secret.
+
+    `fields` is an argument_spec. The module ends as failed if the request does not match it.
     """
-    handed = module.params[NAME] or {}
-    if not isinstance(module, Called):
-        handed = _checked(module, handed, fields)
-    return {**{name: value for name, value in module.params.items() if name != NAME}, **handed}
+    request = module.params[NAME] or {}
+    if not isinstance(module, LibraryModule):
+        request = _validated(module, request, fields)
+    return {**{name: value for name, value in module.params.items() if name != NAME}, **request}
 
 
-def _checked(module: Any, handed: Dict[str, Any], fields: Dict[str, Any]) -> Dict[str, Any]:
-    """As Ansible's AnsibleModule does it with options."""
+def _validated(module: Any, request: Dict[str, Any], fields: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the request with its types and defaults, as AnsibleModule does it with options."""
     from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-    found = ArgumentSpecValidator(fields).validate(handed)
+    found = ArgumentSpecValidator(fields).validate(request)
     module.no_log_values.update(found._no_log_values)
     if found.error_messages:
-        module.fail_json(msg=f"{NAME}: {'; '.join(found.error_messages)}: it is the controller's to fill in")
+        module.fail_json(msg=f"{NAME}: {'; '.join(found.error_messages)}: only the controller sets it")
     return found.validated_parameters

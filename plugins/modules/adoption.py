@@ -317,8 +317,8 @@ def ask(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def run(module: request.Module) -> None:
-    """What it does, whether it was sent or is called by the library."""
-    arguments = request.received(module, REQUEST)
+    """Run the module, whether Ansible has sent it or the host library calls it."""
+    arguments = request.merge_request(module, REQUEST)
     if not arguments["store"]:
         module.fail_json(msg="adoption translates on the controller: call it as npufleet.triton.adoption")
     engine = Engine()
@@ -337,8 +337,8 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Entry point where Ansible has sent it."""
-    run(request.sent(OPTIONS))
+    """Run the module that Ansible has sent."""
+    run(request.ansible_module(OPTIONS))
 
 
 if __name__ == "__main__":

@@ -179,10 +179,10 @@ REQUEST: Dict[str, Any] = {
 
 
 def run(module: request.Module) -> None:
-    """What it does, whether it was sent or is called by the library."""
+    """Run the module, whether Ansible has sent it or the host library calls it."""
     if not module.params["_request"]:
         module.fail_json(msg="what files hold is read on the controller: call it as npufleet.triton.host_files")
-    params = request.received(module, REQUEST)
+    params = request.merge_request(module, REQUEST)
     wanted = host_files.Wanted(
         [host_files.Directory(entry["path"], entry["mode"], entry["empty"]) for entry in params["directories"]],
         [
@@ -214,8 +214,8 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Entry point where Ansible has sent it."""
-    run(request.sent(OPTIONS))
+    """Run the module that Ansible has sent."""
+    run(request.ansible_module(OPTIONS))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,6 @@ held_by:
   type: str
 """
 
-import base64
 import os
 import time
 from typing import Any, Dict, Mapping
@@ -125,9 +124,8 @@ REQUEST = {
     "patience": {"type": "int", "default": 3600},
     # Name of the container, and the times that it needs
     "container": {"type": "dict", "default": {}},
-    # Version of the library, and its archive in Base64 for a host that lacks it
+    # Version of the library that the call comes from
     "version": {"type": "str", "default": ""},
-    "library": {"type": "str"},
     # A run that the controller knows to be over
     "ended": {"type": "str", "default": ""},
 }
@@ -171,9 +169,8 @@ def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
 
 
 def _install(params: Mapping[str, Any]) -> bool:
-    packed = base64.b64decode(params["library"]) if params["library"] else None
-    # Both, whatever the first one says
-    return any([library.install(params["version"], packed), boot.install(params["root"])])
+    # A list, so that the second one runs as well if the first one has changed something
+    return any([library.activate(params["version"]), boot.install(params["root"])])
 
 
 def _counts(seen: Mapping[str, Any], last: str) -> bool:
@@ -183,8 +180,8 @@ def _counts(seen: Mapping[str, Any], last: str) -> bool:
 
 
 def run(module: request.Module) -> None:
-    """What it does, whether it was sent or is called by the library."""
-    params = request.received(module, REQUEST)
+    """Run the module, whether Ansible has sent it or the host library calls it."""
+    params = request.merge_request(module, REQUEST)
     if not params["run"]:
         module.fail_json(msg="a lease is taken for a run, which the controller knows: call it as npufleet.triton.host_lease")
     if module.check_mode:
@@ -201,8 +198,8 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Entry point where Ansible has sent it."""
-    run(request.sent(OPTIONS))
+    """Run the module that Ansible has sent."""
+    run(request.ansible_module(OPTIONS))
 
 
 if __name__ == "__main__":

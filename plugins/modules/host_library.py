@@ -5,66 +5,65 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_library
-short_description: Bring the code of this collection's modules to a host
+short_description: Install the code of this collection's modules on a host
 description:
-  - Unpacks and compiles it in C(/usr/local/lib/npufleet/library), where later calls of modules find it. A call takes half as long
-    then.
-  - A host that M(npufleet.triton.host_lease) has held has it already.
+  - Unpacks and compiles it below C(/usr/local/lib/npufleet/library), where calls of modules find it.
+  - Every action of this collection does this when a host lacks the version of the controller. A playbook has no reason to.
 version_added: 0.2.0
 author: The npufleet developers (@npufleet)
 options:
-  _request:
-    description: What the controller hands over. It is nothing for a playbook to set.
-    type: dict
+  version:
+    description: Digest of the files of the library, which names its directory.
+    type: str
+    required: true
+  archive:
+    description: Archive of the library in Base64.
+    type: str
+    required: true
 attributes:
   check_mode:
     support: full
-    description: Brings nothing.
+    description: The code is installed in check mode too, as Ansible itself would copy it with each call.
 """
 
 EXAMPLES = r"""
-- name: Bring what modules are made of
-  npufleet.triton.host_library:
+- name: Read the history of the model store, which installs the library if it is missing
+  npufleet.triton.model_store_info:
 """
 
 RETURN = r"""
 version:
-  description: Which version the host has.
+  description: The version that the host has.
   returned: success
   type: str
 """
 
 import base64
+import zipfile
 from typing import Any, Dict
 
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 
-OPTIONS: Dict[str, Any] = {"_request": {"type": "dict"}}
-REQUEST: Dict[str, Any] = {
-    "version": {"type": "str", "default": ""},
-    # Its archive in Base64, for a host that lacks it
-    "library": {"type": "str"},
+OPTIONS: Dict[str, Any] = {
+    "version": {"type": "str", "required": True},
+    "archive": {"type": "str", "required": True},
 }
 
 
 def run(module: request.Module) -> None:
-    """What it does, whether it was sent or is called by the library."""
-    params = request.received(module, REQUEST)
-    if not params["version"]:
-        module.fail_json(msg="what is brought is known on the controller: call it as npufleet.triton.host_library")
-    if module.check_mode:
-        module.exit_json(changed=False, version=params["version"])
+    """Install the version, unless the host has it."""
+    version = module.params["version"]
     try:
-        changed = library.install(params["version"], base64.b64decode(params["library"]) if params["library"] else None)
-    except OSError as error:
-        module.fail_json(msg=f"the library could not be brought: {error}")
-    module.exit_json(changed=changed, version=params["version"])
+        changed = library.install(version, base64.b64decode(module.params["archive"]))
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        module.fail_json(msg=f"{library.path(version)} cannot be installed: {error}")
+    module.exit_json(changed=changed, version=version)
 
 
 def main() -> None:
-    """Entry point where Ansible has sent it."""
-    run(request.sent(OPTIONS))
+    """Run the module that Ansible has sent."""
+    run(request.ansible_module(OPTIONS))
 
 
 if __name__ == "__main__":

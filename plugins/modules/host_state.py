@@ -245,8 +245,8 @@ def _rollback(root: str, asked: Dict[str, Any]) -> Tuple[Dict[str, Any], List[st
 
 
 def run(module: request.Module) -> None:
-    """What it does, whether it was sent or is called by the library."""
-    params = request.received(module, REQUEST)
+    """Run the module, whether Ansible has sent it or the host library calls it."""
+    params = request.merge_request(module, REQUEST)
     desired = params["desired"]
     if not desired and not params["mark"]:
         module.fail_json(msg="host_state computes what is wanted on the controller: call it as npufleet.triton.host_state")
@@ -296,8 +296,8 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Entry point where Ansible has sent it."""
-    run(request.sent(OPTIONS))
+    """Run the module that Ansible has sent."""
+    run(request.ansible_module(OPTIONS))
 
 
 if __name__ == "__main__":

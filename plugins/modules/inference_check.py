@@ -347,8 +347,8 @@ def keep(module: request.Module, document: Mapping[str, Any], program: str) -> b
 
 
 def run(module: request.Module) -> None:
-    """What it does, whether it was sent or is called by the library."""
-    wanted = request.received(module, REQUEST)
+    """Run the module, whether Ansible has sent it or the host library calls it."""
+    wanted = request.merge_request(module, REQUEST)
     if not wanted["program"] or not wanted["document"]:
         module.fail_json(msg="inference_check reads check files on the controller: call it as npufleet.triton.inference_check")
     server = {name: value for name, value in wanted["server"].items() if value is not None}
@@ -371,8 +371,8 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Entry point where Ansible has sent it."""
-    run(request.sent(OPTIONS))
+    """Run the module that Ansible has sent."""
+    run(request.ansible_module(OPTIONS))
 
 
 if __name__ == "__main__":

@@ -171,8 +171,8 @@ REQUEST = {
 
 
 def run(module: request.Module) -> None:
-    """What it does, whether it was sent or is called by the library."""
-    params = request.received(module, REQUEST)
+    """Run the module, whether Ansible has sent it or the host library calls it."""
+    params = request.merge_request(module, REQUEST)
     root, state = params["root"], params["state"]
     run = store.Run(params["run"], params["by"], params["host"])
     withdraw = [name for name in params["withdraw"] if os.path.lexists(os.path.join(root, "served", name))]
@@ -200,8 +200,8 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Entry point where Ansible has sent it."""
-    run(request.sent(OPTIONS))
+    """Run the module that Ansible has sent."""
+    run(request.ansible_module(OPTIONS))
 
 
 if __name__ == "__main__":

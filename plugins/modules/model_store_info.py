@@ -75,7 +75,7 @@ def info(root: str) -> Dict[str, Any]:
 
 
 def run(module: request.Module) -> None:
-    """What it does, whether it was sent or is called by the library."""
+    """Run the module, whether Ansible has sent it or the host library calls it."""
     root = module.params["root"]
     try:
         module.exit_json(**info(root))
@@ -84,8 +84,8 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Entry point where Ansible has sent it."""
-    run(request.sent(OPTIONS))
+    """Run the module that Ansible has sent."""
+    run(request.ansible_module(OPTIONS))
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ OPTIONS: Dict[str, Any] = {
 def main() -> None:
     """Entry point of whoever calls it without its action."""
     words = "the plans of all hosts are known on the controller alone: call it as npufleet.triton.rollout"
-    request.sent(OPTIONS).fail_json(msg=words)
+    request.ansible_module(OPTIONS).fail_json(msg=words)
 
 
 if __name__ == "__main__":

@@ -118,8 +118,8 @@ def look(root: str, server: change.Server, wanted: Dict[str, Any]) -> Dict[str, 
 
 
 def run(module: request.Module) -> None:
-    """What it does, whether it was sent or is called by the library."""
-    params = request.received(module, REQUEST)
+    """Run the module, whether Ansible has sent it or the host library calls it."""
+    params = request.merge_request(module, REQUEST)
     root, host = params["root"], params["host"]
     try:
         if params["state"] == "stopped":
@@ -150,8 +150,8 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Entry point where Ansible has sent it."""
-    run(request.sent(OPTIONS))
+    """Run the module that Ansible has sent."""
+    run(request.ansible_module(OPTIONS))
 
 
 if __name__ == "__main__":

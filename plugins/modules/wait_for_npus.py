@@ -64,8 +64,8 @@ REQUEST = {"host": {"type": "str", "default": ""}}
 
 
 def run(module: request.Module) -> None:
-    """What it does, whether it was sent or is called by the library."""
-    params = request.received(module, REQUEST)
+    """Run the module, whether Ansible has sent it or the host library calls it."""
+    params = request.merge_request(module, REQUEST)
     if params["container"] is None or params["timeout"] is None:
         module.fail_json(msg="the container is known on the controller: call it as npufleet.triton.wait_for_npus")
     began = time.monotonic()
@@ -77,8 +77,8 @@ def run(module: request.Module) -> None:
 
 
 def main() -> None:
-    """Entry point where Ansible has sent it."""
-    run(request.sent(OPTIONS))
+    """Run the module that Ansible has sent."""
+    run(request.ansible_module(OPTIONS))
 
 
 if __name__ == "__main__":

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-# First: all that is imported after it takes less time. pylint: disable-next=unused-import
-from ansible_collections.npufleet.triton.plugins.plugin_utils import bytecode  # noqa: F401  # isort: skip
-
 import base64
-import gc
 import glob
 import hashlib
-import json
 import os
 import traceback
 from abc import abstractmethod
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from ansible import constants as C
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleUndefinedVariable
-from ansible.module_utils.common.json import Direction, get_module_encoder
 from ansible.module_utils.common.parameters import remove_values
 from ansible.plugins.action import ActionBase
-from ansible.plugins.loader import filter_loader, test_loader
 from ansible.template import trust_as_template
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import of_groups
-from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive, patterns
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library as host_library
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, library
@@ -46,7 +37,6 @@ NOT_A_RESULT = ("invocation", "ansible_stats")
 # Keys whose texts people read
 TOLD = ("msg", "report", "refusals", "warnings", "errors")
 FOUND_BY_ANSIBLE = "discovered_interpreter_"
-ACTIONS = "ansible_collections.npufleet.triton.plugins.action."
 
 
 @cache
@@ -67,25 +57,11 @@ def _trusted(value: Any) -> Any:
     return trust_as_template(value) if isinstance(value, str) and "{" in value else value
 
 
-def _once() -> None:
-    """What every task would do again, as each has a process of its own: done as this is imported, which is once in a run."""
-    inventory_specs()
-    release_rows()
-    role_defaults()
-    library.version()
-    # Every plan has its digest in it, by the probe
-    archive.of(check_client.ENTRY)
-    # Ansible's own tests and filters, for conditions
-    test_loader.get("defined")
-    filter_loader.get("default")
-    patterns.compile_all()
-    # How a host is told
-    get_module_encoder("legacy", Direction.CONTROLLER_TO_MODULE)
-    # All of this stays until the run ends: neither its end nor a process of a host has to look through it for what can be freed
-    gc.freeze()
-
-
-_once()
+# Ansible imports an action once and runs each host of a task in a copy of its process: what is read here is read once in a run.
+inventory_specs()
+release_rows()
+role_defaults()
+library.version()
 
 
 class FleetAction(ActionBase):
@@ -93,12 +69,6 @@ class FleetAction(ActionBase):
 
     supports_raw_params = False
     _requires_connection = True
-
-    def __init_subclass__(cls) -> None:
-        """With an action comes the module that it asks: imported once, before each host has a process of its own."""
-        super().__init_subclass__()
-        if cls.__module__.startswith(ACTIONS):
-            library.module(cls.__module__[len(ACTIONS) :])
 
     def run(self, tmp: Optional[str] = None, task_vars: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
         super().run(tmp, task_vars)
@@ -161,63 +131,67 @@ class FleetAction(ActionBase):
         arguments: Mapping[str, Any],
         task_vars: Mapping[str, Any],
         handed: Optional[Mapping[str, Any]] = None,
-        lacking: Optional[Callable[[], Mapping[str, Any]]] = None,
     ) -> Dict[str, Any]:
-        """One module call on the host, with what is handed over beside its options, and its answer as data.
+        """Call a module on the host, with a request beside its options, and return its result as data.
 
-        `lacking` is handed over too where the host has no library of this version. The arguments carry whole files: they are for
-        no system log.
+        Raises Refusal if the options do not match the module.
         """
         host = task_vars["inventory_hostname"]
-        given = {**arguments, request.NAME: dict(handed)} if handed is not None else dict(arguments)
-        quiet = {**task_vars, "ansible_no_target_syslog": True}
+        options = {**arguments, request.NAME: dict(handed)} if handed is not None else dict(arguments)
         try:
-            answer = self._by_library(module, given, quiet)
-            if answer is None:
-                if lacking:
-                    given[request.NAME].update(lacking())
-                answer = self._execute_module(f"npufleet.triton.{module}", module_args=given, task_vars=quiet)
+            answer = self._call(module, options, task_vars)
         except AnsibleConnectionFailure as error:
-            # What ssh says is the host's, too
+            # The message comes from ssh, which repeats what the host sends.
             raise AnsibleConnectionFailure(str(host_text.received(error.message))) from None
         with host_text.understood(host):
             result: Dict[str, Any] = host_text.received(dict(answer))
-            # Facts would be variables of the host; its interpreter is Ansible's own finding
+            # Facts would become variables of the host; its interpreter is found by Ansible itself.
             facts = {name: entry for name, entry in result.pop("ansible_facts", {}).items() if name.startswith(FOUND_BY_ANSIBLE)}
         for name in NOT_A_RESULT:
             result.pop(name, None)
         result.update({name: host_text.told(result[name]) for name in TOLD if name in result})
         return {**result, "ansible_facts": facts} if facts else result
 
-    @staticmethod
-    def library_for_a_host() -> Dict[str, Any]:
-        """What is handed to a module that brings the library to a host that lacks it."""
-        return {"library": base64.b64encode(library.packed(C.DEFAULT_LOCAL_TMP)).decode()}
+    def _call(self, module: str, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
+        """Return the result of a module, without its secrets. It runs from the library of the host, which is installed if missing.
 
-    def _by_library(self, module: str, given: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
-        """The answer of a module that the host has already; None where it has not, and nothing was run."""
-        if self._task.async_val or not self._is_pipelining_enabled("new"):
-            return None
-        named = str(task_vars.get("ansible_python_interpreter") or "auto")
-        python = "/usr/bin/python3" if named.startswith("auto") else self._templar.template(named)
-        checked = library.checked(module, given)
-        if checked is None:
-            return None
-        words = [self._compute_environment_string(), python, "-IS", host_library.path(library.version()), "call", module]
-        told = {"options": checked.options, "check_mode": self._task.check_mode, "diff": self._task.diff}
-        sent = json.dumps(told, cls=get_module_encoder("legacy", Direction.CONTROLLER_TO_MODULE))
-        done = self._low_level_execute_command(" ".join(filter(None, words)), in_data=sent.encode())
-        _before, called, said = done["stdout"].partition(host_library.CALLED)
-        if not called:
-            return None
-        try:
-            answer = json.loads(said[: said.rindex("}") + 1])
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            why = f"{module} ended with {done['rc']} and without an answer"
-            answer = {"failed": True, "msg": why, "module_stderr": done["stderr"]}
-        return remove_values(answer, checked.secrets) if checked.secrets else answer
+        Only root installs the library; for another account Ansible sends the module.
+        """
+        parameters = library.parameters(module, options)
+        call = {
+            "library": host_library.path(library.version()),
+            "module": module,
+            "parameters": parameters.values,
+        }
+        result = self._run("library_call", call, task_vars)
+        if result.get("library_missing"):
+            if result.get("as_root"):
+                self._install_library(task_vars)
+                result = self._run("library_call", call, task_vars)
+                if result.get("library_missing"):
+                    host, path = task_vars["inventory_hostname"], call["library"]
+                    raise AnsibleActionFail(
+                        f"{host}: {path} is missing, expected the library that was just installed. Look who removes it."
+                    )
+            else:
+                result = self._run(module, options, task_vars)
+        return remove_values(result, parameters.secrets) if parameters.secrets else result
+
+    def _run(self, module: str, arguments: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
+        """Run a module of this collection as Ansible does. Its arguments hold whole files, which no system log shows."""
+        # In a module that carries its arguments Ansible replaces `syslog.LOG_USER`, also in their values: here by the same text.
+        quiet = {**task_vars, "ansible_no_target_syslog": True, "ansible_syslog_facility": "LOG_USER"}
+        return dict(self._execute_module(f"npufleet.triton.{module}", module_args=dict(arguments), task_vars=quiet))
+
+    def _install_library(self, task_vars: Mapping[str, Any]) -> None:
+        """Install the library on the host. Raises AnsibleActionFail."""
+        host, version = task_vars["inventory_hostname"], library.version()
+        archive = base64.b64encode(library.packed(C.DEFAULT_LOCAL_TMP)).decode()
+        result = self._run("host_library", {"version": version, "archive": archive}, task_vars)
+        if result.get("failed"):
+            reason = host_text.line(result.get("msg", "the library cannot be installed"))
+            raise AnsibleActionFail(f"{host}: {reason}")
+        self._display.display(f"{host}: installed the library {host_library.path(version)}")
 
     @contextmanager
     def refusing(self, host: str) -> Iterator[None]:

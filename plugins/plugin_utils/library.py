@@ -1,7 +1,7 @@
-"""The library that hosts keep (module_utils/programs/library.py), on the controller: its version, its archive, and its calls.
+"""The library that hosts keep (module_utils/programs/library.py), on the controller: its version, its archive, and the parameters
+of a call.
 
-Ansible checks the options of a call here, and not on the host. Who gives options that are not as the module says has it sent, to
-be refused by it as ever.
+The options of a module are validated here and not on the host, which needs nothing of Ansible then.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import hashlib
 import importlib
 import os
 from types import ModuleType
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Set
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Set, Tuple
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible_collections.npufleet.triton.plugins.module_utils import request
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
 
@@ -22,13 +23,11 @@ MAIN = archive.PREFIX + "change.commands"
 ROOMS = ("module_utils", "modules")
 OWN = "ansible_collections/npufleet/triton/plugins/"
 MODULES = "ansible_collections.npufleet.triton.plugins.modules."
-# With these in it, a path is another one on the host
-OF_THE_HOST = ("~", "$")
 
 
 @functools.cache
 def version() -> str:
-    """A digest over each file that it is made of."""
+    """Return a digest over all files of the library."""
     whole = hashlib.sha256()
     for path, source in sorted(_own().items()):
         whole.update(f"{path}\0{source}\0".encode())
@@ -36,7 +35,7 @@ def version() -> str:
 
 
 def packed(place: str) -> bytes:
-    """The archive of it, made once for all processes of a run, which share this place. Needed for a host that lacks it alone."""
+    """Return the archive of the library, made once for all processes of a run, which share the directory `place`."""
     path = os.path.join(place, f"library-{version()}")
     if not os.path.exists(path):
         with open(f"{path}.{os.getpid()}", "wb") as sink:
@@ -47,7 +46,7 @@ def packed(place: str) -> bytes:
 
 
 def _own() -> Dict[str, str]:
-    """{path in the archive: source} of what runs on hosts."""
+    """Return {path in the archive: source} of the code that runs on hosts."""
     files = {}
     for room in ROOMS:
         for directory, names, found in os.walk(os.path.join(COLLECTION, "plugins", room)):
@@ -59,55 +58,81 @@ def _own() -> Dict[str, str]:
     return files
 
 
-class Checked(NamedTuple):
-    """Options with their defaults, and what of them no result may show."""
+class Parameters(NamedTuple):
+    """The validated options of a module, and the values that no result may show."""
 
-    options: Dict[str, Any]
+    values: Dict[str, Any]
     secrets: Set[str]
 
 
 @functools.cache
 def module(name: str) -> ModuleType:
-    """A module of this collection, as the controller has it."""
+    """Return a module of this collection as the controller has it."""
     return importlib.import_module(MODULES + name)
 
 
-def checked(name: str, given: Mapping[str, Any]) -> Optional[Checked]:
-    """What a module is called with; None where only the host can say what that is."""
+def parameters(name: str, options: Mapping[str, Any]) -> Parameters:
+    """Return the parameters of a call of a module. Raises Refusal with every reason against its options."""
     spec, fields = module(name).OPTIONS, getattr(module(name), "REQUEST", None)
-    if any(sign in path for path in _paths(spec, given) for sign in OF_THE_HOST):
-        return None
-    options = _validated(spec, given)
-    if options is None or fields is None:
-        return options
-    handed = _validated(fields, options.options[request.NAME] or {})
-    if handed is None:
-        return None
-    return Checked({**options.options, request.NAME: handed.options}, options.secrets | handed.secrets)
+    values = _validated(name, spec, options)
+    secrets = set(_secrets(spec, values))
+    if fields is not None:
+        values[request.NAME] = _validated(name, fields, values[request.NAME] or {})
+        secrets |= set(_secrets(fields, values[request.NAME]))
+    return Parameters(values, secrets)
 
 
 class _AsItIs(Dict[str, Any]):
-    """A map that is not copied: files of models take longer than all else, and of a map without options nothing is converted."""
+    """A map that the validator does not copy: maps without options are not converted, and may hold megabytes of files."""
 
     def __deepcopy__(self, _memo: Any) -> Dict[str, Any]:
         return self
 
 
-def _validated(spec: Mapping[str, Any], given: Mapping[str, Any]) -> Optional[Checked]:
-    maps = {name: value for name, value in given.items() if isinstance(value, dict) and "options" not in spec.get(name, {})}
-    found = ArgumentSpecValidator(spec).validate({**given, **{name: _AsItIs(value) for name, value in maps.items()}})
-    if found.error_messages:
-        return None
-    return Checked({**found.validated_parameters, **maps}, set(found._no_log_values))
+def _validated(name: str, spec: Mapping[str, Any], options: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the options with their types and defaults. Raises Refusal."""
+    reasons = [
+        f"{name}: {option} is {path}, expected a path without ~ and $. Write the whole path."
+        for option, path in _paths(spec, options)
+        if "~" in path or "$" in path
+    ]
+    maps = {name: value for name, value in options.items() if isinstance(value, dict) and "options" not in spec.get(name, {})}
+    found = ArgumentSpecValidator(spec).validate({**options, **{name: _AsItIs(value) for name, value in maps.items()}})
+    reasons += [f"{name}: {error}" for error in found.error_messages]
+    if reasons:
+        raise Refusal(reasons)
+    return {**found.validated_parameters, **maps}
 
 
-def _paths(spec: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
-    """The paths among these options, and among those in them."""
+def _secrets(spec: Mapping[str, Any], values: Any) -> Iterator[str]:
+    """Yield the texts of the options that are secret."""
     for name, option in spec.items():
-        value = given.get(name)
+        value = values.get(name) if isinstance(values, Mapping) else None
+        if option.get("no_log"):
+            yield from _texts(value)
+        for entry in value if isinstance(value, list) else [value]:
+            yield from _secrets(option.get("options", {}), entry)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield each text and number of a value."""
+    if isinstance(value, Mapping):
+        for entry in value.values():
+            yield from _texts(entry)
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from _texts(entry)
+    elif isinstance(value, (str, int, float)) and not isinstance(value, bool) and value != "":
+        yield str(value)
+
+
+def _paths(spec: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[Tuple[str, str]]:
+    """Yield the name and the value of each path among the options, and among the options in them."""
+    for name, option in spec.items():
+        value = options.get(name)
         values = value if isinstance(value, list) else [value]
         if "path" in (option["type"], option.get("elements")):
-            yield from (str(entry) for entry in values)
+            yield from ((name, entry) for entry in values if isinstance(entry, str))
         for entry in values:
             if isinstance(entry, Mapping) and "options" in option:
                 yield from _paths(option["options"], entry)

@@ -36,7 +36,7 @@ ONE = NAMES[0]
 STORE = "/var/lib/npufleet/blobs"
 BARE = "bare"
 # Seconds above the floor, calls of modules on each host, and times as long as status.yml
-ABOVE = {"one_changed": 4.0, "rollback": 3.0}
+ABOVE = {"one_changed": 4.0, "rollback": 4.0}
 CALLS = 6
 STATUS = 1.2
 # Runs of no_change and of status.yml, one after the other

@@ -84,7 +84,7 @@ class Hostile(NamedTuple):
 
     def tree(self) -> set[str]:
         """Everything on this side of the site that no playbook has any business with."""
-        own = ("a/b/c/d/build", "ansible", "cache", "host_vars", f"{HOSTILE}/asked", f"{HONEST}/asked")
+        own = ("a/b/c/d/build", "ansible", "cache", "host_vars", f"{HOSTILE}/asked", f"{HONEST}/asked", f"{HOSTILE}/library")
         found = {str(path.relative_to(self.site)) for path in self.site.rglob("*")}
         return {entry for entry in found if not entry.startswith(own)}
 

@@ -1,7 +1,7 @@
-"""The Python of a host in somebody else's hands: it runs no module, it answers what it was prepared to answer.
+"""The Python of a hostile host: it runs no module, it returns the prepared answers.
 
-Ansible starts it as `ansible_python_interpreter` with a module's file, whose name and arguments it reads; or it is asked for a
-module of the library that it claims to have. Standard library alone.
+Ansible starts it as `ansible_python_interpreter` with the file of a module, whose name and arguments it reads. It uses the
+standard library only.
 """
 
 import ast
@@ -15,21 +15,15 @@ from pathlib import Path
 
 def main() -> None:
     place = Path(__file__).parent
-    if sys.argv[1] == "-IS":
-        if not (place / "library").exists():
-            sys.exit(2)
-        print("npufleet library: called", flush=True)
-        module, arguments = sys.argv[4], json.load(sys.stdin)["options"]
-    else:
-        with open(sys.argv[1], encoding="utf-8") as source:
-            text = source.read()
-        # The last one: the wrapper itself passes names of the same kind on
-        module = ast.literal_eval(re.findall(r"^ *module_fqn=('.*'),$", text, re.MULTILINE)[-1]).rpartition(".")[2]
-        arguments = json.loads(ast.literal_eval(re.findall(r"^ *params=(['\"].*['\"]),$", text, re.MULTILINE)[-1]))[
-            "ANSIBLE_MODULE_ARGS"
-        ]
+    with open(sys.argv[1], encoding="utf-8") as source:
+        module, arguments = called(source.read(), (place / "library").exists())
     with open(place / "asked", "a", encoding="utf-8") as asked:
         asked.write(module + "\n")
+    if module == "library_call":
+        print(json.dumps({"library_missing": True, "as_root": (place / "root").exists()}))
+        return
+    if module == "host_library":
+        (place / "library").touch()
     answers = json.loads((place / "answers.json").read_text())
     answer = answers.get(module, answers["any"])
     if module == "adoption":
@@ -40,6 +34,18 @@ def main() -> None:
         Path(arguments["_request"]["archive"]).write_bytes(raw)
         answer["sha256"] = hashlib.sha256(raw).hexdigest()
     print(json.dumps(answer))
+
+
+def called(text: str, keeps_library: bool) -> tuple[str, dict]:
+    """Return the module that Ansible sends, and its arguments."""
+    carried = re.search(r'json\.loads\(r"""(.*)"""\)$', text, re.MULTILINE)
+    if carried:
+        call = json.loads(carried[1])
+        return (call["module"], call["parameters"]) if keeps_library else ("library_call", call)
+    # The last one is the call: the wrapper itself passes names of the same kind on.
+    module = ast.literal_eval(re.findall(r"^ *module_fqn=('.*'),$", text, re.MULTILINE)[-1]).rpartition(".")[2]
+    params = re.findall(r"^ *params=(['\"].*['\"]),$", text, re.MULTILINE)[-1]
+    return module, json.loads(ast.literal_eval(params))["ANSIBLE_MODULE_ARGS"]
 
 
 if __name__ == "__main__":

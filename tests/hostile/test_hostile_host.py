@@ -22,10 +22,12 @@ def build(hostile: Hostile, path: str) -> Path:
     return hostile.site / "a/b/c/d/build" / path
 
 
-@pytest.mark.parametrize("library", [True, False], ids=["by the library", "by a module that is sent"])
-def test_status_and_its_report(hostile: Hostile, library: bool) -> None:
-    if not library:
+@pytest.mark.parametrize("library", ["kept", "installed", "refused"])
+def test_status_and_its_report(hostile: Hostile, library: str) -> None:
+    if library != "kept":
         (hostile.site / HOSTILE / "library").unlink()
+    if library == "installed":
+        (hostile.site / HOSTILE / "root").touch()
     code, output = hostile.play("status.yml")
     assert code == 2, output
     states = {host["host"]: host["state"] for host in json.loads(build(hostile, "status.json").read_text())["hosts"]}

@@ -22,7 +22,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import forked
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
 from ansible.parsing.dataloader import DataLoader
@@ -86,23 +85,15 @@ def imports(path: Path, inside: bool = False) -> list[str]:
 
 @cache
 def common_home(what: str) -> str:
-    """A directory that all tests share, until they end: of `ansible`, the settings of runs; of `bytecode`, sys.pycache_prefix for
-    what a checkout has to stay free of."""
+    """Return a directory that all tests share until they end."""
     home = tempfile.mkdtemp(prefix=f"npufleet-{what}-")
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     return home
 
 
-def ansible_playbook(
-    place: Path, *arguments: object, cwd: Path = ROOT, whole: bool = False, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """One run of ansible-playbook with this checkout's settings.
-
-    A `whole` one is the program itself, and its modules are packed and sent, as people have it; others are forks of one that has
-    made its imports, and read its settings where none of them is of this `place` alone.
-    """
-    alone = whole or any(value.startswith(str(place)) for name, value in environment.items() if name.startswith("ANSIBLE_"))
-    home = f"{place}/ansible" if alone else common_home("ansible")
+def ansible_playbook(place: Path, *arguments: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ansible-playbook with the settings of this checkout. Its own files are below `place`."""
+    home = f"{place}/ansible"
     settings = {
         **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_") and "proxy" not in name.lower()},
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
@@ -115,12 +106,7 @@ def ansible_playbook(
         **environment,
     }
     command = [str(ANSIBLE_PLAYBOOK), *map(str, arguments)]
-    if whole:
-        return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=300, check=False)
-    request = {"arguments": command[1:], "environment": settings, "directory": str(cwd), "alone": True}
-    asked = forked.controller() if alone else forked.settled(settings)
-    code, output, errors = forked.ask(asked, request, timeout=300)
-    return subprocess.CompletedProcess(command, code, output.decode(), errors.decode())
+    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=600, check=False)
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -17,31 +17,21 @@ class Action(FleetAction):
     def act(self, host: str, task_vars: Any) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _by_library(self, *_arguments: Any) -> None:
-        return None
-
     def _execute_module(self, module: str, module_args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         self.calls.append((module, module_args, task_vars))
         return {"changed": False, "invocation": {"module_args": module_args}}
 
 
-def test_files_in_arguments_reach_neither_the_hosts_log_nor_the_screen() -> None:
+def test_the_request_of_a_call_reaches_no_system_log_and_no_result() -> None:
     action = Action()
     variables = {"inventory_hostname": "npu1"}
     assert action.ask("model_store", {"models": ["m"]}, variables, {"releases": {"m": "content"}}) == {"changed": False}
     module, arguments, task_vars = action.calls[0]
-    assert (module, arguments) == ("npufleet.triton.model_store", {"models": ["m"], "_request": {"releases": {"m": "content"}}})
-    assert task_vars == {"inventory_hostname": "npu1", "ansible_no_target_syslog": True}
+    assert (module, arguments["module"]) == ("npufleet.triton.library_call", "model_store")
+    assert arguments["parameters"]["models"] == ["m"]
+    assert arguments["parameters"]["_request"]["releases"] == {"m": "content"}
+    assert task_vars["ansible_no_target_syslog"] is True
     assert variables == {"inventory_hostname": "npu1"}
-
-
-def test_what_a_host_without_the_library_lacks_is_handed_to_it_alone() -> None:
-    action = Action()
-    action.ask("host_lease", {}, {"inventory_hostname": "npu1"}, {"run": "1"}, lambda: {"library": "packed"})
-    assert action.calls[0][1] == {"_request": {"run": "1", "library": "packed"}}
-    action._by_library = lambda *_arguments: {"taken": True}  # type: ignore[method-assign,assignment,return-value]
-    assert action.ask("host_lease", {}, {"inventory_hostname": "npu1"}, {"run": "1"}, lambda: 1 / 0) == {"taken": True}
-    assert len(action.calls) == 1
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,6 @@ class Asking(action.FleetAction):
     def act(self, host: str, task_vars: dict[str, Any]) -> dict[str, Any]:
         return self.ask("host_state", {}, task_vars)
 
-    def _by_library(self, *_arguments: Any) -> None:
-        return None
-
     def _execute_module(self, *_arguments: Any, **_more: Any) -> Any:
         if isinstance(self.answer, Exception):
             raise self.answer

@@ -78,7 +78,9 @@ def test_there_is_something_to_look_at() -> None:
 
 def test_roles_and_modules_are_few_enough_to_know() -> None:
     assert len(ROLES) <= 10, ROLES
-    assert len(MODULES) <= 20, [path.stem for path in MODULES]
+    # These two are not for playbooks.
+    called = [path.stem for path in MODULES if path.stem not in ("host_library", "library_call")]
+    assert len(called) <= 20, called
 
 
 def test_the_group_of_actions_has_every_module_with_that_option() -> None:

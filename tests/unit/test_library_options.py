@@ -1,4 +1,4 @@
-"""Options of a module that a host's library calls are checked on the controller, as Ansible checks them on a host."""
+"""The controller validates the options of a module that runs from the library of a host."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils import library
 
 SPEC: dict[str, Any] = {
@@ -28,9 +29,8 @@ def module(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_values_take_their_types_and_what_is_not_given_its_default() -> None:
     given = {"wait": "3", "names": "a,b", "kept": {"path": "/x"}, "_request": {"run": 1, "token": "hidden"}}
-    found = library.checked("any", given)
-    assert found is not None
-    assert found.options == {
+    found = library.parameters("any", given)
+    assert found.values == {
         "root": "/var/lib",
         "wait": 3,
         "names": ["a", "b"],
@@ -44,25 +44,46 @@ def test_values_take_their_types_and_what_is_not_given_its_default() -> None:
 
 
 def test_a_module_that_is_handed_nothing_has_no_request(module: SimpleNamespace) -> None:
-    assert library.checked("any", {}).options["_request"] == {"run": "", "token": None}  # type: ignore[union-attr]
+    assert library.parameters("any", {}).values["_request"] == {"run": "", "token": None}
     del module.REQUEST
     module.OPTIONS = {"root": {"type": "path"}}
-    assert library.checked("any", {}).options == {"root": None}  # type: ignore[union-attr]
+    assert library.parameters("any", {}).values == {"root": None}
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "reason"),
     [
-        {"wait": "soon"},
-        {"nothing": 1},
-        {"_request": {"nothing": 1}},
-        {"_request": "words"},
-        {"kept": {"why": "no path"}},
-        {"root": "~/npufleet"},
-        {"root": "$HOME/npufleet"},
-        {"kept": {"path": "~/x"}},
-        {"places": ["/a", "~/b"]},
+        ({"wait": "soon"}, "any: argument 'wait' is of type"),
+        ({"nothing": 1}, "any: nothing. Supported parameters include"),
+        ({"_request": {"nothing": 1}}, "any: nothing. Supported parameters include"),
+        ({"_request": "words"}, "any: argument '_request' is of type"),
+        ({"kept": {"why": "no path"}}, "any: missing required arguments: path"),
+        ({"root": "~/npufleet"}, "any: root is ~/npufleet, expected a path without ~ and $"),
+        ({"root": "$HOME/npufleet"}, "any: root is $HOME/npufleet, expected"),
+        ({"kept": {"path": "~/x"}}, "any: path is ~/x, expected"),
+        ({"places": ["/a", "~/b"]}, "any: places is ~/b, expected"),
     ],
 )
-def test_what_is_wrong_or_means_something_on_the_host_is_not_for_the_controller(given: dict[str, Any]) -> None:
-    assert library.checked("any", given) is None
+def test_invalid_options_are_rejected_before_the_call(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        library.parameters("any", given)
+    assert [entry for entry in refused.value.reasons if reason in entry], refused.value.reasons
+
+
+def test_every_reason_against_the_options_is_given() -> None:
+    with pytest.raises(Refusal) as refused:
+        library.parameters("any", {"root": "~", "wait": "soon"})
+    assert len(refused.value.reasons) == 2
+
+
+def test_secrets_are_found_at_any_depth(module: SimpleNamespace) -> None:
+    module.OPTIONS = {
+        "servers": {
+            "type": "list",
+            "elements": "dict",
+            "options": {"keys": {"type": "dict", "no_log": True}, "name": {"type": "str"}},
+        },
+        "_request": {"type": "dict"},
+    }
+    servers = [{"name": "one", "keys": {"a": "hidden", "b": ["deep", 17, True, None, ""]}}, {"name": "two"}]
+    assert library.parameters("any", {"servers": servers}).secrets == {"hidden", "deep", "17"}

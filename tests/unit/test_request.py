@@ -21,26 +21,26 @@ def module(handed: Any) -> Any:
 
 
 def test_options_and_what_was_handed_over_are_one() -> None:
-    assert request.received(module({"host": "npu1"}), FIELDS) == {
+    assert request.merge_request(module({"host": "npu1"}), FIELDS) == {
         "root": "/srv",
         "run": "",
         "by": "unknown",
         "host": "npu1",
         "secrets": {},
     }
-    assert request.received(module(None), FIELDS)["host"] == ""
+    assert request.merge_request(module(None), FIELDS)["host"] == ""
 
 
 def test_a_secret_is_masked_in_every_result_and_nothing_else_is() -> None:
     given = module({"host": "npu1", "secrets": {"models": "artefact-p4ss"}})
-    assert request.received(given, FIELDS)["secrets"] == {"models": "artefact-p4ss"}
+    assert request.merge_request(given, FIELDS)["secrets"] == {"models": "artefact-p4ss"}
     assert given.no_log_values == {"artefact-p4ss"}
 
 
 @pytest.mark.parametrize(("handed", "words"), [({"hots": "npu1"}, "_request: hots"), ({"secrets": [1]}, "dict")])
 def test_what_no_controller_hands_over_ends_the_module(handed: Any, words: str) -> None:
     with pytest.raises(SystemExit, match=words):
-        request.received(module(handed), FIELDS)
+        request.merge_request(module(handed), FIELDS)
 
 
 PLAYBOOK = """
@@ -68,5 +68,5 @@ def test_a_playbook_cannot_take_the_place_of_the_controller(tmp_path: Any) -> No
     (tmp_path / "play.yml").write_text(PLAYBOOK)
     (tmp_path / "root").mkdir()
     (tmp_path / "hosts").write_text(f"localhost ansible_connection=local ansible_python_interpreter={sys.executable}\n")
-    done = ansible_playbook(tmp_path, "-i", tmp_path / "hosts", tmp_path / "play.yml", whole=True)
+    done = ansible_playbook(tmp_path, "-i", tmp_path / "hosts", tmp_path / "play.yml")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -34,7 +34,6 @@ FLOORS = [
     ["module_utils.process"],
     ["modules"],
     [
-        "plugin_utils.bytecode",
         "plugin_utils.command_line",
         "plugin_utils.compose",
         "plugin_utils.host_text",

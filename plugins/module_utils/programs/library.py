@@ -1,21 +1,21 @@
-"""The library: this collection's code as a host keeps it, compiled. A module that is called finds it there, and with it the host
-ends a change by itself.
+"""The library: the code of this collection as a host keeps it, compiled. Modules are called from it, and with it the host finishes
+a change on its own.
 
-Each version lies in a directory of its own, under its digest, and is never changed; `current` is a link to the one that was brought
-last. A Python runs it by its directory: see change/commands.py for what it can be told.
+Each version has a directory of its own, named by its digest, that is never changed. The link `current` points to the version that
+changed the host last. Python runs a version by its directory: change/commands.py has its commands.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import List, Optional
+from typing import List
 
 HOME = "/usr/local/lib/npufleet/library"
 CURRENT = "current"
-# What the library prints before a module runs: without it nothing was run
-CALLED = "npufleet library: called"
-# What hosts had before there was a library
+# Seconds after which an unfinished directory belongs to a run that was killed
+DRAFT = 3600.0
+# The name of the library before version 0.2
 FORMER = "/usr/local/lib/npufleet/npufleet_change.pyz"
 
 
@@ -24,18 +24,36 @@ def path(version: str = CURRENT) -> str:
     return os.path.join(HOME, version)
 
 
-def install(version: str, packed: Optional[bytes]) -> bool:
-    """Bring a version to the host that this runs on, where it is not the current one. Returns whether it was not.
+def install(version: str, packed: bytes) -> bool:
+    """Unpack the archive of a version, unless the host has that version. Return True if it was unpacked. Raises OSError."""
+    if os.path.isdir(path(version)):
+        return False
+    import shutil
+    import tempfile
 
-    `packed` is the archive of it; None where this very version runs. The one before stays, for what is still at work with it.
+    os.makedirs(HOME, mode=0o755, exist_ok=True)
+    draft = tempfile.mkdtemp(prefix=f".{version}.", dir=HOME)
+    try:
+        _unpack(packed, draft, path(version))
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        # Another run has installed the version meanwhile.
+        if os.path.isdir(path(version)):
+            return False
+        raise
+    return True
+
+
+def activate(version: str) -> bool:
+    """Make a version the current one. Return True if another one was. The previous version stays for the processes that run it.
+
+    Raises OSError if the host does not have the version.
     """
     if os.path.realpath(path()) == path(version) and os.path.isdir(path(version)):
         return False
     if not os.path.isdir(path(version)):
-        if packed is None:
-            raise OSError(f"found no {path(version)}, wanted the library that this call came with: run again")
-        _unpack(packed, path(version))
-    # Here, as most calls find it there
+        raise OSError(f"{path(version)} is missing, expected the library that this call came from. Run the playbook again.")
+    # Imported here, as most calls do not get here
     import shutil
 
     before = os.path.basename(os.path.realpath(path()))
@@ -44,43 +62,46 @@ def install(version: str, packed: Optional[bytes]) -> bool:
         os.unlink(draft)
     os.symlink(version, draft)
     os.replace(draft, path())
-    for name in _versions():
-        if name not in (version, before):
-            shutil.rmtree(path(name), ignore_errors=True)
+    for name in _superseded(version, before):
+        shutil.rmtree(path(name), ignore_errors=True)
     with suppress(FileNotFoundError):
         os.unlink(FORMER)
     return True
 
 
-def _versions() -> List[str]:
-    return [name for name in os.listdir(HOME) if os.path.isdir(path(name)) and not os.path.islink(path(name))]
+def _superseded(*kept: str) -> List[str]:
+    """Return the other versions, and what killed runs have left; not what another run unpacks at this moment."""
+    import time
+
+    found = []
+    for name in os.listdir(HOME):
+        drafted = name.startswith(".") and time.time() - os.lstat(path(name)).st_mtime < DRAFT
+        if name not in kept and not drafted and os.path.isdir(path(name)) and not os.path.islink(path(name)):
+            found.append(name)
+    return found
 
 
-def _unpack(packed: bytes, place: str) -> None:
-    """Unpack and compile; it is there whole, on the disk, or not at all."""
+def _unpack(packed: bytes, draft: str, target: str) -> None:
+    """Unpack and compile the archive in `draft`, flush it to the disk and rename it to `target`."""
     import compileall
     import io
     import py_compile
-    import shutil
     import zipfile
 
-    draft = f"{place}.new"
-    shutil.rmtree(draft, ignore_errors=True)
-    os.makedirs(draft, mode=0o755)
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         archive.extractall(draft)
-    # Nobody changes a file of it, so that no date has to be compared
+    # No file of it is ever changed, so that Python does not have to compare dates.
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    compileall.compile_dir(draft, quiet=2, ddir=place, invalidation_mode=mode)
+    compileall.compile_dir(draft, quiet=2, ddir=target, invalidation_mode=mode)
     for directory, _names, files in os.walk(draft):
         for name in files:
             _flush(os.path.join(directory, name), 0o644)
         _flush(directory, 0o755)
-    os.rename(draft, place)
+    os.rename(draft, target)
 
 
 def _flush(name: str, mode: int) -> None:
-    """Readable whatever the umask was, and on the disk."""
+    """Make a path readable whatever the umask is, and flush it to the disk."""
     os.chmod(name, mode)
     handle = os.open(name, os.O_RDONLY)
     try:

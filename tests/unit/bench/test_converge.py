@@ -16,10 +16,10 @@ def row(hosts: int, ratio: float, **more: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("found", "reached"),
     [
-        (row(8, 0.7), [True]),
-        (row(8, 0.71), [False]),
-        (row(2, 1.0), [True]),
-        (row(2, 1.01), [False]),
+        (row(8, 1.0), [True]),
+        (row(8, 1.01), [False]),
+        (row(2, 1.2), [True]),
+        (row(2, 1.21), [False]),
         (row(2, 1.0, before_seconds=2.0), [True, True]),
         (row(2, 1.0, before_seconds=1.8), [True, False]),
     ],

@@ -61,8 +61,8 @@ def row(case: str, seconds: float = 2.0, moved: int = 0, reloaded: tuple[str, ..
         (row("no_change", 2.4), [True, True]),
         (row("no_change", 2.5, moved=1), [False, False]),
         (row("no_change", reloaded=("bench3",)), [False, True]),
-        (row("rollback", 8.0, 0, ("bench0",)), [True, True, True]),
-        (row("rollback", 8.1, 1), [False, False, False]),
+        (row("rollback", 9.0, 0, ("bench0",)), [True, True, True]),
+        (row("rollback", 9.1, 1), [False, False, False]),
     ],
 )
 def test_targets(measured: dict[str, Any], reached: list[bool]) -> None:

@@ -1,6 +1,6 @@
-"""A host that is played: no module runs, what it would have found is answered out of a scenario, and each call is written down.
+"""A connection to a played host: no module runs, each result comes from a scenario, and each call is recorded.
 
-Playbooks, roles and action plugins above it are the real ones.
+Playbooks, roles, action plugins and Ansible itself are the real ones.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ author: The npufleet developers (@npufleet)
 options: {}
 """
 
+import ast
 import json
 import os
 import re
@@ -21,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure
-from ansible.plugins.action import ActionBase
 from ansible.plugins.connection import ConnectionBase
-from ansible.plugins.loader import action_loader
+from ansible_collections.npufleet.triton.plugins.plugin_utils import library
 
 STAGE = Path(os.environ["NPUFLEET_STAGE"])
 SCENARIO: dict[str, Any] = json.loads((STAGE / "scenario.json").read_text())
@@ -175,57 +175,62 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 
 class Connection(ConnectionBase):
-    """Reaches nothing."""
+    """A connection that runs nothing: it reads which module Ansible sends, and returns the answer of the scenario."""
 
     transport = "played"
+    has_pipelining = True
+    always_pipeline_modules = True
 
     def _connect(self) -> Connection:
         return self
 
     def exec_command(self, cmd: str, in_data: bytes | None = None, sudoable: bool = True) -> tuple[int, bytes, bytes]:
+        host = self._play_context.remote_addr
+        if in_data:
+            result = answer(host, *module_of(in_data.decode()))
+            return int(bool(result.get("failed"))), json.dumps(result).encode(), b""
         if "systemctl reboot" in cmd:
             with (STAGE / "calls").open("a") as calls:
-                calls.write(f"{self._play_context.remote_addr} reboot\n")
+                calls.write(f"{host} reboot\n")
             return 0, b"", b""
         if "boot_id" in cmd:
-            return 0, b"boot-2" if happened(rf"^{self._play_context.remote_addr} reboot") else b"boot-1", b""
+            return 0, b"boot-2" if happened(rf"^{host} reboot") else b"boot-1", b""
         if "whoami" in cmd:
             return 0, b"root", b""
-        raise AssertionError(f"a command for a host that is played: {cmd}")
+        # The action `copy` makes a temporary directory, and removes it.
+        temporary = re.search(r"ansible-tmp-[\d.-]+", cmd)
+        if temporary and "mkdir" in cmd:
+            return 0, f"{temporary[0]}=/played/{temporary[0]}\n".encode(), b""
+        if re.search(r"/bin/sh -c '(chmod|rm -f -r|setfacl) ", cmd):
+            return 0, b"", b""
+        raise AssertionError(f"unexpected command for a played host: {cmd}")
 
     def put_file(self, in_path: str, out_path: str) -> None:
-        raise AssertionError(f"a file for a host that is played: {out_path}")
+        assert out_path.startswith("/played/"), out_path
 
     def fetch_file(self, in_path: str, out_path: str) -> None:
-        raise AssertionError(f"a file of a host that is played: {in_path}")
+        raise AssertionError(f"unexpected file of a played host: {in_path}")
 
     def close(self) -> None:
         pass
 
 
-real = ActionBase._execute_module
+def module_of(source: str) -> tuple[str, dict[str, Any], bool]:
+    """Return the module that Ansible sends, its arguments without the defaults, and whether it is check mode."""
+    # A module that carries its arguments: library_call
+    carried = re.search(r'json\.loads\(r"""(.*)"""\)$', source, re.MULTILINE)
+    if carried:
+        call = json.loads(carried[1])
+        return call["module"], without_defaults(call["module"], call["parameters"]), bool(call["_ansible_check_mode"])
+    # The last one is the call: the wrapper itself passes names of the same kind on.
+    name = ast.literal_eval(re.findall(r"^ *module_fqn=('.*'),$", source, re.MULTILINE)[-1]).rpartition(".")[2]
+    params = re.findall(r"^ *params=(['\"].*['\"]),$", source, re.MULTILINE)[-1]
+    arguments = json.loads(ast.literal_eval(params))["ANSIBLE_MODULE_ARGS"]
+    check_mode = bool(arguments["_ansible_check_mode"])
+    return name, {key: value for key, value in arguments.items() if not key.startswith("_ansible_")}, check_mode
 
 
-def execute(self: ActionBase, module_name: str | None = None, module_args: Any = None, **more: Any) -> dict[str, Any]:
-    """In the place of ActionBase._execute_module: what comes from a played host is its answer."""
-    if self._connection.transport != "played":
-        return real(self, module_name=module_name, module_args=module_args, **more)
-    name, arguments = module_name or self._task.action, dict(self._task.args if module_args is None else module_args)
-    host = (more.get("task_vars") or {})["inventory_hostname"]
-    return answer(host, name.rpartition(".")[2], arguments, self._task.check_mode)
-
-
-ActionBase._execute_module = execute
-# By its loader, which does not import it as others do
-Copy = action_loader.get("ansible.builtin.copy", class_only=True)
-really_copy = Copy.run
-
-
-def copy(self: ActionBase, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-    """In the place of the action `copy`, which reaches for the host by itself."""
-    if self._connection.transport != "played":
-        return really_copy(self, tmp, task_vars)
-    return self._execute_module(module_name="copy", task_vars=task_vars)
-
-
-Copy.run = copy
+def without_defaults(module: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a module that have another value than their default."""
+    options = library.module(module).OPTIONS
+    return {name: value for name, value in parameters.items() if value != options[name].get("default")}

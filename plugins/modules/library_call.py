@@ -1,0 +1,79 @@
+#!/usr/bin/python
+"""Module library_call: see DOCUMENTATION. Its arguments are in the file, so that Ansible sends nothing else with it."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: library_call
+short_description: Run a module of this collection from the library that a host keeps
+description:
+  - Every action of this collection calls its module this way. A playbook has no reason to.
+  - The controller validates the options of the module and masks secrets in its result.
+version_added: 0.3.0
+author: The npufleet developers (@npufleet)
+options:
+  library:
+    description: Directory of the library in the version of this collection.
+    type: path
+    required: true
+  module:
+    description: Name of the module in this collection.
+    type: str
+    required: true
+  parameters:
+    description: Validated options of the module.
+    type: dict
+    required: true
+attributes:
+  check_mode:
+    support: full
+    description: Passed to the module.
+  diff_mode:
+    support: full
+    description: Passed to the module.
+"""
+
+EXAMPLES = r"""
+- name: Read the history of the model store
+  npufleet.triton.model_store_info:
+"""
+
+RETURN = r"""
+library_missing:
+  description: The host has no library of this version, and nothing was run. Otherwise the result is that of the module.
+  returned: when the library is missing
+  type: bool
+as_root:
+  description: The module would have run as root, which may install the library.
+  returned: when the library is missing
+  type: bool
+"""
+
+import os
+import sys
+
+
+def main() -> None:
+    """Run the module that the arguments name, or report that the library is missing."""
+    # Other accounts may write to the directory of this file, or to the working directory if it comes by standard input.
+    own = os.path.dirname(os.path.realpath(sys.argv[0])) if sys.argv[0] else ""
+    sys.path[:] = [entry for entry in sys.path if entry not in ("", own)]
+    import importlib
+    import json
+
+    arguments = json.loads(r"""<<INCLUDE_ANSIBLE_MODULE_JSON_ARGS>>""")
+    if not os.path.isdir(arguments["library"]):
+        print(json.dumps({"changed": False, "library_missing": True, "as_root": os.geteuid() == 0}))
+        return
+    sys.path.insert(0, arguments["library"])
+    request = importlib.import_module("ansible_collections.npufleet.triton.plugins.module_utils.request")
+    request.run_module(
+        arguments["module"],
+        arguments["parameters"],
+        bool(arguments.get("_ansible_check_mode")),
+        bool(arguments.get("_ansible_diff")),
+    )
+
+
+if __name__ == "__main__":
+    main()
