@@ -107,6 +107,9 @@ molecule: molecule-default molecule-production molecule-serving molecule-models 
 molecule-default molecule-production molecule-serving molecule-models molecule-runfile: molecule-%: venv
 	@tests/molecule.sh $*
 
+molecule-cores: venv ## scenario `default` on each supported ansible-core, with a Python that it supports (CORES="2.21"; not in `make test`)
+	@$(PY) tests/cores.py $(CORES)
+
 soak: venv ## KILLS=70 runs that are killed at random while clients ask, on a lab of its own; figures: build/bench/kills.json
 	@SOAK_KILLS=$(or $(KILLS),70) tests/molecule.sh models
 
@@ -175,4 +178,4 @@ test-mutants: venv ## seed defects one at a time; each must turn a test red
 clean: ## remove what was built; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-base lab-down converge status check lint changelog lint-models lint-corpus unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models molecule-runfile soak sanity sanity-newest test-quick test bench-serving bench-models bench-converge bench-loading test-heavy test-mutants clean
+.PHONY: help venv demo lab lab-base lab-down converge status check lint changelog lint-models lint-corpus unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-cores soak sanity sanity-newest test-quick test bench-serving bench-models bench-converge bench-loading test-heavy test-mutants clean
