@@ -38,7 +38,7 @@ def main() -> None:
 
 def called(text: str, keeps_library: bool) -> tuple[str, dict]:
     """Return the module that Ansible sends, and its arguments."""
-    carried = re.search(r'json\.loads\(r"""(.*)"""\)$', text, re.MULTILINE)
+    carried = re.search(r'^ *text = r"""(.*)"""$', text, re.MULTILINE)
     if carried:
         call = json.loads(carried[1])
         return (call["module"], call["parameters"]) if keeps_library else ("library_call", call)

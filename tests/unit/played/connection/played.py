@@ -218,7 +218,7 @@ class Connection(ConnectionBase):
 def module_of(source: str) -> tuple[str, dict[str, Any], bool]:
     """Return the module that Ansible sends, its arguments without the defaults, and whether it is check mode."""
     # A module that carries its arguments: library_call
-    carried = re.search(r'json\.loads\(r"""(.*)"""\)$', source, re.MULTILINE)
+    carried = re.search(r'^ *text = r"""(.*)"""$', source, re.MULTILINE)
     if carried:
         call = json.loads(carried[1])
         return call["module"], without_defaults(call["module"], call["parameters"]), bool(call["_ansible_check_mode"])
