@@ -7,8 +7,11 @@ import os
 import re
 import subprocess
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from contextlib import suppress
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+# Bytes that a command may print
+OUTPUT = 1 << 26
 # Where dpkg keeps what it knows
 DPKG = "/var/lib/dpkg"
 # What it knew when it was asked last
@@ -23,18 +26,76 @@ def untranslated() -> Dict[str, str]:
     return {**os.environ, "LC_ALL": "C", "LANGUAGE": "C"}
 
 
+class TooMuch(OSError):
+    """A command that printed more than anybody reads."""
+
+
+def capture(
+    command: Sequence[str],
+    seconds: float,
+    given: str = "",
+    env: Optional[Mapping[str, str]] = None,
+    size: Optional[int] = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command, whose output may be a liar's, and return what it printed.
+
+    Raises subprocess.TimeoutExpired after so many seconds, and TooMuch for more than `size` bytes; it is killed then.
+    """
+    # Here, as most calls run nothing. subprocess has imported them
+    import selectors
+    import threading
+
+    deadline, most = time.monotonic() + seconds, OUTPUT if size is None else size
+    out, err = bytearray(), bytearray()
+    pipe = subprocess.PIPE
+    stdin = pipe if given else subprocess.DEVNULL
+    with subprocess.Popen(command, bufsize=0, stdin=stdin, stdout=pipe, stderr=pipe, env=env or untranslated()) as process:
+        try:
+            if given:
+                threading.Thread(target=_hand, args=(process.stdin, given.encode()), daemon=True).start()
+            with selectors.DefaultSelector() as selector:
+                for source, sink in ((process.stdout, out), (process.stderr, err)):
+                    if source is not None:
+                        selector.register(source, selectors.EVENT_READ, sink)
+                while selector.get_map():
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise subprocess.TimeoutExpired(command, seconds)
+                    for key, _events in selector.select(left):
+                        block = os.read(key.fd, 1 << 16)
+                        key.data.extend(block)
+                        if not block:
+                            selector.unregister(key.fileobj)
+                    if len(out) + len(err) > most:
+                        raise TooMuch(f"{command[0]} printed more than {most} bytes")
+            process.wait(max(deadline - time.monotonic(), 0.1))
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
+
+
+def _hand(stdin: Any, given: bytes) -> None:
+    """Write what a command takes. One that ends before has no need of it."""
+    with suppress(OSError, ValueError), stdin:
+        left = memoryview(given)
+        while left:
+            left = left[stdin.write(left) :]
+
+
 def run(*command: str, timeout: float = 60) -> Tuple[int, str]:
     """Return exit code and output (standard output, or standard error where that is all there is); 127 when not installed."""
     try:
-        done = subprocess.run(list(command), capture_output=True, timeout=timeout, check=False, env=untranslated())
+        done = capture(command, timeout)
     except FileNotFoundError:
         return 127, f"{command[0]} is not installed"
+    except TooMuch as error:
+        return 126, str(error)
     except OSError as error:
         return 126, f"{command[0]} cannot be run: {error.strerror}"
     except subprocess.TimeoutExpired:
         return 124, f"{command[0]} did not answer within {timeout:.0f} s"
-    output = done.stdout or done.stderr
-    return done.returncode, output.decode("utf-8", "replace").strip()
+    return done.returncode, (done.stdout or done.stderr).strip()
 
 
 def now(at: Optional[float] = None) -> str:

@@ -513,13 +513,13 @@ def call(
     """(what the module ends with, the commands that it ran), the engine answering (code, out, err)."""
     ran: list[Any] = []
 
-    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        ran.append((command, options))
+    def capture(command: list[str], seconds: float, given: str) -> subprocess.CompletedProcess[str]:
+        ran.append((command, {"input": given, "timeout": seconds}))
         return subprocess.CompletedProcess(command, *answer)
 
     with (
         mock.patch.object(check_client, "which", lambda name, beside: docker if name == "docker" and beside else None),
-        mock.patch.object(check_client.subprocess, "run", run),
+        mock.patch.object(check_client, "capture", capture),
     ):
         given = {"image": "sha256:abc", "program": PROGRAM, "document": DOCUMENT, **arguments}
         return run_module(inference_check, given, check=check), ran

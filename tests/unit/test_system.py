@@ -27,10 +27,10 @@ def test_run_gives_code_and_output() -> None:
 
 
 def test_run_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stuck(command: list[str], timeout: float, **_options: Any) -> None:
+    def stuck(command: list[str], timeout: float) -> None:
         raise subprocess.TimeoutExpired(command, timeout)
 
-    monkeypatch.setattr(system.subprocess, "run", stuck)
+    monkeypatch.setattr(system, "capture", stuck)
     assert system.run("rbln-stat", "-j") == (124, "rbln-stat did not answer within 60 s")
 
 
@@ -237,3 +237,29 @@ def test_free_bytes_are_those_of_users(tmp_path: Path) -> None:
     device, free = system.file_system(str(tmp_path / "not/there/yet"))
     assert device == tmp_path.stat().st_dev
     assert abs(free - shutil.disk_usage(tmp_path).free) < 1 << 30
+
+
+def test_a_command_that_prints_without_end_is_killed(tmp_path: Path) -> None:
+    for script in ("yes", "yes >&2"):
+        with pytest.raises(system.TooMuch, match="sh printed more than 1000000 bytes"):
+            system.capture(["sh", "-c", f"{script}; touch {tmp_path}/ended"], 60, size=1_000_000)
+    assert not (tmp_path / "ended").exists()
+
+
+def test_a_command_that_does_not_end_is_killed_whatever_it_closes() -> None:
+    for script in ("sleep 60", "exec >&- 2>&-; sleep 60", "while :; do echo x; sleep 0.05; done"):
+        with pytest.raises(subprocess.TimeoutExpired):
+            system.capture(["sh", "-c", script], 0.5)
+
+
+def test_a_command_takes_what_it_is_given_and_says_both() -> None:
+    given = "x" * 3_000_000
+    done = system.capture(["sh", "-c", "cat; echo err >&2; exit 3"], 60, given)
+    assert (done.returncode, done.stdout, done.stderr) == (3, given, "err\n")
+    # One that does not read
+    assert system.capture(["sh", "-c", "echo out"], 60, given).stdout == "out\n"
+
+
+def test_output_beyond_the_limit_is_a_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "OUTPUT", 1000)
+    assert system.run("yes") == (126, "yes printed more than 1000 bytes")

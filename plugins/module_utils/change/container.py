@@ -22,7 +22,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change.docker impo
     refuse_absent,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
-from ansible_collections.npufleet.triton.plugins.module_utils.system import now, text, untranslated
+from ansible_collections.npufleet.triton.plugins.module_utils.system import capture, now, text, untranslated
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import last_words
 
@@ -126,12 +126,12 @@ def _held() -> str:
     if tool is None:
         return ""
     try:
-        done = subprocess.run([tool, "-j"], capture_output=True, timeout=ASKING, check=False, env=untranslated())
+        done = capture([tool, "-j"], ASKING)
     except (OSError, subprocess.SubprocessError) as error:
         return f"that {tool} does not tell who has the cards open ({error})"
     if done.returncode:
         return f"that {tool} does not tell who has the cards open (it ended with {done.returncode})"
-    return "cards still held" if b"ctx_id" in done.stdout else ""
+    return "cards still held" if "ctx_id" in done.stdout else ""
 
 
 def keep(engine: Docker, root: str, name: str) -> bool:

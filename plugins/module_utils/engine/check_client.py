@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
-from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated, which
+from ansible_collections.npufleet.triton.plugins.module_utils.system import TooMuch, capture, untranslated, which
 
 ENTRY = "inference.runner"
 # Failed checks that a message names
@@ -70,15 +70,13 @@ def ask(image: str, document: Mapping[str, Any], program: str) -> List[Dict[str,
     name = f"npufleet-check-{os.getpid()}"
     line = command(docker, image, ["--name", name])
     try:
-        done = subprocess.run(
-            line, input=asked, capture_output=True, text=True, errors="replace", check=False, timeout=limit, env=untranslated()
-        )
-    except subprocess.TimeoutExpired:
+        done = capture(line, limit, asked)
+    except (subprocess.TimeoutExpired, TooMuch) as error:
         with suppress(subprocess.SubprocessError):
             subprocess.run([docker, "rm", "--force", name], capture_output=True, timeout=60, check=False, env=untranslated())
-        raise Unasked(
-            f"the client in image {image} has not ended within {limit:.0f} s, wanted its answers: see `docker ps`"
-        ) from None
+        late = isinstance(error, subprocess.TimeoutExpired)
+        what = f"has not ended within {limit:.0f} s" if late else f"is no client: {error}"
+        raise Unasked(f"the client in image {image} {what}, wanted its answers: see `docker ps`") from None
     words = " ".join(done.stderr.split())[-600:]
     if done.returncode == ENGINE_FAILED and "no such image" in done.stderr.lower():
         raise Unasked(f"image {image} is not on the host: apply the role triton_image, or name another image")
@@ -93,9 +91,7 @@ def ask_here(python: str, document: Mapping[str, Any], program: str) -> List[Dic
     asked = given(document, program).decode()
     try:
         line = [python, "-c", START]
-        done = subprocess.run(
-            line, input=asked, capture_output=True, text=True, errors="replace", check=False, timeout=limit, env=untranslated()
-        )
+        done = capture(line, limit, asked)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unasked(f"the client of {python} gave no answer: {error}") from None
     return _answers(done, python)

@@ -26,7 +26,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, 
 from ansible_collections.npufleet.triton.plugins.module_utils.process import conditions, supervised
 from ansible_collections.npufleet.triton.plugins.module_utils.process.supervised import ProcessError
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
-from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
+from ansible_collections.npufleet.triton.plugins.module_utils.system import capture
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys, log
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import repository as repository_api
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import asked, read_served
@@ -246,7 +246,7 @@ class Server:
             return
         environment = {**self.config()["environment"], "LC_ALL": "C", "LANGUAGE": "C"}
         line = [python_path(self.root), "-c", cards.PROGRAM]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=cards.LIMIT, check=False, env=environment)
+        done = capture(line, cards.LIMIT, env=environment)
         cards.judge(done.returncode, done.stderr + done.stdout, self.order["cards"], "this container")
 
     def _start(self) -> None:
@@ -263,7 +263,7 @@ class Server:
             # The port is the inventory's here
             line = [python_path(self.root), *command[1:3], json.dumps({**json.loads(command[3]), "port": self.order["grpc_port"]})]
             try:
-                done = subprocess.run(line, capture_output=True, text=True, timeout=seconds, check=False, env=untranslated())
+                done = capture(line, seconds)
             except subprocess.TimeoutExpired as error:
                 raise OSError(str(error)) from None
             return done.returncode, done.stdout + done.stderr

@@ -13,8 +13,10 @@ import hashlib
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
+import tempfile
 import time
 from datetime import datetime, timezone
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -26,6 +28,8 @@ ENGINE_FAILED = 125
 UNAVAILABLE = ("checks", "client", "engine", "image", "nothing", "time")
 PAUSED = ("deployment", "maintenance")
 SHOWN = 20
+# Bytes that the client may print
+OUTPUT = 1 << 26
 # Seconds for one answer of the vendor's tool
 TOOL = 20
 # What is kept of a result: pictures and golden texts are not
@@ -154,10 +158,21 @@ def ask(config: Config, given: bytes) -> Tuple[List[Dict[str, Any]], List[str]]:
 
 
 def _run(config: Config, given: bytes) -> subprocess.CompletedProcess[bytes]:
+    """Run the client, whose output ends in files of a size that has a limit: nobody knows what the image says."""
     try:
-        return subprocess.run(
-            config.command, input=given, capture_output=True, timeout=config.limit, check=False, env=untranslated()
-        )
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            done = subprocess.run(
+                config.command,
+                input=given,
+                stdout=out,
+                stderr=err,
+                timeout=config.limit,
+                check=False,
+                env=untranslated(),
+                preexec_fn=_limit_files,
+            )
+            out.seek(0), err.seek(0)
+            return subprocess.CompletedProcess(config.command, done.returncode, out.read(), err.read())
     except OSError as error:
         raise Unavailable("engine", str(error)) from None
     except subprocess.TimeoutExpired:
@@ -165,6 +180,11 @@ def _run(config: Config, given: bytes) -> subprocess.CompletedProcess[bytes]:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(config.remove, capture_output=True, timeout=60, check=False, env=untranslated())
         raise Unavailable("time", f"it did not end within {config.limit:g} s") from None
+
+
+def _limit_files() -> None:
+    """A process that writes more gets an error, or its end."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (OUTPUT, OUTPUT))
 
 
 def lost_cards(config: Config) -> Optional[str]:
