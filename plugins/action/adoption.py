@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible.errors import AnsibleActionFail
 from ansible.template import trust_as_template
@@ -201,23 +201,15 @@ class ActionModule(FleetAction):
         import numpy as np
 
         protocols = [key for key in ("http", "grpc") if translation.variables.get(f"triton_server_allow_{key}", True)]
-        requests: Dict[str, Tuple[Dict[str, Any], str]] = {}
         reasons: Dict[str, str] = {}
-        for name, model in found["models"].items():
+        # One model after the other: what a server wants and answers is in memory for one of them alone
+        for number, (name, model) in enumerate(found["models"].items()):
             try:
-                requests[name] = first_check.request(model["config"])
-            except first_check.NoRequest as reason:
-                reasons[name] = str(reason)
-        rounds: List[Dict[str, Any]] = []
-        for _time in range(2 if requests else 0):
-            bodies = {name: body for name, (_arrays, body) in requests.items()}
-            answer = self.ask("adoption", self.arguments, task_vars, {**self.handed, "requests": bodies})
-            if answer.get("failed"):
-                raise AnsibleActionFail(f"the server stopped answering: {answer.get('msg')}")
-            rounds.append(answer["answers"])
-        for name, (arrays, _body) in requests.items():
-            try:
-                document, files = first_check.check(name, arrays, [answers[name] for answers in rounds], protocols)
+                if number >= first_check.MODELS:
+                    raise first_check.NoRequest(f"{first_check.MODELS} models have one already")
+                arrays, body = first_check.request(model["config"])
+                rounds = [self.infer(name, body, task_vars) for _time in range(2)]
+                document, files = first_check.check(name, arrays, rounds, protocols)
             except first_check.NoRequest as reason:
                 reasons[name] = str(reason)
                 continue
@@ -229,6 +221,13 @@ class ActionModule(FleetAction):
                 target.write("---\n# Recorded from the hand-made server\n" + host_text.document(document))
         for name, why in sorted(reasons.items()):
             translation.left_out.append(f"model {name}: no check could be recorded, {why}; write checks/{name}.yml yourself")
+
+    def infer(self, name: str, body: str, task_vars: Mapping[str, Any]) -> Any:
+        """Return (status, answer) of the server to one request."""
+        answer = self.ask("adoption", self.arguments, task_vars, {**self.handed, "requests": {name: body}})
+        if answer.get("failed"):
+            raise AnsibleActionFail(f"the server stopped answering: {answer.get('msg')}")
+        return answer["answers"][name]
 
     def again(self, found: Mapping[str, Any], secrets: Sequence[str] = ()) -> Dict[str, Any]:
         """Return how the server is started again in a container whose own command does not do it.

@@ -105,12 +105,13 @@ def exchange(
     body: Optional[bytes] = None,
     budget: Optional[Budget] = None,
     cut: Optional[int] = None,
+    size: Optional[int] = None,
 ) -> Tuple[int, bytes]:
     """(status, body) of one answer, whose connection ends with it.
 
     `resource` is sent as it is: Triton takes the bytes of a model's name. Without a `budget` the socket's timeout is that of the
     whole exchange. Of a body that is longer than `cut` its first bytes are returned. Raises OSError where there is no whole answer
-    in time, it is longer than BODY, or the request would be more than one.
+    in time, it is longer than `size` (or BODY), or the request would be more than one.
     """
     budget = budget or Budget(connected.gettimeout() or SECONDS)
     told = {"Host": "localhost", "Connection": "close", **(headers or {})}
@@ -131,11 +132,11 @@ def exchange(
             raise OSError(f"the answer has more than {LINES} heads")
         if status in (204, 304):
             return status, b""
-        return status, _body(answer, said, cut)
+        return status, _body(answer, said, BODY if size is None else size, cut)
 
 
-def _body(answer: BinaryIO, said: Mapping[str, str], cut: Optional[int]) -> bytes:
-    most = BODY if cut is None else cut
+def _body(answer: BinaryIO, said: Mapping[str, str], size: int, cut: Optional[int]) -> bytes:
+    most = size if cut is None else cut
     body = bytearray()
     for piece in _pieces(answer, said, most, whole=cut is None):
         body += piece

@@ -111,6 +111,8 @@ REQUEST: Dict[str, Any] = {
 
 # Smaller files travel with the answer, larger ones in pieces
 SMALL = 1 << 20
+# Characters of all smaller files that travel so; bytes of an answer to a made-up request
+CONTENTS, ANSWER = 1 << 24, 1 << 25
 LEFT_OUT = ("__pycache__", ".git")
 ANSWER_SECONDS = 60.0
 
@@ -220,8 +222,8 @@ def files_of(root: str, directory: str) -> Iterator[Tuple[str, str]]:
                 yield path, full
 
 
-def model(root: str, directory: str) -> Tuple[Dict[str, Any], Dict[str, str]]:
-    """({path: {"size", "sha256", "at"}}, {path: base64 of a small file}) of a model's directory."""
+def model(root: str, directory: str, room: int = CONTENTS) -> Tuple[Dict[str, Any], Dict[str, str]]:
+    """({path: {"size", "sha256", "at"}}, {path: base64 of a small file, where there is room}) of a model's directory."""
     files: Dict[str, Any] = {}
     contents: Dict[str, str] = {}
     for path, full in files_of(root, directory):
@@ -230,8 +232,9 @@ def model(root: str, directory: str) -> Tuple[Dict[str, Any], Dict[str, str]]:
             for block in iter(lambda: source.read(SMALL), b""):
                 digest.update(block)
         files[path] = {"size": os.path.getsize(full), "sha256": digest.hexdigest(), "at": full}
-        if files[path]["size"] < SMALL:
-            contents[path] = base64.b64encode(raw(full)).decode()
+        if files[path]["size"] < min(SMALL, room):
+            contents[path] = base64.b64encode(raw(full)[:SMALL]).decode()
+            room -= len(contents[path])
     return files, contents
 
 
@@ -263,6 +266,7 @@ def look(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
     root = f"/proc/{process['pid']}/root"
     models: Dict[str, Any] = {}
     left_out = []
+    room = CONTENTS
     for entry in index:
         name, version = entry["name"], entry.get("version")
         if entry.get("state") != "READY":
@@ -276,7 +280,8 @@ def look(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
         home = next((path for path in (os.path.join(base, name) for base in places) if os.path.isdir(place(root, path))), None)
         if home is None:
             raise Failure(f"model {name} is served, and found in none of {', '.join(places)}: reload it from there first")
-        files, contents = model(root, home)
+        files, contents = model(root, home, room)
+        room -= sum(map(len, contents.values()))
         resource = f"/v2/models/{name}/versions/{version}/config"
         status, config = http_json(address, port, "GET", resource, ANSWER_SECONDS, headers=key)
         models[name] = {
@@ -311,7 +316,9 @@ def ask(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
     inspect, process = find(engine, arguments["name"])
     address, port = endpoint(inspect, process["argv"])
     return {
-        name: http_json(address, port, "POST", f"/v2/models/{name}/infer", ANSWER_SECONDS, body, key_headers(process["argv"]))
+        name: http_json(
+            address, port, "POST", f"/v2/models/{name}/infer", ANSWER_SECONDS, body, key_headers(process["argv"]), ANSWER
+        )
         for name, body in arguments["requests"].items()
     }
 

@@ -143,6 +143,7 @@ class FleetAction(ActionBase):
         except AnsibleConnectionFailure as error:
             # The message comes from ssh, which repeats what the host sends.
             raise AnsibleConnectionFailure(str(host_text.received(error.message))) from None
+        host_text.bounded(host, module, answer)
         with host_text.understood(host):
             result: Dict[str, Any] = host_text.received(dict(answer))
             # Facts would become variables of the host; its interpreter is found by Ansible itself.

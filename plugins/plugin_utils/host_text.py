@@ -23,6 +23,8 @@ DEEPEST = 64
 # Larger numbers are none that this project counts, and no float holds them
 WIDEST = 64
 NAME = 120
+# Characters of an answer, and what each of its values counts beside its text
+LONGEST, VALUE = 1 << 26, 8
 DIGEST = re.compile("[0-9a-f]{64}")
 # Text that is neither a template nor the header of one, however it is read
 PLAIN = re.compile(r"[\w ./:,;@+=*~&()-]*", re.ASCII)
@@ -55,6 +57,23 @@ def received(found: Any, deep: int = DEEPEST) -> Any:
         fields = (field.name for field in dataclasses.fields(found))
         return dataclasses.replace(found, **{name: told(received(getattr(found, name), deep - 1)) for name in fields})
     return found
+
+
+def bounded(host: str, module: str, found: Any) -> None:
+    """Raise Misunderstood for an answer of a module, text or data, that is larger than any answer is."""
+    left, parts = LONGEST, [found]
+    while parts and left >= 0:
+        part = parts.pop()
+        left -= VALUE + (len(part) if isinstance(part, str) else 0)
+        if isinstance(part, dict):
+            parts += [*part, *part.values()]
+        elif isinstance(part, (list, tuple)):
+            parts += part
+    if left < 0:
+        raise Misunderstood(
+            f"{host}: the answer of {module} has more than {LONGEST >> 20} MiB, expected less: nothing of it was taken. "
+            "Find out who changed that host"
+        )
 
 
 def _seen(match: Match[str]) -> str:

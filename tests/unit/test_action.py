@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 
 
@@ -54,3 +55,13 @@ def test_hosts_of_one_task_and_batch_meet_in_one_place_and_a_lone_one_nowhere() 
     assert place("npu1", "npu2") == place("npu1", "npu2") != place("npu1", "npu3")
     assert Path(place("npu1", "npu2")).name.startswith("task-")
     assert (place("npu1"), action._moment({})) == ("", "")
+
+
+@pytest.mark.parametrize("large", ["x" * (1 << 20), ["x"] * (1 << 17), {str(number): 1 for number in range(1 << 16)}])
+def test_an_answer_that_is_too_large_is_refused(large: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_text, "LONGEST", 1 << 20)
+    action = Action()
+    action._execute_module = lambda *_given, **_more: {"data": large}  # type: ignore[method-assign]
+    words = r"^npu1: the answer of model_store has more than 1 MiB, expected less: nothing of it was taken\. Find out"
+    with pytest.raises(host_text.Misunderstood, match=words):
+        action.ask("model_store", {}, {"inventory_hostname": "npu1"})

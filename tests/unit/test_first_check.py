@@ -60,6 +60,10 @@ def test_kinds_of_inputs() -> None:
         (config(tensor("a", "FP16", 1)), "a is FP16"),
         (config(tensor("a", "FP32", 2), tensor("b", "FP32", 3)), "differ in their first dimension"),
         (config(tensor("a", "FP32", 1), model_transaction_policy={"decoupled": True}), "streams"),
+        (config(*(tensor(f"a{number}", "FP32", 1) for number in range(65))), "has 65 inputs, expected at most 64"),
+        (config(*(tensor(f"a{number}", "FP32", 1 << 20) for number in range(5))), "inputs up to a4 have more than 4194304 values"),
+        (config(tensor("a", "FP32", 1 << 40)), "inputs up to a have more than 4194304 values"),
+        (config(tensor("a", "FP32", *[1] * 33)), "a has 33 dimensions, expected at most 32"),
         (config(tensor("a", "FP32", 1), sequence_batching={"max_sequence_idle_microseconds": 1}), "sequences"),
     ],
 )

@@ -33,13 +33,14 @@ def http_json(
     timeout: Optional[float] = None,
     body: str = "",
     headers: Optional[Dict[str, str]] = None,
+    size: Optional[int] = None,
 ) -> Tuple[int, Any]:
-    """Status and JSON body of one HTTP exchange; status 0 with the reason when there was none."""
+    """Status and JSON body of one HTTP exchange, of at most `size` bytes; status 0 with the reason when there was none."""
     told = {"Host": netloc(address, port), **(headers or {})}
     budget = Budget(timeout or SECONDS)
     try:
         with connect(address, port, budget) as connected:
-            status, raw = exchange(connected, method, resource, told, body.encode() or None, budget)
+            status, raw = exchange(connected, method, resource, told, body.encode() or None, budget, size=size)
     except OSError as error:
         return 0, str(error)
     words = raw.decode("utf-8", "replace")

@@ -17,8 +17,10 @@ NUMPY = {
 TOLERANCE = 1e-3
 INPUT = "{}.npy"
 OUTPUT = "answer-{}.npy"
-# Values of one tensor: what a model wants more of is no first check, and what a server answers more of is not kept
+# Values of all inputs of a model, and of one output: a model that wants more has no first check, and more of an answer is not kept
 LARGEST = 1 << 22
+# Inputs of a model, dimensions of one, and models that get a first check
+INPUTS, DIMENSIONS, MODELS = 64, 32, 256
 
 
 class NoRequest(Exception):
@@ -33,17 +35,24 @@ def request(config: Optional[Mapping[str, Any]]) -> Tuple[Dict[str, Any], str]:
         raise NoRequest("its server does not tell its config")
     if (config.get("model_transaction_policy") or {}).get("decoupled") or config.get("sequence_batching"):
         raise NoRequest("it answers in streams or sequences")
+    tensors = config.get("input") or []
+    if len(tensors) > INPUTS:
+        raise NoRequest(f"it has {len(tensors)} inputs, expected at most {INPUTS}")
     random = np.random.RandomState(24)
     arrays: Dict[str, Any] = {}
-    for tensor in config.get("input") or []:
+    left = LARGEST
+    for tensor in tensors:
         kind = tensor["data_type"].replace("TYPE_", "").replace("STRING", "BYTES")
         if kind not in NUMPY:
             raise NoRequest(f"its input {tensor['name']} is {kind}, which JSON has no numbers for")
         if tensor.get("optional"):
             continue
+        if len(tensor["dims"]) > DIMENSIONS:
+            raise NoRequest(f"its input {tensor['name']} has {len(tensor['dims'])} dimensions, expected at most {DIMENSIONS}")
         shape = [1] * (int(config.get("max_batch_size") or 0) > 0) + [max(int(size), 1) for size in tensor["dims"]]
-        if math.prod(shape) > LARGEST:
-            raise NoRequest(f"its input {tensor['name']} has more than {LARGEST} values")
+        left -= math.prod(shape)
+        if left < 0:
+            raise NoRequest(f"its inputs up to {tensor['name']} have more than {LARGEST} values")
         if kind == "BYTES":
             array = np.full(shape, b"1")
         elif kind.startswith("FP"):
