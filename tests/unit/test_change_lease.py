@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -259,3 +260,28 @@ def test_a_look_counts_where_nobody_has_held_the_host_since(tmp_path: Path, seen
     assert lease.last(str(tmp_path)) == ALICE.run
     # One's own lease that is renewed tells nothing of what one did in between
     assert run_module(host_lease, given)["fresh"] is False
+
+
+def test_a_call_that_hangs_is_ended_and_the_lease_with_it(tmp_path: Path) -> None:
+    take(tmp_path, ALICE, patience=0.0)
+    script = (
+        "import sys, time; sys.path.insert(0, sys.argv[1])\n"
+        "from ansible_collections.npufleet.triton.plugins.module_utils.change import lease\n"
+        "lease.CALL = 1.0\n"
+        "with lease.working(sys.argv[2]):\n"
+        "    print('at work', flush=True)\n"
+        "    while True: time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", script, str(ROOT / "collections"), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stdout.readline() == "at work\n"
+        assert process.wait(60) == -signal.SIGALRM
+    assert not lease.at_work(str(tmp_path))
+    assert take(tmp_path, BOB)[1]["by"] == ALICE.by
+
+
+def test_a_call_that_ends_leaves_no_alarm(tmp_path: Path) -> None:
+    take(tmp_path, ALICE)
+    with lease.working(str(tmp_path), ALICE, 9000.0), lease.working(str(tmp_path), ALICE):
+        pass
+    assert signal.alarm(0) == 0

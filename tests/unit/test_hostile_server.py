@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -187,6 +188,25 @@ def test_no_lie_is_an_answer_of_triton(mode: str) -> None:
 def test_a_supplier_that_leads_in_circles_is_no_supplier() -> None:
     with hostile("redirect loop") as server:
         assert "found no answer (status 302)" in ended(lambda: probe(server))
+
+
+def test_an_index_without_end_is_not_asked_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    index = [{"name": f"m{number}", "version": "1", "state": "READY"} for number in range(100_000)]
+
+    def answer(_wanted: Any, _method: str, resource: str) -> Any:
+        asked.append(resource)
+        time.sleep(0.05)
+        return 200, index if len(asked) == 1 else {}
+
+    monkeypatch.setattr(served, "asked", answer)
+    monkeypatch.setattr(served, "SECONDS", SECONDS)
+    assert ended(lambda: served.read_served({})) is None
+    host = host_of(1)
+    monkeypatch.setattr(host, "_server", lambda _method, resource: answer(None, "", resource))
+    monkeypatch.setattr(watchdog, "LOOK", SECONDS)
+    models = {f"m{number}": {"1": "READY"} for number in range(100_000)}
+    assert "has not told its 100000 models within 0 s" in str(ended(lambda: host._ready(models)))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -2,14 +2,17 @@
 
 `lease.json` says who and since when. It is live while a call of its run is at work, which a lock shows that the kernel lets go of
 with the process, and for `patience` seconds after the last call. Nobody else releases it: another run waits, or takes over what
-is no longer live. It does not outlive the boot in which it was taken, as the calls of its run do not.
+is no longer live. It does not outlive the boot in which it was taken, as the calls of its run do not. Nor does it wait without end
+for a call that hangs: the kernel ends that after its own limit, and what it left is put back as that of any call that was killed.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
+import signal
 import time
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
@@ -26,6 +29,8 @@ LAST = "lease.last"
 WATCHDOG = "/run/npufleet-watchdog.lock"
 # Seconds that it may need for that
 WATCHDOG_WAIT = 900.0
+# Seconds that a call may be at work in any case
+CALL = 3600.0
 SHAPE = {
     "run": str,
     "by": str,
@@ -220,8 +225,10 @@ def _write(root: str, holder: Holder, patience: float, container: Mapping[str, A
 
 
 @contextmanager
-def working(root: str, holder: Optional[Holder] = None) -> Iterator[Optional[Dict[str, Any]]]:
-    """Keep the lease live during a call, and count its patience anew from its end.
+def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> Iterator[Optional[Dict[str, Any]]]:
+    """Keep the lease live during a call, and count its patience anew from its end. The process ends where the call does not.
+
+    `limit` are the seconds of a call that may need more than CALL and the lease's patience.
 
     With a holder the lease has to be that run's own, or LeaseError says whose it is; without one, whoever calls is part of the
     run that holds it, if any does.
@@ -239,13 +246,24 @@ def working(root: str, holder: Optional[Holder] = None) -> Iterator[Optional[Dic
             )
         calls = _shared(root) if lease else None
     try:
-        yield lease
+        with _limited(max(limit, CALL, lease["patience"] if lease else 0.0)):
+            yield lease
     finally:
         if calls is not None and lease is not None:
             try:
                 _renew(root, lease["run"])
             finally:
                 os.close(calls)
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """End this process after so many seconds: by the kernel, whatever it is at."""
+    before = signal.alarm(math.ceil(seconds))
+    try:
+        yield
+    finally:
+        signal.alarm(before)
 
 
 def _renew(root: str, run: str) -> None:

@@ -26,6 +26,8 @@ STARTS = REPLACES | {"start", "restart"}
 NOTHING = "nothing was changed"
 # Seconds in which a server that does not poll shows what it loaded
 SETTLE = 5.0
+# Stops and starts of a change that loads no model
+STEPS = 4
 
 
 class Order(TypedDict):
@@ -137,7 +139,7 @@ class Turn:
     def run(self) -> Outcome:
         """Change, prove and keep, or put back. Raises LeaseError where this run does not hold the host."""
         me = lease.Holder(self.order["run"], self.order["by"])
-        with lease.working(self.root, me) as held:
+        with lease.working(self.root, me, self._limit()) as held:
             # Somebody may have taken the host out since the lease was taken
             lease.refuse_maintenance(self.root, bool(held and held["maintenance"]))
             try:
@@ -153,6 +155,13 @@ class Turn:
             except FAILURES as error:
                 return self._outcome(getattr(error, "checks", []), str(error), self._put_back(seen, error))
             return self._outcome(checks)._replace(released=self.order["release_host"] and lease.release(self.root, me))
+
+    def _limit(self) -> float:
+        """Return the seconds that the change and its way back take at most, each of their steps at its own limit."""
+        step = sum(float(self.settings.get(name) or 0) for name in ("ready_timeout", "stop_timeout", "free_timeout"))
+        models = len(self.order["desired"]["models"].get("models") or {}) + len(self.server.get("models") or {})
+        asked = check_client.seconds(self.order["checks"]["document"]) if self.order["checks"] else 0.0
+        return 2 * (STEPS + models) * (step + 2 * control.GRACE) + asked + self.order["accept_within"] + lease.CALL
 
     def _outcome(self, checks: Sequence[Mapping[str, Any]], why: Optional[str] = None, back: str = "") -> Outcome:
         return Outcome(self.did, why, back, checks, self.replaces, self.moves, self.warnings, self.accepted)

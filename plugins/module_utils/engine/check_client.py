@@ -59,6 +59,11 @@ class Unasked(Exception):
     """Why the checks could not be asked at all."""
 
 
+def seconds(document: Mapping[str, Any]) -> float:
+    """Return the seconds that asking a document may take."""
+    return ENGINE_SECONDS + ASKED_PER_CHECK * float(document.get("timeout", 30)) * len(document["checks"])
+
+
 def ask(image: str, document: Mapping[str, Any], program: str) -> List[Dict[str, Any]]:
     """The results of a document, from a container that is gone afterwards. Raises Unasked."""
     docker = which("docker", ALSO)
@@ -66,7 +71,7 @@ def ask(image: str, document: Mapping[str, Any], program: str) -> List[Dict[str,
         raise Unasked("found no docker, wanted the engine to run the client in: apply the role docker_engine")
     # An engine that refuses at once does not read what it is given, and its words count
     asked = given(document, program).decode()
-    limit = ENGINE_SECONDS + ASKED_PER_CHECK * float(document.get("timeout", 30)) * len(document["checks"])
+    limit = seconds(document)
     name = f"npufleet-check-{os.getpid()}"
     line = command(docker, image, ["--name", name])
     try:
@@ -87,7 +92,7 @@ def ask(image: str, document: Mapping[str, Any], program: str) -> List[Dict[str,
 
 def ask_here(python: str, document: Mapping[str, Any], program: str) -> List[Dict[str, Any]]:
     """The results of a document by this Python, which has to have the client. Raises Unasked."""
-    limit = ENGINE_SECONDS + ASKED_PER_CHECK * float(document.get("timeout", 30)) * len(document["checks"])
+    limit = seconds(document)
     asked = given(document, program).decode()
     try:
         line = [python, "-c", START]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS, can_be_asked, http_json
 
 RELEASE = "npufleet_release"
+# Seconds for all that a server says of its models: each of their configs is an exchange
+SECONDS = 60.0
 
 
 def asked(wanted: Mapping[str, Any], method: str, resource: str) -> Tuple[int, Any]:
@@ -16,7 +19,8 @@ def asked(wanted: Mapping[str, Any], method: str, resource: str) -> Tuple[int, A
 
 
 def read_served(wanted: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
-    """{model: {version: {"state", "reason", "release"}}} of the server, None while it does not answer."""
+    """{model: {version: {"state", "reason", "release"}}} of the server, None while it does not answer or takes too long."""
+    ends = time.monotonic() + SECONDS
     status, index = asked(wanted, "POST", "/v2/repository/index")
     if status != 200 or not isinstance(index, list):
         return None
@@ -30,6 +34,8 @@ def read_served(wanted: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
             served.setdefault(name, {})["-"] = {"state": "UNAVAILABLE", "reason": reason, "release": None}
             continue
         release = None
+        if time.monotonic() >= ends:
+            return None
         if model["state"] == "READY" and can_be_asked(name):
             release = _loaded_release(wanted, name, version)
         elif model["state"] == "READY":
