@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import watchdog as subject
 from helpers import ROOT, fleet
 from test_watchdog import subject as program
@@ -135,3 +137,8 @@ def test_server_that_was_given_up_is_a_warning_while_the_watchdog_runs() -> None
     assert subject.warning({"active": "inactive", "state": state}) is None
     assert subject.warning({"active": "active", "state": {"gave_up": None}}) is None
     assert subject.warning({}) is None
+
+
+def test_units_have_a_limit_of_memory_and_tasks() -> None:
+    for text in (subject.UNIT_TEXT, probe_timer.SERVICE_TEXT):
+        assert re.search(r"^MemoryMax=\d+G$", text, re.MULTILINE) and re.search(r"^TasksMax=\d+$", text, re.MULTILINE)

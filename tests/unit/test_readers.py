@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import frames
 from ansible_collections.npufleet.triton.plugins.module_utils.support import readers
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Limits, Missing, Partial, Unavailable
 
@@ -75,7 +76,10 @@ def test_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_log_of_a_container() -> None:
-    frames = b"".join(struct.pack(">BxxxI", stream, len(words)) + words for stream, words in ((1, b"out\n"), (2, b"err\n")))
-    assert readers.log_lines(frames) == b"out\nerr\n"
-    assert readers.log_lines(b"of a terminal\n") == b"of a terminal\n"
-    assert readers.log_lines(b"") == b""
+    raw = b"".join(struct.pack(">BxxxI", stream, len(words)) + words for stream, words in ((1, b"out\n"), (2, b"err\n")))
+    assert frames(raw) == b"out\nerr\n"
+    assert frames(raw[:-2]) == b"out\ner"
+    assert frames(b"of a terminal\n") == b"of a terminal\n"
+    assert frames(b"") == b""
+    # As many as a log of a few megabytes can have, in a time that grows with their number alone
+    assert frames(struct.pack(">BxxxI", 1, 1) + b"x" * 1) * 1_000_000 == frames((struct.pack(">BxxxI", 1, 1) + b"x") * 1_000_000)

@@ -12,13 +12,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Bu
 
 
 def frames(raw: bytes) -> bytes:
-    """What a container wrote, out of the engine's stream; one of a terminal has no frames and is as it is."""
-    lines = b""
-    while len(raw) >= 8 and raw[0] in (0, 1, 2):
-        length = struct.unpack(">I", raw[4:8])[0]
-        lines += raw[8 : 8 + length]
-        raw = raw[8 + length :]
-    return lines or raw
+    """Return what a container wrote, out of the engine's stream; one of a terminal has no frames and is as it is."""
+    lines = bytearray()
+    at = 0
+    while at + 8 <= len(raw) and raw[at] in (0, 1, 2) and raw[at + 1 : at + 4] == b"\0\0\0":
+        length = struct.unpack(">I", raw[at + 4 : at + 8])[0]
+        lines += raw[at + 8 : at + 8 + length]
+        at += 8 + length
+    return bytes(lines) or raw
 
 
 def _data(body: bytes) -> Any:

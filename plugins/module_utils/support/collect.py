@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine im
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi, contexts
-from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, frames
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, connect
 from ansible_collections.npufleet.triton.plugins.module_utils.support import vendor
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import (
@@ -29,7 +29,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.support.readers im
     contents,
     entry,
     listing,
-    log_lines,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.system import text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
@@ -227,7 +226,7 @@ def _engine(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
 
     def log(name: str) -> Callable[[], Any]:
         resource = f"/containers/{name}/logs?stdout=1&stderr=1&timestamps=1&tail={limits.lines}"
-        return lambda: bounded(log_lines(raw(resource)), limits.size)
+        return lambda: bounded(frames(raw(resource)), limits.size)
 
     yield Item("engine/version.json", ask("/version"))
     yield Item("engine/info.json", ask("/info"))

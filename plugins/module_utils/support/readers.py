@@ -10,7 +10,6 @@ import selectors
 import signal
 import socket
 import stat
-import struct
 import subprocess
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
@@ -158,17 +157,6 @@ def answer(
         words = body.decode("utf-8", "replace").strip()
         raise Unavailable(f"{method} {resource} was answered with {status}: {whole(words)}")
     return body if len(body) < most else body[: body.rfind(b"\n") + 1]
-
-
-def log_lines(raw: bytes) -> bytes:
-    """What a container said, out of the engine's stream of frames; of a container with a terminal it has none."""
-    lines = b""
-    at = 0
-    while at + 8 <= len(raw) and raw[at] in (0, 1, 2) and raw[at + 1 : at + 4] == b"\0\0\0":
-        length = struct.unpack(">I", raw[at + 4 : at + 8])[0]
-        lines += raw[at + 8 : at + 8 + length]
-        at += 8 + length
-    return lines or raw
 
 
 def listing(root: str) -> str:
