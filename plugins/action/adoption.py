@@ -297,6 +297,11 @@ def obstacles(found: Mapping[str, Any], secrets: Sequence[str] = ()) -> List[str
         reasons.append(
             "it was started with --rm and would be gone when it stops: start it without --rm at a quiet hour, then adopt"
         )
+    for other in found.get("others") or []:
+        if other["program"] == options.SERVER:
+            reasons.append(
+                f"another {options.SERVER} (process {int(other['pid'])}) runs in it: give that one a container of its own"
+            )
     process = found["process"]
     names = hidden(found, secrets)
     if not process["main"] and names:

@@ -5,13 +5,17 @@ What cannot be said in variables is listed with its reason, and never dropped in
 
 from __future__ import annotations
 
+import json
+import posixpath
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container, device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import plain_run
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import (
+    SERVER,
     SERVICES,
     Template,
     carry,
@@ -23,32 +27,18 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.options imp
     to_vault,
 )
 
-# Keys of HostConfig that no variable stands for: what an engine records where nothing was asked for
-PLAIN: Dict[str, Tuple[Any, ...]] = {
-    "Runtime": ("",),
-    "Dns": (),
-    "DnsOptions": (),
-    "DnsSearch": (),
-    "Links": (),
-    "VolumesFrom": (),
-    "DeviceCgroupRules": (),
-    "Sysctls": (),
-    "CgroupParent": ("",),
-    "CpuShares": (0,),
-    "CpuQuota": (0,),
-    "CpuPeriod": (0,),
-    "CpusetMems": ("",),
-    "BlkioWeight": (0,),
-    "MemoryReservation": (0,),
-    "OomScoreAdj": (0,),
-    "OomKillDisable": (False,),
-    "UTSMode": ("",),
-    "UsernsMode": ("",),
-    "CgroupnsMode": ("", "private", "host"),
-    "StorageOpt": (),
-    "Init": (False,),
-    "VolumeDriver": ("",),
-}
+# Options of a container that become variables, or that have a line of their own
+HANDLED = (
+    "AutoRemove", "Binds", "CapAdd", "CapDrop", "Cmd", "CpusetCpus", "DeviceRequests", "Devices", "Entrypoint", "Env",
+    "ExposedPorts", "ExtraHosts", "GroupAdd", "Image", "IpcMode", "LogConfig", "Memory", "MemorySwap", "Mounts", "NanoCpus",
+    "NetworkMode", "PidMode", "PidsLimit", "PortBindings", "Privileged", "PublishAllPorts", "ReadonlyRootfs", "RestartPolicy",
+    "SecurityOpt", "ShmSize", "StopTimeout", "Tmpfs", "Ulimits", "User", "Volumes", "WorkingDir",
+)  # fmt: skip
+COMPOSE = "com.docker.compose."
+# A password as htpasswd and crypt write it, such as for a proxy in a label
+HASHED = re.compile(r"\$(?:apr1|[1256y]|2[abxy])\$")
+# Characters of a value that a line shows
+SHOWN = 200
 # What a shell says of itself, and the engine of a container
 OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL", "_", "TERM", "HOME", "HOSTNAME", "LS_COLORS", "LINES", "COLUMNS", "LESSOPEN", "LESSCLOSE")
 # What a variable of an environment can be called
@@ -72,8 +62,9 @@ def endpoint(inspect: Mapping[str, Any], argv: Sequence[str]) -> Tuple[str, int]
     if inspect["HostConfig"].get("NetworkMode") == "host":
         listen = _listens(given, "http")
         return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen), port
-    networks = (inspect.get("NetworkSettings") or {}).get("Networks") or {}
-    return next((network["IPAddress"] for network in networks.values() if network.get("IPAddress")), "127.0.0.1"), port
+    networks = ((inspect.get("NetworkSettings") or {}).get("Networks") or {}).values()
+    addresses = [network.get(key) for key in ("IPAddress", "GlobalIPv6Address") for network in networks]
+    return next(filter(None, addresses), "127.0.0.1"), port
 
 
 def _listens(given: Sequence[Tuple[str, str]], service: str) -> str:
@@ -93,7 +84,9 @@ def translate(found: Mapping[str, Any], host: str, root: str) -> Translation:
     left_out: List[str] = []
     vault: Dict[str, str] = {}
     _name(inspect, variables, left_out)
-    _resources(inspect, facts, found.get("default_runtime") or "runc", variables, left_out)
+    _command(inspect, facts, process, left_out)
+    _processes(found.get("others") or [], left_out)
+    _resources(inspect, found["image"], facts, found.get("default_runtime") or "runc", variables, left_out)
     _volumes(inspect, process, root, variables, left_out)
     _environment(found, host, variables, left_out, vault)
     carry(given, host, variables, left_out, vault)
@@ -110,10 +103,38 @@ def _name(inspect: Mapping[str, Any], variables: Dict[str, Any], left_out: List[
         variables["triton_server_name"] = name
 
 
+def _command(inspect: Mapping[str, Any], facts: Mapping[str, Any], process: Mapping[str, Any], left_out: List[str]) -> None:
+    """What the container's own command does beside starting the server. It is not shown, as it may hold keys."""
+    config = inspect["Config"]
+    own = facts["entrypoint"] != "the image's"
+    words = [*(config.get("Entrypoint") or [] if own else []), *(config.get("Cmd") or [])]
+    if words and posixpath.basename(str(words[0])) != SERVER and (own or process["main"]):
+        left_out.append(
+            f"command {_word(words[0])}: what it does beside starting {SERVER} is not carried over, see `docker inspect`"
+        )
+
+
+def _processes(others: Sequence[Mapping[str, Any]], left_out: List[str]) -> None:
+    for other in others:
+        left_out.append(
+            f"process {other['pid']} ({_word(other['program'])}) beside the server: the managed container does not start it"
+        )
+
+
+def _word(value: Any) -> str:
+    """A program's name as a line shows it."""
+    return re.sub(r"[^\w./ +-]", "?", str(value))[:80]
+
+
 def _resources(
-    inspect: Mapping[str, Any], facts: Mapping[str, Any], default_runtime: str, variables: Dict[str, Any], left_out: List[str]
+    inspect: Mapping[str, Any],
+    image: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    default_runtime: str,
+    variables: Dict[str, Any],
+    left_out: List[str],
 ) -> None:
-    """Everything of HostConfig that has a variable, and everything that has none."""
+    """Every option of the container that has a variable, and a line for every other one."""
     host = inspect["HostConfig"]
     managed = _access(facts, variables, left_out)
     variables["triton_server_shm_size"] = size(facts["shm_size"])
@@ -141,12 +162,15 @@ def _resources(
         # A server on the host's network becomes one with published ports: said where ports are.
         if facts[key] != managed[key] and not (key == "network" and facts[key] == "host"):
             left_out.append(f"{key} {_shown(facts[key])}: the managed container has {_shown(managed[key])}")
-    for key, plain in PLAIN.items():
-        if host.get(key) and host[key] not in (*plain, default_runtime if key == "Runtime" else None):
-            left_out.append(f"{key} {_shown(host[key])}: there is no variable for it")
     if host.get("MemorySwap") not in (None, 0, -1, 2 * facts["memory"]):
         left_out.append("MemorySwap {}: there is no variable for it".format(host["MemorySwap"]))
     labels = inspect["Config"].get("Labels") or {}
+    for name, value in plain_run.differences(inspect, image, default_runtime, HANDLED):
+        if not name.startswith(f"Labels {COMPOSE}"):
+            left_out.append(f"{_named(name, value)}: there is no variable for it")
+    exposed = set(inspect["Config"].get("ExposedPorts") or {}) - set((image.get("Config") or {}).get("ExposedPorts") or {})
+    for port in sorted(exposed - set(host.get("PortBindings") or {})):
+        left_out.append(f"exposed port {port}: there is no variable for it, and it is not published")
     if "com.docker.compose.project" in labels:
         left_out.append(
             "service {} of compose project {}: take it out of {}, or the next `docker compose up` starts it beside".format(
@@ -196,6 +220,7 @@ def _volumes(
 ) -> None:
     """Mounts that stay beside the store and the driver's files; the one that holds the models gives way to the store."""
     held = repositories(process["argv"], process.get("directory") or "/")
+    tmpfs = {path.rstrip("/") or "/" for path in inspect["HostConfig"].get("Tmpfs") or {}}
     kept = []
     for mount in sorted(inspect.get("Mounts") or [], key=lambda element: str(element["Destination"])):
         inside = mount["Destination"].rstrip("/") or "/"
@@ -203,11 +228,20 @@ def _volumes(
         if any(name == inside or name.startswith(inside.rstrip("/") + "/") for name in held):
             left_out.append(f"volume {source}:{inside}: its models were taken into the model list, what else lies in it was not")
         elif inside == root or driver_files.inside(inside):
-            continue
+            if source != root if inside == root else not driver_files.inside(str(source)):
+                left_out.append(f"volume {source}:{inside}: the managed container has the host's own {inside} there")
         elif mount["Type"] == "bind" or (mount["Type"] == "volume" and not re.fullmatch("[0-9a-f]{64}", str(source))):
-            kept.append("{}:{}:{}".format(source, inside, "rw" if mount.get("RW", True) else "ro"))
-        elif mount["Type"] != "tmpfs":
+            more = plain_run.mount_options(mount)
+            kept.append("{}:{}:{}".format(source, inside, ",".join(["rw" if mount.get("RW", True) else "ro", *more])))
+            if more:
+                left_out.append(
+                    f"volume {source}:{inside} with {', '.join(more)}: kept in triton_server_volumes, see whether it is needed"
+                )
+        elif mount["Type"] != "tmpfs" or inside not in tmpfs:
             left_out.append("{} volume at {}: it has no name to be mounted by again".format(mount["Type"], inside))
+    left_out += [
+        f"mount at {path} with {_shown(asked)}: there is no variable for it" for path, asked in plain_run.long_mounts(inspect)
+    ]
     if kept:
         # The first is the role's own
         variables["triton_server_volumes"] = [Template("{{ npufleet_root }}:{{ npufleet_root }}:ro"), *kept]
@@ -250,13 +284,13 @@ def _environment(
 def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variables: Dict[str, Any], left_out: List[str]) -> None:
     """Where clients reach the services; a service that is on without being published is published by the managed server."""
     on_host = inspect["HostConfig"].get("NetworkMode") == "host"
-    published = {**((inspect.get("NetworkSettings") or {}).get("Ports") or {}), **(inspect["HostConfig"].get("PortBindings") or {})}
+    published = plain_run.published(inspect)
     addresses: List[str] = []
     for service, usual in SERVICES.items():
         if not variables.get(f"triton_server_allow_{service}", True):
             continue
         inside = last(given, service + "-port", str(usual))
-        bindings = [element for element in published.get(f"{inside}/tcp") or [] if element.get("HostPort")]
+        bindings = published.get(f"{inside}/tcp") or []
         # An engine with IPv6 lists a port twice
         bindings = [binding for binding in bindings if binding.get("HostIp") != "::"] or bindings
         if on_host:
@@ -284,7 +318,7 @@ def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variabl
     if on_host:
         left_out.append("network host: the managed container has a network of its own and publishes its ports")
     used = {last(given, service + "-port", str(usual)) + "/tcp" for service, usual in SERVICES.items()}
-    for port, bindings in sorted((inspect["HostConfig"].get("PortBindings") or {}).items()):
+    for port, bindings in sorted(published.items()):
         if port not in used and bindings:
             left_out.append(f"port {port}: it belongs to no service of Triton")
 
@@ -298,7 +332,18 @@ def size(number: int) -> str:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, Mapping) or (
+        isinstance(value, (list, tuple)) and any(isinstance(part, (Mapping, list)) for part in value)
+    ):
+        return json.dumps(value, sort_keys=True, ensure_ascii=False)
     return ", ".join(map(str, value)) or "none" if isinstance(value, (list, tuple)) else str(value or "none")
+
+
+def _named(name: str, value: Any) -> str:
+    """An option and its value in one line, without the value where it looks like a secret."""
+    shown, equals = _shown(value), "=" if " " in name and not name.startswith("network ") else " "
+    shown = "(a secret)" if is_secret(name, shown) or HASHED.search(shown) else shown
+    return name + equals + (shown if len(shown) <= SHOWN else shown[: SHOWN - 3] + "...")
 
 
 def entry(name: str, model: Mapping[str, Any], key: str, npus: int, left_out: List[str]) -> Dict[str, Any]:

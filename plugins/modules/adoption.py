@@ -86,6 +86,7 @@ obstacles:
 import base64
 import hashlib
 import os
+import re
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import request
@@ -150,6 +151,28 @@ def process_of(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
                 "user": next((line.split()[1] for line in status.splitlines() if line.startswith("Uid:")), "0"),
             }
     return None
+
+
+def others_of(engine: Engine, inspect: Mapping[str, Any], server: int) -> List[Dict[str, Any]]:
+    """Return {"pid", "program"} of each process that is no part of a container's server and does more than to keep it there."""
+    top = engine.get(f"/containers/{inspect['Id']}/top") or {}
+    column = top["Titles"].index("PID") if "PID" in top.get("Titles", []) else 1
+    init = inspect["State"]["Pid"]
+    found = []
+    for pid in (int(line[column]) for line in top.get("Processes") or []):
+        argv = [part.decode("utf-8", "replace") for part in raw(f"/proc/{pid}/cmdline").split(b"\0")[:-1]]
+        keeps = idles(inspect["Config"]) and (pid == init or (below(pid, init) and idles({"Cmd": argv})))
+        # Without a command line a process has ended
+        if argv and not keeps and not below(pid, server) and not below(server, pid):
+            found.append({"pid": pid, "program": program_of(argv)})
+    return found
+
+
+def program_of(argv: List[str]) -> str:
+    """Return a program's name, and that of its script: other arguments may be secret."""
+    name = os.path.basename(argv[0])
+    script = re.fullmatch(r"[\w./+-]+\.\w{1,4}", argv[1]) if len(argv) > 1 else None
+    return f"{name} {os.path.basename(script[0])}" if script else name
 
 
 def raw(path: str) -> bytes:
@@ -299,6 +322,7 @@ def look(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
         "managed": arguments["store"] in places,
         "server": {"version": about.get("version"), "address": address, "port": port},
         "models": models,
+        "others": others_of(engine, inspect, process["pid"]),
         "left_out": left_out,
     }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hostile_hosts import CONTROLS, HONEST, HOSTILE, ROOT, Hostile, said
+from hostile_hosts import CONTROLS, FIXTURES, HONEST, HOSTILE, ROOT, Hostile, said
 
 
 class Variables(yaml.SafeLoader):
@@ -132,6 +132,10 @@ def test_keys_of_an_adopted_command_line_are_shown_nowhere(hostile: Hostile) -> 
     keys = ["Adm1n-Restr1cted-Key", "Other-Restr1cted-Key", "Pr0tocol-Key"]
     answer = said(hostile.words)["adoption"]
     found = answer["look"]["found"]
+    # Its container and model are as anybody's: what hurts of them has tests of its own
+    found["inspect"] = {**json.loads((FIXTURES / "hand_made_containers.json").read_text())["guide"], "Name": "/triton"}
+    found.update(left_out=[], server={"version": "2.42.0", "address": "127.0.0.1", "port": 8000})
+    found["models"]["words"]["config"] = None
     found["process"] = {
         "pid": 4711,
         "main": False,

@@ -187,7 +187,8 @@ def _account(uid: int) -> Iterator[str]:
 def _closed(asked: Mapping[str, Any]) -> Iterator[str]:
     """What the server's user cannot read, or write, of what it mounts."""
     for bind in asked["binds"]:
-        path, _inside, rights = bind.split(":")
+        path, _inside, mode = bind.split(":")
+        rights = "ro" if "ro" in mode.split(",") else "rw"
         try:
             found = os.stat(path)
         except OSError:

@@ -9,6 +9,30 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 
 SERVER = "tritonserver"
+# Options of tritonserver 24.01 to 26.07 (`tritonserver --help`)
+NAMES = (
+    "allow-client-shm", "allow-cpu-metrics", "allow-gpu-metrics", "allow-grpc", "allow-http", "allow-metrics",
+    "allow-sagemaker", "allow-vertex-ai", "backend-config", "backend-directory", "buffer-manager-thread-count",
+    "cache-config", "cache-directory", "cuda-memory-pool-byte-size", "cuda-virtual-address-size",
+    "disable-auto-complete-config", "enable-peer-access", "exit-on-error", "exit-timeout-secs", "grpc-address",
+    "grpc-header-forward-pattern", "grpc-http2-max-ping-strikes", "grpc-http2-max-pings-without-data",
+    "grpc-http2-min-recv-ping-interval-without-data", "grpc-infer-allocation-pool-size",
+    "grpc-infer-response-compression-level", "grpc-keepalive-permit-without-calls", "grpc-keepalive-time",
+    "grpc-keepalive-timeout", "grpc-max-connection-age", "grpc-max-connection-age-grace", "grpc-port",
+    "grpc-restricted-protocol", "grpc-root-cert", "grpc-server-cert", "grpc-server-key", "grpc-use-ssl",
+    "grpc-use-ssl-mutual", "help", "host-policy", "http-address", "http-header-forward-pattern", "http-max-input-size",
+    "http-port", "http-restricted-api", "http-thread-count", "id", "load-model", "log-error", "log-file", "log-format",
+    "log-info", "log-verbose", "log-warning", "metrics-address", "metrics-config", "metrics-interval-ms",
+    "metrics-port", "min-supported-compute-capability", "model-config-name", "model-control-mode",
+    "model-load-gpu-limit", "model-load-retry-count", "model-load-thread-count", "model-namespacing",
+    "model-repository", "model-store", "pinned-memory-pool-byte-size", "rate-limit", "rate-limit-resource",
+    "repoagent-directory", "repository-poll-secs", "response-cache-byte-size", "reuse-grpc-port", "reuse-http-port",
+    "sagemaker-port", "sagemaker-safe-port-range", "sagemaker-thread-count", "strict-model-config", "strict-readiness",
+    "trace-config", "trace-count", "trace-file", "trace-level", "trace-log-frequency", "trace-rate", "version",
+    "vertex-ai-default-model", "vertex-ai-port", "vertex-ai-thread-count",
+)  # fmt: skip
+# Those that 24.01 does not have. Where one of them begins like an older one, a server that runs with that beginning is older
+LATER = ("allow-client-shm", "enable-peer-access", "http-max-input-size", "model-config-name")
 # Options of tritonserver that take no value
 BARE = ("disable-auto-complete-config", "help", "version")
 # Option -> variable, and the kind of its value
@@ -45,20 +69,34 @@ class Template(str):
 
 
 def options(arguments: Sequence[str]) -> Tuple[List[Tuple[str, str]], List[str]]:
-    """([(option, value)] of tritonserver's arguments, what is none): `--a=b` and `--a b` are the same."""
+    """Return ([(option, value)] of tritonserver's arguments, what is none): `--a=b` and `--a b` are the same.
+
+    As getopt_long has it, the beginning of a name stands for the only option that begins so, and `--` ends the options.
+    """
     found: List[Tuple[str, str]] = []
     strange: List[str] = []
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
         name, equals, value = word[2:].partition("=")
+        if word == "--":
+            strange += rest
+            break
         if not word.startswith("--") or not OPTION.fullmatch(name):
             strange.append(word)
             continue
+        name = full_name(name)
         if not equals and name not in BARE:
             value = rest.pop(0) if rest else ""
         found.append((name, value))
     return found, strange
+
+
+def full_name(name: str) -> str:
+    """Return the option that a name or its beginning stands for; the name itself where that is not one alone."""
+    begun = [option for option in NAMES if option.startswith(name)]
+    known = [option for option in begun if option not in LATER] or begun
+    return known[0] if name not in NAMES and len(known) == 1 else name
 
 
 def last(given: Sequence[Tuple[str, str]], name: str, default: str = "") -> str:
