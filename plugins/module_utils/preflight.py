@@ -45,6 +45,7 @@ BY_HAND = {
     "/dev/rsd0": "without it the SDK sees no device: `modprobe -r rebellions && modprobe rebellions`, then `dmesg | tail`",
     "/dev/rbln*": "see `dmesg | tail` for the card that the driver gave up on",
     "cards": "see the vendor's tool and `dmesg | tail`; a power cycle clears most faults, else call the vendor",
+    "groups": "look with `rbln-smi -g -j`: the tool numbers NPUs for each group, so that their numbers name no card",
     "tool": "another driver's tool comes first in its path: remove it",
     "installed module": "install the vendor's driver of this version, or choose the release whose driver is installed",
     "dkms": "see `dmesg | tail` and `dkms status`: install the headers of the running kernel, then `dkms autoinstall`",

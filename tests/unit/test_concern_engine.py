@@ -35,6 +35,7 @@ def host(**changes: Any) -> dict[str, Any]:
         "daemon": {"default-runtime": "own", "runtimes": {"own": {"path": "/usr/local/bin/own"}}, **OPTIONS},
         "client": True,
         "program": "/usr/sbin/dockerd",
+        "private": False,
         "flags": {},
         "running": {"version": "20.10.24", "log-driver": "json-file"},
         "ca": None,
@@ -214,6 +215,7 @@ def test_read(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "drop_ins": {str(files / "drop-in.conf"): "[Service]\n"},
         "client": True,
         "program": "/usr/bin/dockerd",
+        "private": False,
         "flags": {},
         "running": {"version": "20.10.24", "log-driver": "journald"},
         "daemon": {"log-driver": "journald", "debug": True},
@@ -298,6 +300,8 @@ def test_what_a_host_has_of_secrets_is_not_shown(files: Path) -> None:
     (files / "drop-in.conf").write_text(f'[Service]\nLimitMEMLOCK=64M\nEnvironment="HTTPS_PROXY={PROXY}"\npr0xy-secret\n')
     wanted = engine.desired(fleet(docker_engine_daemon_options={**options, "log-opts": {"splunk-token": "0ther-secret"}}))
     assert wanted["private"] is True
+    # So that a site's own secrets stay unread by others when ours are laid over them
+    assert read(files)["private"] is True
     asked = engine.sealed({**wanted, "drop_ins": {str(files / "drop-in.conf"): LIMITS}}, KEY)
     actual = engine.read(asked)
     plan = engine.diff(asked, actual)

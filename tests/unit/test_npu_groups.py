@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.filter.recovery import recovery
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import driver
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import contexts
@@ -84,7 +85,9 @@ def test_no_card_is_named_by_its_number_alone(ask: Any, groups: Any) -> None:
     bus = [device["bus_id"] for device in tool["devices"]]
     state = host(package={"version": "3.0.0", "held": True}, module="3.0.0", bus=bus, nodes=NODES, tool=tool)
     (entry,) = driver.diff(wanted, state)
-    assert (entry["name"], entry["desired"], entry["action"]) == ("cards", "the group of every NPU", "inspect")
+    assert (entry["name"], entry["desired"], entry["action"]) == ("groups", "the group of every NPU", "inspect")
+    # Nobody reloads the driver for it
+    assert recovery({"plan": [entry], "actual": {"server": {"engine": True}}})["steps"] == []
     # A host with one group node has no groups
     assert "groups_error" not in ask_one(ask, groups)
 

@@ -182,7 +182,7 @@ def test_who_makes_the_container_is_told_its_secrets_and_nobody_else(tmp_path: P
         if "docker_engine_daemon" in task.get("vars", {}):
             task["vars"]["docker_engine_daemon"]["path"] = str(tmp_path / "daemon.json")
             task["vars"]["docker_engine_drop_ins"] = []
-    found_engine = {"daemon": {"debug": True}, "program": None}
+    found_engine = {"daemon": {"debug": True}, "program": None, "private": False}
     state = {
         "docker_engine_state": {"actual": {"engine": found_engine}, "plan": []},
         "docker_engine_changes": ["daemon.json"],

@@ -267,7 +267,8 @@ def _diff_cards(wanted: Mapping[str, Any], actual: Mapping[str, Any], judged: bo
     if not judged:
         return plan
     if "groups_error" in tool:
-        plan.append(item(CONCERN, "cards", tool["groups_error"], "the group of every NPU", INSPECT))
+        # No recovery by a reload, which would end what serves in every group
+        plan.append(item(CONCERN, "groups", tool["groups_error"], "the group of every NPU", INSPECT))
     listed = {device["bus_id"]: device for device in tool["devices"]}
     unlisted = [address for address in actual["bus"] if address not in listed]
     sick = ["{device} {status}".format(**device) for device in tool["devices"] if device["status"] != "normal"]

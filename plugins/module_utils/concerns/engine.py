@@ -70,8 +70,12 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
         "proxy_file": variables["npufleet_proxy_file"],
         "proxies": proxies or None,
         # Whether daemon.json holds what other users are not to read
-        "private": secret.settings(daemon, "", CLEAR) != daemon,
+        "private": _private(daemon),
     }
+
+
+def _private(daemon: Mapping[str, Any]) -> bool:
+    return bool(secret.settings(daemon, "", CLEAR) != daemon)
 
 
 def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
@@ -151,6 +155,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         actual["running"] = {"version": info.get("ServerVersion"), "log-driver": info.get("LoggingDriver")}
     except OSError:
         pass
+    actual["private"] = _private(actual["daemon"] or {})
     key = wanted["seal"]
     return {**actual, **_shown(actual, key), "proxies": _proxies(wanted["proxy_file"], key)}
 

@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import time
-from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import ask_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
@@ -82,16 +82,19 @@ def whose(holder: Mapping[str, Any]) -> Dict[str, Any]:
 
 def open_cards(pid: int) -> Set[str]:
     """Return the device nodes of NPUs that a process has open, by their names on the host: a container may have other names."""
-    nodes = {os.stat(path).st_rdev: os.path.basename(path) for path in glob.glob(NODES)}
-    found = set()
-    for path in glob.glob(f"{PROC}/{pid}/fd/*"):
+    nodes = {status.st_rdev: os.path.basename(path) for path, status in _devices(NODES)}
+    return {nodes[status.st_rdev] for _path, status in _devices(f"{PROC}/{pid}/fd/*") if status.st_rdev in nodes}
+
+
+def _devices(pattern: str) -> Iterator[Tuple[str, os.stat_result]]:
+    """Each character device among these paths, which may go at any time."""
+    for path in glob.glob(pattern):
         try:
             status = os.stat(path)
         except OSError:
             continue
-        if stat.S_ISCHR(status.st_mode) and status.st_rdev in nodes:
-            found.add(nodes[status.st_rdev])
-    return found
+        if stat.S_ISCHR(status.st_mode):
+            yield path, status
 
 
 def _natural(name: str) -> Tuple[str, int]:

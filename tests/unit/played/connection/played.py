@@ -101,6 +101,7 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
             "daemon": {},
             "running": {},
             "program": "/usr/sbin/dockerd",
+            "private": False,
             "drop_ins": (asked.get("engine") or {}).get("drop_ins"),
         },
         "image": {"engine": True, "id": None},
