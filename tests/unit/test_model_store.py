@@ -8,6 +8,7 @@ import json
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import mo
 from ansible_collections.npufleet.triton.plugins.module_utils.fetch import receive
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, removal
 from ansible_collections.npufleet.triton.plugins.modules import model_store
-from helpers import ROOT, run_module
+from helpers import ROOT, ansible_playbook, run_module
 
 COMPILED, SECOND = b"compiled" * 8, b"another" * 8
 
@@ -560,3 +561,24 @@ def test_teardown_removes_the_root_by_the_module_alone() -> None:
     text = (ROOT / "playbooks/teardown.yml").read_text()
     assert "npufleet_root" not in text
     assert "npufleet.triton.model_store:\n        state: absent\n" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("etc", "npufleet_root is /etc, expected "), ("foreign", "Nothing was removed"), ("store", "")]
+)
+def test_a_play_removes_a_store_and_nothing_else(tmp_path: Path, name: str, message: str) -> None:
+    """As teardown.yml asks for it: the variable is bounded on the controller, and the directory is proven on the host."""
+    roots = {"etc": "/etc", "foreign": str(tmp_path / "foreign"), "store": str(tmp_path / "store")}
+    for made in ("foreign", "store"):
+        store_utils.prepare(roots[made])
+    (tmp_path / "foreign/customers.db").write_text("")
+    (tmp_path / "play.yml").write_text(
+        "- hosts: all\n  gather_facts: false\n  tasks:\n    - npufleet.triton.model_store:\n        state: absent\n"
+    )
+    (tmp_path / "hosts").write_text(f"[npu_hosts]\nnpu1 ansible_connection=local ansible_python_interpreter={sys.executable}\n")
+    done = ansible_playbook(tmp_path, "-i", tmp_path / "hosts", tmp_path / "play.yml", "-e", f"npufleet_root={roots[name]}")
+    output = " ".join((done.stdout + done.stderr).split())
+    assert message in output
+    assert (done.returncode == 0) is (name == "store"), output
+    assert (tmp_path / "store").exists() is (name != "store")
+    assert (tmp_path / "foreign/blobs").is_dir()

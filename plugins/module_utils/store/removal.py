@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.damage impor
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import StoreError
 
 # Directories of roles, of transfers and of a server that was started in a container, beside those of the store
-DIRECTORIES = ("backends", "build", "compile", "image", "incoming", "packages", "run", "server", "venv")
+DIRECTORIES = ("backends", "build", "compile", "compiled", "image", "incoming", "packages", "run", "server", "venv")
 # A host that only ever was in maintenance has these and no store
 OF_LEASE = ("maintenance.json", "lease.json", "lease.lock", "lease.calls", "lease.last")
 FILES = (

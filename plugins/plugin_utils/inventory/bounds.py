@@ -255,10 +255,12 @@ BOUNDS: Dict[str, Bound] = {
     "npufleet_lease_timeout": number(1, 7 * DAY),
     "npufleet_support_lines": number(1, 1000000),
     **dict.fromkeys(
-        ("npufleet_output_dir", "npufleet_cache", "npufleet_support_dir", "model_compile_dir", "triton_server_compose_dir"),
+        ("npufleet_output_dir", "npufleet_support_dir", "model_compile_dir", "triton_server_compose_dir"),
         CONTROLLER_DIRECTORY,
     ),
     "inference_check_results_dir": CONTROLLER_DIRECTORY,
+    # Without one nothing is remembered
+    "npufleet_cache": CONTROLLER_DIRECTORY._replace(fits=lambda path: not path or CONTROLLER_DIRECTORY.fits(path)),
     # concerns/engine.py names the characters that do not belong into these
     **dict.fromkeys(("npufleet_http_proxy", "npufleet_https_proxy"), text(LINE, lines=True, secret=True)),
     "npufleet_no_proxy[]": text(LINE, lines=True),
