@@ -223,7 +223,6 @@ def test_every_bound_belongs_to_a_variable() -> None:
         {"triton_server_name": "a/b"},
         {"triton_server_name": "--privileged"},
         {"triton_server_cpuset": "0-15 --privileged"},
-        {"triton_server_api_key_name": "a b"},
         {"npufleet_protected": "x" * 5000},
     ],
 )

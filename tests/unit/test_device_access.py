@@ -90,7 +90,7 @@ def test_without_privileges_it_has_the_least() -> None:
 
 
 def test_what_a_site_mounts_beside_the_store_stays() -> None:
-    mounts = ["{{ npufleet_root }}:{{ npufleet_root }}:ro", "/srv/tokenizers:/tokenizers"]
+    mounts = ["/var/lib/npufleet:/var/lib/npufleet:ro", "/srv/tokenizers:/tokenizers"]
     made = least(triton_server_volumes=mounts, triton_server_user=2000, triton_server_environment={"HOME": "/srv"})["container"]
     assert "/srv/tokenizers:/tokenizers:rw" in made["volumes"] and f"{ROOT}:{ROOT}:ro" not in made["volumes"]
     assert (made["user"], made["environment"]["HOME"]) == ("2000:2000", "/srv")

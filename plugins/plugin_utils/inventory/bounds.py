@@ -108,7 +108,7 @@ def _host(path: str) -> bool:
     return plain and os.path.normpath(path) == path and _short_enough(path)
 
 
-PLAIN = "an absolute path of letters, digits and . _ + @ -, without .. and a slash at its end"
+PLAIN = "an absolute path of letters, digits and . _ + @ -, without `..` and a slash at its end"
 
 
 def _store(path: str) -> bool:
@@ -309,17 +309,16 @@ BOUNDS: Dict[str, Bound] = {
     "triton_server_ulimits[]": Bound("limit:soft:hard, each of 64 bits", _limit),
     **dict.fromkeys(("triton_server_exit_timeout", "triton_server_stop_timeout"), WAIT),
     "triton_server_volumes[]": Bound(
-        "an absolute path or the name of a volume, and an absolute path in the container other than /, both without ..", _volume
+        "an absolute path or the name of a volume, and an absolute path in the container other than /, no `..` in either", _volume
     ),
     "triton_server_environment{}": name(r"[^=\s]+", "the name of a variable"),
     "triton_server_environment[*]": text(PAGE, lines=True, secret=True),
     "triton_server_extra_args[]": text(LINE, secret=True),
     "triton_server_log_options{}": name(r"[A-Za-z0-9._/-]+", "the name of an option"),
     "triton_server_cpuset": name(r"|[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*", "CPUs such as 0-15,32", 1000),
-    "triton_server_model_repositories[]": Bound("an absolute path in the container, without .., or an address", _repository),
+    "triton_server_model_repositories[]": Bound("an absolute path in the container without `..`, or an address", _repository),
     "triton_server_poll_seconds": TIME,
     "triton_server_log_verbose": number(0, 100),
-    "triton_server_api_key_name": name(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", "the name of a header"),
     "triton_server_ready_timeout": TIME,
     "triton_server_started_inside": entries()._replace(secret=True),
     "triton_server_cloud_credentials": entries()._replace(secret=True),
