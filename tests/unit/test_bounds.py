@@ -68,7 +68,10 @@ def test_a_root_of_its_own_is_accepted(path: str) -> None:
         {"npufleet_incoming": "/etc"},
         {"npufleet_cache": "/"},
         {"npufleet_cache": "cache"},
-        {"npufleet_output_dir": "/etc/npufleet"},
+        {"npufleet_output_dir": "/etc"},
+        {"npufleet_output_dir": "/dev/shm/x"},
+        {"npufleet_output_dir": "/bin/.."},
+        {"npufleet_cache": "~/cache"},
         {"npufleet_output_dir": ""},
         {"npufleet_output_dir": "/srv/a\nb"},
         {"npufleet_lock_file": "lock.json"},
@@ -128,6 +131,8 @@ def test_other_paths_have_bounds(given: dict[str, Any]) -> None:
     "given",
     [
         {"npufleet_output_dir": "/work/build"},
+        {"npufleet_output_dir": "/etc/ansible/build"},
+        {"npufleet_locked": {"id": "sha256:" + SHA, "reference": "npufleet/triton:1"}},
         {"npufleet_cache": "/cache"},
         {"npufleet_cache": "/home/\ud64d\uae38\ub3d9/\uce90\uc2dc"},
         {"npufleet_model_repository": "/srv/site/../models"},
@@ -145,7 +150,9 @@ def test_usual_paths_are_accepted(given: dict[str, Any]) -> None:
     assert fleet(**given).misfits == []
 
 
-@pytest.mark.parametrize("value", [20000000000, "20000000000", 0, -1, "-1", 257, 1e300, "9" * 5000])
+@pytest.mark.parametrize(
+    "value", [20000000000, "20000000000", 0, -1, "-1", 257, 1e300, "9" * 5000, pytest.param(10**5000, id="huge")]
+)
 def test_a_number_of_npus_that_no_host_has_is_refused(value: Any) -> None:
     (reason,) = refused(npufleet_npus=value)
     assert reason.startswith("npufleet_npus")
@@ -201,6 +208,9 @@ def test_every_bound_belongs_to_a_variable() -> None:
         {"rbln_release": "../x"},
         {"rbln_release": LONG},
         {"rbln_release": "25.08\n"},
+        {"npufleet_locked": {"id": "../../x"}},
+        {"triton_models": [{"name": "a\u202eb"}]},
+        {"triton_models": [{"name": "a\ud800"}]},
         {"npufleet_extra_releases": {"a/b": {}}},
         {"npufleet_card": "RBLN/CA22"},
         {"triton_models": [{"name": LONG}]},

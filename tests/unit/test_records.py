@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled as subject
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest, tree
 from helpers import ROOT, ROW, fleet
 
 SHA = "a" * 64
@@ -369,3 +369,14 @@ def test_directories_that_are_too_deep_are_refused(tmp_path: Path) -> None:
     (tmp_path / "m" / "/".join("d" * 40)).mkdir(parents=True)
     reasons = refused(tmp_path, 'backend: "python"', None)
     assert any("found a directory too deep, wanted at most 32 in each other" in reason for reason in reasons), reasons
+
+
+def test_a_config_and_a_number_of_files_have_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "MOST_BYTES", 64)
+    monkeypatch.setattr(tree, "MOST_FILES", 2)
+    for name in "abc":
+        (tmp_path / "m").mkdir(exist_ok=True)
+        (tmp_path / "m" / name).touch()
+    reasons = refused(tmp_path, "#" * 65, None)
+    assert any("found a config too large, wanted at most 64 bytes" in reason for reason in reasons), reasons
+    assert any("found 4 files, wanted at most 2" in reason for reason in reasons), reasons

@@ -21,8 +21,8 @@ ENTRIES, LINE, PAGE = 1000, 4096, 1 << 20
 DAY = 86400
 MOST_NPUS = 256
 MOST_BYTES = 1 << 50
-# Characters that end a line somewhere or that a terminal obeys
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+# Characters that end a line somewhere, that a terminal obeys, or that no encoding has
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 # Characters of a path on a host that units, shells, mounts and configuration files take as they are
 HOST_PATH = re.compile(r"(/[A-Za-z0-9._+@-]+)+")
 # Directories of the system with all that is below them
@@ -157,11 +157,26 @@ def _on_controller(path: str) -> bool:
 
 CONTROLLER_FILE = Bound("an absolute path on the controller, of one line", _on_controller, "Write the whole path")
 CONTROLLER_FILE_OR_NONE = CONTROLLER_FILE._replace(fits=lambda path: not path or _on_controller(path))
+
+
+def _directory_on_controller(path: str) -> bool:
+    """Return True for a directory that runs may write to: also one below /etc/ansible or /usr/local, where people start them."""
+    plain = os.path.normpath(path)
+    programs = [tree for tree in TREES if tree not in ("/etc", "/usr")]
+    return path.startswith("/") and _on_controller(path) and plain not in ("/", "/etc", "/usr") and not _below(plain, programs)
+
+
 CONTROLLER_DIRECTORY = Bound(
     "an absolute path on the controller, of one line, and not a directory of the system",
-    lambda path: _on_controller(path) and not _below(os.path.normpath(path), TREES) and os.path.normpath(path) != "/",
+    _directory_on_controller,
     "Name a directory of its own",
 )
+
+
+def _locked(entry: Mapping[str, Any]) -> bool:
+    """Return True for an entry of the lock file whose ID can name a file: another shape is refused where it is read."""
+    identity = entry.get("id", "none")
+    return isinstance(identity, str) and re.fullmatch("[A-Za-z0-9:_-]{1,200}", identity) is not None
 
 
 def _volume(value: str) -> bool:
@@ -265,6 +280,9 @@ BOUNDS: Dict[str, Bound] = {
     **dict.fromkeys(("npufleet_http_proxy", "npufleet_https_proxy"), text(LINE, lines=True, secret=True)),
     "npufleet_no_proxy[]": text(LINE, lines=True),
     "npufleet_proxy_environment": entries(),
+    "npufleet_locked": Bound(
+        "an entry with the ID of an image, such as sha256:0123", _locked, "Bring the lock file back as it was reviewed"
+    ),
     "npufleet_proxy_text": text(PAGE, lines=True, secret=True),
     "docker_engine_unit_limits{}": UNIT,
     "docker_engine_unit_limits[*]{}": DIRECTIVE,

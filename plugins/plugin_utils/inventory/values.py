@@ -25,6 +25,8 @@ WANTED = {
     "list": ("a list", "write it as [one, two], on a command line inside of JSON"),
     "dict": ("a map", "write it as {key: value}, on a command line inside of JSON"),
 }
+# Bits of a number that a message shows in full
+LONG = 128
 TEXT = {"type": "str"}
 TEXTS = {"type": "list", "elements": "str"}
 # Comparisons of a kernel's version, or of that and its build, joined by commas
@@ -173,7 +175,7 @@ def _found(value: Any, kind: str, spec: Mapping[str, Any]) -> str:
     if kind in ("list", "dict") or spec.get("no_log"):
         return "a number" if isinstance(value, (int, float)) else "text"
     if isinstance(value, (int, float)):
-        return short(value, 60)
+        return _digits(value)
     # What only YAML has, such as a date
     return _line(str(value))
 
@@ -184,7 +186,13 @@ def _outside(value: Any, spec: Mapping[str, Any]) -> str:
         return f"a {'map' if isinstance(value, Mapping) else 'list'} of {len(value)} entries"
     if spec.get("no_log") or spec["bound"].secret:
         return "another text" if isinstance(value, str) else "another number"
-    return _line(value) if isinstance(value, str) else short(value, 60)
+    return _line(value) if isinstance(value, str) else _digits(value)
+
+
+def _digits(value: float) -> str:
+    """Return a number as a message shows it; Python itself refuses to write a long one."""
+    long = isinstance(value, int) and value.bit_length() > LONG
+    return f"a number of {int(value).bit_length()} bits" if long else short(value, 60)
 
 
 def _line(text: str) -> str:

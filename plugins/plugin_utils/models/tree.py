@@ -12,6 +12,8 @@ from typing import List, NamedTuple, Tuple
 LEFT_OUT = ("__pycache__", ".git")
 # Directories in each other, and bytes of a path: a release has to fit below the store, and nobody walks deeper
 DEEPEST, LONGEST = 32, 1024
+# Files of a directory, and bytes of one that is read as a whole
+MOST_FILES, MOST_BYTES = 100000, 1 << 24
 KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
     (stat.S_ISSOCK, "a socket"),
@@ -19,6 +21,10 @@ KINDS = (
     (stat.S_ISBLK, "a device"),
 )
 COPY = "copy what it leads to there"
+
+
+# The one file that is read as a whole whatever its size
+CONFIG = "config.pbtxt"
 
 
 class Problem(NamedTuple):
@@ -41,6 +47,12 @@ def walk(directory: str, home: str) -> Walked:
     """Everything below a directory; `home` is what links may not leave."""
     found = Walked([], [])
     _below(directory, "", os.path.realpath(home), (), found)
+    if len(found.files) > MOST_FILES:
+        words = (f"{len(found.files)} files", f"at most {MOST_FILES}", "pack them, or leave out what nobody reads")
+        found.problems.append(Problem(_shown(directory), *words))
+    if CONFIG in found.files and os.path.getsize(os.path.join(directory, CONFIG)) > MOST_BYTES:
+        found.files.remove(CONFIG)
+        found.problems.append(Problem(CONFIG, "a config too large", f"at most {MOST_BYTES} bytes", "shorten it"))
     return Walked(sorted(found.files), sorted(found.problems))
 
 
