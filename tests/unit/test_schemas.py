@@ -107,6 +107,16 @@ def test_keys_are_those_of_the_reader() -> None:
     }
 
 
+def test_bounds_are_those_of_the_reader() -> None:
+    most = check_files.MOST
+    assert {CHECK["properties"]["rows"]["properties"][key]["maximum"] for key in ("first", "count")} == {most}
+    assert {entry["maximum"] for entry in CHECK["properties"]["cancel"]["properties"].values()} == {most}
+    assert CHECK["properties"]["responses"]["maximum"] == most
+    assert CHECK["properties"]["timeout"]["maximum"] * 1000 == CHECK["properties"]["ms"]["maximum"] == 1000 * check_files.DAY
+    assert CHECKS["properties"]["checks"]["maxItems"] == check_files.CHECKS
+    assert CHECK["properties"]["name"]["maxLength"] == check_files.NAME_BYTES
+
+
 def test_keys_of_a_row_are_those_of_the_inventory() -> None:
     row, spec = RELEASES["$defs"]["row"], values.ROW["options"]
     assert set(row["properties"]) == set(spec)
