@@ -25,8 +25,8 @@ WANTED = {
     "list": ("a list", "write it as [one, two], on a command line inside of JSON"),
     "dict": ("a map", "write it as {key: value}, on a command line inside of JSON"),
 }
-# Bits of a number that a message shows in full
-LONG = 128
+# Bits of a number and characters of a text that a message shows in full
+LONG, SHOWN = 128, 60
 TEXT = {"type": "str"}
 TEXTS = {"type": "list", "elements": "str"}
 # Comparisons of a kernel's version, or of that and its build, joined by commas
@@ -134,6 +134,9 @@ def _fit(where: str, value: Any, spec: Mapping[str, Any], reasons: List[str]) ->
 
 def _login(where: str, value: Any, kind: str, spec: Mapping[str, Any]) -> str:
     """Return why a value with a login is refused; what is in lists and maps of known parts is looked at there."""
+    if value is None or isinstance(value, (bool, int)) or (isinstance(value, str) and not ("@" in value or "%" in value)):
+        # Most values, at a look
+        return ""
     bound = spec.get("bound")
     if spec.get("no_log") or (bound and bound.secret) or "variable" not in spec:
         return ""
@@ -197,11 +200,13 @@ def _digits(value: float) -> str:
 
 def _line(text: str) -> str:
     """Return the beginning of a text in one line of characters that a terminal shows."""
+    if text and len(text) <= SHOWN and text.isprintable() and "@" not in text and "%" not in text:
+        return text
     if has_login(text):
         return "a text with a login"
     if bounds.CONTROL.search(text):
-        return short(ascii(text[:60]), 60)
-    return short(text, 60) or '""'
+        return short(ascii(text[:SHOWN]), SHOWN)
+    return short(text, SHOWN) or '""'
 
 
 def _text(value: Any) -> Optional[str]:
