@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from ansible.errors import AnsibleActionFail
 from ansible.template import trust_as_template
 from ansible_collections.npufleet.triton.plugins.module_utils import adoption
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import options
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
@@ -127,7 +128,7 @@ class ActionModule(FleetAction):
         if os.path.isdir(dest) and os.listdir(dest):
             if not os.path.exists(os.path.join(dest, MARK)):
                 raise AnsibleActionFail(f"{dest} is not empty and not of an earlier adoption: name another directory (adopt_dest)")
-            shutil.rmtree(dest)
+            trees.remove(dest)
         os.makedirs(dest)
         sizes = {f"{name}/{path}": file["size"] for name, model in found["models"].items() for path, file in model["files"].items()}
         why = blobs.short_of_room(f"{dest} on the controller", shutil.disk_usage(dest).free, {}, sizes)

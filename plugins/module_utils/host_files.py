@@ -5,9 +5,9 @@ Units that read the files are restarted on request. If one does not start, the p
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-import shutil
 import signal
 import stat
 import tempfile
@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks, trees
 from ansible_collections.npufleet.triton.plugins.module_utils.system import run
 
 # Bytes of a file that a difference shows
@@ -281,10 +282,7 @@ def _in_the_way(directory: Directory) -> List[Difference]:
 
 def _remove(path: str) -> None:
     """Whatever is there; what a link leads to stays."""
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    elif os.path.lexists(path):
-        os.unlink(path)
+    trees.remove(path)
 
 
 def _make(directory: Directory) -> None:
@@ -306,6 +304,8 @@ def _write(file: File) -> None:
     handle, draft = tempfile.mkstemp(prefix=f".{name}.", suffix=DRAFT, dir=directory)
     try:
         with os.fdopen(handle, "wb") as sink:
+            # As long as it is locked, it is nobody's rubbish
+            fcntl.flock(sink, fcntl.LOCK_EX)
             sink.write(file.content)
             os.fchmod(sink.fileno(), file.mode)
         os.replace(draft, file.path)
@@ -319,9 +319,18 @@ def _clear(directory: str, name: str) -> None:
     for entry in os.listdir(directory):
         if entry.startswith(f".{name}.") and entry.endswith(DRAFT):
             draft = os.path.join(directory, entry)
-            with suppress(FileNotFoundError):
-                if time.time() - os.lstat(draft).st_mtime > ABANDONED:
+            with suppress(OSError):
+                if time.time() - os.lstat(draft).st_mtime > ABANDONED and not _is_written(draft):
                     os.unlink(draft)
+
+
+def _is_written(draft: str) -> bool:
+    """Return True if a process is at work on a draft. Its age alone is by the time of day, which steps."""
+    if not stat.S_ISREG(os.lstat(draft).st_mode):
+        return False
+    handle = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as source:
+        return locks.held(source)
 
 
 def _status(path: str, follow: bool = False) -> Optional[os.stat_result]:

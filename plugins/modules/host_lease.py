@@ -104,7 +104,7 @@ import os
 import time
 from typing import Any, Dict, Mapping
 
-from ansible_collections.npufleet.triton.plugins.module_utils import request
+from ansible_collections.npufleet.triton.plugins.module_utils import failures, request
 from ansible_collections.npufleet.triton.plugins.module_utils.change import boot, lease, replacement
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 
@@ -159,9 +159,9 @@ def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
         try:
             with lease.working(root, me):
                 settled = container.put_back(container.Docker(), root, settings["name"], settings)
-        except container.ContainerError as error:
+        except Exception as error:
             # It goes on from here: its own container may do better
-            settled = f"could not be put back: {error}"
+            settled = f"could not be put back: {failures.reason(error, (container.ContainerError, lease.LeaseError, OSError))}"
         warn("{}: a replacement of the container broke off: {}".format(params["host"], settled or "there was none before"))
     over = {"by": before["by"], "since": before["since"]} if before else None
     answer = {**NOTHING, "changed": changed or settled is not None, "taken": taken, "taken_over": over, "settled": settled}

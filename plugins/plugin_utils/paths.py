@@ -6,6 +6,7 @@ import os
 from typing import Any, Dict
 
 import yaml
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 
 # Bytes of a file of YAML, and values that it stands for with its aliases written out, in lists and maps this deep
 MOST_BYTES, MOST_VALUES, DEEPEST = 1 << 24, 1000000, 64
@@ -15,7 +16,7 @@ COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__
 def files_of(directory: str) -> Dict[str, bytes]:
     """{path below it: content} of a directory, also of what it links to, without bytecode."""
     found = {}
-    for place, names, files in os.walk(directory, followlinks=True):
+    for place, names, files in trees.walk(directory, follow=True):
         names[:] = sorted(name for name in names if name != "__pycache__")
         for name in sorted(files):
             path = os.path.join(place, name)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, takeover
+from test_kernel import DEEP, deep
 
 ONE, TWO = b"one" * 9000, b"two" * 9000
 
@@ -327,3 +328,26 @@ def test_leavings_go_when_they_are_old_and_nobody_transfers(full: Path, monkeypa
     with blobs.locked(str(full / "incoming")):
         assert blobs.collect(str(full), 9) == {"removed": ["tmp/digits-abc"], "bytes": 2}
     assert blobs.collect(str(full), 9) == {"removed": ["incoming/" + digest(ONE)], "bytes": 4}
+
+
+def test_a_directory_of_any_depth_in_incoming_goes_with_the_rest(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep(root / "incoming" / "tree")
+    deep(root / "tmp" / "tree")
+    monkeypatch.setattr(blobs, "PARTIAL_AGE", -1)
+    monkeypatch.setattr(blobs, "STAGED_AGE", -1)
+    found = blobs.collect(str(root), 3)
+    assert sorted(found["removed"]) == ["incoming/tree", "tmp/tree"]
+    assert found["bytes"] == 2 * 5 * DEEP
+    assert (os.listdir(root / "incoming"), os.listdir(root / "tmp")) == ([], [])
+
+
+@pytest.mark.parametrize("directory", ["incoming", "tmp"])
+def test_what_somebody_is_at_work_on_is_no_rubbish_whatever_the_clock_says(
+    root: Path, monkeypatch: pytest.MonkeyPatch, directory: str
+) -> None:
+    (root / directory / "partial").write_text("1")
+    real = blobs.time.time
+    monkeypatch.setattr(blobs.time, "time", lambda: real() + 1e9)
+    with blobs.locked(str(root / directory)):
+        assert blobs.collect(str(root), 3)["removed"] == []
+    assert blobs.collect(str(root), 3)["removed"] == [f"{directory}/partial"]

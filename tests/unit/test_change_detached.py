@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import locks
 from ansible_collections.npufleet.triton.plugins.module_utils.change import detached, lease, turn
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables
 from helpers import ROOT, fleet, until
@@ -224,3 +224,18 @@ def test_a_host_that_knows_of_no_change_says_so(root: Path) -> None:
     assert detached.last(str(root)) is None
     with pytest.raises(detached.Ended, match="found no change on this host"):
         detached.wait(str(root), "1", 0)
+
+
+def test_an_error_beside_the_change_itself_still_ends_with_a_result(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease.acquire(str(root), lease.Holder(**ALICE), 60.0, SETTINGS)
+    detached.begin(str(root), order(root, container={}))
+    result = detached.wait(str(root), "1", 60)
+    assert result is not None and "KeyError('name')" in result["why"]
+    assert result["back"] == detached.UNKNOWN
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"id": 1}', "[" * 100_000, '{"id": Infinity}', "\udcff"])
+def test_a_result_that_cannot_be_read_is_none(root: Path, content: str) -> None:
+    (root / detached.RESULT).write_bytes(content.encode("utf-8", "surrogateescape"))
+    assert detached.last(str(root)) is None
+    assert detached.waiting(str(root)) is None

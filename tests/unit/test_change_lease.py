@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import locks
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock, locks
 from ansible_collections.npufleet.triton.plugins.modules import host_lease
 from helpers import ROOT, run_module
 
@@ -103,7 +103,7 @@ def test_another_run_waits_until_it_is_released(tmp_path: Path) -> None:
 
 def test_what_is_no_longer_live_is_taken_over_and_told(tmp_path: Path) -> None:
     take(tmp_path, ALICE, patience=60.0)
-    edit(tmp_path, renewed=time.time() - 61)
+    edit(tmp_path, uptime=clock.uptime() - 61)
     taken, before = take(tmp_path, BOB)
     assert (taken, before["by"]) == (True, "alice@ops1")
     assert by(tmp_path) == "bob@ops2"
@@ -120,10 +120,48 @@ def test_a_lease_of_another_boot_is_not_live(tmp_path: Path, monkeypatch: pytest
     assert take(tmp_path, BOB)[1]["by"] == "alice@ops1"
 
 
-def test_a_clock_that_was_set_back_makes_no_lease_that_never_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [-86400.0, -30.0, -0.5, 0.5, 30.0, 86400.0])
+def test_a_step_of_the_clock_changes_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float) -> None:
     take(tmp_path, ALICE, patience=60.0)
-    edit(tmp_path, renewed=time.time() + 86400)
-    assert take(tmp_path, BOB)[0] is True
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + step)
+    with pytest.raises(lease.Held, match=r"ends in (59|60) s"):
+        take(tmp_path, BOB)
+    with lease.working(str(tmp_path), ALICE):
+        pass
+    edit(tmp_path, uptime=clock.uptime() - 61)
+    assert take(tmp_path, BOB)[1]["by"] == "alice@ops1"
+
+
+@pytest.mark.parametrize(
+    ("renewed", "live"), [(0.0, True), (-59.0, True), (-61.0, False), (0.5, True), (59.0, True), (61.0, False), (86400.0, False)]
+)
+def test_a_lease_of_the_version_before_is_understood(tmp_path: Path, renewed: float, live: bool) -> None:
+    take(tmp_path, ALICE, patience=60.0)
+    old = lease.read(str(tmp_path))
+    del old["uptime"]
+    (tmp_path / lease.LEASE).write_text(json.dumps({**old, "renewed": time.time() + renewed}))
+    assert lease.live(str(tmp_path), lease.read(str(tmp_path))) is live
+    # Its own run renews it as one of this version
+    take(tmp_path, ALICE)
+    assert clock.since(lease.read(str(tmp_path))) < 60
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077, 0o777])
+@pytest.mark.parametrize("before", [None, 0o644, 0o666])
+def test_nobody_else_can_open_a_lock(tmp_path: Path, umask: int, before: int | None) -> None:
+    names = (lease.LOCK, lease.CALLS, "watchdog.lock")
+    for name in names if before is not None else ():
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(before or 0)
+    old = os.umask(umask)
+    try:
+        take(tmp_path, ALICE)
+        with lease.working(str(tmp_path), ALICE):
+            pass
+    finally:
+        os.umask(old)
+    assert {(tmp_path / name).stat().st_mode & 0o777 for name in names} == {0o600}
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", "7", '{"run": 1}', '{"run": "alice/1/1"}'])

@@ -179,3 +179,71 @@ def test_the_library_does_it_on_a_host_without_ansible(tmp_path: Path, hosts_lib
     (tmp_path / "store").mkdir()
     hold(tmp_path / "store", patience=60.0)
     assert subprocess.run([*command, str(tmp_path / "store")], capture_output=True, check=False).returncode == 75
+
+
+# Errors, and what only the server knows
+
+
+@pytest.mark.parametrize("error", [KeyError("State"), MemoryError(), RecursionError("too deep"), TypeError("list")])
+def test_any_error_is_reported_and_the_lease_ends(
+    engine: PlayedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    hold(tmp_path)
+    exchange(engine, tmp_path)
+
+    def fails(*_given: Any, **_more: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(container, "put_back", fails)
+    outcome = resume.resume(str(tmp_path), engine)
+    assert f"{type(error).__name__}(" in outcome.failed and "run playbooks/site.yml" in outcome.failed
+    assert lease.read(str(tmp_path)) is None
+
+
+def test_links_that_cannot_be_restored_do_not_keep_the_container_from_it(
+    engine: PlayedEngine,
+    proven: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    released(proven, B)
+    old = exchange(engine, proven, works=False)
+    lease.acquire(str(proven), ALICE, 0.0, SETTINGS, ended=lease.last(str(proven)))
+
+    def fails(*_given: Any) -> None:
+        raise store.StoreError("release 0001 is no longer whole")
+
+    monkeypatch.setattr(store, "put_back", fails)
+    assert "is no longer whole" in resume.resume(str(proven), engine).failed
+    assert engine.serving() == old
+    # It stays open, as nobody has put it right
+    assert store.read_transaction(str(proven)) is not None
+
+
+@pytest.mark.parametrize("state", ["READY", "LOADING"])
+def test_models_of_an_object_store_are_not_superfluous(
+    engine: PlayedEngine,
+    proven: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+) -> None:
+    engine.add("triton")
+    released(proven, B)
+    lease.acquire(str(proven), ALICE, 0.0, SETTINGS)
+    looks: list[None] = []
+
+    def read_served(_wanted: Any) -> dict[str, Any]:
+        looks.append(None)
+        linked = {
+            name: {version: {"state": "READY", "reason": "", "release": release["release"]} for version in release["versions"]}
+            for name, release in store.linked(str(proven), {}).items()
+        }
+        # One of the store that is not linked any more is still loaded at first
+        old = {"words": {"1": {"state": "READY", "reason": "", "release": B["words"]["release"]}}} if len(looks) < 3 else {}
+        return {**linked, **old, "cloudy": {"3": {"state": state, "reason": "", "release": None}}}
+
+    monkeypatch.setattr(resume, "LOOK", 0.01)
+    monkeypatch.setattr(resume, "read_served", read_served)
+    outcome = resume.resume(str(proven), engine)
+    assert not outcome.failed and "digits serves 0" in outcome.did
+    assert len(looks) == 3
+    assert nothing_is_left(proven)

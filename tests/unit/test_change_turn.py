@@ -39,6 +39,8 @@ class Host:
         self.answers: list[dict[str, Any]] = [RIGHT]
         self.said: list[str] = []
         self.dies: int | None = None
+        # The step that fails, and how
+        self.fails: tuple[int, BaseException] | None = None
         self.held: list[str] = []
         self.running = True
         # Why Triton refused models in mode poll, and which it still loads
@@ -82,6 +84,8 @@ class Host:
         if self.dies is not None and len(self.said) >= self.dies:
             raise Killed
         self.said.append(step)
+        if self.fails and len(self.said) == self.fails[0]:
+            raise self.fails[1]
 
     def decide(self, shown: turn.Outcome) -> str | None:
         self.shown.append(shown)
@@ -470,3 +474,129 @@ def test_killed_between_any_two_steps_the_host_ends_it_by_itself(host: Host, by:
         else:
             host.engine.kill_at = number
     assert outcomes >= {"b" if proves else "a"}
+
+
+STEPS = 9
+
+
+@pytest.mark.parametrize("replaces", [True, False])
+@pytest.mark.parametrize(
+    "error", [KeyError("State"), MemoryError(), RecursionError("too deep"), AssertionError(), TypeError("list")]
+)
+@pytest.mark.parametrize("number", range(1, STEPS))
+def test_any_error_at_any_step_restores_the_previous_state(host: Host, number: int, error: Exception, replaces: bool) -> None:
+    host.plan, host.fails = [REPLACE if replaces else RESTART], (number, error)
+    old = host.engine.serving()
+    if replaces:
+        host.engine.add("triton-next", "created")
+    outcome = host.run(switch={**SWITCH, "incoming": str(host.root / "incoming")}, accept_within=60)
+    if len(host.said) < number:
+        assert outcome.why is None
+        return
+    assert outcome.why and outcome.why.startswith(f"npufleet met an error that it does not expect: {type(error).__name__}(")
+    assert " at test_change_turn.py:" in outcome.why and "playbooks/collect.yml" in outcome.why
+    assert host.serves() == {"digits": "a", "faces": "1"}
+    assert (open_ends(host), host.engine.serving()) == ([], old)
+    # As after any other failed change: the run that holds the host goes on, and releases it
+    assert lease.release(str(host.root), lease.Holder(**ALICE))
+
+
+def test_an_error_of_the_first_look_changes_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_given: Any, **_more: Any) -> None:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(proof, "see", fails)
+    outcome = host.run()
+    assert outcome.why and "RecursionError(too deep)" in outcome.why
+    assert (outcome.back, host.engine.orders) == ("nothing was changed", [])
+
+
+def test_an_error_while_restoring_is_reported_with_the_first_one(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    switched(host)
+    host.plan, host.answers = [RESTART], [WRONG]
+
+    def fails(*_given: Any) -> None:
+        raise KeyError("from")
+
+    monkeypatch.setattr(store, "put_back", fails)
+    outcome = host.run()
+    assert outcome.why and "label is 3, wanted 7" in outcome.why
+    assert "could not be put back" in outcome.back and "KeyError('from')" in outcome.back
+    assert open_ends(host) == [store.TRANSACTION]
+
+
+@pytest.mark.parametrize("error", [RecursionError("too deep"), store.StoreError("no"), OSError(28, "No space left on device")])
+def test_a_clean_up_that_fails_leaves_a_proven_change_proven(host: Host, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fails(*_given: Any, **_more: Any) -> None:
+        raise error
+
+    new = host.engine.add("triton-next", "created")
+    host.plan = [REPLACE]
+    monkeypatch.setattr(turn.releases.blobs, "collect", fails)
+    monkeypatch.setattr(host.engine, "remove", fails)
+    monkeypatch.setattr(turn, "forget_keys", fails)
+    monkeypatch.setattr(turn.lease, "release", fails)
+    monkeypatch.setattr(turn.probe_timer, "renew", fails)
+    outcome = host.run(switch={**SWITCH, "incoming": str(host.root / "incoming")}, release_host=True)
+    assert (outcome.why, outcome.released, host.serves()) == (None, False, {"digits": "b", "words": "2"})
+    assert host.engine.serving() == new
+    assert [
+        word for word in ("probe", "old releases", "container before", "keys", "lease") for line in outcome.warnings if word in line
+    ]
+    assert len(outcome.warnings) == 5
+
+
+@pytest.mark.parametrize("by", ["the host", "the next change"])
+def test_a_proven_container_is_kept_although_the_one_before_it_stayed(host: Host, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    new = host.engine.add("triton-next", "created")
+    host.plan = [REPLACE]
+    with monkeypatch.context() as broken:
+
+        def fails(_identity: str) -> None:
+            raise container.ContainerError("the engine refused it")
+
+        broken.setattr(host.engine, "remove", fails)
+        assert host.run().why is None
+    assert host.engine.names() == {"triton": "running", "triton-previous": "exited"}
+    words = resume.unfinished(str(host.root), ALICE["run"], True)[0]["current"]
+    assert words and words.startswith("the container before the replacement by alice@ops1")
+    if by == "the host":
+        lease.release(str(host.root), lease.Holder(**ALICE))
+        lease.acquire(str(host.root), lease.Holder("bob/2/2", "bob@ops2"), 0.0, SETTINGS)
+        assert not resume.resume(str(host.root), host.engine).failed
+    else:
+        newest = host.engine.add("triton-next", "created", works=False)
+        host.left = [item("server", "container", "exited", "running", "start")]
+        host.looks.clear()
+        assert host.run(holds=True).back == "the one before it serves again"
+        assert newest not in host.engine.containers
+    assert (host.engine.names(), host.engine.serving()) == ({"triton": "running"}, new)
+    assert open_ends(host) == []
+
+
+def test_models_that_the_previous_server_read_elsewhere_are_expected_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inventory may want other ones by now, and the container before this one does not know them."""
+    switched(host)
+    host.plan, host.answers = [RESTART], [WRONG]
+    ready = {"state": "READY", "reason": ""}
+    before = {
+        "cloudy": {"1": {**ready, "release": None}},
+        "digits": {"1": {**ready, "release": A["digits"]["release"]}},
+        "torn": {"-": {"state": "UNAVAILABLE", "reason": "x", "release": None}},
+    }
+    real = host.see
+    asked: list[dict[str, Any]] = []
+
+    def see(desired: dict[str, Any], *given: Any, **more: Any) -> Any:
+        asked.append(desired["server"]["models"])
+        seen = real(desired, *given, **more)
+        seen.actual["server"]["served"] = before
+        return seen
+
+    monkeypatch.setattr(proof, "see", see)
+    cloud = {"release": None, "versions": None, "source": None}
+    outcome = host.run(server={"models": {"rainy": cloud, "digits": {"release": B["digits"]["release"], "versions": ["1"]}}})
+    assert outcome.back == "the releases before serve again"
+    assert "rainy" in asked[0]
+    assert sorted(asked[-1]) == ["cloudy", "digits", "faces"]
+    assert asked[-1]["cloudy"]["release"] is None

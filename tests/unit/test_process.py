@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import locks
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks
 from ansible_collections.npufleet.triton.plugins.module_utils.process import change, conditions, supervised
 from helpers import ROOT
 
@@ -512,3 +512,19 @@ def test_a_client_that_gives_no_answer_is_told_with_its_python(monkeypatch: pyte
         check_client.ask_here(sys.executable, document, base64.b64encode(b"no archive").decode())
     with pytest.raises(check_client.Unasked, match="the client of /no/python gave no answer"):
         check_client.ask_here("/no/python", document, "")
+
+
+@pytest.mark.parametrize("error", [KeyError("State"), MemoryError(), RecursionError("too deep")])
+def test_any_error_restores_the_server_before(root: str, order: Any, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    change.Server(root, order({"digits": 1})).change()
+
+    def fails(_server: Any) -> None:
+        raise error
+
+    wanted = order({"digits": 2})
+    monkeypatch.setattr(change.Server, "_ask", fails)
+    outcome = change.Server(root, wanted).change()
+    assert outcome.why and f"{type(error).__name__}(" in outcome.why and "playbooks/collect.yml" in outcome.why
+    assert outcome.back == "the one before it serves again"
+    assert served(wanted) == {"digits": release_of("digits", 1)["release"]}
+    assert not os.path.exists(os.path.join(root, "transaction.json"))

@@ -14,10 +14,9 @@ PLUGINS = ROOT / "plugins"
 OWN = "ansible_collections.npufleet.triton.plugins."
 # From the ground up; a room knows those below its own floor, and a file its neighbours. A file beside rooms is a room of its own.
 FLOORS = [
-    ["module_utils.programs"],
+    ["module_utils.failures", "module_utils.kernel", "module_utils.programs"],
     [
         "module_utils.exchange",
-        "module_utils.locks",
         "module_utils.request",
         "module_utils.secret",
         "module_utils.shapes",

@@ -49,6 +49,7 @@ def replace(
     `inside` is a server that hands started inside the old container: {"pid", "options" of docker exec}. A container that
     nobody proved gives way for good: the one before it is still there. Raises ContainerError.
     """
+    _end_kept(engine, root, name)
     current, previous, upcoming = (engine.inspect(name + suffix) for suffix in ("", "-previous", "-next"))
     if upcoming is None:
         raise ContainerError(f"found no container {name}-next, wanted it made before it takes the place of {name}")
@@ -83,6 +84,7 @@ def replace(
 
 def stop(engine: Docker, root: str, run: lease.Holder, name: str, settings: Mapping[str, Any]) -> bool:
     """Stop the container for something else than its own change; `keep` once it is proven to serve again, or `put_back`."""
+    _end_kept(engine, root, name)
     found = engine.inspect(name)
     if not found or not found["State"]["Running"]:
         return False
@@ -136,12 +138,20 @@ def _held() -> str:
 
 def keep(engine: Docker, root: str, name: str) -> bool:
     """The container is proven: take away the one before it. Returns whether there was anything to do."""
-    previous = engine.inspect(name + "-previous")
+    previous, entry = engine.inspect(name + "-previous"), replacement.read(root)
     if previous:
+        # From here on nobody restores it, also where the engine does not remove it
+        replacement.write(root, {**(entry or replacement.UNKNOWN), "phase": replacement.PROVEN})
         engine.remove(previous["Id"])
-    opened = replacement.read(root) is not None
     replacement.close(root)
-    return bool(previous) or opened
+    return bool(previous) or entry is not None
+
+
+def _end_kept(engine: Docker, root: str, name: str) -> None:
+    """End a replacement whose container was proven, and of which only the removal of the one before it is left."""
+    entry = replacement.read(root)
+    if entry is not None and entry["phase"] == replacement.PROVEN:
+        keep(engine, root, name)
 
 
 def put_back(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -> Optional[str]:
@@ -149,6 +159,7 @@ def put_back(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) 
 
     Safe to do again at any point where it broke off. Raises ContainerError where the old one does not answer.
     """
+    _end_kept(engine, root, name)
     entry = open_replacement(engine, root, name)
     current, previous = engine.inspect(name), engine.inspect(name + "-previous")
     if entry is None or not (previous or (current and entry["old"] == current["Id"])):
@@ -220,7 +231,11 @@ def _with_command(inside: Mapping[str, Any]) -> Dict[str, Any]:
 def _start_inside(name: str, inside: Mapping[str, Any]) -> None:
     """Start a server inside the container again, as hands had started it."""
     command = ["docker", "exec", "--detach", *map(str, inside["options"]), name, *map(str, inside["command"])]
-    done = subprocess.run(command, capture_output=True, timeout=ENGINE_EXTRA, check=False, env=untranslated())
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=ENGINE_EXTRA, check=False, env=untranslated())
+    except (OSError, subprocess.SubprocessError) as error:
+        # Its text has the command, whose options may be secret
+        raise ContainerError(f"the server inside could not be started again: {type(error).__name__}") from None
     if done.returncode:
         raise ContainerError("the server inside could not be started again: " + done.stderr.decode("utf-8", "replace").strip())
 

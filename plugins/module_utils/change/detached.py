@@ -16,8 +16,9 @@ import time
 from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional, TextIO
 
-from ansible_collections.npufleet.triton.plugins.module_utils import locks
+from ansible_collections.npufleet.triton.plugins.module_utils import failures, shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 from ansible_collections.npufleet.triton.plugins.module_utils.system import now, text, which
 
@@ -27,6 +28,8 @@ ORDER, RESULT, STEPS = "turn.order.json", "turn.result.json", "turn.steps"
 DECISION = "turn.decision.json"
 # Held by the process while it is at work
 LOCK = "turn.lock"
+# What is reported of a change that ended beside its own handling of errors
+UNKNOWN = "what serves now is not known: run playbooks/status.yml"
 # Characters of what a process said that ended without a result
 TOLD = 2000
 # Seconds between the first two looks of whoever waits for the end, and how much longer it waits from look to look
@@ -35,14 +38,32 @@ SOON, LONGER = 0.02, 1.02
 SYSTEMD = "/run/systemd/system"
 
 
+# What RESULT has to be; one of a host that was refused has no more than the fields that it needs
+RESULT_SHAPE = {
+    "id": str,
+    "run": str,
+    "did": [str],
+    "why": shapes.TEXT_OR_NULL,
+    "back": str,
+    "checks": [dict],
+    "warnings": [str],
+    "refused": shapes.TEXT_OR_NULL,
+    "accepted?": (bool, shapes.NULL),
+    "released?": bool,
+    "replaces?": bool,
+    "moves?": dict,
+    "seconds_to_accept?": shapes.NUMBER,
+}
+DECISION_SHAPE = {"accepted": bool, "why": str}
+
+
 class Ended(Exception):
     """Why there is no result."""
 
 
 def begin(root: str, order: Mapping[str, Any]) -> None:
     """Start the turn, by the library that the lease has brought to the host. Raises Ended where one is at work."""
-    # Root's alone: whoever can open it can lock it
-    with os.fdopen(os.open(os.path.join(root, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as lock:
+    with locks.opened(os.path.join(root, LOCK)) as lock:
         # Longer than whoever looks has a part of it
         if not locks.take(lock, time.monotonic() + locks.LOOK):
             raise Ended("a change of this host has not ended yet: wait for it and run again")
@@ -111,9 +132,8 @@ def decide(root: str, accepted: bool, why: str = "") -> None:
 
 def last(root: str) -> Optional[Dict[str, Any]]:
     """What became of the last turn on this host; None where there was none, or it has left nothing."""
-    found = text(os.path.join(root, RESULT))
-    result: Optional[Dict[str, Any]] = json.loads(found) if found is not None else None
-    return result
+    found = shapes.read(os.path.join(root, RESULT), RESULT_SHAPE)
+    return dict(found.content) if found.there and not found.flaw else None
 
 
 def steps(root: str) -> List[Dict[str, Any]]:
@@ -135,12 +155,12 @@ def perform(root: str) -> int:
     with open(os.path.join(root, ORDER), encoding="utf-8") as source:
         order = json.load(source)
     os.unlink(os.path.join(root, ORDER))
+    nothing = turn.Outcome([], back=turn.NOTHING)
 
     def say(step: str) -> None:
         print(json.dumps({"at": now(), "step": step}), flush=True)
 
-    result: Dict[str, Any] = {"id": order["id"], "run": order["run"], "did": [], "why": None, "back": "", "checks": []}
-    result.update({"warnings": [], "refused": None})
+    result: Dict[str, Any] = {"id": order["id"], "run": order["run"], **nothing._asdict(), "refused": None}
 
     def ask(proven: turn.Outcome) -> Optional[str]:
         _leave(root, RESULT, {**result, **proven._asdict(), "seconds_to_accept": order["accept_within"]})
@@ -153,6 +173,12 @@ def perform(root: str) -> int:
         result.update(turn.Turn(order, say=say, decide=ask).run()._asdict())
     except lease.LeaseError as error:
         result["refused"] = str(error)
+    except Exception as error:
+        # The change itself restores on any error. Whatever is left has to end with a result: the controller waits for it
+        import traceback
+
+        traceback.print_exc()
+        result.update(why=failures.reason(error, turn.EXPECTED), back=UNKNOWN)
     _leave(root, RESULT, result)
     return 0
 
@@ -161,10 +187,11 @@ def _answer(root: str, order: Mapping[str, Any]) -> Optional[str]:
     """None for what is accepted, or why it is not."""
     deadline = time.monotonic() + order["accept_within"]
     while time.monotonic() < deadline:
-        found = text(os.path.join(root, DECISION))
-        if found is not None:
-            answer = json.loads(found)
-            return None if answer["accepted"] else str(answer["why"])
+        found = shapes.read(os.path.join(root, DECISION), DECISION_SHAPE)
+        if found.flaw:
+            return f"{DECISION} cannot be used: {found.flaw}"
+        if found.there:
+            return None if found.content["accepted"] else str(found.content["why"])
         time.sleep(locks.LOOK)
     return None if order["kept_unanswered"] else f"nobody accepted it within {order['accept_within']:.0f} s"
 

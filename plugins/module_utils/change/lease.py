@@ -14,11 +14,13 @@ import math
 import os
 import signal
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import locks, shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.system import now, text
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock, locks
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel.clock import boot
+from ansible_collections.npufleet.triton.plugins.module_utils.system import now
 
 # That the host is in maintenance
 MARK = "maintenance.json"
@@ -38,6 +40,8 @@ SHAPE = {
     "boot": str,
     "renewed": shapes.NUMBER,
     "patience": shapes.NUMBER,
+    # When it was renewed, by a clock that does not step; versions before this one wrote the time of day alone
+    "uptime?": shapes.NUMBER,
     "maintenance": bool,
     "container": dict,
 }
@@ -74,13 +78,6 @@ class Holder(NamedTuple):
     maintenance: bool = False
 
 
-def boot() -> str:
-    """This boot: of the kernel, and of the first process, whose start tells it in a container that is a host."""
-    kernel = (text("/proc/sys/kernel/random/boot_id") or "").strip()
-    after_name = (text("/proc/1/stat") or "").rpartition(")")[2].split()
-    return f"{kernel}/{after_name[19] if len(after_name) > 19 else ''}"
-
-
 def read(root: str) -> Optional[Dict[str, Any]]:
     """The lease, None where there is none. One that cannot be read counts: somebody was changing the host."""
     found = shapes.read(os.path.join(root, LEASE), SHAPE)
@@ -107,15 +104,22 @@ def write(path: str, value: Mapping[str, Any], mode: int = 0o644) -> None:
     os.replace(path + ".new", path)
 
 
-def remaining(lease: Mapping[str, Any], at: float) -> float:
+def remaining(lease: Mapping[str, Any]) -> float:
     """Seconds for which the lease counts without another call of its run; 0 for one of another boot, or of the future."""
-    left = lease["renewed"] + lease["patience"] - at
-    return left if lease["boot"] == boot() and 0 < left <= lease["patience"] else 0.0
+    if lease["boot"] != boot():
+        return 0.0
+    if "uptime" in lease:
+        age = clock.uptime() - lease["uptime"]
+    else:
+        # A clock that was set back by no more than the patience makes no live lease a dead one
+        age = time.time() - lease["renewed"]
+        age = max(age, 0.0) if age >= -lease["patience"] else age
+    return max(lease["patience"] - age, 0.0) if age >= 0 else 0.0
 
 
 def live(root: str, lease: Mapping[str, Any], ended: str = "") -> bool:
     """Whether the run of the lease may still be at it. Of `ended`, which is known to be gone, only a call can be."""
-    return (lease["run"] != ended and remaining(lease, time.time()) > 0) or at_work(root)
+    return (lease["run"] != ended and remaining(lease) > 0) or at_work(root)
 
 
 def at_work(root: str) -> bool:
@@ -132,8 +136,7 @@ def at_work(root: str) -> bool:
 def _flocked(path: str, deadline: float, busy: str) -> Iterator[None]:
     """Hold the lock of a file. Raises Held with `busy` at the deadline."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    # Root's alone: whoever can open it can lock it
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as lock:
+    with locks.opened(path) as lock:
         if not locks.take(lock, deadline):
             raise Held(busy, None)
         yield
@@ -200,7 +203,7 @@ def acquire(
 
 
 def _busy(lease: Mapping[str, Any]) -> str:
-    left = remaining(lease, time.time())
+    left = remaining(lease)
     until = f"ends in {left:.0f} s without it" if left else "ends with the call that is at work"
     return (
         f"another run is changing this host: {lease['by']} since {lease['since']}. Wait for it to end and run again; "
@@ -217,6 +220,7 @@ def _write(root: str, holder: Holder, patience: float, container: Mapping[str, A
             "since": since,
             "boot": boot(),
             "renewed": time.time(),
+            "uptime": clock.uptime(),
             "patience": patience,
             "maintenance": holder.maintenance,
             "container": dict(container),
@@ -251,7 +255,9 @@ def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> I
     finally:
         if calls is not None and lease is not None:
             try:
-                _renew(root, lease["run"])
+                # What the call has done counts also where the lease cannot be renewed: it ends the sooner then
+                with suppress(LeaseError, OSError):
+                    _renew(root, lease["run"])
             finally:
                 os.close(calls)
 
@@ -270,11 +276,12 @@ def _renew(root: str, run: str) -> None:
     with _locked(root):
         after = read(root)
         if after is not None and after["run"] == run:
-            write(os.path.join(root, LEASE), {**after, "renewed": time.time()})
+            write(os.path.join(root, LEASE), {**after, "renewed": time.time(), "uptime": clock.uptime()})
 
 
 def _shared(root: str) -> int:
-    handle = os.open(os.path.join(root, CALLS), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with locks.opened(os.path.join(root, CALLS)) as calls:
+        handle = os.dup(calls.fileno())
     fcntl.flock(handle, fcntl.LOCK_SH)
     return handle
 

@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils import store
+from ansible_collections.npufleet.triton.plugins.module_utils import failures, store
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, damage, history
 
 # Seconds for another process to let go of the store, such as a transfer
@@ -45,7 +45,7 @@ def switch(root: str, run: store.Run, moves: Moves, holds: Dict[str, Any], **mor
         store.open_transaction(root, run, moves, **more)
         store.write_holds(root, holds)
         store.move_links(root, targets)
-    except (store.StoreError, OSError) as error:
+    except Exception as error:
         moved = [name for name, label in targets.items() if store.served_label(root, name) == label != moves[name]["from"]]
         if moved:
             raise store.StoreError(
@@ -112,9 +112,9 @@ def prove(root: str, run: store.Run, params: Mapping[str, Any], warn: Callable[[
     if moves:
         try:
             removed = blobs.collect(root, params["keep"])
-        except (store.StoreError, OSError) as error:
+        except Exception as error:
             # What is proven stays proven; the next run collects again
-            warn(f"{run.host}: old releases were not removed: {error}")
+            warn(f"{run.host}: old releases were not removed: {failures.reason(error, (store.StoreError, OSError))}")
     return {"changed": bool(moves), "moves": moves, "removed": removed}
 
 

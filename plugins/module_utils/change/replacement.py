@@ -12,14 +12,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change import leas
 
 REPLACEMENT = "replacement.json"
 # How far a replacement is: one call makes every step in between. A container that was stopped for something else, such as another
-# driver, has to serve again, in its place or after it was replaced
-SWAPPING, SWAPPED, STOPPED = "swapping", "swapped", "stopped"
+# driver, has to serve again, in its place or after it was replaced. A proven one stays, and the one before it has to be removed
+SWAPPING, SWAPPED, STOPPED, PROVEN = "swapping", "swapped", "stopped", "proven"
 SHAPE = {
     # Who began it: the run's id, and a person
     "run": str,
     "by": str,
     "since": str,
-    "phase": re.compile(f"{SWAPPING}|{SWAPPED}|{STOPPED}"),
+    "phase": re.compile(f"{SWAPPING}|{SWAPPED}|{STOPPED}|{PROVEN}"),
     # Whether the old container ran, its id, and the server that hands had started inside it
     "ran": bool,
     "old": shapes.TEXT_OR_NULL,

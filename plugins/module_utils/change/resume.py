@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils import store
+from ansible_collections.npufleet.triton.plugins.module_utils import failures, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, replacement
 from ansible_collections.npufleet.triton.plugins.module_utils.change.releases import STORE_WAIT
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.models import PROVE
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.store import damage
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import from_elsewhere, read_served
 
 WHY = "its run is gone, the host put it back by itself"
+# Errors whose message is meant for an operator
+EXPECTED = (container.ContainerError, store.StoreError, lease.LeaseError, OSError)
 # Seconds between two looks at the server
 LOOK = 0.5
 
@@ -50,13 +53,16 @@ def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
         with lease.working(root, me):
             words = _end(root, engine or container.Docker(), found["container"], f"{found['by']} since {found['since']}")
         return Outcome(did=words)
-    except (container.ContainerError, store.StoreError, OSError) as error:
+    except Exception as error:
+        why = failures.reason(error, EXPECTED)
         return Outcome(
-            failed=f"the change of {found['by']} since {found['since']} could not be put back, run playbooks/site.yml: {error}"
+            failed=f"the change of {found['by']} since {found['since']} could not be put back, run playbooks/site.yml: {why}"
         )
     finally:
-        # Also where it failed: what is open is told as a difference, and is not tried again and again
-        lease.release(root, me)
+        # Also where it failed: what is open is told as a difference, and is not tried again and again. A lease that cannot be
+        # released is not live
+        with suppress(lease.LeaseError, OSError):
+            lease.release(root, me)
 
 
 def unfinished(root: str, run: str, previous: bool, ended: str = "") -> List[Item]:
@@ -66,6 +72,8 @@ def unfinished(root: str, run: str, previous: bool, ended: str = "") -> List[Ite
     entry = replacement.read(root) or (dict(replacement.UNKNOWN) if previous else None)
     if entry is not None:
         found = "a replacement by {by} since {since}, which nobody has proven".format(**entry)
+        if entry["phase"] == replacement.PROVEN:
+            found = "the container before the replacement by {by} since {since}, which was not removed".format(**entry)
         items.append(item(server.CONCERN, "replacement", found, "proven or put back", PROVE))
     held = lease.read(root)
     if held is not None and held["run"] != run and not lease.live(root, held, ended):
@@ -77,11 +85,16 @@ def unfinished(root: str, run: str, previous: bool, ended: str = "") -> List[Ite
 def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose: str) -> str:
     run = store.Run("host", "the host itself", os.uname().nodename)
     moves: Dict[str, Any] = {}
+    lost: Optional[Exception] = None
     opened = store.read_transaction(root) is not None
     if opened:
-        with store.locked(root, time.monotonic() + STORE_WAIT):
-            damage.mend(root)
-            moves = store.put_back(root, run, f"{whose}: {WHY}")
+        try:
+            with store.locked(root, time.monotonic() + STORE_WAIT):
+                damage.mend(root)
+                moves = store.put_back(root, run, f"{whose}: {WHY}")
+        except Exception as error:
+            # A container that serves is worth the attempt, whatever became of the links
+            lost = error
     name = settings.get("name")
     done: List[str] = [f"{model} serves {move['to'] or 'no more'}" for model, move in sorted(moves.items())]
     if name:
@@ -91,6 +104,8 @@ def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose
             done.append(swapped)
         if moves and engine.inspect(name):
             serve_linked(engine, root, name, settings, fresh=swapped is not None)
+    if lost is not None:
+        raise lost
     if opened:
         with store.locked(root, time.monotonic() + STORE_WAIT):
             store.close_transaction(root, run, "proven", f"{whose}: {WHY}")
@@ -109,13 +124,16 @@ def serve_linked(engine: container.Docker, root: str, name: str, settings: Mappi
     if not fresh and mode != "poll":
         container.restart(engine, name, settings)
     container.wait_ready(engine, name, settings["ready_timeout"])
-    wanted = {"mode": mode, "models": store.linked(root, {})}
+    wanted: Dict[str, Any] = {"mode": mode, "models": store.linked(root, {})}
     while True:
         at = container.endpoint(engine.inspect(name) or {})
         if at is None:
             return
         served = read_served({"address": at[0], "http_port": at[1], "key": settings.get("key")})
-        left = None if served is None else server.diff_models(wanted, served)
+        # The host does not know which models the server reads out of an object store: they are not superfluous
+        strange = [] if served is None else from_elsewhere(served)
+        known = {name: versions for name, versions in (served or {}).items() if name in wanted["models"] or name not in strange}
+        left = None if served is None else server.diff_models(wanted, known)
         if left == []:
             return
         if time.monotonic() >= deadline:

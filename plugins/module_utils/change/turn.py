@@ -2,6 +2,8 @@
 
 Whoever calls it holds the host and has made what the change needs: blobs and releases in the store, the container `<name>-next`.
 From then on no controller is needed. A change that is killed between two steps is ended by resume.py.
+
+Its lines: one change from the first look to the way back, which is read from top to bottom.
 """
 
 from __future__ import annotations
@@ -9,14 +11,15 @@ from __future__ import annotations
 import glob
 import os
 import time
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, TypedDict
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, TypedDict
 
-from ansible_collections.npufleet.triton.plugins.module_utils import store
+from ansible_collections.npufleet.triton.plugins.module_utils import failures, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import cards, container, lease, proof, releases
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer, server
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client, contexts
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.repository import Change, Refused, Server
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import from_elsewhere
 
 # What of the server's plan another container is made for
 REPLACES = frozenset({"create", "replace"})
@@ -107,8 +110,8 @@ def forget_keys(wanted: Optional[Mapping[str, Any]]) -> List[str]:
 
 # Asked with what is proven, until it is accepted (None) or refused (why)
 Decide = Callable[[Outcome], Optional[str]]
-# What ends a change with its way back
-FAILURES = (Unproven, Refused, check_client.Unasked, container.ContainerError, store.StoreError, OSError)
+# Errors whose message is meant for an operator. Any other error restores the previous state as well, and is reported with its place
+EXPECTED = (Unproven, Refused, check_client.Unasked, container.ContainerError, store.StoreError, lease.LeaseError, OSError)
 
 
 class Turn:
@@ -127,12 +130,14 @@ class Turn:
         self.root, self.settings = order["root"], order["container"]
         self.name: str = self.settings["name"]
         self.server: Mapping[str, Any] = order["desired"]["server"]
+        # What the server serves where nothing is linked in its place: as the inventory has it, or as it was before
+        self.reads: Mapping[str, Any] = self.server["models"]
         self.who = store.Run(order["run"], order["by"], order["host"])
         self.did: List[str] = []
         self.warnings: List[str] = []
         self.todo: Set[str] = set()
-        # `begun`: something was done to the server
-        self.replaces = self.stale = self.begun = False
+        # `begun`: something was done to the server; `proven`: it was proven, and its transaction is closed
+        self.replaces = self.stale = self.begun = self.proven = False
         self.moves: Mapping[str, store.Move] = {}
         self.accepted: Optional[bool] = None
 
@@ -144,17 +149,20 @@ class Turn:
             lease.refuse_maintenance(self.root, bool(held and held["maintenance"]))
             try:
                 seen = self._look()
-            except FAILURES as error:
-                return Outcome(self.did, str(error), NOTHING)
+            except Exception as error:
+                return Outcome(self.did, failures.reason(error, EXPECTED), NOTHING)
             try:
                 if self.order["given_up"]:
                     raise Unproven(self.order["given_up"])
                 if self._switch():
                     seen = self._look()
                 checks = self._serve(seen)
-            except FAILURES as error:
-                return self._outcome(getattr(error, "checks", []), str(error), self._put_back(seen, error))
-            return self._outcome(checks)._replace(released=self.order["release_host"] and lease.release(self.root, me))
+            except Exception as error:
+                why = failures.reason(error, EXPECTED)
+                return self._outcome(getattr(error, "checks", []), why, self._put_back(seen, why, getattr(error, "hung", [])))
+            # From here on the change is proven and closed: whatever fails is a warning
+            self._clean_up()
+            return self._outcome(checks)._replace(released=self.order["release_host"] and self._release_host(me))
 
     def _limit(self) -> float:
         """Return the seconds that the change and its way back take at most, each of their steps at its own limit."""
@@ -200,7 +208,9 @@ class Turn:
         self._prove()
         checks = self._ask()
         self._accept(checks)
-        self._keep()
+        self.say("keep it")
+        self._store("proven", {"why": "", "keep": self.order["keep"]})
+        self.proven = True
         return checks
 
     # Into service
@@ -228,7 +238,7 @@ class Turn:
             # Where models are only read at a start, or a cache would go on answering for them
             self._restart()
         elif todo & {"load", "unload"}:
-            self._load(self.server["models"] if not self.order["linked"] else store.linked(self.root, self.server["models"]))
+            self._load(self.reads if not self.order["linked"] else store.linked(self.root, self.reads))
         if self.server["mode"] == "poll" and not self.order["linked"]:
             self._look_again(seen)
 
@@ -300,8 +310,8 @@ class Turn:
         answers: List[Dict[str, Any]] = found["checks"]
         if not found["proven"]:
             raise Unproven(found["msg"], checks=answers)
-        trouble = probe_timer.renew(time.time()) if answers else None
-        self.warnings += [trouble] if trouble else []
+        if answers:
+            self._warn_of("the probe was not asked again", lambda: probe_timer.renew(time.time()))
         return answers
 
     def _accept(self, checks: Sequence[Mapping[str, Any]]) -> None:
@@ -314,29 +324,50 @@ class Turn:
         if why is not None:
             raise NotAccepted(why, checks=checks)
 
-    def _keep(self) -> None:
-        """Close what was open: these releases and this container are what to go back to from now on."""
-        self.say("keep it")
-        self._store("proven", {"why": "", "keep": self.order["keep"]})
-        if container.keep(self.engine, self.root, self.name):
-            self.did.append(f"{self.name} is the one to go back to from now on")
+    def _clean_up(self) -> None:
+        """Remove the container before the proven one, and its keys."""
+        if not self.proven:
+            return
+        self._warn_of("the container before this one was not removed, the next change removes it", self._keep_container)
         if self.replaces:
             # The container before this one had its own until now
-            self.did += [f"removed {path}" for path in forget_keys(self.server.get("credentials"))]
+            self._warn_of("keys that no container has any more were not removed", self._forget_keys)
+
+    def _keep_container(self) -> None:
+        if container.keep(self.engine, self.root, self.name):
+            self.did.append(f"{self.name} is the one to go back to from now on")
+
+    def _forget_keys(self) -> None:
+        self.did += [f"removed {path}" for path in forget_keys(self.server.get("credentials"))]
+
+    def _release_host(self, me: lease.Holder) -> bool:
+        released: List[bool] = []
+        self._warn_of("the lease of the host was not released", lambda: released.append(lease.release(self.root, me)))
+        return released == [True]
+
+    def _warn_of(self, what: str, step: Callable[[], Optional[str]]) -> None:
+        """Run a step whose failure does not concern what is proven: that, or the message that it returns, is a warning."""
+        try:
+            message = step()
+        except Exception as error:
+            message = f"{what}: {failures.reason(error, EXPECTED)}"
+        self.warnings += [message] if message else []
 
     # The way back
 
-    def _put_back(self, seen: proof.Seen, error: Exception) -> str:
-        """What served before serves again: what was put back, or why it could not be."""
-        self.say("put back what served before")
+    def _put_back(self, seen: proof.Seen, why: str, hung: Sequence[str]) -> str:
+        """Restore what served before. Returns what was put back, or why it could not be."""
         was: Mapping[str, Any] = seen.actual.get("server") or {}
-        if not (was.get("container") or was.get("previous")):
-            return "there was none before; the next run goes on from here"
-        why, hung = str(error), getattr(error, "hung", [])
         try:
-            moves = self._store("restored", {"why": why, "hung": hung})["moves"]
-            # It starts with the links as they are now
+            self.say("put back what served before")
+            if not (was.get("container") or was.get("previous")):
+                return "there was none before; the next run goes on from here"
+            self.reads = self._read_before(was)
+            # A container that serves is worth the attempt, whatever became of the links. It starts with them as they are now
+            moves, lost = self._restore_links(why, hung)
             back = container.put_back(self.engine, self.root, self.name, self.settings)
+            if lost is not None:
+                raise lost
             if back is None and moves:
                 self._serve_linked()
             command = (was.get("container") or {}).get("command") or []
@@ -346,22 +377,39 @@ class Turn:
                 if again.plan:
                     raise Unproven(f"{self.order['host']} is not as wanted:{again.words()}")
             self._store("proven", {"why": why, "keep": self.order["keep"]})
-        except FAILURES as failure:
-            return f"what served before could not be put back, repair that and run again: {failure}"
+        except Exception as failure:
+            return f"what served before could not be put back, repair that and run again: {failures.reason(failure, EXPECTED)}"
         nothing = "nothing was switched" if self.begun else NOTHING
         words = "the one before it serves again" if back else "the releases before serve again" if moves else nothing
         return words + ("; the next run starts the server again, in which a load hangs" if hung else "")
+
+    def _restore_links(self, why: str, hung: Sequence[str]) -> Tuple[Mapping[str, store.Move], Optional[Exception]]:
+        """Return the links that were moved back, and the error if that failed."""
+        try:
+            return self._store("restored", {"why": why, "hung": hung})["moves"], None
+        except Exception as error:
+            return {}, error
+
+    def _read_before(self, was: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the models, and of those of object stores the ones that the previous server had read.
+
+        What a server that did not answer had read is not known: then the ones of the inventory count.
+        """
+        if was.get("served") is None:
+            return self.reads
+        own = {name: model for name, model in self.reads.items() if model["release"] is not None}
+        return {**own, **{name: dict(server.CLOUD) for name in from_elsewhere(was["served"])}}
 
     def _serve_linked(self) -> None:
         """Have the running server serve what is linked; one that does not by itself is started again."""
         polls = self.server["mode"] == "poll"
         try:
             if self.server["mode"] == "explicit":
-                self._load(store.linked(self.root, self.server["models"]))
+                self._load(store.linked(self.root, self.reads))
             wait = self.order["poll_seconds"] * 2 + 30 if polls else SETTLE
             if self._see(["server"], linked=True, prove=True, timeout=wait).plan:
                 raise Unproven("it does not serve it by itself")
-        except FAILURES:
+        except Exception:
             self._restart()
         else:
             if self.stale:
@@ -372,7 +420,7 @@ class Turn:
     def _see(self, concerns: List[str], linked: bool, prove: bool = False, timeout: float = 0) -> proof.Seen:
         desired = {name: dict(self.order["desired"][name]) for name in concerns}
         if linked:
-            desired["server"]["models"] = store.linked(self.root, self.server["models"])
+            desired["server"]["models"] = store.linked(self.root, self.reads)
         else:
             store.hold_back(desired)
         return proof.see(desired, self.root, self.order["run"], linked=linked, prove=prove, timeout=timeout)

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 
 CONCERN = "image"
@@ -60,7 +61,7 @@ def recipe_digest(recipe: Mapping[str, Any], backends: str, instructions: Option
     if instructions:
         with open(instructions, "rb") as source:
             digest.update(hashlib.sha256(source.read()).digest())
-    for directory, names, files in sorted(os.walk(backends, followlinks=True)):
+    for directory, names, files in trees.walk(backends, follow=True):
         names[:] = sorted(name for name in names if name != "__pycache__")
         if "__pycache__" in directory:
             continue

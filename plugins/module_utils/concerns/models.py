@@ -7,6 +7,7 @@ import os
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.store import (
     DIRECTORIES,
@@ -134,7 +135,7 @@ def drift(
             found = _digest(full)
             if found != digest:
                 differs.append(path + (" was changed" if found else " is gone"))
-    for directory, names, present in os.walk(base):
+    for directory, names, present in trees.walk(base):
         for entry in [*present, *(name for name in names if os.path.islink(os.path.join(directory, name)))]:
             path = os.path.relpath(os.path.join(directory, entry), base)
             if path not in files:

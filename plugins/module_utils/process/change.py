@@ -17,11 +17,12 @@ import tempfile
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import locks, secret, store
+from ansible_collections.npufleet.triton.plugins.module_utils import failures, secret, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import cards, releases
 from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import ContainerError
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models, server
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks, trees
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.process import conditions, supervised
 from ansible_collections.npufleet.triton.plugins.module_utils.process.supervised import ProcessError
@@ -36,8 +37,8 @@ CONCERN = "server"
 WAIT, LOOK = 60.0, 0.5
 # What of the environment that Ansible runs in a server has too: all else is of a terminal, and another one tomorrow
 KEPT = ("HOME", "LD_LIBRARY_PATH", "RBLN_DEVICES", "RBLN_VISIBLE_DEVICES")
-# What ends a change with its way back
-FAILURES = (
+# Errors whose message is meant for an operator. Any other error restores the previous state as well, and is reported with its place
+EXPECTED = (
     ProcessError,
     ContainerError,
     subprocess.TimeoutExpired,
@@ -147,7 +148,7 @@ class Server:
     def change(self) -> Outcome:
         """Change, prove and keep, or put back. Raises ProcessError where somebody else is at it."""
         os.makedirs(self.root, exist_ok=True)
-        with open(os.path.join(self.root, "process.lock"), "a", encoding="ascii") as lock:
+        with locks.opened(os.path.join(self.root, "process.lock")) as lock:
             if not locks.take(lock, time.monotonic() + WAIT):
                 raise ProcessError(f"another run changes {self.root}: run again when it has ended")
             before = supervised.running(self.root)
@@ -156,8 +157,8 @@ class Server:
                     self._prove()
                     self._ask()
                     self._store("proven", {"why": "", "keep": self.order["keep"]})
-            except FAILURES as error:
-                why = self.told(str(error))
+            except Exception as error:
+                why = self.told(failures.reason(error, EXPECTED))
                 return Outcome(self.did, why, self.told(self._put_back(before, why)), getattr(error, "checks", ()))
         return Outcome(self.did, checks=self.answered)
 
@@ -234,7 +235,7 @@ class Server:
         for other in os.listdir(os.path.dirname(place)):
             # The one of the server that runs until now is what it goes back to
             if other != os.path.basename(place) and not self._in_use(other):
-                shutil.rmtree(os.path.join(os.path.dirname(place), other))
+                trees.remove(os.path.join(os.path.dirname(place), other))
 
     def _in_use(self, name: str) -> bool:
         command = (supervised.running(self.root) or {}).get("command", [])
@@ -324,8 +325,8 @@ class Server:
             linked = store.linked(self.root, self.models)
             self._wait(linked, bool(moves))
             self._store("proven", {"why": why, "keep": self.order["keep"]})
-        except FAILURES as failure:
-            return f"what served before could not be put back, repair that and run again: {failure}"
+        except Exception as failure:
+            return f"what served before could not be put back, repair that and run again: {failures.reason(failure, EXPECTED)}"
         return "the one before it serves again"
 
     def _wait(self, linked: Mapping[str, Any], moved: bool) -> None:

@@ -16,7 +16,8 @@ import subprocess
 import time
 from typing import Any, Dict, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils import locks, shapes
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks
 
 PROGRAM, CONFIG, PID, LOG = "npufleet_supervisor.py", "config.json", "pid", "triton.log"
 # Bytes after which a log gives way to a new one; one of before is kept

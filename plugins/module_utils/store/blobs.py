@@ -13,10 +13,11 @@ import os
 import re
 import stat
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes, store
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, blob_path, history, record_path, takeover
 from ansible_collections.npufleet.triton.plugins.module_utils.system import file_system
 
@@ -228,8 +229,7 @@ def collect(root: str, keep: int) -> Dict[str, Any]:
             os.unlink(_stamp_path(root, digest))
         gone.append(f"blob {digest[:12]}")
     for path in _leavings(root):
-        freed += _size(path)
-        takeover.remove(path)
+        freed += trees.remove(path)
         gone.append(os.path.relpath(path, root))
     return {"removed": gone, "bytes": freed}
 
@@ -296,34 +296,23 @@ def _usable(root: str, name: str, content: Any, flaw: Optional[str]) -> Any:
 
 def _retire(root: str, release: str, lost: Set[str]) -> int:
     """Take a release away, out of sight in one rename; adds the blobs that it linked to `lost`. Returns its bytes."""
-    import shutil
-
     lost |= _linked(release)
     out = os.path.join(root, "tmp", "retired-{}-{}".format(*release.split(os.sep)[-2:]))
     os.makedirs(os.path.dirname(out), exist_ok=True)
-    if os.path.lexists(out):
-        takeover.remove(out)
+    trees.remove(out)
     os.rename(release, out)
-    size = _size(out)
-    shutil.rmtree(out)
-    return size
+    return trees.remove(out)
 
 
 def _linked(directory: str) -> Set[str]:
     """Digests of the blobs that links below a directory lead to."""
     found = set()
-    for base, _names, files in os.walk(directory):
+    for base, _names, files in trees.walk(directory):
         for file in files:
             path = os.path.join(base, file)
             if os.path.islink(path):
                 found.add(os.path.basename(os.readlink(path)))
     return found
-
-
-def _size(path: str) -> int:
-    if os.path.isdir(path) and not os.path.islink(path):
-        return sum(_size(os.path.join(path, name)) for name in os.listdir(path))
-    return 0 if os.path.islink(path) else os.lstat(path).st_size
 
 
 def _older(stamp: str, path: str, age: float) -> bool:
@@ -333,21 +322,22 @@ def _older(stamp: str, path: str, age: float) -> bool:
 
 def _leavings(root: str) -> List[str]:
     """What an interrupted run left in tmp/, and partial files that nobody finished for a week, unless a transfer runs."""
-    now = time.time()
+    return [*_left_in(os.path.join(root, "tmp"), STAGED_AGE), *_left_in(os.path.join(root, "incoming"), PARTIAL_AGE)]
+
+
+def _left_in(directory: str, age: float) -> List[str]:
+    """What is older than `age` in a directory. Its lock tells whether somebody is at work there: ages are by the time of day."""
+    if not os.path.isdir(directory):
+        return []
     found = []
-    for name in _listed(os.path.join(root, "tmp")):
-        path = os.path.join(root, "tmp", name)
-        if now - os.lstat(path).st_ctime > STAGED_AGE:
-            found.append(path)
-    incoming = os.path.join(root, "incoming")
-    if os.path.isdir(incoming):
-        try:
-            with locked(incoming, wait=False):
-                for name in _listed(incoming):
-                    path = os.path.join(incoming, name)
-                    # Not its st_mtime, which is that of the file it is a copy of
-                    if name != CONTROLLER and now - os.lstat(path).st_ctime > PARTIAL_AGE:
+    try:
+        with locked(directory, wait=False):
+            for name in _listed(directory):
+                path = os.path.join(directory, name)
+                # Its owner may remove it meanwhile. Not its st_mtime, which is that of the file it is a copy of
+                with suppress(FileNotFoundError):
+                    if name != CONTROLLER and time.time() - os.lstat(path).st_ctime > age:
                         found.append(path)
-        except Busy:
-            pass
+    except Busy:
+        pass
     return found

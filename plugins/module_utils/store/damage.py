@@ -10,6 +10,7 @@ import os
 from typing import Any, Dict, List, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes, store
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, history, records
 
 # Behind the name of a file, a copy of what was put right, for whoever wants to know
@@ -54,8 +55,6 @@ def mend(root: str, forget: bool = False) -> List[str]:
 
     Holds that nobody knows are left as they are, but to `forget` them all.
     """
-    import shutil
-
     flaws = found(root)
     if undecided(root) and not forget:
         flaws = {name: flaw for name, flaw in flaws.items() if name not in (store.HOLDS, store.HISTORY)}
@@ -65,7 +64,7 @@ def mend(root: str, forget: bool = False) -> List[str]:
         record = _made_anew(root, name, label) if os.path.relpath(path, root) in flaws else None
         if record:
             if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path)
+                trees.remove(path)
             store.write_json(root, path, record)
             done.append(os.path.relpath(path, root))
     if store.TRANSACTION in flaws:
@@ -110,10 +109,7 @@ def _replace(root: str, name: str, text: Optional[str]) -> None:
 
     path = os.path.join(root, name)
     aside = path + ASIDE
-    if os.path.isdir(aside) and not os.path.islink(aside):
-        shutil.rmtree(aside)
-    elif os.path.lexists(aside):
-        os.unlink(aside)
+    trees.remove(aside)
     if os.path.isdir(path) and not os.path.islink(path):
         os.rename(path, aside)
     else:

@@ -8,7 +8,8 @@ import stat
 from contextlib import contextmanager
 from typing import Any, Iterator, Mapping, NamedTuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import locks, shapes
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks, trees
 from ansible_collections.npufleet.triton.plugins.module_utils.shapes import NULL, NUMBER, TEXT_OR_NULL
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import DIGEST, LABEL, NAME
 
@@ -85,14 +86,12 @@ def make_directories(root: str) -> None:
 
 def prepare(root: str) -> None:
     """Make the store ready for a change; for whoever holds its lock, and is the only one who makes anything in tmp/ then."""
-    import shutil
-
     make_directories(root)
     # Of a run that was killed
     for name in os.listdir(os.path.join(root, "tmp")):
         path = os.path.join(root, "tmp", name)
         if name.startswith(("release-", "retired-")):
-            shutil.rmtree(path)
+            trees.remove(path)
         elif name.startswith(("link-", "json-")):
             os.unlink(path)
 
@@ -101,9 +100,10 @@ def prepare(root: str) -> None:
 def locked(root: str, deadline: float) -> Iterator[None]:
     """Holds the store for one call. The kernel lets go of it when a process ends, however it ends."""
     make_directory(root)
-    with open(os.path.join(root, "lock"), "a", encoding="utf-8") as lock:
+    path = os.path.join(root, "lock")
+    with locks.opened(path) as lock:
         if not locks.take(lock, deadline):
-            raise StoreError(f"another process holds {lock.name}: see `fuser {lock.name}`, and run again")
+            raise StoreError(f"another process holds {path}: see `fuser {path}`, and run again")
         yield
 
 

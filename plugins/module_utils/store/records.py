@@ -10,6 +10,7 @@ import os
 import re
 from typing import Callable, Dict, List, Mapping, Optional, TypedDict
 
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.shapes import NULL
 
 DIGEST = re.compile("[0-9a-f]{64}")
@@ -85,7 +86,7 @@ def made_anew(base: str, label: str, blob: Callable[[str], Optional[str]]) -> Op
     """
     files: Dict[str, File] = {}
     text = ""
-    for directory, _names, names in os.walk(base):
+    for directory, _names, names in trees.walk(base):
         for path in (os.path.join(directory, name) for name in names):
             inner = os.path.relpath(path, base)
             if os.path.islink(path):

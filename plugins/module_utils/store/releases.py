@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import records
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import (
     StoreError,
@@ -80,7 +81,6 @@ def wanted_of(record: Record) -> Dict[str, Any]:
 def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
     """Write one release in tmp/ and rename it into releases/. Returns its directory's name."""
     import base64
-    import shutil
     import tempfile
 
     label = "{:04d}-{}".format(next_serial(root, name), release["release"][:12])
@@ -107,7 +107,7 @@ def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
                 os.chmod(target, 0o444)
                 size = len(content)
             files[path] = {"sha256": file["sha256"], "size": size, "blob": file["blob"]}
-        for directory, _names, _files in os.walk(staging):
+        for directory, _names, _files in trees.walk(staging):
             os.chmod(directory, 0o755)
         write_json(root, record_path(root, name, label), {**{key: release.get(key) for key in FACTS}, "files": files})
         lost = [path for path in sorted(files) if not os.path.lexists(os.path.join(staging, path))]
@@ -115,7 +115,8 @@ def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
             raise StoreError(f"model {name}: release {label} lost {', '.join(lost)} while it was made: run again")
         os.rename(staging, os.path.join(home, label))
     except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
+        with suppress(OSError):
+            trees.remove(staging)
         with suppress(OSError):
             os.unlink(record_path(root, name, label))
         raise

@@ -14,6 +14,7 @@ import stat
 import time
 from typing import Any, Callable
 
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError
 
 # Seconds for a sender to close what it has sent: a process that it has started holds the descriptor too, until it runs a program.
@@ -151,9 +152,4 @@ def _is_directory(place: int, name: str) -> bool:
 
 def remove(path: str) -> None:
     """Remove what lies there, of whatever kind, and nothing behind a link."""
-    import shutil
-
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    elif os.path.lexists(path):
-        os.unlink(path)
+    trees.remove(path)

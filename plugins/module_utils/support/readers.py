@@ -15,6 +15,7 @@ import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, exchange
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
 
 # Entries of a directory tree that are listed; one that has more is listed up to there
@@ -164,8 +165,7 @@ def listing(root: str) -> str:
     if not os.path.isdir(root):
         raise Unavailable(f"there is no {root}")
     lines: List[str] = []
-    for directory, names, files in os.walk(root):
-        names.sort()
+    for directory, names, files in trees.walk(root):
         for name in sorted([*names, *files]):
             if len(lines) == ENTRIES:
                 raise Partial("".join(lines), f"only the first {ENTRIES} entries are listed")

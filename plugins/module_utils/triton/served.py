@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS, can_be_asked, http_json
@@ -42,6 +42,15 @@ def read_served(wanted: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
             reason = NAMELESS
         served.setdefault(name, {})[version] = {"state": model["state"], "reason": reason, "release": release}
     return served
+
+
+def from_elsewhere(served: Mapping[str, Any]) -> List[str]:
+    """Return the READY models without a release: the server reads them from elsewhere, such as an object store."""
+    ready = {
+        name: [version["release"] for version in versions.values() if version["state"] == "READY"]
+        for name, versions in served.items()
+    }
+    return sorted(name for name, releases in ready.items() if releases and not any(releases))
 
 
 def _loaded_release(wanted: Mapping[str, Any], name: str, version: str) -> Optional[str]:

@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import address
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION, yaml_of
@@ -145,9 +146,8 @@ def _data(golden: str, directories: Sequence[str]) -> Iterator[bytes]:
     seen = set()
     for directory in directories:
         base = os.path.join(directory, golden)
-        for place, names, files in os.walk(base):
-            names.sort()
-            for path in sorted(os.path.join(place, name) for name in files):
+        for place, _names, files in trees.walk(base):
+            for path in (os.path.join(place, name) for name in files):
                 name = os.path.relpath(path, base)
                 if name not in seen:
                     seen.add(name)

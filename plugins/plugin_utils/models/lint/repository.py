@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import check, check_together, schema
@@ -142,7 +143,7 @@ def _misnamed(directory: str) -> List[str]:
 
 def _caches(name: str, directory: str) -> Iterator[Finding]:
     """Python's bytecode, which the store leaves out."""
-    for base, names, _files in os.walk(directory):
+    for base, names, _files in trees.walk(directory):
         if "__pycache__" in names:
             wanted, triton = "none", "loads the model again for it, where it reads the repository itself"
             do = "delete it, and let servers read the repository read-only"

@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import stat
 import time
 from typing import IO, Any
 
 # Seconds between two looks at what another process holds
 LOOK = 0.2
+# Whoever can open a file can lock it, and so keep its owner waiting
+MODE = 0o600
+
+
+def opened(path: str) -> IO[Any]:
+    """Open a lock file that its owner alone can open, whatever the umask is. A file that others could open is corrected.
+
+    Raises OSError, also for a link.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
+    try:
+        if stat.S_IMODE(os.fstat(handle).st_mode) != MODE:
+            os.fchmod(handle, MODE)
+        return os.fdopen(handle, "r+", encoding="ascii")
+    except BaseException:
+        os.close(handle)
+        raise
 
 
 def take(lock: IO[Any], deadline: float) -> bool:

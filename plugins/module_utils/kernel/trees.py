@@ -1,0 +1,123 @@
+"""Directory trees that somebody else has made: of any depth, and changed while they are read. Nothing here calls itself."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from typing import Iterator, List, Optional, Tuple
+
+# Levels below the top that a walk visits; a model has two
+DEPTH = 100
+# Entries that one call removes: whoever goes on making new ones does not keep it at work for ever
+ENTRIES = 1_000_000
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def walk(top: str, follow: bool = False) -> Iterator[Tuple[str, List[str], List[str]]]:
+    """Yield (directory, names of directories, names of other entries) from the top down, sorted.
+
+    Directories are left out of the walk by removing their names. Links are followed with `follow` only. Directories that cannot be
+    read are passed over, as by os.walk. Below DEPTH levels nothing is visited: directories there are among the other entries.
+    """
+    waiting = [(top, 0)]
+    while waiting:
+        directory, level = waiting.pop()
+        names: List[str] = []
+        others: List[str] = []
+        try:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    (names if level < DEPTH and _is_directory(entry) else others).append(entry.name)
+        except OSError:
+            continue
+        names.sort()
+        others.sort()
+        yield directory, names, others
+        below = [os.path.join(directory, name) for name in reversed(names)]
+        waiting += [(path, level + 1) for path in below if follow or not os.path.islink(path)]
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def remove(path: str) -> int:
+    """Remove what is at a path, of whatever kind, and nothing behind a link. Returns the bytes of the files that it removed.
+
+    Safe beside an owner who changes the tree at the same time: every step is one name in a directory that is open. Needs the same
+    few descriptors for any depth. Raises OSError if something stays.
+    """
+    try:
+        found = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    if not stat.S_ISDIR(found.st_mode):
+        os.unlink(path)
+        return _bytes(found)
+    top = os.open(path, _DIRECTORY)
+    try:
+        freed = _empty(top)
+    finally:
+        os.close(top)
+    os.rmdir(path)
+    return freed
+
+
+def _empty(top: int) -> int:
+    """Remove all that is in an open directory. Directories of a lower level are moved up, and removed there."""
+    freed = count = 0
+    # Nobody else has a name that begins like this
+    prefix = f".npufleet-{secrets.token_hex(8)}-"
+    names = os.listdir(top)
+    while names:
+        for name in names:
+            found = _lstat(name, top)
+            if found is not None and not stat.S_ISDIR(found.st_mode):
+                os.unlink(name, dir_fd=top)
+                freed += _bytes(found)
+            elif found is not None:
+                size, count = _flatten(name, top, prefix, count)
+                freed += size
+            count += 1
+            if count > ENTRIES:
+                raise OSError(f"there are more than {ENTRIES} entries, of which some are left: run again")
+        names = os.listdir(top)
+    return freed
+
+
+def _flatten(name: str, top: int, prefix: str, count: int) -> Tuple[int, int]:
+    """Remove a directory, and move those in it up, under names of the prefix and a number above the count.
+
+    Returns the bytes of the files that it removed, and the new count.
+    """
+    freed = 0
+    inner = os.open(name, _DIRECTORY, dir_fd=top)
+    try:
+        for below in os.listdir(inner):
+            count += 1
+            found = _lstat(below, inner)
+            if found is not None and stat.S_ISDIR(found.st_mode):
+                os.rename(below, f"{prefix}{count}", src_dir_fd=inner, dst_dir_fd=top)
+            elif found is not None:
+                os.unlink(below, dir_fd=inner)
+                freed += _bytes(found)
+    finally:
+        os.close(inner)
+    os.rmdir(name, dir_fd=top)
+    return freed, count
+
+
+def _lstat(name: str, directory: int) -> Optional[os.stat_result]:
+    try:
+        return os.lstat(name, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+
+
+def _bytes(found: os.stat_result) -> int:
+    """Return the bytes of a file; a link has none."""
+    return 0 if stat.S_ISLNK(found.st_mode) else found.st_size
