@@ -101,11 +101,11 @@ held_by:
 """
 
 import os
-import time
 from typing import Any, Dict, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils import failures, request
 from ansible_collections.npufleet.triton.plugins.module_utils.change import boot, lease, replacement
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 
 OPTIONS: Dict[str, Any] = {
@@ -175,8 +175,8 @@ def _install(params: Mapping[str, Any]) -> bool:
 
 def _counts(seen: Mapping[str, Any], last: str) -> bool:
     """Whether nobody has held the host since a look, and that was a moment ago."""
-    at = seen.get("at")
-    return isinstance(at, (int, float)) and 0 <= time.time() - at <= FRESH and seen.get("after") == last
+    age = clock.since(seen)
+    return age is not None and age <= FRESH and seen.get("after") == last
 
 
 def run(module: request.Module) -> None:

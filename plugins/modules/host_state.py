@@ -198,6 +198,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import request, st
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, proof
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer, watchdog
 from ansible_collections.npufleet.triton.plugins.module_utils.driver.systems import remarks
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import as_diff, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import refusals
 
@@ -264,7 +265,7 @@ def run(module: request.Module) -> None:
             f"-e rollback_forget=true -e rollback_models={name}"
         )
     root, run, ended = os.path.dirname(params["mark"] or ""), params["run"], params["ended"]
-    moment = {"at": time.time(), "after": lease.last(root), "linked": linked} if root and "server" in desired else {}
+    moment = {**clock.mark(), "after": lease.last(root), "linked": linked} if root and "server" in desired else {}
     seen = proof.see(desired, root, run, ended, linked, params["prove"], params["timeout"])
     actual, plan = seen.actual, seen.plan
     if params["prove"] and plan and not module.check_mode:

@@ -260,7 +260,6 @@ checks:
 import hashlib
 import json
 import os
-import time
 from typing import Any, Dict, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils import request
@@ -364,7 +363,7 @@ def run(module: request.Module) -> None:
         module.fail_json(msg=f"{host}: {error}")
     if not result["proven"]:
         module.fail_json(**result)
-    trouble = probe_timer.renew(time.time()) if result["checks"] and not module.check_mode else None
+    trouble = probe_timer.renew(probe_timer.moment()) if result["checks"] and not module.check_mode else None
     if trouble:
         module.warn(f"{host}: {trouble}")
     module.exit_json(changed=False, **result)

@@ -281,18 +281,19 @@ def test_the_watchdogs_lock_is_the_watchdogs() -> None:
 @pytest.mark.parametrize(
     ("seen", "fresh"),
     [
-        ({"after": "", "at": 0}, True),
-        ({"after": "bob/1/1", "at": 0}, False),
-        ({"after": "", "at": -61}, False),
-        ({"after": "", "at": 5}, False),
+        ({"after": "", "uptime": 0}, True),
+        ({"after": "bob/1/1", "uptime": 0}, False),
+        ({"after": "", "uptime": -61}, False),
+        ({"after": "", "uptime": 5}, False),
+        ({"after": "", "uptime": 0, "boot": "another"}, False),
         ({"after": ""}, False),
-        ({"after": "", "at": "now"}, False),
+        ({"after": "", "uptime": "now"}, False),
         ({}, False),
     ],
 )
 def test_a_look_counts_where_nobody_has_held_the_host_since(tmp_path: Path, seen: dict[str, Any], fresh: bool) -> None:
-    if isinstance(seen.get("at"), int):
-        seen = {**seen, "at": time.time() + seen["at"]}
+    if isinstance(seen.get("uptime"), int):
+        seen = {"boot": clock.boot(), **seen, "uptime": clock.uptime() + seen["uptime"]}
     given = {"root": str(tmp_path), "run": ALICE.run, "by": ALICE.by, "host": "npu1", "install": False, "seen": seen}
     assert run_module(host_lease, given)["fresh"] is fresh
     assert lease.last(str(tmp_path)) == ALICE.run

@@ -12,6 +12,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer as subject
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.modules import inference_check
@@ -280,6 +282,9 @@ def test_read_and_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert subject.diff(asked, {**there, "enabled": True, "active": "active"}) == []
     # What passed is not carried to the controller.
     assert (there["state"]["count"], there["state"]["failed"]) == (2, ["m/http/b: wrong"])
+    assert there["state"]["age"] == pytest.approx(time.time() - 5, abs=60)
+    (tmp_path / "probe.json").write_text(json.dumps({**state, **clock.mark()}))
+    assert 0 <= subject.read(asked)["state"]["age"] < 60, "the time of day says nothing"
     for content in ("{", "[]", '{"checks": [1]}', '{"at": "x"}', '{"at": 1, "interval": null}'):
         (tmp_path / "probe.json").write_text(content)
         assert subject.read(asked)["state"] == {}
@@ -298,14 +303,14 @@ def test_read_and_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         # It speaks of checks that are no longer those of the host.
         ({"failed": ["a: x"], "document": "d0"}, None),
         ({"unavailable": {"reason": "image", "why": "no such image"}}, "the probe cannot ask, W: no such image"),
-        ({"at": 699, "failed": ["a: x"]}, "the probe has not run since W: see journalctl --unit npufleet-probe"),
+        ({"age": 301, "failed": ["a: x"]}, "the probe has not run since W: see journalctl --unit npufleet-probe"),
         ({"failed": ["a: x"], "paused": "maintenance"}, None),
     ],
 )
 def test_what_it_found_is_a_warning(changes: dict[str, Any], words: str | None) -> None:
     state = {
         "when": "W",
-        "at": 950,
+        "age": 50,
         "interval": 60,
         "paused": None,
         "unavailable": None,
@@ -314,23 +319,23 @@ def test_what_it_found_is_a_warning(changes: dict[str, Any], words: str | None) 
         "document": "d1",
         **changes,
     }
-    assert subject.warning({"active": "active", "checks": "d1", "state": state}, now=1000) == words
-    assert subject.warning({"active": "inactive", "checks": "d1", "state": state}, now=1000) is None
-    assert subject.warning({"active": "active", "checks": "d1", "state": {}}, now=1000) is None
+    assert subject.warning({"active": "active", "checks": "d1", "state": state}) == words
+    assert subject.warning({"active": "inactive", "checks": "d1", "state": state}) is None
+    assert subject.warning({"active": "active", "checks": "d1", "state": {}}) is None
 
 
 def test_warning_is_short_whatever_a_server_says() -> None:
     state = {
         "when": "W",
-        "at": 950,
+        "age": 50,
         "interval": 60,
         "count": 500,
         "failed": ["m/http/row 0: " + "x\n" * 5000] * 500,
         "document": "d1",
     }
-    assert len(str(subject.warning({"active": "active", "checks": "d1", "state": state}, now=1000))) < 500
+    assert len(str(subject.warning({"active": "active", "checks": "d1", "state": state}))) < 500
     state.update(unavailable={"reason": "client", "why": "x\n" * 5000})
-    assert len(str(subject.warning({"active": "active", "checks": "d1", "state": state}, now=1000))) < 300
+    assert len(str(subject.warning({"active": "active", "checks": "d1", "state": state}))) < 300
 
 
 # The kept checks, the program and the library together

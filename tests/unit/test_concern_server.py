@@ -16,6 +16,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import co
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, as_diff, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import log
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
@@ -591,6 +592,18 @@ def test_a_load_that_hangs_is_a_difference_until_the_container_starts_again(tmp_
     assert names == (["digits"] if plans else [])
     plan = server.diff(wanted(), actual(hung=names))
     assert plan == ([found("loads", "a load that hangs: digits", "a server that can load", "restart")] if plans else [])
+
+
+@pytest.mark.parametrize(("age", "boot", "hangs"), [(5.0, None, True), (-5.0, None, False), (5.0, "another", False)])
+def test_the_start_of_the_process_tells_whether_a_load_still_hangs(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, age: float, boot: str | None, hangs: bool
+) -> None:
+    """The engine tells its start by the time of day, which may have been set since, to either side."""
+    mark = {"at": 1795300000, "boot": boot or clock.boot(), "uptime": 1000.0 + age, "models": ["digits"]}
+    (tmp_path / "hung.json").write_text(json.dumps(mark))
+    monkeypatch.setattr(clock, "process_started", lambda pid: 1000.0 if pid == 7 else None)
+    for started in ("2026-11-21T22:00:00.1Z", "2026-11-21T23:00:00.1Z"):
+        assert server.hung(str(tmp_path), started, 7) == (["digits"] if hangs else [])
 
 
 @pytest.mark.parametrize("mark", ["", "{", "[]", "{}"])

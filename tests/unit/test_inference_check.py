@@ -19,6 +19,7 @@ import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.modules import inference_check
@@ -676,14 +677,35 @@ def test_a_probe_that_was_under_way_is_asked_once_more_and_one_that_cannot_is_to
         return 0, ""
 
     monkeypatch.setattr(probe_timer, "run", systemctl)
-    assert probe_timer.renew(10) is None
+    assert probe_timer.renew({"at": 10}) is None
     assert next(moments, None) is None
     monkeypatch.setattr(probe_timer, "run", lambda *_words: (0, ""))
-    assert probe_timer.renew(20) == "the probe was asked anew, and left no result: see journalctl --unit npufleet-probe"
+    assert probe_timer.renew({"at": 20}) == "the probe was asked anew, and left no result: see journalctl --unit npufleet-probe"
     monkeypatch.setattr(probe_timer, "run", lambda *_words: (1, "Unit npufleet-probe.service not found.\n" * 50))
-    told = str(probe_timer.renew(20))
+    told = str(probe_timer.renew({"at": 20}))
     assert told.startswith("the probe cannot be asked anew: Unit npufleet-probe.service not found. ")
     assert len(told) < 200
+
+
+def test_a_probe_that_was_asked_anew_is_known_by_a_clock_that_does_not_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, state = tmp_path / "config.json", tmp_path / "probe.json"
+    config.write_text(json.dumps({"state": str(state)}))
+    bad = {"at": 1, "interval": 3600, "checks": [{"name": "m/http/a", "ok": False, "why": "wrong"}]}
+    state.write_text(json.dumps(bad))
+    monkeypatch.setattr(probe_timer, "CONFIG", str(config))
+    calls: list[tuple[str, ...]] = []
+
+    def systemctl(*words: str) -> tuple[int, str]:
+        calls.append(words)
+        # Its clock was set back meanwhile
+        state.write_text(json.dumps({**bad, **clock.mark(), "at": 2}))
+        return 0, ""
+
+    monkeypatch.setattr(probe_timer, "run", systemctl)
+    assert probe_timer.renew(probe_timer.moment()) is None
+    assert len(calls) == 1
 
 
 def test_check_mode_asks_all_the_same() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock, locks, trees
 from ansible_collections.npufleet.triton.plugins.module_utils.support import readers
+from helpers import ROOT
 
 DEEP = 1200
 
@@ -82,6 +85,31 @@ def test_the_lock_of_a_store_is_for_its_owner_alone(tmp_path: Path) -> None:
     (tmp_path / "lock").touch(mode=0o644)
     with store.locked(str(tmp_path), time.monotonic()):
         assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
+
+
+FLOCKS = [path for path in sorted(ROOT.glob("roles/*/tasks/**/*.yml")) if "flock --" in path.read_text()]
+
+
+def test_tasks_that_lock_are_known() -> None:
+    assert [path.name for path in FLOCKS] == ["watchdog_idle.yml", "unprobe.yml"]
+
+
+@pytest.mark.parametrize("before", [None, 0o644])
+@pytest.mark.parametrize("path", FLOCKS, ids=lambda path: path.name)
+def test_a_task_that_locks_leaves_the_file_for_root_alone(tmp_path: Path, path: Path, before: int | None) -> None:
+    (shell,) = [task["ansible.builtin.shell"] for task in yaml.safe_load(path.read_text()) if "flock --" in str(task)]
+    (there,) = set(re.findall(r"/run/[\w.-]+", shell))
+    lock = tmp_path / "lock"
+    if before is not None:
+        lock.touch()
+        lock.chmod(before)
+    command = re.sub(r"\{\{.*?\}\}", "5", shell).replace(there, str(lock)).replace("--wait 900", "--wait 1")
+    subprocess.run(["sh", "-c", "umask 0000; " + command], check=True)
+    assert lock.stat().st_mode & 0o777 == 0o600
+    with locks.opened(str(lock)) as held:
+        assert locks.take(held, time.monotonic())
+        busy = subprocess.run(["sh", "-c", command.replace("--wait 5", "--wait 0")], capture_output=True, text=True, check=False)
+    assert busy.returncode == 1 and "wanted it to end" in busy.stderr
 
 
 # The clock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from helpers import ROOT
 from test_concern_probe import program
 
@@ -84,9 +86,10 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     return Host(tmp_path)
 
 
-def held(age: float = 0.0) -> str:
-    """The lease of a run that made its last call so long ago."""
-    return json.dumps({"renewed": time.time() - age, "patience": 60})
+def held(age: float = 0.0, old: bool = False, **changes: Any) -> str:
+    """The lease of a run that made its last call so long ago, maybe as the version before wrote it."""
+    clocks = {} if old else {"boot": clock.boot(), "uptime": clock.uptime() - age}
+    return json.dumps({"renewed": time.time() - age, "patience": 60, **clocks, **changes})
 
 
 def reasons(metrics: dict[str, float], name: str) -> list[str]:
@@ -175,12 +178,55 @@ def test_nothing_is_asked_while_somebody_works_there(host: Host, reason: str) ->
     assert (len(host.ran()), host.metrics()["npufleet_checks"]) == (2, 1)
 
 
-@pytest.mark.parametrize("lease", ["", "{", "[]", '{"renewed": "now", "patience": 60}', "run out", "of the future"])
-def test_lease_that_holds_nobody_any_more_keeps_it_from_nothing(host: Host, lease: str) -> None:
+@pytest.mark.parametrize("old", [True, False])
+@pytest.mark.parametrize(
+    "lease",
+    ["", "{", "[]", '{"renewed": "now", "patience": 60}', "[" * 9999, '{"uptime": "1", "boot": 1}', "run out", "of the future"],
+)
+def test_lease_that_holds_nobody_any_more_keeps_it_from_nothing(host: Host, lease: str, old: bool) -> None:
     ages = {"run out": 61.0, "of the future": -86400.0}
-    (host.root / "lease.json").write_text(held(ages[lease]) if lease in ages else lease)
+    (host.root / "lease.json").write_text(held(ages[lease], old) if lease in ages else lease)
     host.run()
     assert len(host.ran()) == 1
+
+
+def test_a_lease_of_another_boot_holds_nobody(host: Host) -> None:
+    (host.root / "lease.json").write_text(held(boot="another"))
+    host.run()
+    assert len(host.ran()) == 1
+
+
+@pytest.mark.parametrize("old", [True, False])
+@pytest.mark.parametrize("step", [-30.0, -0.5, 0.5, 30.0])
+def test_a_step_of_the_clock_ends_no_lease(host: Host, monkeypatch: pytest.MonkeyPatch, step: float, old: bool) -> None:
+    (host.root / "lease.json").write_text(held(old=old))
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + step)
+    host.run()
+    assert host.ran() == []
+
+
+def test_the_time_that_a_probe_takes_is_not_that_of_a_clock_that_steps(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, steps = time.time, itertools.count(0, -1000)
+    monkeypatch.setattr(time, "time", lambda: real() + next(steps))
+    host.run()
+    assert 0 <= host.state()["seconds"] < 60
+    assert clock.since(host.state()) is not None
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o777])
+@pytest.mark.parametrize("before", [None, 0o644])
+def test_nobody_else_can_open_the_lock(host: Host, umask: int, before: int | None) -> None:
+    lock = Path(program.LOCK)
+    if before is not None:
+        lock.touch()
+        lock.chmod(before)
+    old = os.umask(umask)
+    try:
+        with program.alone(str(lock)) as free:
+            assert free and lock.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(old)
 
 
 def test_server_that_is_taken_away_while_it_is_asked_has_not_failed(host: Host) -> None:

@@ -642,6 +642,80 @@ def test_a_run_that_has_just_shown_itself_is_not_looked_for(
     assert bool(capsys.readouterr().out) == looked
 
 
+@pytest.mark.parametrize(
+    ("changes", "looked"),
+    [({}, False), ({"uptime": -5.0}, True), ({"uptime": 70.0}, True), ({"boot": "another"}, True), ({"uptime": None}, False)],
+)
+def test_a_lease_tells_by_a_clock_that_does_not_step_when_its_run_was_there(
+    marks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], looked: bool
+) -> None:
+    """The time of day says nothing: this one is an hour behind. A lease of the version before has its file's time alone."""
+    monkeypatch.setattr(lease, "WATCHDOG", str(marks / "lock"))
+    (marks / "change").write_text(PROGRAM_OF_A_CHANGE.format(code=75))
+    monkeypatch.setattr(subject, "CHANGE", str(marks / "change"))
+    lease.acquire(str(marks), lease.Holder("a", "a"), 60.0, {})
+    found = lease.read(str(marks))
+    if "uptime" in changes:
+        changes = {"uptime": changes["uptime"] and found["uptime"] - changes["uptime"]}
+    (marks / "lease.json").write_text(json.dumps({**found, **changes}))
+    real = time.time
+    if changes.get("uptime", 0) is not None:
+        monkeypatch.setattr(time, "time", lambda: real() - 3600)
+    assert subject.Host(configured(root=str(marks))).resume() == "deployment"
+    assert bool(capsys.readouterr().out) == looked
+
+
+def test_both_sides_have_one_name_for_a_boot() -> None:
+    assert subject.boot() == lease.boot()
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o777])
+@pytest.mark.parametrize("before", [None, 0o644])
+def test_nobody_else_can_open_the_lock(marks: Path, umask: int, before: int | None) -> None:
+    if before is not None:
+        (marks / "lock").touch()
+        (marks / "lock").chmod(before)
+    old = os.umask(umask)
+    try:
+        with subject.Host(configured(root=str(marks))).alone():
+            assert (marks / "lock").stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(old)
+
+
+def test_the_age_of_a_server_is_not_that_of_a_clock_that_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 86400)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert 0 <= subject._age(process.pid) < 600
+        process.communicate(b"\n")
+    assert subject._age(process.pid) == 0.0
+
+
+@pytest.mark.parametrize("step", [-86400.0, 86400.0])
+def test_a_step_of_the_clock_neither_shortens_nor_stretches_a_pause(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    assert scene.run(16) == ["reload ok"]
+    monkeypatch.setattr(subject.time, "time", lambda: scene.clock.now + step)
+    # Another process, too
+    scene.start()
+    assert scene.run(25) == []
+    assert scene.run(20) == RESTART
+
+
+@pytest.mark.parametrize(("at", "boot", "waits"), [(-7000.0, "another", 0.0), (86400.0, "another", 0.0), (-10.0, None, 20.0)])
+def test_actions_of_before_are_dated_anew(scene: Scene, at: float, boot: str | None, waits: float) -> None:
+    """Of an earlier boot they are at least as old as this one, whatever the clock said. A version before had the time of day."""
+    now = scene.clock.now
+    action = {"at": now + at, "action": "reload", "model": "ok", "worked": True, **({"boot": boot, "uptime": 1.0} if boot else {})}
+    counts = {"reload": 1, "restart": 0, "failed": 0}
+    state = {"actions": [action], "counts": counts, "streak": 1, "restarting": None, "reloading": None}
+    Path(scene.ledger.path).write_text(json.dumps(state))
+    scene.start()
+    assert max(scene.ledger.waits()[0], 0.0) == waits
+
+
 def test_the_watchdog_goes_on_once_the_host_has_put_back(scene: Scene) -> None:
     scene.host.why_paused = ["deployment"]
     scene.host.resumed = ["deployment", "deployment", None]

@@ -82,7 +82,7 @@ def polled(desired: Mapping[str, Any], plan: List[Item]) -> Tuple[Dict[str, str]
     opened = store.read_transaction(wanted["root"]) if names and wanted.get("mode") == "poll" else None
     if not opened:
         return {}, set()
-    lines = log.log_lines(Engine(), wanted["name"], opened["renewed"])
+    lines = log.log_lines(Engine(), wanted["name"], store.renewed(opened))
     return log.reasons(lines, names), log.loading(lines) & set(names)
 
 

@@ -10,6 +10,7 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import failures, store
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, damage, history
 
 # Seconds for another process to let go of the store, such as a transfer
@@ -100,7 +101,7 @@ def roll_back(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str,
 def restore(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
     """State restored."""
     if params["hung"]:
-        store.write_json(root, os.path.join(root, store.HUNG), {"models": params["hung"], "at": time.time()})
+        store.write_json(root, os.path.join(root, store.HUNG), {"models": params["hung"], "at": time.time(), **clock.mark()})
     moves = store.put_back(root, run, params["why"])
     return {"changed": bool(moves), "switched": {name: move["to"] for name, move in moves.items()}, "moves": moves}
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import glob
 import os
-import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, TypedDict
 
 from ansible_collections.npufleet.triton.plugins.module_utils import failures, store
@@ -311,7 +310,7 @@ class Turn:
         if not found["proven"]:
             raise Unproven(found["msg"], checks=answers)
         if answers:
-            self._warn_of("the probe was not asked again", lambda: probe_timer.renew(time.time()))
+            self._warn_of("the probe was not asked again", lambda: probe_timer.renew(probe_timer.moment()))
         return answers
 
     def _accept(self, checks: Sequence[Mapping[str, Any]]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import TOOLS
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, short
 from ansible_collections.npufleet.triton.plugins.module_utils.system import run, text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
@@ -139,15 +140,22 @@ def _state(path: str) -> Dict[str, Any]:
     try:
         state = json.loads(text(path) or "{}")
         failed = [f"{check['name']}: {check['why']}" for check in state.get("checks", []) if not check["ok"]]
-        kept = {key: state[key] for key in ("when", "at", "interval", "paused", "unavailable", "document") if key in state}
-        kept.update({key: float(kept[key]) for key in ("at", "interval") if key in kept})
+        names = ("when", "at", "boot", "uptime", "interval", "paused", "unavailable", "document")
+        kept = {key: state[key] for key in names if key in state}
+        kept.update({key: float(kept[key]) for key in ("at", "uptime", "interval") if key in kept})
+        kept.update({"age": clock.age(kept, kept["at"])} if "at" in kept else {})
         return {**kept, "count": len(state.get("checks", [])), "failed": failed} if kept else {}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
-def renew(since: float) -> Optional[str]:
-    """Have a probe that found something wrong ask anew: it spoke of what was there before. Returns what kept it from that."""
+def moment() -> Dict[str, Any]:
+    """This moment, by the clock that does not step, and by the time of day that a probe of a version before has alone."""
+    return {**clock.mark(), "at": time.time()}
+
+
+def renew(since: Mapping[str, Any]) -> Optional[str]:
+    """Have a probe that found something wrong ask anew: it spoke of what was before a moment. Returns what kept it from that."""
     try:
         path = str(json.loads(text(CONFIG) or "")["state"])
     except (ValueError, KeyError, TypeError):
@@ -160,9 +168,16 @@ def renew(since: float) -> Optional[str]:
         code, words = run("systemctl", "start", SERVICE)
         if code:
             return f"the probe cannot be asked anew: {short(words, WORDS)}"
-        if _state(path).get("at", 0) >= since:
+        if _is_after(_state(path), since):
             return None
     return "the probe was asked anew, and left no result: see journalctl --unit npufleet-probe"
+
+
+def _is_after(state: Mapping[str, Any], since: Mapping[str, Any]) -> bool:
+    """Return True if the probe that left a state began after a moment."""
+    if "uptime" in state:
+        return state.get("boot") == since.get("boot") and bool(state["uptime"] >= since["uptime"])
+    return bool(state.get("at", 0) >= since["at"])
 
 
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
@@ -184,13 +199,13 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     return [item(CONCERN, TIMER, ", ".join(found), "enabled and active, as the inventory has it", "probe")] if found else []
 
 
-def warning(actual: Mapping[str, Any], now: Optional[float] = None) -> Optional[str]:
+def warning(actual: Mapping[str, Any]) -> Optional[str]:
     """What the probe of a host found wrong, or why nothing is to be known of it; None where all is well."""
     state = actual.get("state") or {}
     if actual.get("active") != "active" or not state or state.get("paused"):
         return None
     when = state.get("when", "")
-    if (time.time() if now is None else now) - state.get("at", 0) > LATE * state.get("interval", 0):
+    if state.get("age", float("inf")) > LATE * state.get("interval", 0):
         return f"the probe has not run since {when}: see journalctl --unit npufleet-probe"
     if state.get("unavailable"):
         return "the probe cannot ask, {}: {}".format(when, short(state["unavailable"].get("why"), 2 * WORDS))

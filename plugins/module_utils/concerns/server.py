@@ -32,6 +32,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract 
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS
@@ -222,7 +223,7 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     actual["restarts"] = found.get("RestartCount") or 0
     actual["previous"] = previous is not None
     if actual["state"] == "running":
-        actual["hung"] = hung(wanted["root"], state.get("StartedAt") or "")
+        actual["hung"] = hung(wanted["root"], state.get("StartedAt") or "", state.get("Pid") or 0)
         actual["served"] = read_served(wanted)
         if actual["served"] is None:
             if asked(wanted, "POST", "/v2/repository/index")[0] == 403:
@@ -248,7 +249,7 @@ def _said_since(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> float:
     """From when on its log tells why it does not answer: its start, or an open switch, where it has started again since."""
     started = epoch(found["State"].get("StartedAt") or "")
     opened = store.read_transaction(wanted["root"]) if found.get("RestartCount") else None
-    return min(started, opened["renewed"] or started) if opened else started
+    return min(started, store.renewed(opened) or started) if opened else started
 
 
 def cut_off(engine: Engine, wanted: Mapping[str, Any], state: Mapping[str, Any]) -> List[str]:
@@ -257,9 +258,15 @@ def cut_off(engine: Engine, wanted: Mapping[str, Any], state: Mapping[str, Any])
     return sorted(loading(log_lines(engine, wanted["name"], until=until)) & set(wanted["models"]))
 
 
-def hung(root: str, started: str) -> List[str]:
-    """Models of which a load hangs in the server that started then, as a run has written down. A later start has ended it."""
+def hung(root: str, started: str, pid: int = 0) -> List[str]:
+    """Models of which a load hangs in the server that started then, as a run has written down. A later start has ended it.
+
+    The start of its process tells it, as the time of day may have been set since.
+    """
     mark = store.read(root, store.HUNG).content
+    process = clock.process_started(pid) if mark and "uptime" in mark and pid else None
+    if mark and process is not None:
+        return sorted(mark["models"]) if mark.get("boot") == clock.boot() and process < mark["uptime"] else []
     return sorted(mark["models"]) if mark and started and epoch(started) < mark["at"] else []
 
 

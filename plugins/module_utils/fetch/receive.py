@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pwd
 import time
+from contextlib import suppress
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import store
@@ -137,14 +138,16 @@ def _pull(
 def watched(incoming: str) -> Callable[[], None]:
     """What a pull calls between blocks: ends it when the controller, which renews its mark, has been silent for too long."""
     mark = os.path.join(incoming, blobs.CONTROLLER)
-    begun = time.time()
+    # Its time is by a clock that steps: what counts is when it was seen to be another one
+    renewed, seen = 0, time.monotonic()
 
     def alive() -> None:
-        try:
-            seen = max(begun, os.lstat(mark).st_mtime)
-        except FileNotFoundError:
-            seen = begun
-        if time.time() - seen > SILENCE:
+        nonlocal renewed, seen
+        with suppress(FileNotFoundError):
+            now = os.lstat(mark).st_mtime_ns
+            if now != renewed:
+                renewed, seen = now, time.monotonic()
+        if time.monotonic() - seen > SILENCE:
             raise store.StoreError(f"the controller was silent for {SILENCE:.0f} s: run again, it goes on from there")
 
     return alive

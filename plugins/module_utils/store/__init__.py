@@ -55,6 +55,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.transaction 
     open_transaction,
     put_back,
     read_transaction,
+    renewed,
 )
 
 __all__ = [
@@ -98,6 +99,7 @@ __all__ = [
     "record_path",
     "release_again",
     "release_path",
+    "renewed",
     "rollback_moves",
     "rollback_target",
     "served_label",

@@ -16,6 +16,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.records impo
 TRANSACTION, HISTORY, HOLDS = "transaction.json", "history.jsonl", "holds.json"
 # Models whose load hangs in the server, and when that was seen: it holds until the container starts again
 HUNG = "hung.json"
+# A moment by the clock that does not step (kernel/clock.py), beside the time of day that versions before wrote alone
+MARK = {"boot?": str, "uptime?": NUMBER}
 HOLD = {"source": DIGEST, "label": LABEL, "release": DIGEST, "versions": [str], "by": str, "when": str, "why": str}
 # What each file of the store has to be; a history has it line by line, a record has records.SHAPE
 SHAPES = {
@@ -24,12 +26,13 @@ SHAPES = {
         "by": str,
         "since": str,
         "renewed": NUMBER,
+        **MARK,
         "models": {NAME: {"from": (LABEL, NULL), "to": (LABEL, NULL), "what": str, "failed?": (LABEL, NULL)}},
         "holds": {NAME: (HOLD, NULL)},
         "why?": TEXT_OR_NULL,
     },
     HOLDS: {NAME: HOLD},
-    HUNG: {"models": [str], "at": NUMBER},
+    HUNG: {"models": [str], "at": NUMBER, **MARK},
 }
 
 

@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.store import history
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import TRANSACTION, Run, StoreError, read, write_json
 from ansible_collections.npufleet.triton.plugins.module_utils.store.history import append_history, read_history
@@ -39,6 +40,12 @@ def read_transaction(root: str) -> Optional[Dict[str, Any]]:
     return {**empty, "models": models, "holds": {name: holds.get(name) for name in models}, "flaw": found.flaw}
 
 
+def renewed(opened: Mapping[str, Any]) -> float:
+    """Return the time of day at which a switch was renewed, for logs: an earlier one if the clock was set back since."""
+    age = clock.since(opened)
+    return float(opened["renewed"] if age is None else min(opened["renewed"], time.time() - age))
+
+
 def _unproven(root: str) -> Dict[str, Move]:
     """The models that serve another release than the one that was proven last, as moves of a transaction."""
     lines = read_history(root)
@@ -65,6 +72,7 @@ def open_transaction(root: str, run: Run, moves: Mapping[str, Move], **more: Any
         "by": run.by,
         "since": old["since"] if mine else now(),
         "renewed": time.time(),
+        **clock.mark(),
         "models": {**old["models"], **models},
         # As they were, for a put back
         "holds": {**{name: holds.get(name) for name in moves}, **old["holds"]},

@@ -85,7 +85,10 @@ class Unavailable(Exception):
 @contextlib.contextmanager
 def alone(path: str) -> Iterator[bool]:
     """Whether no other probe runs; none begins before this one has ended."""
-    with open(path, "w", encoding="utf-8") as lock:
+    # Root's alone, whatever the umask is, and whoever made it: whoever can open it can lock it
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "r+", encoding="utf-8") as lock:
+        os.fchmod(handle, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -94,15 +97,34 @@ def alone(path: str) -> Iterator[bool]:
         yield True
 
 
-def paused(config: Config, now: float) -> Optional[str]:
+def uptime() -> float:
+    """Seconds since boot, by a clock that does not step: the time of day is for people and for Prometheus."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def boot() -> str:
+    """This boot, as leases have it (change/lease.py): of the kernel, and of the first process of a container that is a host."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as kernel, open("/proc/1/stat", encoding="utf-8") as first:
+        return f"{kernel.read().strip()}/{first.read().rpartition(')')[2].split()[19]}"
+
+
+def paused(config: Config) -> Optional[str]:
     """Why nothing is to be asked now, None where something is."""
     if os.path.lexists(config.maintenance):
         return "maintenance"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(config.lease, encoding="utf-8") as source:
-        lease = json.load(source)
-        if 0 < lease["renewed"] + lease["patience"] - now <= lease["patience"]:
-            return "deployment"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        with open(config.lease, encoding="utf-8") as source:
+            lease = json.load(source)
+        return "deployment" if held(lease) else None
     return None
+
+
+def held(lease: Mapping[str, Any]) -> bool:
+    """Whether a lease has not run out, as change/lease.py tells it; a version before wrote the time of day alone."""
+    patience = lease["patience"]
+    if "uptime" in lease:
+        return bool(lease["boot"] == boot() and 0 <= uptime() - lease["uptime"] < patience)
+    return bool(-patience <= time.time() - lease["renewed"] < patience)
 
 
 def document(path: str) -> Tuple[str, bytes]:
@@ -198,7 +220,7 @@ def lost_cards(config: Config) -> Optional[str]:
     try:
         names = os.listdir(config.nodes)
         numbers = _numbers(tool, sum(re.fullmatch(r"rsd\d+", name) is not None for name in names))
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     nodes = [name for name in names if re.fullmatch(r"rbln\d+", name)]
     if nodes and not numbers:
@@ -238,15 +260,17 @@ def _numbers(tool: str, group_nodes: int) -> Dict[Optional[int], List[int]]:
 
 def probe(config: Config, before: Mapping[str, Any]) -> Dict[str, Any]:
     """The state that one probe leaves; `before` is that of the probe before it."""
-    began = time.time()
+    began, moment = time.time(), uptime()
     state: Dict[str, Any] = {
         "host": config.host,
         "when": datetime.fromtimestamp(began, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "at": began,
+        "boot": boot(),
+        "uptime": moment,
         "last_run": before.get("last_run", 0),
         "interval": config.interval,
         "seconds": 0,
-        "paused": paused(config, began),
+        "paused": paused(config),
         "unavailable": None,
         "document": None,
         "lost_cards": None,
@@ -262,10 +286,10 @@ def probe(config: Config, before: Mapping[str, Any]) -> Dict[str, Any]:
         state["last_run"] = began
     except Unavailable as unavailable:
         state["unavailable"] = {"reason": unavailable.reason, "why": unavailable.why}
-    state["seconds"] = round(time.time() - began, 2)
+    state["seconds"] = round(uptime() - moment, 2)
     # A server that somebody took away meanwhile has not failed.
     wrong = state["unavailable"] or not all(check["ok"] for check in state["checks"])
-    state["paused"] = paused(config, time.time()) if wrong else None
+    state["paused"] = paused(config) if wrong else None
     if state["paused"]:
         state.update(unavailable=None, lost_cards=None, unasked=[], checks=[], last_run=before.get("last_run", 0))
     return state

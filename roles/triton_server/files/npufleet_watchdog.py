@@ -22,8 +22,7 @@ import socket
 import subprocess
 import sys
 import time
-from datetime import datetime
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 ENGINE = "/var/run/docker.sock"
 # Whoever takes the lease of the host holds the lock to write it; while it is there, nothing is done.
@@ -288,10 +287,20 @@ class Judge:
         return (*counts, total("nv_inference_request_failure", *NEVER_RUN))
 
 
+def uptime() -> float:
+    """Seconds since boot, by a clock that does not step: the time of day is for people only."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def boot() -> str:
+    """This boot, as leases have it (change/lease.py): of the kernel, and of the first process of a container that is a host."""
+    return f"{''.join(_pieces('/proc/sys/kernel/random/boot_id'))}/{_started(1)}"
+
+
 class Ledger:
     """What was done, in a file that outlives the process, and whether more may be done."""
 
-    def __init__(self, config: Config, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, config: Config, clock: Callable[[], float] = uptime) -> None:
         self._config = config
         self._clock = clock
         self.path = config.root + "/watchdog.json"
@@ -300,11 +309,20 @@ class Ledger:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             with open(self.path, encoding="utf-8") as source:
                 found = json.load(source)
-            actions = [{**action, "at": float(action["at"])} for action in found["actions"]]
+            actions = [self._dated(action) for action in found["actions"]]
             counts = {name: int(count) for name, count in found["counts"].items()}
             self.state.update(actions=actions, counts=counts, streak=int(found["streak"]))
             self.state.update(restarting=found["restarting"], reloading=found["reloading"])
         self.state.update(format=1, running=None, paused=None, gave_up=None)
+
+    def _dated(self, action: Dict[str, Any]) -> Dict[str, Any]:
+        """An action out of the file, its moment in seconds of this boot, which is before it for one of an earlier boot."""
+        at, now, here = float(action["at"]), self._clock(), boot()
+        if action.get("boot") == here and float(action["uptime"]) <= now:
+            return {**action, "at": at, "uptime": float(action["uptime"])}
+        # By the time of day, which may have been set since; at least as old as this boot, or of a version that kept no more
+        age = max(time.time() - at, now if action.get("boot") else 0.0)
+        return {**action, "at": at, "boot": here, "uptime": now - age}
 
     def note(self, **changes: Any) -> None:
         """Keep these, and write the file where they differ."""
@@ -313,7 +331,8 @@ class Ledger:
             self._write()
 
     def record(self, action: Dict[str, Any]) -> None:
-        """Keep an action: {"at", "model", "rule", "action", "found", "did", "worked"}, `at` in seconds since 1970."""
+        """Keep an action: {"at", "model", "rule", "action", "found", "did", "worked"}, `at` in seconds since 1970 for people."""
+        action = {**action, "boot": boot(), "uptime": self._clock()}
         counts = dict(self.state["counts"])
         counts[action["action"]] = counts.get(action["action"], 0) + 1
         counts["failed"] = counts.get("failed", 0) + (not action["worked"])
@@ -321,8 +340,8 @@ class Ledger:
         self._write()
 
     def lately(self) -> List[Dict[str, Any]]:
-        """The actions of the last hour. One of the future, by a clock that was set back, counts as well."""
-        return [action for action in self.state["actions"] if self._clock() - action["at"] < HOUR]
+        """The actions of the last hour."""
+        return [action for action in self.state["actions"] if self._clock() - action["uptime"] < HOUR]
 
     def waits(self) -> Tuple[float, Optional[str]]:
         """(seconds until something may be done, why nothing will be done although that is far)."""
@@ -331,11 +350,11 @@ class Ledger:
             return 0.0, None
         pause = min(self._config.backoff * 2 ** (streak - 1), LONGEST)
         waits = [
-            (self.state["actions"][-1]["at"] + pause - now, f"{streak} actions in a row did not help" if pause > LONG else None)
+            (self.state["actions"][-1]["uptime"] + pause - now, f"{streak} actions in a row did not help" if pause > LONG else None)
         ]
         lately = self.lately()
         if len(lately) >= self._config.actions:
-            over = lately[-self._config.actions]["at"] + HOUR
+            over = lately[-self._config.actions]["uptime"] + HOUR
             waits.append((over - now, f"{len(lately)} actions within an hour, which is the limit"))
         return max(waits, key=lambda wait: wait[0])
 
@@ -347,7 +366,7 @@ class Ledger:
     def relapsed(self, model: str) -> bool:
         """Whether this model was reloaded a short while ago, and that did not help."""
         return any(
-            action.get("action") == "reload" and action.get("model") == model and self._clock() - action["at"] < RELAPSE
+            action.get("action") == "reload" and action.get("model") == model and self._clock() - action["uptime"] < RELAPSE
             for action in self.state["actions"]
         )
 
@@ -443,7 +462,7 @@ class Host:
         state = (facts or {}).get("State") or {}
         if not facts or state.get("Status") != "running":
             return Reading(now, None, 0.0, None, None, {})
-        life, age = facts["Id"] + state["StartedAt"], _age(state["StartedAt"])
+        life, age = facts["Id"] + state["StartedAt"], _age(int(state["Pid"]))
         metrics = self._metrics()
         index = self.index() if metrics is not None else None
         ready, ensembles = self._ready(index or {})
@@ -603,15 +622,20 @@ class Host:
         """Whether the lease was renewed just now, as each call of its run does, and nothing is being exchanged."""
         if os.path.exists(f"{self._config.root}/{REPLACEMENT}"):
             return False
-        try:
-            return 0 <= time.time() - os.stat(f"{self._config.root}/{LEASE}").st_mtime < QUIET
-        except FileNotFoundError:
-            return False
+        path = f"{self._config.root}/{LEASE}"
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            with open(path, encoding="utf-8") as source:
+                lease = json.load(source)
+            return bool(lease["boot"] == boot() and 0 <= uptime() - lease["uptime"] < QUIET)
+        # A version before wrote the time of day alone
+        with contextlib.suppress(OSError):
+            return 0 <= time.time() - os.stat(path).st_mtime < QUIET
+        return False
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """While this is held no deployment begins."""
-        with open(LOCK, "w", encoding="utf-8") as lock:
+        with _lock_file(LOCK) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -712,7 +736,7 @@ class Host:
             done = subprocess.run([tool, "-j"], capture_output=True, timeout=20, check=True, env=untranslated())
             listed = json.loads(done.stdout).get("contexts") or []
             return [(str(context.get("pid")), str(context.get("process"))) for context in listed]
-        except (OSError, subprocess.SubprocessError, ValueError, AttributeError, TypeError):
+        except (OSError, subprocess.SubprocessError, ValueError, AttributeError, TypeError, RecursionError):
             return None
 
     def foreign(self, init: int) -> List[Tuple[str, str]]:
@@ -961,9 +985,23 @@ def _same_namespace(text: str, other: str) -> bool:
         return False
 
 
-def _age(started: str) -> float:
-    """Seconds since the engine's time of a start, such as 2026-01-31T12:00:00.123456789Z."""
-    return time.time() - datetime.fromisoformat(started[:19] + "+00:00").timestamp()
+def _age(pid: int) -> float:
+    """Seconds since a process started, 0 for one that is gone. The engine tells it by the time of day, which may be set since."""
+    started = _started(pid)
+    return uptime() - int(started) / os.sysconf("SC_CLK_TCK") if started else 0.0
+
+
+def _started(pid: int) -> str:
+    """Ticks from boot to the start of a process, field 22 of /proc/PID/stat (proc(5)); empty for one that is gone."""
+    after_name = "".join(_pieces(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return after_name[19] if len(after_name) > 19 else ""
+
+
+def _lock_file(path: str) -> IO[str]:
+    """A lock file that root alone can open, and so lock, whatever the umask is, and whoever made it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    os.fchmod(handle, 0o600)
+    return os.fdopen(handle, "r+", encoding="utf-8")
 
 
 def say(words: str, level: int = 6) -> None:
