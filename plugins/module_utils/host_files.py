@@ -6,7 +6,6 @@ Units that read the files are restarted on request. If one does not start, the p
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import signal
 import stat
@@ -15,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
-from ansible_collections.npufleet.triton.plugins.module_utils import secret
+from ansible_collections.npufleet.triton.plugins.module_utils import secret, shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks, trees
 from ansible_collections.npufleet.triton.plugins.module_utils.system import run
 
@@ -234,8 +233,8 @@ def _masked(words: str, contents: Sequence[bytes]) -> str:
 def _values(content: str) -> Iterator[str]:
     """Yield what may be secret of a file: texts of JSON, values of a unit or of variables."""
     try:
-        yield from _texts(json.loads(content))
-    except (ValueError, RecursionError):
+        yield from _texts(shapes.parse(content))
+    except ValueError:
         for line in content.splitlines():
             if not secret.UNIT_LINE.fullmatch(line):
                 yield line.partition("=")[2].strip("\"'")

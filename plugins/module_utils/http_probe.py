@@ -6,11 +6,11 @@ Every function returns None, or one sentence of what was found, wanted, and to b
 from __future__ import annotations
 
 import base64
-import json
 import re
 import urllib.parse
 from typing import Any, Dict, Mapping, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import has_login, masked, without_login
 
@@ -158,7 +158,7 @@ def split(reference: str) -> Tuple[str, str, str]:
 def _token(body: str) -> str:
     """The token in an answer, empty for anything else: it becomes a header."""
     try:
-        answer = json.loads(body)
+        answer = shapes.parse(body)
     except ValueError:
         return ""
     token = (answer.get("token") or answer.get("access_token")) if isinstance(answer, dict) else None

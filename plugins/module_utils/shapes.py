@@ -1,4 +1,6 @@
-"""Shapes: what a JSON file has to be, as a table of field -> type, and in words where one is not.
+"""JSON from elsewhere: parsed within limits, and compared with the shape that it has to have, in words where it has another one.
+
+Whatever a server, a tool or a file of the host says comes in by `parse`, and nothing else calls Python's parser for it.
 
 A shape is a type, a compiled pattern for text that fits all of it, {"field": shape} for an object (one with `?` behind its
 name may be missing, ones that are not named may be there), {pattern: shape} for an object with names that fit, [shape] for
@@ -8,9 +10,10 @@ a list, or a tuple of shapes of which one has to fit.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
 
 Shape = Any
 NULL = type(None)
@@ -28,6 +31,8 @@ NAMES = {
 }
 # Characters of a name or a value that a message shows
 SHOWN = 60
+# Bytes of a text, levels of lists and objects in each other, and digits of a number, that JSON from elsewhere may have
+SIZE, DEPTH, DIGITS = 1 << 24, 64, 20
 
 
 class Found(NamedTuple):
@@ -41,21 +46,79 @@ class Found(NamedTuple):
 def read(path: str, shape: Shape) -> Found:
     """A JSON file of this shape."""
     try:
-        with open(path, encoding="utf-8") as source:
-            content = json.load(source, parse_constant=_no_number)
+        with open(path, "rb") as source:
+            content = parse(source.read(SIZE + 1))
     except FileNotFoundError:
         linked = os.path.islink(path)
         return Found(None, "it is a link that leads nowhere" if linked else None, linked)
     except OSError as error:
         return Found(None, f"it cannot be read ({error.strerror})", True)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return Found(None, f"it is no JSON ({error})", True)
     flaw = misfit(content, shape)
     return Found(None if flaw else content, flaw, True)
 
 
-def _no_number(name: str) -> None:
+def parse(raw: Union[str, bytes]) -> Any:
+    """Return the data of JSON from elsewhere: whole numbers of a processor, finite numbers, objects whose names differ.
+
+    Raises ValueError with what is wrong with it, whatever the text is.
+    """
+    if len(raw) > SIZE:
+        raise ValueError(f"it has more than {SIZE} bytes")
+    try:
+        # Not as json.loads takes bytes, which guesses other encodings
+        text = raw.decode() if isinstance(raw, bytes) else raw
+        found = json.loads(
+            text, parse_constant=_no_number, parse_int=_whole, parse_float=_finite, object_pairs_hook=_with_names_that_differ
+        )
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    level = [found] if isinstance(found, (dict, list)) else []
+    for _level in range(DEPTH + 1):
+        if not level:
+            return found
+        parts = (part for whole in level for part in (whole.values() if isinstance(whole, dict) else whole))
+        level = [part for part in parts if isinstance(part, (dict, list))]
+    raise ValueError(_TOO_DEEP)
+
+
+_TOO_DEEP = f"it has more than {DEPTH} levels"
+
+
+def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
+
+
+def _whole(digits: str) -> int:
+    # More of them take Python seconds, and nothing that is counted has as many
+    if len(digits) > DIGITS:
+        raise ValueError(f"it has a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits[:SHOWN]} is no number")
+    return number
+
+
+def _with_names_that_differ(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _value in pairs]
+        raise ValueError(f"it has {_shown(next(name for name in names if names.count(name) > 1))} twice")
+    return found
+
+
+def fitted(raw: Union[str, bytes], shape: Shape) -> Any:
+    """Return the data of JSON from elsewhere that has this shape. Raises ValueError with what is wrong with it."""
+    found = parse(raw)
+    flaw = misfit(found, shape)
+    if flaw:
+        raise ValueError(flaw)
+    return found
 
 
 def misfit(value: Any, shape: Shape) -> Optional[str]:
@@ -140,9 +203,9 @@ def lines(path: str, shape: Shape) -> Tuple[List[Any], Optional[str], bool]:
         if not line.strip():
             continue
         try:
-            load = json.loads(line, parse_constant=_no_number)
+            load = parse(line)
             flaw = misfit(load, shape)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             load, flaw = None, f"it is no JSON ({error})"
         if flaw:
             wrong.append(f"line {number}: {flaw}")

@@ -89,12 +89,13 @@ import os
 import re
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import request
+from ansible_collections.npufleet.triton.plugins.module_utils import request, shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.adoption import endpoint
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import SERVER, idles, key_headers, repositories
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import version_of
 
 OPTIONS: Dict[str, Any] = {
     "name": {"type": "str"},
@@ -116,6 +117,7 @@ SMALL = 1 << 20
 CONTENTS, ANSWER = 1 << 24, 1 << 25
 LEFT_OUT = ("__pycache__", ".git")
 ANSWER_SECONDS = 60.0
+INDEX = [{"name": str, "version?": shapes.TEXT_OR_NULL, "state?": str, "reason?": shapes.TEXT_OR_NULL}]
 
 
 class Failure(Exception):
@@ -265,7 +267,7 @@ def served(address: str, port: int, key: Optional[Dict[str, str]] = None) -> Tup
     """(what the server says of itself, its index); `key` are the headers that open its restricted APIs."""
     status, about = http_json(address, port, "GET", "/v2", ANSWER_SECONDS, headers=key)
     code, index = http_json(address, port, "POST", "/v2/repository/index", ANSWER_SECONDS, headers=key)
-    if status != 200 or code != 200 or not isinstance(index, list):
+    if status != 200 or code != 200 or shapes.misfit(index, INDEX) or not isinstance(about, dict):
         raise Failure(
             f"the server does not answer at {address}:{port} ({about if status != 200 else index}), wanted its model index: "
             "adoption needs its HTTP service"
@@ -320,7 +322,7 @@ def look(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
         "default_runtime": (engine.get("/info") or {}).get("DefaultRuntime"),
         "process": process,
         "managed": arguments["store"] in places,
-        "server": {"version": about.get("version"), "address": address, "port": port},
+        "server": {"version": version_of(about), "address": address, "port": port},
         "models": models,
         "others": others_of(engine, inspect, process["pid"]),
         "left_out": left_out,

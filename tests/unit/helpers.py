@@ -26,6 +26,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import role_defaults
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated
 
@@ -256,3 +257,6 @@ class FakeEngine:
         if self.answers is None:
             raise OSError("no engine")
         return self.answers.get(resource)
+
+    def container(self, name: str) -> Any:
+        return Engine.container(self, name)  # type: ignore[arg-type]

@@ -34,8 +34,12 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def ask(*holders: dict[str, Any], running: bool = True, tool: dict[str, Any] | None = None) -> dict[str, Any]:
         answers = {
-            "/containers/triton/json": {"Id": OWN, "Name": "/triton", "State": {"Running": running}},
-            f"/containers/{OTHER}/json": {"Id": OTHER, "Name": "/other", "State": {"Running": True}},
+            "/containers/triton/json": {
+                "Id": OWN,
+                "Name": "/triton",
+                "State": {"Running": running, "Status": "?"},
+            },
+            f"/containers/{OTHER}/json": {"Id": OTHER, "Name": "/other", "State": {"Running": True, "Status": "running"}},
         }
         monkeypatch.setattr(contexts, "Engine", FakeEngine(answers))
         monkeypatch.setattr(contexts, "ask_tool", lambda: tool or {"holders": list(holders)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -80,3 +81,55 @@ def test_lines_that_fit_are_read_and_the_others_are_named(tmp_path: Path) -> Non
     assert flaw and flaw.startswith("line 2: it is no JSON (")
     assert "line 5: a is a whole number, wanted text and 2 more" in flaw
     assert shapes.lines(str(tmp_path / "none"), {}) == ([], None, False)
+
+
+# From elsewhere
+
+
+def nested(levels: int, kind: str = "[]") -> str:
+    return '{"a":' * levels + "1" + "}" * levels if kind == "{}" else "[" * levels + "]" * levels
+
+
+HOSTILE = {
+    "": "Expecting value",
+    "{": "Expecting property name",
+    "\ufeff{}": "BOM",
+    '{"a": Infinity}': "Infinity is no number",
+    '{"a": -Infinity}': "-Infinity is no number",
+    '{"a": NaN}': "NaN is no number",
+    '{"a": 1e999}': "1e999 is no number",
+    '{"a": ' + "9" * 21 + "}": "a number of 21 digits",
+    "9" * 5_000_000: "a number of 5000000 digits",
+    '{"a": 1, "b": 2, "a": 3}': 'it has "a" twice',
+    nested(65): "more than 64 levels",
+    nested(65, "{}"): "more than 64 levels",
+    nested(900): "more than 64 levels",
+    nested(200_000): "more than 64 levels",
+    nested(200_000, "{}"): "more than 64 levels",
+    "[" * 200_000: "more than 64 levels",
+    " " * (shapes.SIZE + 1): "more than 16777216 bytes",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_what_no_peer_has_to_say_is_refused_in_words(text: str) -> None:
+    for raw in (text, text.encode()):
+        with pytest.raises(ValueError, match=re.escape(HOSTILE[text])):
+            shapes.parse(raw)
+
+
+@pytest.mark.parametrize("raw", [b'{"a": "\xff"}', b"\xff\xfe{\x00}\x00", '{"a": "1"}'.encode("utf-16")])
+def test_other_encodings_are_refused(raw: bytes) -> None:
+    with pytest.raises(ValueError, match="utf-8"):
+        shapes.parse(raw)
+
+
+@pytest.mark.parametrize("text", ["1", "null", '"a"', "[]", nested(64), '{"a": 18446744073709551615, "b": -1.5e300}', '{"a": {}}'])
+def test_what_people_and_servers_write_is_read(text: str) -> None:
+    assert shapes.parse(text) == shapes.parse(text.encode()) == json.loads(text)
+
+
+def test_data_of_another_shape_is_refused_in_words() -> None:
+    assert shapes.fitted('{"a": [1, 2]}', {"a": [int]}) == {"a": [1, 2]}
+    with pytest.raises(ValueError, match=r"a\[1\] is text, wanted a whole number"):
+        shapes.fitted('{"a": [1, "2"]}', {"a": [int]})

@@ -145,6 +145,17 @@ def test_files_are_short_or_say_why() -> None:
     assert long == []
 
 
+def test_json_from_elsewhere_is_parsed_at_one_place() -> None:
+    """Beside shapes.py only what is this project's own: an order that it wrote itself, and a round trip of what was parsed."""
+    calls = {
+        str(path.relative_to(PLUGINS / "module_utils"))
+        for path in (PLUGINS / "module_utils").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in ("load", "loads") and getattr(node.value, "id", "") == "json"
+    }
+    assert calls == {"shapes.py", "change/detached.py", "process/change.py", "triton/http_api.py"}
+
+
 # The documentation
 
 CONCEPTS = (ROOT / "docs/concepts.md").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Dict, Mapping, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
@@ -69,10 +68,10 @@ def _ask(engine: Docker, name: str) -> Tuple[int, str]:
 
 def _answer(code: int, said: str, where: str) -> Dict[str, Any]:
     try:
-        answer: Dict[str, Any] = json.loads(said.strip().rpartition("\n")[2])
+        answer: Dict[str, Any] = shapes.fitted(said.strip().rpartition("\n")[2], SHAPE)
     except ValueError:
         answer = {}
-    if code or shapes.misfit(answer, SHAPE):
+    if code or not answer:
         words = " ".join(said.split())[-500:]
         raise ContainerError(f"the SDK in {where} does not tell which cards it sees (it ended with {code}): {words}")
     return answer

@@ -277,6 +277,8 @@ def endpoint(container: Mapping[str, Any]) -> Optional[Tuple[str, int]]:
     host = container.get("HostConfig") or {}
     command = [str(element) for element in (container.get("Config") or {}).get("Cmd") or []]
     port = next((word.split("=", 1)[1] for word in command if word.startswith("--http-port=")), "8000")
+    if not port.isascii() or not port.isdigit():
+        return None
     if host.get("NetworkMode") == "host":
         return "127.0.0.1", int(port)
     bound = (host.get("PortBindings") or {}).get(f"{port}/tcp") or []

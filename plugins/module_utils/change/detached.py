@@ -141,9 +141,7 @@ def steps(root: str) -> List[Dict[str, Any]]:
     found = []
     for line in (text(os.path.join(root, STEPS)) or "").splitlines():
         with suppress(ValueError):
-            entry = json.loads(line)
-            if isinstance(entry, dict) and "step" in entry:
-                found.append(entry)
+            found.append(shapes.fitted(line, {"step": str, "at": str}))
     return found
 
 

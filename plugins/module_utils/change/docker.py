@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from typing import Any, Dict, Mapping, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, absent
 
 # Seconds beyond the container's own patience in which the engine has to answer a stop
@@ -21,13 +21,10 @@ class Docker(Engine):
 
     def inspect(self, name: str) -> Optional[Dict[str, Any]]:
         """`docker inspect`, None for a container that is not there. Raises ContainerError when no engine answers."""
-        from urllib.parse import quote
-
         try:
-            found: Optional[Dict[str, Any]] = self.get(f"/containers/{quote(name)}/json")
-        except (OSError, ValueError) as error:
+            return self.container(name)
+        except OSError as error:
             raise ContainerError(f"the engine does not answer ({error}): see `systemctl status docker`") from error
-        return found
 
     def order(self, method: str, resource: str, timeout: float, allowed: Tuple[int, ...] = (204, 304)) -> None:
         """One change. Raises ContainerError with the engine's own words."""
@@ -37,8 +34,8 @@ class Docker(Engine):
             raise ContainerError(f"the engine did not answer {method} {resource}: {error or type(error).__name__}") from error
         body = raw.decode("utf-8", "replace")
         if status not in allowed:
-            with suppress(ValueError, KeyError, TypeError):
-                body = json.loads(body)["message"]
+            with suppress(ValueError):
+                body = shapes.fitted(body, {"message": str})["message"]
             raise ContainerError(f"the engine refused {method} {resource.partition('?')[0]}: {' '.join(body.split())[:500]}")
 
     def stop(self, identity: str, patience: float) -> None:

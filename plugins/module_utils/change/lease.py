@@ -43,7 +43,14 @@ SHAPE = {
     # When it was renewed, by a clock that does not step; versions before this one wrote the time of day alone
     "uptime?": shapes.NUMBER,
     "maintenance": bool,
-    "container": dict,
+    # What whoever ends the change needs to know of the container (container.py)
+    "container": {
+        "name?": str,
+        "free_timeout?": shapes.NUMBER,
+        "stop_timeout?": shapes.NUMBER,
+        "ready_timeout?": shapes.NUMBER,
+        "key?": ({"name": str, "path": str}, shapes.NULL),
+    },
 }
 # One that is not to be read: its run is not known, and it is not live
 UNREADABLE: Dict[str, Any] = {

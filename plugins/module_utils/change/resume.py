@@ -23,6 +23,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.served impo
 WHY = "its run is gone, the host put it back by itself"
 # Errors whose message is meant for an operator
 EXPECTED = (container.ContainerError, store.StoreError, lease.LeaseError, OSError)
+# Times of a container for which a lease has none (container.py)
+SETTINGS = {"free_timeout": 60, "stop_timeout": 120, "ready_timeout": 600}
 # Seconds between two looks at the server
 LOOK = 0.5
 
@@ -96,6 +98,10 @@ def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose
             # A container that serves is worth the attempt, whatever became of the links
             lost = error
     name = settings.get("name")
+    entry = replacement.read(root)
+    if entry is not None and not name:
+        raise container.ContainerError(f"found a lease of {whose} that does not tell the container, wanted it to serve what it did")
+    settings = {**SETTINGS, **settings}
     done: List[str] = [f"{model} serves {move['to'] or 'no more'}" for model, move in sorted(moves.items())]
     if name:
         # It starts with the links as they are now
@@ -118,7 +124,7 @@ def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose
 
 def serve_linked(engine: container.Docker, root: str, name: str, settings: Mapping[str, Any], fresh: bool) -> None:
     """Have the server serve what is linked, and read it back. One that polls finds it by itself, any other is started again."""
-    command = [str(entry) for entry in (engine.inspect(name) or {})["Config"].get("Cmd") or []]
+    command = [str(entry) for entry in ((engine.inspect(name) or {}).get("Config") or {}).get("Cmd") or []]
     mode = next((word.split("=", 1)[1] for word in command if word.startswith("--model-control-mode=")), "none")
     deadline = time.monotonic() + settings["ready_timeout"]
     if not fresh and mode != "poll":

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any, Dict, List, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import MONITORING_HOSTS, NOTHING, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.system import packages, text
@@ -18,6 +19,11 @@ JOB = "npufleet-triton"
 WINDOW = "2m"
 # Where Prometheus' configuration lists files of rules
 RULE_FILES = re.compile("^rule_files:", re.MULTILINE)
+# What Prometheus answers, as far as anything is made of it
+RULES = {"data": {"groups": [{"file?": str, "rules": [{"name": str}]}]}}
+_LABELS = {re.compile(".*", re.DOTALL): str}
+TARGETS = {"data": {"activeTargets": [{"labels": _LABELS, "scrapeUrl": str, "health": str, "lastError": str}]}}
+QUERY = {"data": {"result": [{"metric": _LABELS}]}}
 
 
 def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, Any]:
@@ -74,14 +80,15 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
 def _rules(port: int, path: str) -> List[str]:
     """Names of the alerts that Prometheus has from a file."""
     status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/rules?type=alert")
-    groups = answer["data"]["groups"] if status == 200 else []
+    groups = answer["data"]["groups"] if status == 200 and not shapes.misfit(answer, RULES) else []
     return sorted(rule["name"] for group in groups if group.get("file") == path for rule in group["rules"])
 
 
 def _targets(port: int) -> Optional[Dict[str, str]]:
     """{host: `up` or the last error} of the job's targets, None while Prometheus does not answer."""
     status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/targets?state=active")
-    if status != 200:
+    # What answers in another shape is no Prometheus
+    if status != 200 or shapes.misfit(answer, TARGETS):
         return None
     return {
         entry["labels"].get("host", entry["scrapeUrl"]): "up" if entry["health"] == "up" else entry["lastError"] or entry["health"]
@@ -96,7 +103,8 @@ def _up_lately(port: int) -> List[str]:
 
     query = quote(f'max_over_time(up{{job="{JOB}"}}[{WINDOW}]) == 1')
     status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/query?query=" + query)
-    return [entry["metric"].get("host", "") for entry in answer["data"]["result"]] if status == 200 else []
+    found = answer["data"]["result"] if status == 200 and not shapes.misfit(answer, QUERY) else []
+    return [entry["metric"].get("host", "") for entry in found]
 
 
 def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:

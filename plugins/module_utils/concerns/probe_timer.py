@@ -8,6 +8,7 @@ import os
 import time
 from typing import Any, Dict, List, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import TOOLS
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
@@ -126,7 +127,7 @@ def _checks(path: str) -> Optional[str]:
     """The digest that the kept checks follow from, empty where they are not as they were written, None without any."""
     try:
         with open(path, "rb") as source:
-            head = json.loads(source.readline())
+            head = shapes.parse(source.readline())
             whole = head["document"] == hashlib.sha256(source.read()).hexdigest()
             return head["checks"] if whole and os.fstat(source.fileno()).st_mode & 0o077 == 0 else ""
     except OSError:
@@ -138,7 +139,7 @@ def _checks(path: str) -> Optional[str]:
 def _state(path: str) -> Dict[str, Any]:
     """The last result without the checks that passed."""
     try:
-        state = json.loads(text(path) or "{}")
+        state = shapes.parse(text(path) or "{}")
         failed = [f"{check['name']}: {check['why']}" for check in state.get("checks", []) if not check["ok"]]
         names = ("when", "at", "boot", "uptime", "interval", "paused", "unavailable", "document")
         kept = {key: state[key] for key in names if key in state}
@@ -157,7 +158,7 @@ def moment() -> Dict[str, Any]:
 def renew(since: Mapping[str, Any]) -> Optional[str]:
     """Have a probe that found something wrong ask anew: it spoke of what was before a moment. Returns what kept it from that."""
     try:
-        path = str(json.loads(text(CONFIG) or "")["state"])
+        path = str(shapes.parse(text(CONFIG) or "")["state"])
     except (ValueError, KeyError, TypeError):
         return None
     said = _state(path)

@@ -44,7 +44,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import 
     reasons,
     so_far,
 )
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import asked, read_served
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import asked, read_served, version_of
 
 CONCERN = "server"
 GROUP = NPU_HOSTS
@@ -198,11 +198,11 @@ def _read_credentials(wanted: Mapping[str, str], group: int, needed: bool) -> Op
 def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     engine = Engine()
     try:
-        found = engine.get("/containers/{}/json".format(wanted["name"]))
+        found = engine.container(wanted["name"])
         here = images.named(engine, wanted["image"]["reference"])
         image = images.named(engine, found["Image"]) if found else None
         # What a run that was killed left aside
-        previous = engine.get("/containers/{}-previous/json".format(wanted["name"]))
+        previous = engine.container(wanted["name"] + "-previous")
     except OSError:
         return {"engine": False, "container": None, "served": None}
     # By which this engine knows the locked image
@@ -235,7 +235,7 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
             actual["log"] = "; ".join(loads) or said
             actual["cut_off"] = cut_off(engine, wanted, state) if actual["restarts"] else []
         status, server = asked(wanted, "GET", "/v2")
-        actual["version"] = server.get("version") if status == 200 and isinstance(server, dict) else None
+        actual["version"] = version_of(server) if status == 200 else None
     else:
         actual["log"] = last_words(engine, wanted["name"])
         actual["cut_off"] = cut_off(engine, wanted, state)

@@ -7,16 +7,38 @@ address on the bus.
 from __future__ import annotations
 
 import glob
-import json
 import os
+import re
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.system import run
 
 # Each group has a node, `/dev/rsd0` is that of the default group
 GROUP_NODES = "/dev/rsd[0-9]*"
 # The vendor's tool by age: rbln-smi replaces rbln-stat, /usr/bin replaces /usr/local/bin.
 TOOLS = ("/usr/local/bin/rbln-stat", "/usr/bin/rbln-smi", "/usr/local/bin/rbln-smi", "/usr/bin/rbln-stat")
+
+# Most numbers are text in some versions
+WHOLE = (int, re.compile("[0-9]{1,19}"))
+# What goes into messages and plans: one line that is no longer than a name is
+NAME = re.compile("[ -~]{0,200}")
+ANSWER = {
+    "KMD_version": NAME,
+    "devices": [
+        {
+            "npu": WHOLE,
+            # Below /dev
+            "device": re.compile(r"[A-Za-z0-9][\w.-]{0,63}"),
+            "name": NAME,
+            "status": NAME,
+            "fw_ver?": (NAME, shapes.NULL),
+            "pci": {"bus_id": NAME},
+            "memory": {"total": WHOLE, "used": WHOLE},
+        }
+    ],
+    "contexts?": ([{"npu": WHOLE, "pid": WHOLE, "process": NAME}], shapes.NULL),
+}
 
 
 def find() -> Optional[str]:
@@ -79,11 +101,11 @@ def ask_groups() -> Dict[str, Any]:
     if why:
         return {"error": why}
     try:
-        groups = {str(device["device"]): _group(device) for device in json.loads(output)["devices"]}
+        groups = {str(device["device"]): _group(device) for device in shapes.parse(output)["devices"]}
         if None in groups.values():
             raise ValueError("an NPU without a group")
         return {"groups": groups}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         return {"error": f"{path} -g -j answered in a shape that is not known ({error!r}): {output[:120]}"}
 
 
@@ -116,7 +138,7 @@ def _holders(contexts: Sequence[Mapping[str, Any]], devices: Sequence[Mapping[st
 def parse_tool(output: str) -> Dict[str, Any]:
     """Parse the JSON of `rbln-stat -j`. `npu` is a string before 2.0 and a number since; most other numbers stay strings."""
     try:
-        answer = json.loads(output)
+        answer = shapes.fitted(output, ANSWER)
         devices = [
             {
                 "npu": int(device["npu"]),

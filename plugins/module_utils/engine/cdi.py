@@ -6,11 +6,11 @@ group, each under the host's own name; the spec as a whole mounts the driver's l
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.system import available, run, text
@@ -141,7 +141,7 @@ def _link() -> Optional[Dict[str, str]]:
 def flaws(told: str, npus: int, unlinked: bool = False) -> Iterator[str]:
     """What a spec, as the toolkit prints it in JSON, lacks of the host's NPUs, nodes, libraries and tool."""
     try:
-        spec = json.loads(told)
+        spec = shapes.parse(told)
         entries = {
             str(entry["name"]): {
                 str(node["path"]): str(node.get("hostPath") or node["path"])

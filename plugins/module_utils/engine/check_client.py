@@ -9,9 +9,12 @@ import subprocess
 from contextlib import suppress
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.module_utils.system import TooMuch, capture, untranslated, which
 
+# What the client writes at its end
+ANSWER = {"error?": str, "checks?": [{"name": str, "ok": bool, "why": str}]}
 ENTRY = "inference.runner"
 # Failed checks that a message names
 SHOWN = 20
@@ -106,12 +109,12 @@ def _answers(done: subprocess.CompletedProcess[str], of: str) -> List[Dict[str, 
     """What the client has written at its end. Raises Unasked."""
     words = " ".join(done.stderr.split())[-600:]
     try:
-        answer = json.loads(done.stdout.strip().rpartition("\n")[2])
+        answer = shapes.fitted(done.stdout.strip().rpartition("\n")[2], ANSWER)
         if "error" in answer:
             raise Unasked(f"{of} lacks the client: {answer['error']}; wanted numpy and tritonclient[http,grpc]")
         checks: List[Dict[str, Any]] = answer["checks"]
         return checks
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError):
         raise Unasked(f"the client in {of} ended with {done.returncode} and without a result: {words}") from None
 
 

@@ -65,7 +65,7 @@ def wait_until_free(container: str, timeout: float, ignore_gone: bool = False) -
 
 def _inspect(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
     try:
-        return engine.get(f"/containers/{container}/json")
+        return engine.container(container)
     except OSError:
         return None
 

@@ -8,12 +8,12 @@ set in both places.
 from __future__ import annotations
 
 import glob
-import json
 import os
 import re
 import shlex
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.system import text
 
 DAEMON_JSON = "/etc/docker/daemon.json"
@@ -63,10 +63,7 @@ def parse(raw: Optional[str]) -> Dict[str, Any]:
     """Return the options in the text of a daemon.json, which may be missing or empty. Raises ValueError."""
     if not raw or not raw.strip():
         return {}
-    try:
-        found = json.loads(raw)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    found = shapes.parse(raw)
     if not isinstance(found, dict):
         raise ValueError(f"wanted an object, found {KINDS[type(found)]}")
     return found

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import struct
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, exchange
+
+ANY = re.compile(".*", re.DOTALL)
+# It becomes a part of a path
+ID = re.compile(r"[\w.-]{1,128}")
 
 
 def frames(raw: bytes) -> bytes:
@@ -22,12 +28,34 @@ def frames(raw: bytes) -> bytes:
     return bytes(lines) or raw
 
 
-def _data(body: bytes) -> Any:
-    """Return what JSON holds. Raises OSError where it is none: an engine says nothing else."""
+# What an engine says of a container, as far as anything is made of it
+CONTAINER = {
+    "Id": ID,
+    "Name?": str,
+    "Image?": str,
+    "RestartCount?": int,
+    "State": {"Status": str, "Running": bool, "ExitCode?": int, "Pid?": int, "StartedAt?": str},
+    "Config?": {
+        "Cmd?": ([str], shapes.NULL),
+        "Entrypoint?": ([str], shapes.NULL),
+        "Env?": ([str], shapes.NULL),
+        "Labels?": (dict, shapes.NULL),
+        "User?": str,
+    },
+    "HostConfig?": {
+        "Binds?": ([str], shapes.NULL),
+        "NetworkMode?": str,
+        "PortBindings?": ({ANY: ([{"HostIp?": str, "HostPort?": str}], shapes.NULL)}, shapes.NULL),
+    },
+}
+
+
+def _data(body: bytes, shape: Any = None) -> Any:
+    """Return the data of an engine's answer, of this shape if there is one. Raises OSError for what no engine says."""
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        raise OSError(f"the engine answered what is no JSON: {body[:200]!a}") from None
+        return shapes.parse(body) if shape is None else shapes.fitted(body, shape)
+    except ValueError as error:
+        raise OSError(f"the engine answered what it should not ({error}): {body[:200]!a}") from None
 
 
 def absent(container: Mapping[str, Any]) -> List[str]:
@@ -78,14 +106,25 @@ class Engine:
             raise OSError("the engine answered {}: {}".format(status, body.decode("utf-8", "replace")[:200]))
         return _data(body)
 
+    def container(self, name: str) -> Optional[Dict[str, Any]]:
+        """`docker inspect`, None where there is no such container. Raises OSError without an engine that says what one is."""
+        from urllib.parse import quote
+
+        found: Optional[Dict[str, Any]] = self.get(f"/containers/{quote(name)}/json")
+        flaw = None if found is None else shapes.misfit(found, CONTAINER)
+        if flaw:
+            raise OSError(f"the engine describes {name} in a shape that is not known ({flaw}): see `docker inspect {name}`")
+        return found
+
     def execute(self, container: str, command: List[str]) -> Tuple[int, str]:
         """(exit code, what it wrote) of a command inside a running container. Raises OSError where it cannot be run."""
         asked = {"AttachStdout": True, "AttachStderr": True, "Cmd": command}
-        made = _data(self._post(f"/containers/{container}/exec", asked))["Id"]
+        made = _data(self._post(f"/containers/{container}/exec", asked), {"Id": ID})["Id"]
         # The engine ends its answer with the command.
         said = frames(self._post(f"/exec/{made}/start", {"Detach": False, "Tty": False}))
-        ended = self.get(f"/exec/{made}/json") or {}
-        return int(ended.get("ExitCode") or 0), said.decode("utf-8", "replace")
+        ended = self.get(f"/exec/{made}/json")
+        code = ended["ExitCode"] if ended and not shapes.misfit(ended, {"ExitCode": int}) else 0
+        return int(code), said.decode("utf-8", "replace")
 
     def run(self, name: str, config: Mapping[str, Any], limit: float) -> Tuple[int, str]:
         """(exit code, what it wrote) of a container that is made for this and gone afterwards.
@@ -100,7 +139,7 @@ class Engine:
         self._post(f"/containers/create?name={quote(name)}", config)
         try:
             self._post(place + "/start", None)
-            ended = _data(self._post(place + "/wait", None, limit))
+            ended = _data(self._post(place + "/wait", None, limit), {"StatusCode": int})
             said = frames(self.exchange("GET", place + "/logs?stdout=1&stderr=1")[1])
         except socket.timeout:
             raise OSError(f"it has not ended within {limit:.0f} s") from None

@@ -6,6 +6,7 @@ import hashlib
 import json
 from typing import Any, Dict, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 
 # What of an image's configuration decides how a container of it runs. The rest differs between builders and engines: who built it,
@@ -24,6 +25,12 @@ CONFIG = (
     "Volumes",
     "WorkingDir",
 )
+# What an engine says of an image, as far as anything is made of it
+IMAGE = {
+    "Id?": str,
+    "RootFS?": ({"Layers?": ([str], shapes.NULL)}, shapes.NULL),
+    "Config?": ({"Env?": ([str], shapes.NULL), "Labels?": (dict, shapes.NULL)}, shapes.NULL),
+}
 
 
 def content_digest(inspected: Mapping[str, Any]) -> Optional[str]:
@@ -44,4 +51,7 @@ def content_digest(inspected: Mapping[str, Any]) -> Optional[str]:
 def named(engine: Engine, name: str) -> Optional[Dict[str, Any]]:
     """`docker image inspect` of a name or an ID, None where there is none. Raises OSError without an engine."""
     found: Optional[Dict[str, Any]] = engine.get(f"/images/{name}/json")
+    flaw = None if found is None else shapes.misfit(found, IMAGE)
+    if flaw:
+        raise OSError(f"the engine describes image {name} in a shape that is not known ({flaw}): see `docker image inspect {name}`")
     return found

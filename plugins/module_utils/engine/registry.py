@@ -11,6 +11,7 @@ import re
 import urllib.parse
 from typing import Any, Mapping, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 
@@ -70,7 +71,7 @@ def _asked(method: str, resource: str, body: Any = None, headers: Optional[Mappi
     status, raw = Engine().exchange(method, resource, body, headers=headers)
     text = raw.decode("utf-8", "replace")
     try:
-        said = json.loads(text)
+        said = shapes.parse(text)
     except ValueError:
         said = None
     return status, short(str(said["message"]) if isinstance(said, dict) and "message" in said else text, 200)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 # Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
-import json
 import os
 import selectors
 import shutil
@@ -12,6 +11,7 @@ import tempfile
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget
 from ansible_collections.npufleet.triton.plugins.module_utils.fetch.source import (
     SECONDS,
@@ -51,8 +51,8 @@ def size(url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> int:
     if why:
         raise SourceError(why)
     try:
-        found = json.loads(said or b"null")
-    except (ValueError, RecursionError):
+        found = shapes.parse(said or b"null")
+    except ValueError:
         raise SourceError(f"rclone says {said[:200]!a} of it, expected JSON: see its version") from None
     if not isinstance(found, dict) or found.get("IsDir"):
         raise SourceError("found no such object, wanted a file there")

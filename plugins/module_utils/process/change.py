@@ -30,7 +30,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 from ansible_collections.npufleet.triton.plugins.module_utils.system import capture
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys, log
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import repository as repository_api
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import asked, read_served
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import asked, read_served, version_of
 
 CONCERN = "server"
 # Seconds for another change to end, and between two looks at a server
@@ -298,7 +298,7 @@ class Server:
                 raise Unproven(f"the server {'ended' if ended else 'does not serve what is wanted'}:{words}")
             time.sleep(LOOK)
         status, found = asked(self.order["server"], "GET", "/v2")
-        told = found.get("version") if status == 200 and isinstance(found, dict) else None
+        told = version_of(found) if status == 200 else None
         if told != self.order["triton"]:
             raise Unproven(f"found Triton {told}, wanted {self.order['triton']}: choose the rbln_release of this image")
 

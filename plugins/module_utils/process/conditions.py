@@ -11,6 +11,7 @@ import shutil
 import socket
 from typing import Any, Iterator, List, Mapping, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.system import file_system, run, text
 
@@ -61,7 +62,7 @@ def python(path: str, requirements: List[str]) -> Tuple[Optional[str], List[str]
     """(version of this Python, the requirements that it does not meet); None and all of them where it cannot be asked."""
     code, said = run(path, "-c", ASK, json.dumps(requirements))
     try:
-        found = json.loads(said.rpartition("\n")[2])
+        found = shapes.parse(said.rpartition("\n")[2])
         return str(found["python"]), [str(entry) for entry in found["lacks"]]
     except (ValueError, KeyError, TypeError):
         return None, list(requirements) if code else []

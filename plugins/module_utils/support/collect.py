@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import threading
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import MODULE, PCI_VENDOR
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import DAEMON_JSON
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
@@ -222,7 +222,7 @@ def _engine(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
             raise Unavailable(f"the engine does not answer: {error}") from error
 
     def ask(resource: str) -> Callable[[], Any]:
-        return lambda: json.loads(raw(resource))
+        return lambda: shapes.parse(raw(resource))
 
     def log(name: str) -> Callable[[], Any]:
         resource = f"/containers/{name}/logs?stdout=1&stderr=1&timestamps=1&tail={limits.lines}"
@@ -264,7 +264,7 @@ def _answer(
     except OSError as error:
         raise Unavailable(f"{method} {resource} at {netloc(address, port)}: {error}") from error
     try:
-        return json.loads(body) if body.strip() else {"status": 200}
+        return shapes.parse(body) if body.strip() else {"status": 200}
     except ValueError:
         return bounded(body, limits.size)
 
@@ -278,7 +278,8 @@ def _server(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
 
     def configs() -> Dict[str, Any]:
         found: Dict[str, Any] = {}
-        for part in _answer(address, port, limits, "/v2/repository/index", "POST", key):
+        index = _answer(address, port, limits, "/v2/repository/index", "POST", key)
+        for part in index if not shapes.misfit(index, [{"name": str}]) else ():
             path = "/v2/models/{}/versions/{}/config".format(part["name"], part.get("version", 1))
             if not can_be_asked(part["name"]):
                 found[path] = {"error": NAMELESS}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 # Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
 import glob
-import json
 import os
 import selectors
 import signal
@@ -14,6 +13,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, exchange
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
@@ -120,7 +120,7 @@ def content(path: str, limits: Limits) -> Any:
         raise Unavailable(f"{path}: {error.strerror}") from None
     if path.endswith(".json"):
         try:
-            return json.loads(raw)
+            return shapes.parse(raw)
         except ValueError:
             pass
     return bounded(raw, limits.size)

@@ -6,11 +6,11 @@ Nothing of it is public, so a ticket about a driver or an SDK that no one here h
 from __future__ import annotations
 
 import glob
-import json
 import os
 import urllib.parse
 from typing import Any, Dict, List, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import (
@@ -144,7 +144,7 @@ def sdk(engine: Engine, container: str, root: str, limits: Limits) -> Dict[str, 
     except OSError as error:
         raise Unavailable(f"the SDK could not be asked: {error}") from error
     try:
-        answer = json.loads(said.strip().rpartition("\n")[2])
+        answer = shapes.parse(said.strip().rpartition("\n")[2])
         if not isinstance(answer, dict):
             raise ValueError(said)
     except ValueError:

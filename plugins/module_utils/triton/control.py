@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 
 # The port inside the container
 PORT = 8001
 # Seconds that a client takes beyond its request: python3 has to start in the container
 GRACE = 60.0
+# Characters of Triton's words that are kept, as many as the client sends
+WORDS = 4000
+ANSWER = {"code": str, "words": shapes.TEXT_OR_NULL}
 DEADLINE, GONE = "DEADLINE_EXCEEDED", "UNAVAILABLE"
 # What python3 in the container runs; it reads the key there itself, so that no command line has it. The watchdog runs the same.
 PROGRAM = """
@@ -70,8 +74,8 @@ def ask(run: Runner, verb: str, model: str, timeout: float, key: Optional[Mappin
     except OSError as error:
         raise Unasked(str(error)) from None
     try:
-        answer = json.loads(said.strip().rpartition("\n")[2])
-        return str(answer["code"]), str(answer["words"])
-    except (ValueError, KeyError, TypeError):
+        answer = shapes.fitted(said.strip().rpartition("\n")[2], ANSWER)
+        return answer["code"], (answer["words"] or "")[:WORDS]
+    except ValueError:
         words = " ".join(said.split())[-600:]
         raise Unasked(f"the client in the container ended with {code} and without an answer: {words}") from None

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any, Dict, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, connect, exchange
 
 # Seconds of an exchange whose caller names none
@@ -45,10 +46,10 @@ def http_json(
         return 0, str(error)
     words = raw.decode("utf-8", "replace")
     try:
-        found = json.loads(words) if raw else None
+        found = shapes.parse(words) if raw else None
         if "\\ud" in words.lower():
             # Half a character, which nobody could write down
             found = json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
         return status, found
-    except (ValueError, RecursionError):
+    except ValueError:
         return status, words[:500]

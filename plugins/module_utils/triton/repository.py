@@ -9,10 +9,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.driver import vend
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS, can_be_asked, http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import plain
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served, steps_of
 
 # Seconds between two looks: short ones at first, as most of what is waited for is over soon
 SOON, POLL_SECONDS = 0.02, 0.2
+# Characters of an error that are kept
+WORDS = 4000
 # Seconds for an answer out of what the server has in memory
 ANSWER = 5.0
 # Seconds in which a server that answered 200 has to show it
@@ -42,17 +44,25 @@ def good(versions: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
 
 
 def in_order(names: Iterable[str], steps: Mapping[str, List[str]]) -> List[str]:
-    """Steps before their ensembles, else by name."""
-    wanted, order = set(names), []  # type: Set[str], List[str]
-
-    def visit(name: str, above: Set[str]) -> None:
-        for step in sorted(set(steps.get(name, [])) - above):
-            visit(step, above | {name})
-        if name in wanted and name not in order:
-            order.append(name)
-
-    for name in sorted(wanted):
-        visit(name, {name})
+    """Steps before their ensembles, else by name. A server may call anything a step, also in a circle."""
+    wanted = set(names)
+    order: List[str] = []
+    seen: Set[str] = set()
+    # What is looked at, and the steps of it that are left: nothing calls itself, however long a chain is
+    path: List[Tuple[str, Iterator[str]]] = []
+    for first in sorted(wanted):
+        waiting: Iterator[str] = iter([first])
+        while True:
+            step = next((name for name in waiting if name not in seen), None)
+            if step is not None:
+                seen.add(step)
+                path.append((step, waiting))
+                waiting = iter(sorted(set(steps.get(step, []))))
+                continue
+            if not path:
+                break
+            done, waiting = path.pop()
+            order += [done] if done in wanted else []
     return order
 
 
@@ -106,8 +116,7 @@ class Server:
         if not can_be_asked(name) or not any(version["state"] == "READY" for version in versions.values()):
             return []
         status, config = self._http("GET", f"/v2/models/{name}/config")
-        steps = ((config.get("ensemble_scheduling") or {}).get("step") or []) if status == 200 and isinstance(config, dict) else []
-        return [step["model_name"] for step in steps]
+        return steps_of(config) if status == 200 else []
 
     def _http(self, method: str, resource: str, timeout: float = ANSWER, body: str = "") -> Tuple[int, Any]:
         return http_json(self.address, self.port, method, resource, timeout, body, keys.headers(self.key))
@@ -136,7 +145,7 @@ class Server:
                 f"{NAMELESS}, so Triton cannot be told to {verb} it: restart the container, which loads what is linked alone"
             )
         status, answer = self._http("POST", f"/v2/repository/models/{name}/{verb}", self.timeout, "{}")
-        return str(status), str(answer.get("error") if isinstance(answer, dict) else answer)
+        return str(status), str(answer.get("error") if isinstance(answer, dict) else answer)[:WORDS]
 
     def unload(self, name: str) -> None:
         """Unload, and wait until its memory is free again."""

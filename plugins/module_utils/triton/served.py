@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS, can_be_asked, http_json
 
 RELEASE = "npufleet_release"
 # Seconds for all that a server says of its models: each of their configs is an exchange
 SECONDS = 60.0
+# Numbers that Triton gives to versions
+VERSION = re.compile(r"[0-9]{1,19}")
+# Characters of a state, and of Triton's reason for it
+STATE, REASON = 40, 2000
+# Of a server's metadata, and of a model's config
+METADATA = {"version": str}
+ENSEMBLE = {"ensemble_scheduling": {"step": [{"model_name": str}]}}
 
 
 def asked(wanted: Mapping[str, Any], method: str, resource: str) -> Tuple[int, Any]:
@@ -28,8 +37,8 @@ def read_served(wanted: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
     for model in index:
         if not isinstance(model, dict) or not isinstance(model.get("name"), str):
             continue
-        name, version, reason = model["name"], str(model.get("version", "")), str(model.get("reason", ""))
-        if not version.isdigit() or not isinstance(model.get("state"), str):
+        name, version, reason = model["name"], str(model.get("version", "")), str(model.get("reason", ""))[:REASON]
+        if not VERSION.fullmatch(version) or not isinstance(model.get("state"), str):
             reason = reason or "it could not be read"
             served.setdefault(name, {})["-"] = {"state": "UNAVAILABLE", "reason": reason, "release": None}
             continue
@@ -40,8 +49,20 @@ def read_served(wanted: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
             release = _loaded_release(wanted, name, version)
         elif model["state"] == "READY":
             reason = NAMELESS
-        served.setdefault(name, {})[version] = {"state": model["state"], "reason": reason, "release": release}
+        served.setdefault(name, {})[version] = {"state": model["state"][:STATE], "reason": reason, "release": release}
     return served
+
+
+def version_of(metadata: Any) -> Optional[str]:
+    """Return the version out of a server's metadata, None if they do not tell it."""
+    return None if shapes.misfit(metadata, METADATA) else str(metadata["version"])
+
+
+def steps_of(config: Any) -> List[str]:
+    """Return the models that an ensemble calls out of its config; none for another model, or a config of another shape."""
+    if shapes.misfit(config, ENSEMBLE):
+        return []
+    return [step["model_name"] for step in config["ensemble_scheduling"]["step"]]
 
 
 def from_elsewhere(served: Mapping[str, Any]) -> List[str]:
