@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, replacement
-from helpers import unix_server
+from helpers import unix_server, until
 from played_engine import Killed, PlayedEngine
 
 SETTINGS = {"free_timeout": 1, "stop_timeout": 1, "ready_timeout": 5}
@@ -292,6 +292,8 @@ def test_the_command_line_of_a_server_inside_is_read_on_its_host(engine: PlayedE
     engine.add("triton-next", "created")
     key = "--http-restricted-api=trace:key=s3cr3t"
     server = subprocess.Popen([sys.executable, "-c", "input()", key], stdin=subprocess.PIPE)
+    # The kernel lets us go on before it has given the process its arguments
+    until(lambda: Path(f"/proc/{server.pid}/cmdline").read_bytes().endswith(b"s3cr3t\0"))
     (tmp_path / "replacement.json.new").write_text("of a run that was killed")
     try:
         with pytest.raises(container.ContainerError, match="no tritonserver"):

@@ -401,7 +401,7 @@ def test_gs(tmp_path: Path) -> None:
         ("echo '{'", "true", "expected JSON"),
         ("echo []", "true", "found no such object"),
         ('echo \'{"Size": "7"}\'', "true", "expected a number"),
-        ("echo '{\"Size\": 1e999}'", "true", "expected a number"),
+        ("echo '{\"Size\": 1e999}'", "true", "expected JSON"),
         ("echo '{\"Size\": 1000}'", "yes", "it brings more than the 1000 bytes"),
         ("echo '{\"Size\": 100000}'", "while :; do printf x; sleep 0.05; done", "it broke off after .* bytes came within 0 s"),
         ("echo '{\"Size\": 1000}'", "exec >&- 2>&-; sleep 60", "rclone did not end within"),
