@@ -218,7 +218,7 @@ def test_every_exchange_with_the_engine_ends(mode: str, tmp_path: Path) -> None:
 
 def test_a_server_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_api, "SECONDS", SECONDS)
-    with hostile("a byte of the body at a time") as server:
+    with hostile("a byte of a body without length at a time") as server:
         wanted = {"address": "127.0.0.1", "http_port": server.port, "key": None}
         assert ended(lambda: served.read_served(wanted)) is None
 
