@@ -114,7 +114,7 @@ def _manifest(
     status, words, headers = _exchange(address, login, proxies, ca, accept)
     tried = login
     if status == 401 and headers.get("www-authenticate", "").lower().startswith("bearer"):
-        asked = dict(re.findall(r'(\w+)="([^"]*)"', headers["www-authenticate"]))
+        asked = dict(re.findall(r'(?<!\w)(\w+)="([^"]*)"', headers["www-authenticate"]))
         realm = asked.get("realm", "")
         if not realm.startswith("https://"):
             return "found a registry that named no https address for its tokens, wanted one: nothing was sent there"

@@ -98,6 +98,7 @@ WRONG = {
     "redirect loop": _loop,
     "garbage": _once(b"\x00\x01\x02 garbage\r\n\r\n"),
     "nothing": _once(),
+    "a challenge of one word": _once(b"HTTP/1.1 401 No\r\nWWW-Authenticate: Bearer " + b"a" * 65_000 + b"\r\n\r\n"),
     "a wrong length": _once(OK + b"Content-Length: ten\r\n\r\nhello"),
     "a length of 20,000 digits": _once(OK + b"Content-Length: " + b"9" * 20000 + b"\r\n\r\nhello"),
     "less than announced": _once(OK + b"Content-Length: 1000\r\n\r\nhello"),

@@ -22,7 +22,7 @@ ME = lease.Holder("alice/1/1", "alice@ops1")
 def engine(monkeypatch: pytest.MonkeyPatch) -> PlayedEngine:
     """A host whose proven container serves, and a new one that is made."""
     played = PlayedEngine()
-    monkeypatch.setattr(container, "_is_ready", lambda _address, port: played.serving(str(port)) is not None)
+    monkeypatch.setattr(container, "_is_ready", lambda _address, port, _left: played.serving(str(port)) is not None)
     return played
 
 

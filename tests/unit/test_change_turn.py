@@ -143,7 +143,7 @@ class Host:
 def host(proven: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:  # noqa: F811
     monkeypatch.setattr(lease, "WATCHDOG", str(tmp_path_factory.mktemp("watchdog") / "lock"))
     engine = PlayedEngine()
-    monkeypatch.setattr(container, "_is_ready", lambda _address, port: engine.serving(str(port)) is not None)
+    monkeypatch.setattr(container, "_is_ready", lambda _address, port, _left: engine.serving(str(port)) is not None)
     monkeypatch.setattr(resume, "serve_linked", lambda *_given, **_more: None)
     monkeypatch.setattr(turn.contexts, "POLL_SECONDS", 0.01)
     engine.add("triton")

@@ -29,6 +29,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import 
 # A process that ended and was started again so often by the engine will not stay: one failed start may be bad luck
 KEEPS_ENDING = 3
 LOOK = 0.2
+# Seconds for one answer of the server
+ANSWER = 5.0
 # Seconds for one answer of the vendor's tool
 ASKING = 20.0
 
@@ -289,8 +291,8 @@ def endpoint(container: Mapping[str, Any]) -> Optional[Tuple[str, int]]:
     return None
 
 
-def _is_ready(address: str, port: int) -> bool:
-    return http_json(address, port, "GET", "/v2/health/ready")[0] == 200
+def _is_ready(address: str, port: int, left: float) -> bool:
+    return http_json(address, port, "GET", "/v2/health/ready", min(max(left, LOOK), ANSWER))[0] == 200
 
 
 def wait_ready(engine: Docker, name: str, timeout: float) -> None:
@@ -302,7 +304,7 @@ def wait_ready(engine: Docker, name: str, timeout: float) -> None:
         if ended:
             raise ContainerError(f"{ended}: {last_words(engine, name) or 'its log is empty'}")
         at = endpoint(found)
-        if at is None or _is_ready(*at):
+        if at is None or _is_ready(*at, deadline - time.monotonic()):
             return
         if time.monotonic() >= deadline:
             raise ContainerError(
