@@ -178,7 +178,7 @@ def _apply_or_restore(wanted: Wanted, found: Sequence[Difference], units: Sequen
     again = _restart(units)
     contents = [*(file.content for file in wanted.files), *(kept.content for kept in before if kept.content)]
     after = "the previous files are back, and all runs as before" if again is None else f"with the previous files, too, {again}"
-    raise NotStarted(_masked(f"{why}; {after}. See `journalctl --unit {units[-1]}`", contents))
+    raise NotStarted(_masked(f"{why}; {after}", contents))
 
 
 class Snapshot(NamedTuple):
@@ -220,7 +220,7 @@ def _restart(units: Sequence[str]) -> Optional[str]:
             lines = [line.strip() for line in journal.splitlines() if line.strip() and "level=info" not in line]
             telling = [line for line in lines if any(word in line for word in ("failed", "unable", "error", "invalid"))]
             said = " | ".join((telling or lines)[-SHOWN_LINES:]) or output
-            return f"{unit} does not start: {said}"
+            return f"{unit} does not start (`journalctl --unit {unit}`): {said}"
     return None
 
 

@@ -297,8 +297,8 @@ def test_previous_files_are_restored_when_a_unit_does_not_start(unit: Path) -> N
     )
     assert result["failed"] and result["restarted"] == ["engine.service"]
     assert result["msg"] == (
-        "engine.service does not start: failed to start daemon: *** for gelf is invalid; the previous files are back, and all runs "
-        "as before. See `journalctl --unit engine.service`"
+        "engine.service does not start (`journalctl --unit engine.service`): failed to start daemon: *** for gelf is invalid; the "
+        "previous files are back, and all runs as before"
     )
     assert (unit.read_bytes(), mode(unit), new.exists(), os.readlink(link)) == (b'{"a": "good"}', 0o640, False, "elsewhere")
     assert calls(unit).count("restart engine.service") == 2
