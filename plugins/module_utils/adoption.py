@@ -106,6 +106,10 @@ def _name(inspect: Mapping[str, Any], variables: Dict[str, Any], left_out: List[
 def _command(inspect: Mapping[str, Any], facts: Mapping[str, Any], process: Mapping[str, Any], left_out: List[str]) -> None:
     """What the container's own command does beside starting the server. It is not shown, as it may hold keys."""
     config = inspect["Config"]
+    if not process["main"] and process.get("user", "0") != "0":
+        left_out.append(
+            f"user {_word(process['user'])} of the server that was started inside: the managed one has that of its container"
+        )
     own = facts["entrypoint"] != "the image's"
     words = [*(config.get("Entrypoint") or [] if own else []), *(config.get("Cmd") or [])]
     if words and posixpath.basename(str(words[0])) != SERVER and (own or process["main"]):
@@ -290,6 +294,9 @@ def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variabl
         if not variables.get(f"triton_server_allow_{service}", True):
             continue
         inside = last(given, service + "-port", str(usual))
+        listens = last(given, service + "-address")
+        if not on_host and listens not in ("", "0.0.0.0", "::", "ipv6:::"):
+            left_out.append(f"--{service}-address={listens}: the managed server listens on every address of its container")
         bindings = published.get(f"{inside}/tcp") or []
         # An engine with IPv6 lists a port twice
         bindings = [binding for binding in bindings if binding.get("HostIp") != "::"] or bindings

@@ -300,6 +300,22 @@ def test_a_server_with_abbreviated_options_is_read_like_any_other() -> None:
     assert "triton_server_extra_args" not in variables and "s3cr3t" in vault.values()
 
 
+def test_options_that_the_managed_server_has_otherwise_are_told() -> None:
+    argv = [*GUIDE, "--http-address=10.9.8.7", "--grpc-address=0.0.0.0", "--http-restricted-api=model-repository,warp:k=s3cr3t",
+            "--grpc-restricted-protocol=s3cr3t"]  # fmt: skip
+    given = changed()
+    given["process"] = {**given["process"], "argv": argv, "user": "1000"}
+    told = lines(given)
+    for word in (
+        "--http-address=10.9.8.7: the managed server listens on every address",
+        "--http-restricted-api of warp: the managed server closes only ",
+        "--grpc-restricted-protocol of something else: the managed server closes only ",
+        "user 1000 of the server that was started inside",
+    ):
+        assert any(line.startswith(word) for line in told), (word, told)
+    assert len(told) == 4 and "s3cr3t" not in " ".join(told)
+
+
 # Processes
 
 

@@ -164,6 +164,12 @@ def _close(
 ) -> None:
     """Restricted APIs and their key. The managed server has one key, the one that opened most, and one list for both protocols."""
     groups = restricted(given)
+    for name, value in given:
+        unknown = [part for part in value.partition(":")[0].split(",") if part not in keys.APIS] if name in keys.OPTIONS else []
+        if unknown:
+            # Without a colon it may be a key
+            listed = ", ".join(part for part in unknown if ":" in value and OPTION.fullmatch(part)) or "something else"
+            left_out.append(f"--{name} of {listed}: the managed server closes only {', '.join(keys.APIS)}")
     if not groups:
         left_out.append(
             "no key: the managed server asks for one (triton_server_restricted_apis), clients that load models, share memory "
