@@ -194,7 +194,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """daemon.json below tmp_path, one installed package."""
     monkeypatch.setattr(engine, "DAEMON_JSON", str(tmp_path / "daemon.json"))
     monkeypatch.setattr(engine, "CA_FILE", str(tmp_path / "ca.crt"))
-    monkeypatch.setattr(engine.daemon_config, "UNIT_PATHS", (str(tmp_path / "systemd"),))
+    monkeypatch.setattr(engine.daemon_config, "read_flags", dict)
     monkeypatch.setattr(engine, "packages", lambda names: {name: {} for name in names if name == "rsync"})
     monkeypatch.setattr(engine, "Engine", FakeEngine({"/info": {"ServerVersion": "20.10.24", "LoggingDriver": "journald"}}))
     return tmp_path

@@ -48,6 +48,11 @@ UNIT_PATHS = (
     "/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system",
 )  # fmt: skip
 PROGRAM = "dockerd"
+# The unit that Debian's package brings, for a host that has none yet: files of variables and drop-ins may be there before it
+PACKAGED = (
+    "the package's docker.service",
+    "[Service]\nEnvironmentFile=-/etc/default/docker\nExecStart=/usr/sbin/dockerd -H fd:// $DOCKER_OPTS\n",
+)
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
@@ -120,7 +125,7 @@ def clashes(config: Mapping[str, Any], flags: Mapping[str, str]) -> List[str]:
 
 
 def read_flags() -> Dict[str, str]:
-    """Return {option: the flag and the file that has it} of the command line by which systemd would start dockerd.
+    """Return {option: the flag and the file that has it} of the command line by which systemd starts dockerd, or will start it.
 
     Values are left out: one may be a secret. `--config-file` is listed where it names another file than ours.
     """
@@ -151,8 +156,8 @@ def parse_flags(words: Sequence[Tuple[str, str]]) -> Iterator[Flag]:
                 break
 
 
-def _unit_files() -> List[str]:
-    """The unit of the engine and its drop-ins, in the order in which systemd reads them."""
+def _unit_files() -> List[Tuple[str, str]]:
+    """(path, content) of the engine's unit and its drop-ins, in the order in which systemd reads them."""
     units = [os.path.join(path, UNIT) for path in UNIT_PATHS]
     unit = next((path for path in units if os.path.exists(path)), None)
     drop_ins: Dict[str, str] = {}
@@ -160,16 +165,17 @@ def _unit_files() -> List[str]:
         for path in UNIT_PATHS:
             for found in glob.glob(os.path.join(glob.escape(path), directory, "*.conf")):
                 drop_ins.setdefault(os.path.basename(found), found)
-    return [unit, *(drop_ins[name] for name in sorted(drop_ins))] if unit else []
+    whole = (unit, text(unit) or "") if unit else PACKAGED
+    return [whole, *((drop_ins[name], text(drop_ins[name]) or "") for name in sorted(drop_ins))]
 
 
-def _command_line(paths: Sequence[str]) -> List[Tuple[str, str]]:
+def _command_line(units: Sequence[Tuple[str, str]]) -> List[Tuple[str, str]]:
     """The words of ExecStart with the values of variables in their places, each with the file that it comes from."""
     start, source = "", ""
     variables: Dict[str, Tuple[str, str]] = {}
     files: List[str] = []
-    for path in paths:
-        for name, value in _settings(text(path) or ""):
+    for path, content in units:
+        for name, value in _settings(content):
             if name == "ExecStart":
                 start, source = value, path
             elif name == "Environment":
