@@ -232,7 +232,6 @@ def test_every_bound_belongs_to_a_variable() -> None:
         {"monitoring_prometheus_service": "../x"},
         {"triton_server_name": "a/b"},
         {"triton_server_name": "--privileged"},
-        {"triton_server_cpuset": "0-15 --privileged"},
         {"npufleet_protected": "x" * 5000},
     ],
 )

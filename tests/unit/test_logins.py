@@ -94,7 +94,6 @@ VARIABLES: list[tuple[dict[str, Any], str]] = [
     ({"model_repository_gs_endpoint": LOGIN}, "model_repository_gs_credentials"),
     ({"inference_check_address": LOGIN}, "inference_check_headers"),
     ({"npufleet_address": f"{WORD}@npu1"}, "inference_check_headers"),
-    ({"triton_server_log_options": {"gelf-address": LOGIN}}, "Ansible Vault"),
     ({"model_repository_rsync_options": [f"--log={LOGIN}"]}, "Ansible Vault"),
     ({"npufleet_ca_file": LOGIN}, "Ansible Vault"),
     ({"npufleet_http_port": LOGIN}, "Ansible Vault"),
@@ -137,6 +136,7 @@ def test_a_login_out_of_a_template_is_refused() -> None:
         {"triton_server_environment": {"OTEL": LOGIN}},
         {"triton_server_extra_args": [f"--trace-config=opentelemetry,url={LOGIN}"]},
         {"inference_check_headers": {"x-proxy": LOGIN}},
+        {"triton_server_log_options": {"fluentd-address": LOGIN}},
         {"docker_engine_daemon_options": {"proxies": {"http-proxy": f"http://fleet:{WORD}@proxy:3128"}}},
         {"triton_server_cloud_credentials": {"s3": {"": {"secret_key": f"a:{WORD}@b"}}}},
         {

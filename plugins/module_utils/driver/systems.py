@@ -62,5 +62,5 @@ def _system(os_release: str) -> str:
     return "{}-{}".format(facts.get("ID", "unknown"), facts.get("VERSION_ID", ""))
 
 
-def _numbers(text: str) -> List[int]:
-    return [int(number) for number in re.findall(r"\d+", text)]
+def _numbers(version: str) -> List[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]

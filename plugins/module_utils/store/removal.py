@@ -15,6 +15,7 @@ from typing import List
 from ansible_collections.npufleet.triton.plugins.module_utils.store import files
 from ansible_collections.npufleet.triton.plugins.module_utils.store.damage import ASIDE
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import StoreError
+from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
 
 # Directories of roles, of transfers and of a server that was started in a container, beside those of the store
 DIRECTORIES = ("backends", "build", "compile", "compiled", "image", "incoming", "packages", "run", "server", "venv")
@@ -70,7 +71,7 @@ def remove(root: str) -> bool:
     for name in names:
         # Not in Python, whose recursion ends in directories as deep as the connecting user likes to make them in incoming/
         command = ["rm", "-rf", "--one-file-system", "--", os.path.join(root, name)]
-        done = subprocess.run(command, capture_output=True, check=False)
+        done = subprocess.run(command, env=untranslated(), capture_output=True, check=False)
         if done.returncode:
             why = " ".join(done.stderr.decode("utf-8", "replace").split())[:400]
             raise StoreError(f"{name} cannot be removed ({why}). Look at it and run again")

@@ -331,9 +331,10 @@ BOUNDS: Dict[str, Bound] = {
     ),
     "triton_server_environment{}": name(r"[^=\s]+", "the name of a variable"),
     "triton_server_environment[*]": text(PAGE, lines=True, secret=True),
-    "triton_server_extra_args[]": text(LINE, secret=True),
-    "triton_server_log_options{}": name(r"[A-Za-z0-9._/-]+", "the name of an option"),
-    "triton_server_cpuset": name(r"|[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*", "CPUs such as 0-15,32", 1000),
+    "triton_server_extra_args[]": text(LINE, lines=True, secret=True),
+    # Adoption takes these from a container as they are: its engine judges them, and no line or path is made of them
+    **dict.fromkeys(("triton_server_cpuset", "triton_server_log_driver", "triton_server_log_options{}"), text(LINE, lines=True)),
+    "triton_server_log_options[*]": text(LINE, lines=True, secret=True),
     "triton_server_model_repositories[]": Bound("an absolute path in the container without `..`, or an address", _repository),
     "triton_server_poll_seconds": TIME,
     "triton_server_log_verbose": number(0, 100),
