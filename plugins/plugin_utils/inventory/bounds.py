@@ -192,7 +192,8 @@ def _absolute(path: str) -> bool:
 
 
 def _repository(value: str) -> bool:
-    return (_absolute(value) or re.match("[a-z0-9]+://.", value) is not None) and len(value) <= LINE and not CONTROL.search(value)
+    whole = bool(value.strip("/")) and ".." not in value.split("/")
+    return whole and _short_enough(value) and not CONTROL.search(value)
 
 
 def _size(value: str) -> bool:
@@ -335,7 +336,7 @@ BOUNDS: Dict[str, Bound] = {
     # Adoption takes these from a container as they are: its engine judges them, and no line or path is made of them
     **dict.fromkeys(("triton_server_cpuset", "triton_server_log_driver", "triton_server_log_options{}"), text(LINE, lines=True)),
     "triton_server_log_options[*]": text(LINE, lines=True, secret=True),
-    "triton_server_model_repositories[]": Bound("an absolute path in the container without `..`, or an address", _repository),
+    "triton_server_model_repositories[]": Bound("a path in the container without `..`, or an address", _repository),
     "triton_server_poll_seconds": TIME,
     "triton_server_log_verbose": number(0, 100),
     "triton_server_ready_timeout": TIME,
