@@ -80,12 +80,10 @@ def _reasons(host: str, failed: str, lost: Sequence[str]) -> List[str]:
 
 def _took(known: Mapping[str, Any], batch: Sequence[str]) -> Dict[str, rollout.Took]:
     """Of the hosts whose turn went well."""
-    now = time.time()
-    return {
-        host: rollout.Took(round(now - float(known[host]["npufleet_began"]), 1), _turn(host, known[host]).concerns)
-        for host in batch
-        if known[host].get("npufleet_began") and not known[host].get("npufleet_failed")
-    }
+    began = {host: known[host].get("npufleet_began") for host in batch if not known[host].get("npufleet_failed")}
+    took = {host: round(time.time() - float(at), 1) for host, at in began.items() if at}
+    # By the time of day, as a template has no other clock. Nothing is known of a turn during which it was set back
+    return {host: rollout.Took(seconds, _turn(host, known[host]).concerns) for host, seconds in took.items() if seconds >= 0}
 
 
 def _turn(host: str, known: Mapping[str, Any]) -> rollout.Turn:

@@ -98,6 +98,23 @@ def test_unfinished_directories_of_killed_runs_are_removed(home: Path) -> None:
     assert sorted(path.name for path in home.iterdir()) == [".three.new", "current", "one", "two"]
 
 
+def test_a_directory_that_a_run_unpacks_stays_whatever_the_clock_says(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    activated("one")
+    unpack, seen = on_host._unpack, []
+
+    def meanwhile(content: bytes, draft: str, target: str) -> None:
+        monkeypatch.setattr(on_host, "_unpack", unpack)
+        os.utime(draft, (1, 1))
+        activated("two")
+        seen.append(os.path.isdir(draft))
+        unpack(content, draft, target)
+
+    monkeypatch.setattr(on_host, "_unpack", meanwhile)
+    activated("three")
+    assert seen == [True]
+    assert sorted(path.name for path in home.iterdir()) == ["current", "three", "two"]
+
+
 def test_it_is_compiled_and_is_for_every_user_whatever_the_umask(home: Path) -> None:
     before = os.umask(0o077)
     try:

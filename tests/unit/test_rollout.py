@@ -155,6 +155,8 @@ def test_only_turns_that_went_well_are_remembered(tmp_path: Path, monkeypatch: p
         "npu1": {**state(), "npufleet_began": "100.0", "npufleet_failed": ""},
         "npu2": {**state(), "npufleet_began": "100.0", "npufleet_failed": "Change: no"},
         "npu3": state(),
+        # The controller's clock was set back meanwhile
+        "npu4": {**state(), "npufleet_began": "113.0", "npufleet_failed": ""},
     }
     assert Action(tmp_path, state="ended").go(known, list(known))["changed"] is False
     assert json.loads((tmp_path / "turns.json").read_text()) == {"npu1": {"seconds": 12.0, "concerns": ["models", "server"]}}

@@ -28,12 +28,16 @@ def install(version: str, packed: bytes) -> bool:
     """Unpack the archive of a version, unless the host has that version. Return True if it was unpacked. Raises OSError."""
     if os.path.isdir(path(version)):
         return False
+    import fcntl
     import shutil
     import tempfile
 
     os.makedirs(HOME, mode=0o755, exist_ok=True)
     draft = tempfile.mkdtemp(prefix=f".{version}.", dir=HOME)
+    handle = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        # As long as the directory is locked, it belongs to a run at work.
+        fcntl.flock(handle, fcntl.LOCK_EX)
         _unpack(packed, draft, path(version))
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
@@ -41,6 +45,8 @@ def install(version: str, packed: bytes) -> bool:
         if os.path.isdir(path(version)):
             return False
         raise
+    finally:
+        os.close(handle)
     return True
 
 
@@ -75,10 +81,28 @@ def _superseded(*kept: str) -> List[str]:
 
     found = []
     for name in os.listdir(HOME):
-        drafted = name.startswith(".") and time.time() - os.lstat(path(name)).st_mtime < DRAFT
+        # The age is by the time of day, which may be set meanwhile.
+        drafted = name.startswith(".") and (time.time() - os.lstat(path(name)).st_mtime < DRAFT or _is_locked(path(name)))
         if name not in kept and not drafted and os.path.isdir(path(name)) and not os.path.islink(path(name)):
             found.append(name)
     return found
+
+
+def _is_locked(directory: str) -> bool:
+    """Return True if a run is at work in a directory."""
+    import fcntl
+
+    try:
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def _unpack(packed: bytes, draft: str, target: str) -> None:
