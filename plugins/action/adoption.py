@@ -106,7 +106,11 @@ class ActionModule(FleetAction):
         state = self.ask("host_state", {}, task_vars, {"desired": wanted, "host": host})
         if state.get("failed"):
             return {"failed": True, "msg": f"{host}: {state.get('msg')}"}
-        result.update(adoption.masked({key: state[key] for key in ("plan", "report")}, secrets))
+        # The plan decides what follows: of it only the values may be somebody's secret
+        plan = [
+            {**entry, **adoption.masked({key: entry[key] for key in ("current", "desired")}, secrets)} for entry in state["plan"]
+        ]
+        result.update(plan=plan, report=adoption.masked(state["report"], secrets))
         if dest:
             with open(os.path.join(dest, MARK), "w", encoding="utf-8") as target:
                 json.dump(

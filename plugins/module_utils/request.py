@@ -9,10 +9,19 @@ import importlib
 import json
 import os
 import sys
-from typing import Any, Dict, List, Mapping, NoReturn, Protocol
+from collections.abc import Mapping
+from typing import Any, Collection, Dict, List, NoReturn, Protocol, Sequence
 
 NAME = "_request"
 MODULES = "ansible_collections.npufleet.triton.plugins.modules."
+# What playbooks steer by, of any module: data of their own, and of a text that people read what it is about
+CONTROL = (
+    "actual", "data", "desired", "files", "forgotten", "found", "held", "held_by", "id", "lacks", "maintenance", "mark", "moves",
+    "plan", "python", "raw", "seen", "settled", "taken_over",
+)  # fmt: skip
+NAMES = ("name", "model", "protocol", "step", "at")
+# As Ansible writes what it takes out: a part of a text, and the whole of it
+MASK, MASKED = "********", "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER"
 # The holder of a lease: the run, the person at its controller, the name of the host in the inventory
 HOLDER: Dict[str, Any] = {
     "run": {"type": "str", "default": ""},
@@ -36,6 +45,30 @@ class Module(Protocol):
 
     def fail_json(self, msg: str, **kwargs: Any) -> NoReturn:
         """End as failed."""
+
+
+def displayed(result: Mapping[str, Any], secrets: Collection[str]) -> Dict[str, Any]:
+    """Return a result without these secrets in what people read.
+
+    Control data is returned as it is: a password may be a word that a playbook steers by, such as `driver`. So are numbers and
+    switches, in which a short password would be found by chance.
+    """
+    longest_first = sorted(filter(None, map(str, secrets)), key=len, reverse=True)
+    if not longest_first:
+        return dict(result)
+    return {key: value if key in CONTROL else _masked(value, longest_first) for key, value in result.items()}
+
+
+def _masked(value: Any, secrets: Sequence[str]) -> Any:
+    if isinstance(value, str):
+        if value in secrets:
+            return MASKED
+        for secret in secrets:
+            value = value.replace(secret, MASK)
+        return value
+    if isinstance(value, Mapping):
+        return {key: entry if key in NAMES else _masked(entry, secrets) for key, entry in value.items()}
+    return [_masked(entry, secrets) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 class LibraryModule:
@@ -70,7 +103,30 @@ def ansible_module(options: Dict[str, Any]) -> Module:
     """Return the AnsibleModule of a module that Ansible has sent."""
     from ansible.module_utils.basic import AnsibleModule
 
-    return AnsibleModule(argument_spec=options, supports_check_mode=True)
+    class Sent(AnsibleModule):
+        """A module that masks what people read: AnsibleModule masks every text and number of a result, and so control data."""
+
+        def warn(self, warning: str, **more: Any) -> None:
+            super().warn(displayed({"msg": warning}, self.no_log_values)["msg"], **more)
+
+        def exit_json(self, **kwargs: Any) -> NoReturn:
+            super().exit_json(**self._shown(kwargs))
+            raise SystemExit(0)
+
+        def fail_json(self, msg: str, **kwargs: Any) -> NoReturn:
+            super().fail_json(**self._shown({"msg": msg, **kwargs}))
+            raise SystemExit(1)
+
+        def _shown(self, result: Dict[str, Any]) -> Dict[str, Any]:
+            if not self.no_log_values:
+                return result
+            shown = displayed(result, self.no_log_values)
+            self.no_log_values.clear()
+            # In the place of the options, which nobody reads, and some of which are secret
+            return {**shown, "invocation": {}}
+
+    module: Module = Sent(argument_spec=options, supports_check_mode=True)
+    return module
 
 
 def run_module(name: str, parameters: Mapping[str, Any], check_mode: bool, diff: bool) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.testing import patch_module_args
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from helpers import ansible_playbook
 
@@ -35,6 +38,53 @@ def test_a_secret_is_masked_in_every_result_and_nothing_else_is() -> None:
     given = module({"host": "npu1", "secrets": {"models": "artefact-p4ss"}})
     assert request.merge_request(given, FIELDS)["secrets"] == {"models": "artefact-p4ss"}
     assert given.no_log_values == {"artefact-p4ss"}
+
+
+# A host's answer, and passwords that are words, numbers and switches of it
+ANSWER: dict[str, Any] = {
+    "changed": False,
+    "plan": [{"concern": "driver", "name": "models", "current": "17", "desired": None, "action": "load"}],
+    "actual": {"models": {"served": {}}, "driver": {"module": "1.2.17"}},
+    "maintenance": {"reason": "driver", "by": "kim", "since": "17:00"},
+    "moves": {"driver": {"from": "0017-a", "to": "0018-b"}},
+    "checks": [{"name": "driver/http", "model": "driver", "ok": True, "ms": 17.5, "why": "driver gave 17"}],
+    "refusals": ["found no driver with driver"],
+    "report": ["driver models: found 17"],
+    "clock": 1717.17,
+    "taken": True,
+}
+SHOWN = {
+    **ANSWER,
+    "checks": [{"name": "driver/http", "model": "driver", "ok": True, "ms": 17.5, "why": "******** gave ********"}],
+    "refusals": ["found no ******** with ********"],
+    "report": ["******** ********: found ********"],
+}
+WORDS = ["driver", "models", "17", "True", "False", "load"]
+
+
+def test_a_password_that_is_a_word_of_control_data_masks_what_is_displayed_alone() -> None:
+    assert request.displayed(ANSWER, WORDS) == SHOWN
+    assert request.displayed(ANSWER, []) == ANSWER
+    assert request.displayed({"msg": "driver", "list": ["a driver"]}, ["", "driver"]) == {
+        "msg": "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER",
+        "list": ["a ********"],
+    }
+
+
+def test_so_does_a_module_that_ansible_has_sent(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(AnsibleModule, "warn", lambda _self, warning: warned.append(warning))
+    handed = {"secrets": dict(enumerate(WORDS))}
+    with patch_module_args({"_request": handed}):
+        sent = request.ansible_module({"_request": {"type": "dict"}})
+        request.merge_request(sent, FIELDS)
+        sent.warn("the driver")
+        with pytest.raises(SystemExit):
+            sent.exit_json(**ANSWER)
+    told = json.loads(capsys.readouterr().out)
+    assert warned == ["the ********"]
+    assert told.pop("invocation") == {}
+    assert told == SHOWN
 
 
 @pytest.mark.parametrize(("handed", "words"), [({"hots": "npu1"}, "_request: hots"), ({"secrets": [1]}, "dict")])
