@@ -6,6 +6,7 @@ from typing import Any, Dict
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils import library, runs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
 
 
 class ActionModule(FleetAction):
@@ -23,6 +24,10 @@ class ActionModule(FleetAction):
             "patience": int(variables["npufleet_lease_timeout"]),
             "container": self.container(variables),
         }
+        lost = run_guard.STEPS.words()
+        if lost:
+            # What this run knows of its hosts is not complete: no further host is changed
+            return {"failed": True, "msg": f"{host} is not changed. {lost}"}
         wait = int(arguments.get("wait", variables["npufleet_lease_wait"]))
         result = self.ask("host_lease", {**arguments, "wait": 0}, task_vars, handed)
         if result.get("held_by") and wait:

@@ -6,16 +6,17 @@ import re
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Pattern, Tuple
 
-from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError, AnsibleUndefinedVariable
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe, secret
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, runs
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
+from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, rollout, runs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, preflight_inputs, row_remarks
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import (
     Templated,
     desired,
@@ -53,8 +54,6 @@ GIVEN: Tuple[Tuple[str, Optional[str], Pattern[str], str], ...] = (
 KINDS = {list: "a list", dict: "a mapping", float: "a number"}
 # Seconds between two looks at a host that another run is changing
 AGAIN = 2.0
-# What an inventory that is wrong raises
-BAD_INPUT = (Refusal, AnsibleUndefinedVariable, KeyError, TypeError, ValueError, OSError)
 # What a change of models alone does to a server
 OF_MODELS = ("load", "unload", "restart", "wait", "prove")
 
@@ -82,24 +81,43 @@ class ActionModule(FleetAction):
                 words = "wanted the name of one with what host_state has returned"
                 raise AnsibleActionFail(f"known: found no such variable as {short(known)}, {words}")
             return {**state, "changed": False, "known": True}
+        if self._task.args.get("rollback") or boolean(self._task.args.get("preflight", False)):
+            return self._planned(host, task_vars)
+        with self.refusing(host):
+            return self._seen(host, task_vars)
+
+    def _planned(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
+        """Return the plan of the host, or every reason why there is none.
+
+        A reason is a result and no failure here, because the reasons of all hosts are reported together.
+        """
+        reasons: List[str] = []
+        planned: Dict[str, Any] = {}
+        with collected(reasons):
+            variables = self.variables(task_vars)
+            concerns, rollback = self._task.args.get("concerns"), self._task.args.get("rollback")
+            if rollback:
+                arguments = {"linked": boolean(self._task.args.get("linked", False)), "rollback": rollback}
+                planned = self._rollback(variables, concerns or [], arguments, task_vars, host)
+            else:
+                planned = self._preflight(variables, concerns, task_vars, host)
+            planned = self._for_playbooks(planned, variables)
+        return {**planned, "refusals": [*planned["refusals"], *reasons]} if planned else self._refused(reasons)
+
+    def _seen(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
+        """Return what was read of the host."""
         variables = self.variables(task_vars)
         concerns = self._task.args.get("concerns")
-        if boolean(self._task.args.get("preflight", False)):
-            return self._protected(self._preflight(variables, concerns, task_vars, host), variables)
         if concerns is None:
             concerns = self.concerns(variables, task_vars)
         if boolean(self._task.args.get("unsealed", False)):
-            with self.refusing(host):
-                return {"changed": False, "desired": desired(variables, concerns, seal=False)[0]}
-        given = ("prove", "linked", "timeout", "rollback")
+            return {"changed": False, "desired": desired(variables, concerns, seal=False)[0]}
+        given = ("prove", "linked", "timeout")
         arguments = {key: self._task.args[key] for key in given if key in self._task.args}
-        if arguments.get("rollback"):
-            return self._protected(self._rollback(variables, concerns, arguments, task_vars, host), variables)
-        with self.refusing(host):
-            # The mark does not depend on what is wanted of the host
-            proof = boolean(arguments.get("prove", False))
-            wanted, manifests = desired(variables, concerns, now=proof) if concerns else ({}, {})
-            handed = self._handed(variables, wanted, host)
+        # The mark does not depend on what is wanted of the host
+        proof = boolean(arguments.get("prove", False))
+        wanted, manifests = desired(variables, concerns, now=proof) if concerns else ({}, {})
+        handed = self._handed(variables, wanted, host)
         result = self._look(arguments, handed, task_vars)
         if result.get("failed"):
             # The message says it all; the rest would bury it.
@@ -110,15 +128,26 @@ class ActionModule(FleetAction):
             # Of a host as a whole, once in a run of status
             told["warnings"] = [*told.get("warnings", []), *row_remarks.untested(variables)]
             told["untested"] = variables["npufleet_row"].get("untested")
-        return self._protected(told, variables)
+        return self._for_playbooks(told, variables, batched=boolean(arguments.get("linked", False)))
 
     @staticmethod
-    def _protected(result: Dict[str, Any], variables: Mapping[str, Any]) -> Dict[str, Any]:
-        """With the environment that the host is in, as its own task sees it: variables of a playbook are in no hostvars.
+    def _for_playbooks(result: Dict[str, Any], variables: Mapping[str, Any], batched: bool = True) -> Dict[str, Any]:
+        """Add the variables by which playbooks ask and divide, as the host's own task sees them.
 
-        Of a host that is refused nobody is asked.
+        Variables of a playbook are in no hostvars. A wrong one is a reason against a change, and none against looking.
         """
-        return result if result.get("refusals") else {**result, "protected": variables["npufleet_protected"]}
+        more: Dict[str, Any] = {}
+        reasons: List[str] = []
+        with collected(reasons):
+            more["protected"] = variables["npufleet_protected"]
+        with collected(reasons):
+            if batched and rollout.SERIAL in variables:
+                more["serial"] = rollout.sizes(variables[rollout.SERIAL])
+        if reasons:
+            told = list(result.get("refusals", []))
+            more["refusals"] = [*told, *(reason for reason in reasons if reason not in told)]
+            more.update({"as_wanted": False} if "as_wanted" in result else {})
+        return {**result, **more}
 
     @staticmethod
     def _handed(variables: Templated, wanted: Dict[str, Any], host: str) -> Dict[str, Any]:
@@ -129,24 +158,21 @@ class ActionModule(FleetAction):
     def _rollback(
         self, variables: Templated, concerns: List[str], arguments: Dict[str, Any], task_vars: Dict[str, Any], host: str
     ) -> Dict[str, Any]:
-        """What a rollback would change, and why it cannot; a reason is a result here, as all hosts' are told at once."""
-        try:
+        """What a rollback would change, and every reason why it cannot."""
+        reasons: List[str] = []
+        with collected(reasons):
             wanted, manifests = desired(variables, concerns)
             handed = self._handed(variables, wanted, host)
-        except BAD_INPUT as error:
-            return self._refused(self.reasons(error))
-        result = self._answer(lambda: self._look(arguments, handed, task_vars))
-        if result.get("failed"):
-            return self._refused([self._become(result)])
-        try:
+            result = self._answer(lambda: self._look(arguments, handed, task_vars))
+            if result.get("failed"):
+                return self._refused([self._become(result)])
             with host_text.understood(host):
                 # A host that has not said what it would move must not be taken for one that moves nothing
                 silent = sorted({"moves", "refusals"} - set(result))
                 if silent:
                     raise host_text.NoData(f"found no {' and no '.join(silent)}, wanted what a rollback would do")
                 return self._complete(result, manifests, handed)
-        except host_text.Misunderstood as reason:
-            return self._refused([str(reason)])
+        return self._refused(reasons)
 
     @staticmethod
     def _answer(look: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
@@ -224,44 +250,46 @@ class ActionModule(FleetAction):
     def _preflight(
         self, variables: Templated, concerns: Optional[List[str]], task_vars: Dict[str, Any], host: str
     ) -> Dict[str, Any]:
-        """The plan, and every reason why it cannot be applied; a reason is a result here and no failure."""
+        """The plan, and every reason why it cannot be applied."""
         reasons: List[str] = []
-        try:
+        wanted: Dict[str, Any] = {}
+        with collected(reasons):
             reasons += findings.findings(variables, inventory_specs(), task_vars)
+        with collected(reasons):
             if concerns is None:
                 # Here, as to template it in the task would take each host its first look for a filter
                 concerns = list(variables["preflight_concerns"]) or self.concerns(variables, task_vars)
             wanted, manifests, more = survey(variables, concerns)
             reasons += [entry for entry in more if entry not in reasons]
+        if not wanted or concerns is None:
+            return self._refused(reasons)
+        with collected(reasons):
             handed = self._handed(variables, wanted, host)
-            if {"driver", "models"} & set(concerns):
+            judges = bool({"driver", "models"} & set(concerns))
+            if judges:
                 handed["suppliers"], handed["passwords"] = preflight_inputs.suppliers(variables)
                 handed["conditions"] = preflight_inputs.conditions(variables, manifests)
                 handed["passwords"]["addresses"] = secret.of_addresses([handed["suppliers"], handed["conditions"]])
-        except BAD_INPUT as error:
-            reasons += [entry for entry in self.reasons(error) if entry not in reasons]
-            return self._refused(reasons)
-        if not wanted:
-            return self._refused(reasons)
-        models_only = "models" in concerns and "image" not in concerns
-        result = self._answer(lambda: self._settled(handed, task_vars, int(variables["npufleet_lease_wait"]) if models_only else 0))
-        if result.get("failed"):
-            return self._refused([*reasons, self._become(result)])
-        began, ended = result.pop("between")
-        try:
+            models_only = "models" in concerns and "image" not in concerns
+            wait = int(variables["npufleet_lease_wait"]) if models_only else 0
+            result = self._answer(lambda: self._settled(handed, task_vars, wait))
+            if result.get("failed"):
+                return self._refused([*reasons, self._become(result)])
+            began, ended = result.pop("between")
             with host_text.understood(host):
-                if models_only and not result.get("maintenance"):
-                    reasons += beyond_models(result["plan"])
-                if {"driver", "models"} & set(concerns) and not result.get("maintenance"):
-                    reasons += preflight_inputs.refusals(variables, manifests, result["plan"], result["actual"])
-                    if result["plan"] and "driver" in result["actual"]:
-                        reasons += preflight_inputs.clock(result["clock"], began, ended, int(variables["preflight_clock_skew"]))
-                    result["warnings"] = [*result.get("warnings", []), *row_remarks.warnings(variables)]
-                result["refusals"] = reasons + result.get("refusals", [])
-                result["as_wanted"] = not (result["refusals"] or result["plan"] or result["maintenance"])
-                return self._complete(result, manifests, handed)
-        except host_text.Misunderstood as reason:
-            return self._refused([*reasons, str(reason)])
+                result = self._complete(result, manifests, handed)
+                if not result.get("maintenance"):
+                    reasons += beyond_models(result["plan"]) if models_only else []
+                    if judges:
+                        reasons += preflight_inputs.refusals(variables, manifests, result["plan"], result["actual"])
+                        if result["plan"] and "driver" in result["actual"]:
+                            skew = int(variables["preflight_clock_skew"])
+                            reasons += preflight_inputs.clock(result["clock"], began, ended, skew)
+                        result["warnings"] = [*result.get("warnings", []), *row_remarks.warnings(variables)]
+                refusals = [*reasons, *result.get("refusals", [])]
+                as_wanted = not (refusals or result["plan"] or result["maintenance"])
+                return {**result, "refusals": refusals, "as_wanted": as_wanted}
+        return self._refused(reasons)
 
     @staticmethod
     def _refused(reasons: List[str]) -> Dict[str, Any]:

@@ -10,6 +10,7 @@ from ansible.errors import AnsibleConnectionFailure
 from ansible_collections.npufleet.triton.plugins.modules.rollout import OPTIONS
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, rollout, runs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
 
 # In npufleet_output_dir
 RECORD = "turns.json"
@@ -33,6 +34,7 @@ class ActionModule(FleetAction):
     ) -> Dict[str, Any]:
         result: Dict[str, Any] = {"changed": False}
         reasons = _reasons(host, given["failed"], given["lost"])
+        reasons += [f"{name}: {why}" for name, why in run_guard.STEPS.lost([host])]
         if given["release"]:
             reasons += self._release(host, task_vars)
         # Once for all of them
@@ -62,7 +64,7 @@ class ActionModule(FleetAction):
         hosts: List[str] = list(variables["ansible_play_hosts_all"])
         # Batches are parts of one list; this one is what Ansible made of it, without hosts that were lost
         later = hosts[hosts.index(batch[-1]) + 1 :]
-        divided = rollout.batches(hosts, serial or "100%")
+        divided = rollout.batches(hosts, rollout.sizes("100%" if serial is None else serial))
         rest = [[host for host in part if host in later] for part in divided]
         parts = [[_turn(host, known[host]) for host in part] for part in [list(batch), *filter(None, rest)]]
         return rollout.words(parts, rollout.read(path), len(hosts))

@@ -9,6 +9,7 @@ description:
   - The variable C(npufleet_group) of the command line, and C(npu_hosts) where it is not given. It is for C(hosts) of a play, which
     sees no variable of the inventory.
   - A group that the inventory has not is an error. A play over no hosts would be green and would have done nothing.
+  - It ends a run that must not go on, as P(npufleet.triton.guarded#lookup) does.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -35,6 +36,8 @@ from typing import Any, Dict, List, Optional
 
 from ansible.errors import AnsibleError
 from ansible.plugins.lookup import LookupBase
+from ansible_collections.npufleet.triton.plugins.plugin_utils.action import role_defaults
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
 
 DEFAULT = "npu_hosts"
 
@@ -44,6 +47,7 @@ class LookupModule(LookupBase):
 
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[str]:
         seen = variables or {}
+        run_guard.check(seen, role_defaults())
         name = str(seen.get("npufleet_group", DEFAULT))
         groups = seen.get("groups") or {}
         # Without any host it is a check of syntax, or Ansible says itself that there is no inventory

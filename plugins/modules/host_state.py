@@ -164,7 +164,7 @@ refusals:
   description:
     - Every reason why the plan cannot be applied, each with what was found, what is wanted and what to do. Nothing was changed.
     - A host whose variables are wrong, or that could not be read as root, has its reasons here and an empty plan.
-  returned: with O(preflight) or O(rollback)
+  returned: with O(preflight) or O(rollback); otherwise where a variable that playbooks read of the host is wrong
   type: list
   elements: str
 as_wanted:
@@ -181,8 +181,13 @@ clock:
   type: float
 protected:
   description: The name of the environment that the host is in, where people are asked before it is changed; empty for none.
-  returned: when there are no RV(refusals)
+  returned: success, where the variable C(npufleet_protected) can be evaluated
   type: str
+serial:
+  description: The sizes of batches of the variable C(npufleet_rollout_serial), as numbers of hosts and percentages.
+  returned: with O(preflight), O(rollback) or O(linked), where that variable is valid
+  type: list
+  elements: raw
 origins:
   description:
     - Where the controller finds each large file of the models, by its SHA-256, without logins and signatures of addresses.

@@ -13,8 +13,7 @@ from functools import cache
 from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from ansible import constants as C
-from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleUndefinedVariable
-from ansible.module_utils.common.parameters import remove_values
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 from ansible.template import trust_as_template
 from ansible_collections.npufleet.triton.plugins.module_utils import request
@@ -23,6 +22,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library as host_library
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, library
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import reasons
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import (
     ROWS,
     Templated,
@@ -176,7 +176,7 @@ class FleetAction(ActionBase):
                     )
             else:
                 result = self._run(module, options, task_vars)
-        return remove_values(result, parameters.secrets) if parameters.secrets else result
+        return request.displayed(result, parameters.secrets)
 
     def _run(self, module: str, arguments: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
         """Run a module of this collection as Ansible does. Its arguments hold whole files, which no system log shows."""
@@ -196,21 +196,16 @@ class FleetAction(ActionBase):
 
     @contextmanager
     def refusing(self, host: str) -> Iterator[None]:
-        """Turns what bad input raises inside into one refusal of the host."""
+        """Turn any exception that is raised inside into one refusal of the host."""
         try:
             yield
-        except (Refusal, AnsibleUndefinedVariable, KeyError, TypeError, ValueError) as error:
+        except (AnsibleActionFail, AnsibleConnectionFailure):
+            raise
+        except Exception as error:
             raise self.refuse(host, error) from None
 
-    def reasons(self, error: Exception) -> List[str]:
-        """What bad input raised, as the reasons that it stands for."""
-        if isinstance(error, Refusal):
-            return error.reasons
-        if isinstance(error, AnsibleUndefinedVariable):
-            return [f"{error.message}: set it in the inventory"]
-        return [str(error)]
-
     def refuse(self, host: str, error: Exception) -> AnsibleActionFail:
-        """One message with every reason."""
-        lines = "".join("\n  - " + host_text.told(reason) for reason in self.reasons(error))
-        return AnsibleActionFail(f"{host} is refused, nothing was changed:{lines}")
+        """Return one error with every reason, also as data for the table of refusals."""
+        found = [host_text.told(reason) for reason in reasons.of_error(error)]
+        lines = "".join("\n  - " + reason for reason in found)
+        return AnsibleActionFail(f"{host} is refused, nothing was changed:{lines}", result={"refusals": found})

@@ -7,10 +7,16 @@ import re
 from contextlib import suppress
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
 
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.plugin_utils import outputs
 
 MIB = 1 << 20
-PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
+SERIAL = "npufleet_rollout_serial"
+# What Ansible's `serial` takes: it counts anything else as "all hosts at once", or ends with a traceback
+COUNT = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+PERCENT = re.compile(r"([1-9][0-9]?|100)%", re.ASCII)
+# Size of a batch: a number of hosts, or a percentage of the hosts of the rollout
+Size = Union[int, str]
 
 
 class Turn(NamedTuple):
@@ -28,16 +34,61 @@ class Took(NamedTuple):
     concerns: Sequence[str]
 
 
-def batches(hosts: Sequence[str], serial: Union[int, str, Sequence[Union[int, str]]]) -> List[List[str]]:
-    """The hosts as Ansible's `serial` divides them: each entry once, the last again and again; less than one host is one."""
-    entries = [serial] if isinstance(serial, (int, str)) else list(serial)
-    left, found = list(hosts), []
+def sizes(value: Any) -> List[Size]:
+    """Return the sizes of batches that a value of npufleet_rollout_serial stands for.
+
+    A text is what `-e` makes of a value: `25%`, `3` or a list in JSON. Raises Refusal with every entry that is no size.
+    """
+    if isinstance(value, str) and value.strip().startswith("["):
+        with suppress(ValueError):
+            value = json.loads(value)
+    entries = list(value) if isinstance(value, (list, tuple)) else [value]
+    found = [_size(entry) for entry in entries]
+    wrong = [short(entry, 60) or '""' for entry, size in zip(entries, found) if size is None]
+    if wrong or not entries:
+        raise Refusal(
+            [
+                f"{SERIAL} is {', '.join(wrong) or 'an empty list'}, expected numbers of hosts of 1 or more, or percentages from "
+                '1% to 100%: correct it, such as [1, "25%", "100%"]'
+            ]
+        )
+    return [size for size in found if size is not None]
+
+
+def _size(entry: Any) -> Optional[Size]:
+    """Return the size of a batch; None where the entry is none."""
+    if isinstance(entry, bool) or not isinstance(entry, (int, str)):
+        return None
+    text = str(entry).strip()
+    return text if PERCENT.fullmatch(text) else int(text) if COUNT.fullmatch(text) else None
+
+
+def agreed(values: Mapping[str, Sequence[Size]]) -> List[Size]:
+    """Return the one value of the hosts of a rollout; everything in one batch where there is no host.
+
+    `values` has the sizes by host. Raises Refusal where hosts have different ones.
+    """
+    hosts: Dict[str, List[str]] = {}
+    for host, value in values.items():
+        hosts.setdefault(json.dumps(list(value)), []).append(host)
+    if len(hosts) > 1:
+        told = "; ".join(f"{value} of {', '.join(names)}" for value, names in hosts.items())
+        raise Refusal(
+            [
+                f"{SERIAL} is {told}, expected one value for all hosts that one run changes: give it with -e, or run once for each "
+                "with --limit"
+            ]
+        )
+    return list(next(iter(values.values()), ["100%"]))
+
+
+def batches(hosts: Sequence[str], serial: Sequence[Size]) -> List[List[str]]:
+    """Return the hosts as Ansible's `serial` divides them: each size once, the last again and again; no batch is empty."""
+    entries, left, found = list(serial), list(hosts), []
     while left:
-        entry = str(entries.pop(0) if len(entries) > 1 else entries[0]) if entries else ""
-        percent = PERCENT.fullmatch(entry)
-        size = int(float(percent[1]) / 100 * len(hosts)) or 1 if percent else int(entry or 0)
-        # Without a number, all at once
-        size = size if size > 0 else len(left)
+        entry = entries.pop(0) if len(entries) > 1 else entries[0]
+        percent = PERCENT.fullmatch(str(entry))
+        size = (int(int(percent[1]) / 100.0 * len(hosts)) or 1) if percent else int(entry)
         found.append(left[:size])
         left = left[size:]
     return found

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import socket
 from typing import Dict
 
 from ansible_collections.npufleet.triton.plugins.module_utils.system import text
+
+# As run_id() writes it
+RUN = re.compile(r"(?P<place>[^/]*)/(?P<pid>[0-9]{1,10})/(?P<began>[0-9]*)", re.ASCII)
 
 
 def run_id() -> str:
@@ -17,10 +21,12 @@ def run_id() -> str:
 
 
 def has_ended(run: object) -> bool:
-    """Whether a run, as a host tells it, is one of this machine and is no more. Of other machines nobody knows."""
-    place, _slash, process = run.partition("/") if isinstance(run, str) else ("", "", "")
-    pid, _slash, began = process.partition("/")
-    return place == _place() and pid.isdigit() and _began(int(pid)) != began
+    """Return True if a run, as a host reports it, is one of this machine and is no more. Of other machines nobody knows.
+
+    Text that is no run id names no run, so none has ended.
+    """
+    match = RUN.fullmatch(run) if isinstance(run, str) else None
+    return match is not None and match["place"] == _place() and _began(int(match["pid"])) != match["began"]
 
 
 def holder(host: str) -> Dict[str, str]:

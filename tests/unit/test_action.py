@@ -37,7 +37,7 @@ def test_the_request_of_a_call_reaches_no_system_log_and_no_result() -> None:
 
 @pytest.mark.parametrize(
     ("error", "lines"),
-    [(ValueError("one"), ["one"]), (KeyError("npufleet_npus"), ["'npufleet_npus'"])],
+    [(ValueError("one"), ["one"]), (KeyError("npufleet_npus"), ["KeyError: 'npufleet_npus'"])],
 )
 def test_a_refusal_names_the_host_and_each_reason(error: Exception, lines: list[str]) -> None:
     words = str(Action().refuse("npu1", error)).splitlines()

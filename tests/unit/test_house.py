@@ -159,7 +159,7 @@ def test_every_rollout_has_the_same_gates() -> None:
     }
     assert sorted(rollouts) == ["models", "recover", "rollback", "site"]
     assert rollouts["models"] == rollouts["recover"] == rollouts["rollback"] == rollouts["site"]
-    assert rollouts["site"]["max_fail_percentage"] == 0 and "npufleet_rollout_serial" in rollouts["site"]["serial"]
+    assert rollouts["site"]["max_fail_percentage"] == 0 and "rollout_batches" in rollouts["site"]["serial"]
 
 
 def test_errors_are_not_ignored() -> None:

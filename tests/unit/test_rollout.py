@@ -13,6 +13,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 from ansible_collections.npufleet.triton.plugins.action import rollout as action
 from ansible_collections.npufleet.triton.plugins.filter.rollout_groups import rollout_groups
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, rollout
 from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import Took, Turn
 from helpers import ROOT
@@ -29,14 +30,53 @@ HOSTS = [f"npu{number}" for number in range(1, 10)]
         (4, [4, 4, 1]),
         ("4", [4, 4, 1]),
         (["5%"], [1] * 9),
-        ([], [9]),
-        ([0], [9]),
+        ('[2, "50%"]', [2, 4, 3]),
+        (" 100% ", [9]),
     ],
 )
 def test_batches_are_those_that_ansible_makes(serial: Any, sizes: list[int]) -> None:
-    found = rollout.batches(HOSTS, serial)
+    found = rollout.batches(HOSTS, rollout.sizes(serial))
     assert [len(batch) for batch in found] == sizes
     assert [host for batch in found for host in batch] == HOSTS
+
+
+@pytest.mark.parametrize(
+    ("serial", "words"),
+    [
+        (0, "0"),
+        (-1, "-1"),
+        ([], "an empty list"),
+        ("[]", "an empty list"),
+        ([1, 0, "100%"], "0"),
+        (None, "nothing"),
+        ("", '""'),
+        (True, "true"),
+        ([1, False], "false"),
+        (2.5, "2.5"),
+        ("0%", "0%"),
+        ("101%", "101%"),
+        ("12.5%", "12.5%"),
+        ("-5%", "-5%"),
+        ("١%", "١%"),
+        ("half", "half"),
+        ("1, 2", "1, 2"),
+        ("[1, 2", "[1, 2"),
+        ({"a": 1}, '{"a": 1}'),
+        ([[1]], "[1]"),
+        ([0, -1, "x"], "0, -1, x"),
+    ],
+)
+def test_a_serial_that_is_no_size_is_refused(serial: Any, words: str) -> None:
+    with pytest.raises(Refusal, match=r"npufleet_rollout_serial is ") as refusal:
+        rollout.sizes(serial)
+    assert f"npufleet_rollout_serial is {words}, expected numbers of hosts of 1 or more" in refusal.value.reasons[0]
+
+
+def test_hosts_that_change_together_have_one_serial() -> None:
+    assert rollout.agreed({"npu1": [1, "50%"], "npu2": [1, "50%"]}) == [1, "50%"]
+    assert rollout.agreed({}) == ["100%"]
+    with pytest.raises(Refusal, match=r'is \[1, "50%"\] of npu1, npu3; \["100%"\] of npu2, expected one value'):
+        rollout.agreed({"npu1": [1, "50%"], "npu2": ["100%"], "npu3": [1, "50%"]})
 
 
 def test_what_lies_ahead_is_told_with_bytes_and_an_estimate() -> None:

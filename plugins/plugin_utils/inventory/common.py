@@ -14,9 +14,6 @@ from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Callable, Collection, Dict, Iterator, Optional, Set, Tuple, TypeVar
 
-from ansible.errors import AnsibleError
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-
 Made = TypeVar("Made")
 # The text of a variable that is not set (no JSON text is empty), and the key of the value that is not a variable
 ABSENT, ALSO = "", ""
@@ -97,5 +94,6 @@ def _values(variables: Mapping[str, Any], names: Collection[str], also: Any) -> 
         there = {name: variables[name] for name in names if name != ALSO and name in variables}
         found = {name: json.dumps(value, sort_keys=True) for name, value in {**there, ALSO: also}.items()}
         return {**dict.fromkeys(names, ABSENT), **found}
-    except (Refusal, AnsibleError, TypeError, ValueError):
+    # Whatever a template or a value raises: what is not shared is computed for each host.
+    except Exception:
         return None

@@ -10,11 +10,11 @@ from functools import cache
 from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Set, Tuple
 
 import yaml
-from ansible.errors import AnsibleError, AnsibleUndefinedVariable
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import without_login
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import bounds, values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import in_common
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected, of_error
 
 MONITORING = "monitoring_hosts"
 # Prefixes that belong to this project: a name below them that nobody reads is a mistake.
@@ -59,15 +59,22 @@ def specs(roles: str) -> Dict[str, Mapping[str, Any]]:
 def findings(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]], given: Iterable[str]) -> List[str]:
     """Every reason against these variables; `given` are the names that the inventory or the command line sets."""
     given = sorted(given)
-    # Of names alone, which most hosts have in common
-    reasons = list(in_common(variables, "names", lambda _none: list(_names(given, known)), given))
+    reasons: List[str] = []
+    with collected(reasons):
+        # Of names alone, which most hosts have in common
+        reasons += in_common(variables, "names", lambda _none: list(_names(given, known)), given)
     kinds, unusable = _kinds(variables, known, given)
     reasons += kinds
     if not kinds:
         kinds, unusable = _kinds(variables, known, [name for name in DERIVED if name in variables])
         reasons += kinds
     usable = _Usable(variables, unusable)
-    return reasons + list(_contradictions(usable)) + list(_groups(usable))
+    for rules in (_contradictions, _groups):
+        # One by one: a rule that cannot be judged loses none of the reasons found before it
+        with collected(reasons):
+            for reason in rules(usable):
+                reasons.append(reason)
+    return reasons
 
 
 def _names(given: List[str], known: Mapping[str, Any]) -> Iterator[str]:
@@ -108,12 +115,11 @@ def _kinds(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]],
         try:
             # Read, it is of its type
             variables[name]
-        except AnsibleUndefinedVariable as error:
-            reasons.append(f"{name} cannot be made: {short(str(error.message), 600)}: set it in the inventory")
-        except AnsibleError as error:
-            reasons.append(f"{name} cannot be made: {short(str(error.message), 600)}")
         except Refusal as refusal:
             reasons += refusal.reasons
+        # A template may run any lookup and any filter, and these raise anything.
+        except Exception as error:
+            reasons += [f"{name} cannot be made: {reason}" for reason in of_error(error)]
         else:
             continue
         unusable.add(name)
@@ -133,7 +139,8 @@ class _Usable(Dict[str, Any]):
             return ""
         try:
             return self._variables[name]
-        except (AnsibleError, Refusal, TypeError, KeyError, AttributeError):
+        # Its reason is among those of `_kinds`, whatever it is.
+        except Exception:
             return ""
 
 

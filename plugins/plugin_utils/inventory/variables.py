@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from datetime import date
 from functools import cache, lru_cache
 from types import MappingProxyType
-from typing import Any, Callable, Collection, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Collection, Dict, Iterator, List, Sequence, Tuple
 
-from ansible.errors import AnsibleUndefinedVariable
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import engine
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
@@ -18,6 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import in_common
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import release_rows
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import Manifest
@@ -39,10 +39,9 @@ def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
     unknown = sorted(set(concerns) - set(CONCERNS))
     if unknown:
         raise Refusal([f"there is no concern {', '.join(unknown)}: name some of {', '.join(CONCERNS)}"])
-    try:
-        crooked = engine.proxy_reasons(variables)
-    except Refusal as refusal:
-        crooked = refusal.reasons
+    crooked: List[str] = []
+    with collected(crooked):
+        crooked += engine.proxy_reasons(variables)
     if concerns == ["monitoring"]:
         if crooked:
             raise Refusal(crooked)
@@ -51,10 +50,9 @@ def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
         f"{name} is not set: it names {what}; set it in the inventory" for name, what in REQUIRED.items() if name not in variables
     ]
     if not reasons:
-        try:
-            reasons = list(_against(variables))
-        except Refusal as refusal:
-            reasons = refusal.reasons
+        with collected(reasons):
+            for reason in _against(variables):
+                reasons.append(reason)
     if reasons or crooked:
         raise Refusal(misfits(variables) + [reason for reason in [*reasons, *crooked] if reason not in misfits(variables)])
 
@@ -99,14 +97,16 @@ def survey(
     found: Dict[str, Manifest] = {}
     reasons = list(misfits(variables))
     if {"models", "server"} & set(concerns):
-        try:
+        with collected(reasons):
             found, more = manifests(variables)
-        except Refusal as refusal:
-            more = refusal.reasons
-        reasons += more
+            reasons += more
+    cloud: Sequence[str] = ()
+    if "server" in concerns:
+        with collected(reasons):
+            cloud = manifest.cloud_models(variables)
     given = Given(
         manifests=found,
-        cloud=manifest.cloud_models(variables) if "server" in concerns else (),
+        cloud=cloud,
         # Reads every file of the backends, and two concerns want it
         image=lru_cache(maxsize=None)(lambda: in_common(variables, "image", CONCERNS["image"].desired)),
         checks=lambda: inputs.digest(variables, checks_digest(variables)),
@@ -114,15 +114,9 @@ def survey(
     )
     key = secret.new_key()
     for concern in concerns:
-        try:
+        with collected(reasons, about=concern):
             made = given.image() if concern == "image" else CONCERNS[concern].desired(variables, given)
             wanted[concern] = SEALED[concern](made, key) if seal and concern in SEALED else made
-        except Refusal as refusal:
-            reasons += refusal.reasons
-        except AnsibleUndefinedVariable as error:
-            reasons.append(f"{error.message}: set it in the inventory")
-        except (OSError, TypeError, ValueError, AttributeError) as error:
-            reasons.append(f"{concern}: a variable has a value of another kind than it should: {error}")
     return wanted, found, list(dict.fromkeys(reasons))
 
 

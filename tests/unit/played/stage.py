@@ -70,8 +70,19 @@ class Run:
         return {name: int(number) for name, number in re.findall(r"(\w+)=(\d+)", line)}
 
 
-def run(place: Path, playbook: str, scenario: dict[str, Any], *options: str, group: str = "npu_hosts", **variables: Any) -> Run:
-    """One run of a playbook of this checkout on the hosts of a scenario, which are in a group of this name."""
+def run(
+    place: Path,
+    playbook: str,
+    scenario: dict[str, Any],
+    *options: str,
+    group: str = "npu_hosts",
+    by_name: str = "",
+    **variables: Any,
+) -> Run:
+    """One run of a playbook of this checkout on the hosts of a scenario, which are in a group of this name.
+
+    `by_name` is what the collection calls the playbook.
+    """
     place.mkdir(parents=True, exist_ok=True)
     (place / "calls").write_text("")
     (place / "scenario.json").write_text(json.dumps(scenario))
@@ -85,6 +96,6 @@ def run(place: Path, playbook: str, scenario: dict[str, Any], *options: str, gro
     (place / "hosts.json").write_text(json.dumps(inventory))
     plugins = {"ANSIBLE_CONNECTION_PLUGINS": str(Path(__file__).parent / "connection"), "NPUFLEET_STAGE": str(place)}
     collections = {"ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections")}
-    arguments = ["-i", place / "hosts.json", ROOT / "playbooks" / playbook, *options]
+    arguments = ["-i", place / "hosts.json", by_name or ROOT / "playbooks" / playbook, *options]
     done = ansible_playbook(place, *arguments, **plugins, **collections)
     return Run(done.returncode, done.stdout + done.stderr, (place / "calls").read_text().splitlines())

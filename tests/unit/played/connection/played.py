@@ -14,6 +14,7 @@ options: {}
 """
 
 import ast
+import errno
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure
+from ansible.executor.process.worker import WorkerProcess
 from ansible.plugins.connection import ConnectionBase
 from ansible_collections.npufleet.triton.plugins.plugin_utils import library
 
@@ -121,7 +123,8 @@ def state_of(host: str, arguments: dict[str, Any], part: dict[str, Any]) -> dict
     answer = {"plan": plan, "report": report, "maintenance": mark, "actual": actual, "held": {}, "clock": time.time()}
     seen = {"at": time.time(), "after": "", "linked": bool(arguments.get("linked"))}
     moves = {"moves": MOVES} if arguments.get("rollback") else {}
-    return {**answer, "seen": seen, "refusals": part.get("refusals", []), **moves}
+    held_by = {"held_by": part["held_by"]} if "held_by" in part else {}
+    return {**answer, "seen": seen, "refusals": part.get("refusals", []), **moves, **held_by}
 
 
 def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> dict[str, Any]:
@@ -134,6 +137,9 @@ def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> di
         calls.write(call + "\n")
     if call.endswith(" LOST"):
         raise AnsibleConnectionFailure(f"{host} does not answer any more")
+    while "hangs" in part and re.search(part["hangs"], call):
+        # Until the limit of the task ends it
+        time.sleep(0.1)
     if "fails" in part and re.search(part["fails"], call):
         return {"failed": True, "msg": f"{host} is played to fail", **part.get("with", {})}
     if module == "host_state":
@@ -172,6 +178,26 @@ ANSWERS: dict[str, dict[str, Any]] = {
     },
     "find": {"files": [{"path": "/bin/systemctl"}], "matched": 1},
     "inference_check": {"proven": True, "msg": "all passed", "checks": []},
+    # A container that an operator started, without a model of its own
+    "adoption": {
+        "found": {
+            "inspect": json.loads((Path(__file__).parents[2] / "fixtures/hand_made_containers.json").read_text())["guide"],
+            "image": {"Config": {"Env": [], "Cmd": ["bash"]}},
+            "default_runtime": "runc",
+            "process": {
+                "pid": 1,
+                "argv": ["tritonserver", "--model-repository=/opt/tritonserver/python_backend"],
+                "environment": {},
+                "directory": "/",
+                "user": "0",
+                "main": True,
+            },
+            "managed": False,
+            "server": {"version": "2.42.0", "address": "", "port": 8000},
+            "models": {"add": {"home": "/x", "versions": ["1"], "files": {}, "contents": {}, "config": {}}},
+            "left_out": [],
+        }
+    },
 }
 
 
@@ -235,3 +261,18 @@ def without_defaults(module: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters of a module that have another value than their default."""
     options = library.module(module).OPTIONS
     return {name: value for name, value in parameters.items() if value != options[name].get("default")}
+
+
+# The main process imports every connection plugin before it starts the first process
+really_start = WorkerProcess.start
+
+
+def start(self: WorkerProcess) -> None:
+    """In the place of WorkerProcess.start: the processes of the steps `unborn` of a host cannot be forked."""
+    unborn = SCENARIO.get(self._host.name, {}).get("unborn")
+    if unborn and re.search(unborn, self._task.get_name()):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    really_start(self)
+
+
+WorkerProcess.start = start

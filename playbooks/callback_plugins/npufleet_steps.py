@@ -1,0 +1,52 @@
+"""Callback npufleet_steps: see DOCUMENTATION. Ansible loads it with every playbook of this directory."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: npufleet_steps
+type: notification
+short_description: Record which steps of hosts have begun and which have ended
+description:
+  - Prints nothing. A step that has begun and never ends is one whose process could not be started, which Ansible itself does not
+    report. The playbooks of this directory end their run then, by the names of the hosts.
+author: The npufleet developers (@npufleet)
+"""
+
+from typing import Any
+
+from ansible.plugins.callback import CallbackBase
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.run_guard import STEPS
+
+
+class CallbackModule(CallbackBase):
+    """Hands on what Ansible reports."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "notification"
+    CALLBACK_NAME = "npufleet_steps"
+    CALLBACK_NEEDS_ENABLED = False
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._linear = False
+
+    def v2_playbook_on_play_start(self, play: Any) -> None:
+        """Hosts of the strategy `linear` are at one task together, so that no step is open when the next one begins."""
+        STEPS.settle()
+        self._linear = str(play.strategy).rpartition(".")[2] == "linear"
+
+    def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
+        if self._linear:
+            STEPS.settle()
+
+    def v2_playbook_on_handler_task_start(self, task: Any) -> None:
+        if self._linear:
+            STEPS.settle()
+
+    def v2_runner_on_start(self, host: Any, task: Any) -> None:
+        STEPS.begin(host.get_name(), task._uuid, task.get_name())
+
+    def _ended(self, result: Any, **_more: Any) -> None:
+        STEPS.end(result._host.get_name(), result._task._uuid)
+
+    v2_runner_on_ok = v2_runner_on_failed = v2_runner_on_skipped = v2_runner_on_unreachable = _ended

@@ -1,0 +1,110 @@
+"""Filter plan_reasons: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: plan_reasons
+short_description: Every reason against a run, by host
+description:
+  - Takes the names of the hosts of a play and gives the reasons of each, for P(npufleet.triton.refusal_table#filter).
+  - A host has a reason where M(npufleet.triton.host_state) has returned some, where its plan failed, and where it has no plan at
+    all. One in maintenance has none. One that cannot be reached is left out.
+  - Hosts that would change with different values of C(npufleet_rollout_serial) have that as a reason.
+version_added: 0.2.0
+author: The npufleet developers (@npufleet)
+options:
+  _input:
+    description: Every host of the play, C(ansible_play_hosts_all).
+    type: list
+    elements: str
+    required: true
+  left:
+    description: Those of them that have not failed, C(ansible_play_hosts).
+    type: list
+    elements: str
+    required: true
+  known:
+    description: The variables of the hosts, C(hostvars).
+    type: dict
+    required: true
+  result:
+    description: The variable that has the result of the plan.
+    type: str
+    default: npufleet_state
+"""
+
+EXAMPLES = r"""
+- name: Refuse, all reasons of all hosts at once
+  ansible.builtin.fail:
+    msg: "{{ reasons | npufleet.triton.refusal_table }}"
+  vars:
+    reasons: "{{ ansible_play_hosts_all | npufleet.triton.plan_reasons(ansible_play_hosts, hostvars) }}"
+  when: reasons.values() is any
+  run_once: true
+"""
+
+RETURN = r"""
+_value:
+  description: Reasons by host, empty for a host without any.
+  type: dict
+"""
+
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, rollout
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
+
+NO_PLAN = "found no plan of this host, expected one: see its failed task above, and run again"
+
+
+def plan_reasons(
+    hosts: Sequence[str], left: Sequence[str], known: Mapping[str, Any], result: str = "npufleet_state"
+) -> Dict[str, List[str]]:
+    """Return the reasons of each host that was reached."""
+    found: Dict[str, List[str]] = {}
+    serials: Dict[str, Sequence[rollout.Size]] = {}
+    for host in hosts:
+        state = known[host].get(result)
+        reasons = _of_host(state, host in left)
+        if reasons == [NO_PLAN]:
+            reasons = [why for _host, why in run_guard.STEPS.lost([host])] or reasons
+        if reasons is None:
+            continue
+        found[host] = reasons
+        if isinstance(state, Mapping) and state.get("serial") and state.get("moves", state.get("plan")):
+            serials[host] = state["serial"]
+    try:
+        rollout.agreed(serials)
+    except Refusal as refusal:
+        for host in serials:
+            found[host] += refusal.reasons
+    return found
+
+
+def _of_host(state: Any, left: bool) -> Optional[List[str]]:
+    """Return the reasons of one host; None for one that was not reached."""
+    if not isinstance(state, Mapping):
+        return [NO_PLAN]
+    if state.get("unreachable"):
+        return None
+    if state.get("maintenance"):
+        # Nothing changes on it, and it may have left the play
+        return []
+    reasons = [str(reason) for reason in state.get("refusals") or []]
+    if isinstance(state.get("timedout"), Mapping) and not reasons:
+        limit = state["timedout"].get("period")
+        reasons.append(
+            f"found no answer to the query within {limit} s (npufleet_query_timeout), expected one: see what keeps the host, such "
+            "as a driver or a disk that hangs, or leave it out with --limit"
+        )
+    if state.get("failed") and not reasons:
+        reasons.append(host_text.line(state.get("msg") or NO_PLAN))
+    return reasons if reasons or left else [NO_PLAN]
+
+
+class FilterModule:
+    """Filters of the collection."""
+
+    def filters(self) -> Dict[str, Callable[..., Any]]:
+        return {"plan_reasons": plan_reasons}

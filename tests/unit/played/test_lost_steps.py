@@ -1,0 +1,167 @@
+"""Steps whose process does not start on the controller, which Ansible itself does not report: no run succeeds without them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers import ANSIBLE_PLAYBOOK, ROOT
+from stage import HOSTS, VARIABLES, Run, differs, run
+
+MODEL = [differs("models", "release", name="add", until="server_change")]
+STOPPED = [differs("server", "start", name="container", until="server_change")]
+# The options of each playbook that queries hosts, and the plan of its hosts
+PLAYBOOKS: dict[str, tuple[tuple[str, ...], list[dict[str, Any]]]] = {
+    "adopt.yml": (("-e", "adopt_replace=true"), []),
+    "check.yml": ((), []),
+    "collect.yml": ((), []),
+    "compile.yml": ((), []),
+    "compose.yml": ((), []),
+    "history.yml": ((), []),
+    "lint_models.yml": ((), []),
+    "maintenance.yml": (("-e", "maintenance=out", "-e", "maintenance_reason=x", "--limit", "npu_hosts"), []),
+    "models.yml": ((), MODEL),
+    "preflight.yml": ((), []),
+    "recover.yml": ((), STOPPED),
+    "rollback.yml": (("-e", "rollback_to=previous"), MODEL),
+    "site.yml": ((), MODEL),
+    "status.yml": ((), []),
+    "teardown.yml": ((), []),
+    "upgrade.yml": (("-e", "upgrade_to=26.07-sdk0.9", "-e", "upgrade_confirm=true"), MODEL),
+}
+# Of no fleet
+LOCAL = {"in_container.yml", "report.yml"}
+READS = ("adoption", "host_state", "inference_check", "model_store_info", "support_bundle")
+LOST = "has no result, expected one: its process could not start on the controller"
+
+
+def fleet(plan: list[dict[str, Any]], **more: dict[str, Any]) -> dict[str, Any]:
+    return {host: {"plan": plan, **more.get(host.replace("-", "_"), {})} for host in HOSTS}
+
+
+def changed(ran: Run) -> set[str]:
+    """The hosts on which a module ran that does more than read."""
+    return {call.split()[0] for call in ran.calls if call.split()[1] not in (*READS, "host_lease")}
+
+
+def test_every_playbook_is_looked_at() -> None:
+    assert {path.name for path in (ROOT / "playbooks").glob("*.yml")} == {*PLAYBOOKS, *LOCAL}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "playbooks").glob("*.yml")), ids=lambda path: path.name)
+def test_the_first_and_the_last_play_of_a_playbook_are_guarded(path: Path) -> None:
+    """What a play has lost is found before the next one, so the last one does nothing but say something."""
+    plays = yaml.safe_load(path.read_text())
+    for play in (plays[0], plays[-1]):
+        assert "npufleet.triton.fleet_group" in play["hosts"] or "npufleet.triton.guarded" in play["hosts"]
+    assert all(set(task) & {"ansible.builtin.debug"} for task in plays[-1].get("tasks", []))
+    assert plays[-1]["tags"] == ["always"]
+
+
+@pytest.mark.parametrize("playbook", PLAYBOOKS)
+def test_a_host_that_was_not_queried_fails_the_run_by_name(tmp_path: Path, playbook: str) -> None:
+    options, plan = PLAYBOOKS[playbook]
+    ran = run(tmp_path, playbook, fleet(plan, npu_3={"unborn": "."}), *options)
+    assert ran.code != 0, ran.output
+    assert "npu-3: the step " in ran.words and LOST in ran.words, ran.output
+    assert "npu-3" not in {call.split()[0] for call in ran.calls}
+    assert changed(ran) == set(), ran.output
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "Hold the host, unless it was taken out",
+        "Release the host, remember",
+        "npufleet.triton.triton_server : ",
+    ],
+)
+def test_a_step_of_a_batch_that_is_lost_starts_no_further_batch(tmp_path: Path, step: str) -> None:
+    """Batches of one, of two and of the rest: npu-2 is in the second."""
+    ran = run(tmp_path, "models.yml", fleet(MODEL, npu_2={"unborn": f"^({step})"}))
+    assert ran.code != 0, ran.output
+    # Without its lease a host cannot even say in which step of its change it is
+    assert ("npu-2" in ran.words and LOST in ran.words) or "fatal: [npu-2]: FAILED!" in ran.words, ran.output
+    assert "npu-4" not in changed(ran)
+
+
+@pytest.mark.parametrize("playbook", ["status.yml", "check.yml"])
+def test_a_verdict_that_is_lost_is_no_success(tmp_path: Path, playbook: str) -> None:
+    scenario = fleet([differs("server")], npu_2={"unborn": "^Fail where"})
+    ran = run(tmp_path, playbook, {"npu-2": scenario["npu-2"]})
+    assert ran.code != 0, ran.output
+    assert LOST in ran.words
+
+
+def test_a_gate_that_is_lost_lets_nothing_through(tmp_path: Path) -> None:
+    scenario = {"npu-1": {"plan": MODEL, "refusals": ["found no card"], "unborn": "Refuse"}, "npu-2": {"plan": MODEL}}
+    for playbook in ("models.yml", "site.yml", "rollback.yml"):
+        ran = run(tmp_path / playbook, playbook, scenario, *PLAYBOOKS[playbook][0])
+        assert ran.code != 0, ran.output
+        assert changed(ran) == set(), ran.output
+
+
+# Open files
+
+
+def limited(place: Path, limit: str, forks: int, hosts: int = 24) -> tuple[int, str, set[str]]:
+    """(exit code, output, hosts that were queried) of status.yml under `ulimit`, with drift on the last host."""
+    names = [f"npu-{number:02}" for number in range(hosts)]
+    (place / "calls").write_text("")
+    scenario = {name: {"plan": [differs("server", until="never")] if name == names[-1] else []} for name in names}
+    (place / "scenario.json").write_text(json.dumps(scenario))
+    given = {**VARIABLES, "npufleet_lock_file": f"{place}/lock.json", "npufleet_output_dir": str(place)}
+    fleet = {"npu_hosts": {"hosts": {name: {} for name in names}, "vars": given}, "monitoring_hosts": {"hosts": {}}}
+    (place / "hosts.json").write_text(json.dumps(fleet))
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")},
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_HOME": str(place / "ansible"),
+        "ANSIBLE_CACHE_PLUGIN": "memory",
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_CONNECTION_PLUGINS": str(Path(__file__).parent / "connection"),
+        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
+        "NPUFLEET_STAGE": str(place),
+    }
+    arguments = f"-i {place}/hosts.json {ROOT}/playbooks/status.yml --forks {forks}"
+    command = ["bash", "-c", f"ulimit {limit} && exec {ANSIBLE_PLAYBOOK} {arguments}"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    calls = (place / "calls").read_text().splitlines()
+    return done.returncode, " ".join((done.stdout + done.stderr).split()), {call.split()[0] for call in calls}
+
+
+def test_a_run_that_cannot_open_its_files_is_refused(tmp_path: Path) -> None:
+    code, words, queried = limited(tmp_path, "-n 80", 24)
+    assert code != 0 and queried == set(), words
+    assert "The limit of open files (RLIMIT_NOFILE) is 80, expected 160 for 24 processes at once" in words
+    assert "run with --forks 4 or fewer" in words
+
+
+def test_a_soft_limit_of_open_files_is_raised(tmp_path: Path) -> None:
+    code, words, queried = limited(tmp_path, "-S -n 80", 24)
+    assert code == 2 and len(queried) == 24, words
+    assert "npu-23: 1 differences" in words
+
+
+def test_fewer_forks_need_fewer_files(tmp_path: Path) -> None:
+    code, words, queried = limited(tmp_path, "-n 80", 4)
+    assert code == 2 and len(queried) == 24, words
+
+
+def test_a_playbook_of_a_site_that_imports_one_of_these_is_guarded_too(tmp_path: Path) -> None:
+    wrapper = str(Path(__file__).with_name("protected.yml"))
+    ran = run(tmp_path, wrapper, fleet(MODEL, npu_3={"unborn": "."}), "-e", "npufleet_confirm=prod")
+    assert ran.code != 0, ran.output
+    assert "npu-3: the step " in ran.words and LOST in ran.words, ran.output
+    assert changed(ran) == set()
+
+
+def test_so_is_a_playbook_of_the_collection(tmp_path: Path) -> None:
+    ran = run(tmp_path, "status.yml", fleet([], npu_3={"unborn": "."}), by_name="npufleet.triton.status")
+    assert ran.code != 0, ran.output
+    assert "npu-3: the step " in ran.words and LOST in ran.words, ran.output

@@ -1,0 +1,107 @@
+"""An error while the plan of one host is computed keeps every host from its change: the real playbooks on played hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stage import Run, differs, run
+
+# Modules that read
+READS = ("adoption", "host_state", "inference_check")
+FAULTY, SOUND = "npu-1", "npu-2"
+PLAN = [differs("models", "release", name="add", until="server_change")]
+ROLLBACK = ("-e", "rollback_to=previous")
+# Each playbook that plans before it changes, with its options and a plan that it carries out
+PLAYBOOKS: dict[str, tuple[tuple[str, ...], list[dict[str, Any]]]] = {
+    "models.yml": ((), PLAN),
+    "site.yml": ((), PLAN),
+    "upgrade.yml": (("-e", "upgrade_to=26.07-sdk0.9", "-e", "upgrade_confirm=true"), PLAN),
+    "rollback.yml": (ROLLBACK, PLAN),
+    "recover.yml": ((), [differs("server", "start", name="container", until="server_change")]),
+    "teardown.yml": ((), []),
+    "maintenance.yml": (("-e", "maintenance=out", "-e", "maintenance_reason=x", "--limit", "npu_hosts"), []),
+    "adopt.yml": (("-e", "adopt_replace=true"), []),
+}
+# Templates that fail in as many ways
+BROKEN = {
+    "a division by zero": "1 / 0",
+    "a lookup of a file that is missing": "lookup('ansible.builtin.file', '/nonexistent')",
+    "a lookup that does not exist": "lookup('no.such.lookup')",
+    "a filter that does not exist": "[] | no_such_filter",
+    "a lookup that raises an unusual error": "lookup('ansible.builtin.url', 'http://[::1/x')",
+    "an endless loop": "npufleet_root",
+    "text that is no UTF-8": "'gA==' | b64decode | from_json",
+}
+
+
+def of_faulty(template: str, sound: str) -> str:
+    """A variable whose template fails on one host alone."""
+    return f"{{{{ ({template}) if inventory_hostname == '{FAULTY}' else {sound} }}}}"
+
+
+def refused(ran: Run) -> None:
+    """Assert that the run was refused by the name of the faulty host, and nothing was changed on any."""
+    assert ran.code == 2, ran.output
+    assert [call for call in ran.calls if call.split()[1] not in READS] == [], ran.output
+    assert "of 2 hosts refused" in ran.words, ran.output
+    assert f"- {FAULTY}: " in ran.output
+    assert "Traceback" not in ran.output
+
+
+def fleet(plan: list[dict[str, Any]]) -> dict[str, Any]:
+    return {FAULTY: {"plan": plan}, SOUND: {"plan": plan}}
+
+
+@pytest.mark.parametrize("playbook", PLAYBOOKS)
+def test_a_template_that_fails_on_one_host_changes_no_host(tmp_path: Path, playbook: str) -> None:
+    options, plan = PLAYBOOKS[playbook]
+    root = of_faulty("1 / 0", "'/var/lib/npufleet'")
+    refused(run(tmp_path, playbook, fleet(plan), *options, npufleet_root=root))
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_every_kind_of_template_error_is_a_reason(tmp_path: Path, broken: str) -> None:
+    refused(run(tmp_path, "models.yml", fleet(PLAN), npufleet_root=of_faulty(BROKEN[broken], "'/var/lib/npufleet'")))
+
+
+@pytest.mark.parametrize("playbook", ["models.yml", "teardown.yml"])
+def test_a_connection_variable_that_fails_on_one_host_changes_no_host(tmp_path: Path, playbook: str) -> None:
+    ran = run(tmp_path, playbook, fleet(PLAN), ansible_user=of_faulty("1 / 0", "'root'"))
+    refused(ran)
+    assert "division by zero" in ran.words
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"25.08": 3}', "\udcff"])
+def test_a_lock_file_that_is_no_lock_is_a_reason(tmp_path: Path, content: str) -> None:
+    lock = tmp_path / "broken.json"
+    lock.write_bytes(content.encode("utf-8", "surrogateescape"))
+    refused(run(tmp_path, "site.yml", fleet(PLAN), npufleet_lock_file=of_faulty(f"'{lock}'", f"'{tmp_path}/none.json'")))
+
+
+def test_the_reasons_found_before_an_error_are_reported_with_it(tmp_path: Path) -> None:
+    ran = run(tmp_path, "models.yml", fleet(PLAN), npufleet_root=of_faulty("1 / 0", "'/x'"), npufleet_http_prot=8000)
+    refused(ran)
+    assert "npufleet_http_prot is set, and there is no such variable" in ran.words
+    assert "npufleet_root cannot be made: " in ran.words and "division by zero" in ran.words
+
+
+def test_a_run_id_that_is_none_is_no_error(tmp_path: Path) -> None:
+    """A host reports who holds it; that text is parsed on the controller."""
+    held = {"run": "somewhere/²/1", "by": "kim@desk", "since": "2026-01-01T00:00:00Z"}
+    ran = run(tmp_path, "models.yml", {FAULTY: {"plan": PLAN, "held_by": held}, SOUND: {"plan": PLAN}}, "--check")
+    assert ran.code == 0, ran.output
+    assert "another run is changing this host: kim@desk" in ran.words
+
+
+@pytest.mark.parametrize("playbook", ["models.yml", "teardown.yml", "recover.yml"])
+def test_a_host_that_cannot_be_reached_keeps_no_other_from_its_change(tmp_path: Path, playbook: str) -> None:
+    options, plan = PLAYBOOKS[playbook]
+    scenario = fleet(plan)
+    scenario[FAULTY]["lost"] = "host_state"
+    ran = run(tmp_path, playbook, scenario, *options)
+    assert ran.code in (2, 4), ran.output
+    assert "hosts refused" not in ran.words
+    assert ran.touched() == [FAULTY, SOUND], ran.output
+    assert ran.of(FAULTY) == ["LOST"]

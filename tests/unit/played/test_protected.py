@@ -1,0 +1,197 @@
+"""Every playbook that changes hosts asks for the name of a protected environment before it changes anything.
+
+Which playbooks these are follows from the files themselves, so that a new one is among them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
+from helpers import ROOT
+from stage import HOSTS, Run, differs, run
+
+MODEL = [differs("models", "release", name="add", until="server_change")]
+STOPPED = [differs("server", "start", name="container", until="server_change")]
+# Actions that change nothing on a host
+READS = {
+    f"ansible.builtin.{name}"
+    for name in (
+        "add_host", "assert", "debug", "fail", "group_by", "import_playbook", "import_role", "import_tasks", "include_role",
+        "include_tasks", "include_vars", "meta", "pause", "ping", "set_fact", "setup",
+    )
+} | {
+    f"npufleet.triton.{name}"
+    for name in (
+        "adoption", "fleet_report", "host_state", "inference_check", "model_manifest", "model_store_info", "release_change",
+        "rollout", "support_bundle",
+    )
+}  # fmt: skip
+GATE = "roles/preflight/tasks/confirm.yml"
+# With these options a playbook would change what has this plan
+CHANGING: dict[str, tuple[tuple[str, ...], list[dict[str, Any]]]] = {
+    "adopt.yml": (("-e", "adopt_replace=true"), []),
+    "compile.yml": ((), []),
+    "in_container.yml": ((), []),
+    "maintenance.yml": (("-e", "maintenance=out", "-e", "maintenance_reason=x", "--limit", "npu_hosts"), []),
+    "models.yml": ((), MODEL),
+    "recover.yml": ((), STOPPED),
+    "rollback.yml": (("-e", "rollback_to=previous"), MODEL),
+    "site.yml": ((), MODEL),
+    "teardown.yml": ((), []),
+    "upgrade.yml": (("-e", "upgrade_to=26.07-sdk0.9", "-e", "upgrade_confirm=true"), MODEL),
+}
+# Other ways in which they change hosts
+MORE = {
+    "forget": ("rollback.yml", ("-e", "rollback_forget=true"), []),
+    "stop in the container": ("in_container.yml", ("-e", "npufleet_stop=true"), []),
+    "some tags": ("site.yml", ("--tags", "models"), MODEL),
+}
+PLAYBOOKS = sorted((ROOT / "playbooks").glob("*.yml"))
+
+
+class Loader(yaml.SafeLoader):
+    """Reads `!unsafe` as the text that it is."""
+
+
+Loader.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
+
+
+def plays_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The plays of a playbook, with those of the playbooks that it may import."""
+    for play in yaml.load(path.read_text(), Loader):
+        imported = play.get("ansible.builtin.import_playbook")
+        if imported:
+            for name in re.findall(r"[\w.-]+\.yml", imported):
+                yield from plays_of(path.parent / name)
+        else:
+            yield play
+
+
+def steps_of(tasks: Any, place: Path, here: bool) -> Iterator[str]:
+    """What tasks do to the hosts of their play, in their order: files that are read, and actions. `here` is on the controller."""
+    for task in tasks or []:
+        on_controller = here or task.get("delegate_to") == "localhost"
+        for section in ("block", "rescue", "always"):
+            yield from steps_of(task.get(section), place, on_controller)
+        for name, given in task.items():
+            if name.endswith((".include_tasks", ".import_tasks")):
+                file = given["file"] if isinstance(given, dict) else given
+                yield from file_of(place / file, on_controller)
+            elif name.endswith((".include_role", ".import_role")):
+                role = given["name"].rpartition(".")[2]
+                files = [ROOT / "roles" / role / f"tasks/{given.get('tasks_from', 'main')}.yml"]
+                # A role that a template names may be any
+                files = files if "{{" not in given["name"] else sorted(ROOT.glob("roles/*/tasks/main.yml"))
+                for path in files:
+                    yield from file_of(path, on_controller)
+            elif "." in name and not on_controller:
+                yield name
+
+
+def file_of(path: Path, here: bool) -> Iterator[str]:
+    """What a file of tasks does; of one that a template names, what any beside it does."""
+    for found in [path] if "{{" not in path.name else sorted(path.parent.glob("*.yml")):
+        yield str(found.resolve().relative_to(ROOT))
+        yield from steps_of(yaml.load(found.read_text(), Loader), found.parent, here)
+
+
+def changes(play: dict[str, Any], place: Path) -> bool:
+    return any("/" not in step and step not in READS for step in steps_of(play.get("tasks"), place, False))
+
+
+def asks(play: dict[str, Any], place: Path) -> bool:
+    return GATE in steps_of(play.get("tasks"), place, False)
+
+
+def changing() -> list[str]:
+    """The playbooks that change hosts."""
+    return [path.name for path in PLAYBOOKS if any(changes(play, path.parent) for play in plays_of(path))]
+
+
+def test_the_playbooks_that_change_hosts_are_known_here() -> None:
+    """A new one fails this test until CHANGING says how it is run."""
+    assert sorted(CHANGING) == changing()
+
+
+@pytest.mark.parametrize("name", changing())
+def test_the_question_is_in_a_play_before_the_first_change(name: str) -> None:
+    plays = list(plays_of(ROOT / "playbooks" / name))
+    first = next(number for number, play in enumerate(plays) if changes(play, ROOT / "playbooks"))
+    assert any(asks(play, ROOT / "playbooks") for play in plays[:first]), f"{name} changes hosts in {plays[first]['name']!r}"
+
+
+def changed(ran: Run) -> list[str]:
+    reads = ("adoption", "host_state", "inference_check")
+    return [call for call in ran.calls if call.split()[1] not in reads]
+
+
+@pytest.mark.parametrize("way", [*CHANGING, *MORE])
+def test_a_protected_environment_is_asked_about(tmp_path: Path, way: str) -> None:
+    playbook, options, plan = MORE[way] if way in MORE else (way, *CHANGING[way])
+    # The container that Ansible itself runs in has no inventory
+    local = ("-e", "npufleet_protected=production") if playbook == "in_container.yml" else ()
+    fleet = {host: {"plan": plan} for host in HOSTS[:2]}
+    given = {"npufleet_protected": "production", "npufleet_build_host": HOSTS[0] if playbook == "compile.yml" else "elsewhere"}
+    ran = run(tmp_path, playbook, fleet, *options, *local, **given)
+    assert ran.code == 2, ran.output
+    assert 'production is protected: found "", wanted "production" before ' in ran.words, ran.output
+    assert changed(ran) == []
+
+
+# Variables that are the playbooks' own
+
+
+OWN = (
+    "npufleet_failed", "npufleet_state", "npufleet_turn", "npufleet_batch", "npufleet_held", "npufleet_unproven", "recover_by",
+    "recover", "triton_server_change", "triton_server_state", "triton_server_put_back", "preflight_reasons", "preflight_planned",
+    "preflight_protected", "preflight_answer", "served", "owed", "differs", "adopt_found", "upgrade_change", "rbln_driver_stopped",
+)  # fmt: skip
+
+
+def test_every_variable_that_playbooks_set_is_their_own() -> None:
+    own = run_guard.own_variables()
+    assert set(OWN) <= own
+    texts = [path.read_text() for path in [*ROOT.glob("playbooks/**/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")]]
+    registered = {name for text in texts for name in re.findall(r"^\s*register: (\w+)", text, re.MULTILINE)}
+    looped = {name for text in texts for name in re.findall(r"^\s*(?:loop|index)_var: (\w+)", text, re.MULTILINE)}
+    assert (registered | looped) - own == set()
+    assert len(registered) > 60
+
+
+@pytest.mark.parametrize("playbook", ["models.yml", "site.yml", "rollback.yml", "recover.yml", "upgrade.yml", "check.yml"])
+def test_no_variable_of_theirs_is_taken_from_outside(tmp_path: Path, playbook: str) -> None:
+    options = CHANGING.get(playbook, ((), []))[0]
+    given = json.dumps(dict.fromkeys(OWN, ""))
+    ran = run(tmp_path, playbook, {"npu-1": {"plan": MODEL}}, *options, "-e", given)
+    assert ran.code != 0, ran.output
+    assert ran.calls == []
+    assert f"Extra variables are {', '.join(sorted(OWN))}, expected none of the names that playbooks set themselves" in ran.words
+
+
+@pytest.mark.parametrize("playbook", ["models.yml", "upgrade.yml", "teardown.yml"])
+def test_the_protection_of_an_environment_is_not_taken_away_from_outside(tmp_path: Path, playbook: str) -> None:
+    options, plan = CHANGING[playbook]
+    given = ("-e", '{"npufleet_protected": ""}')
+    ran = run(tmp_path, playbook, {"npu-1": {"plan": plan}}, *options, *given, npufleet_protected="production")
+    assert ran.code != 0, ran.output
+    assert changed(ran) == []
+    assert "The extra variable npufleet_protected is empty" in ran.words
+
+
+@pytest.mark.parametrize("group", run_guard.GROUPS)
+def test_an_inventory_cannot_say_which_hosts_change(tmp_path: Path, group: str) -> None:
+    scenario = {"npu-1": {"plan": MODEL}, "npu-2": {"plan": []}}
+    place = tmp_path / "more"
+    place.mkdir()
+    (place / "hosts.yml").write_text(f"{group}: {{hosts: {{npu-2: {{}}}}}}\n")
+    ran = run(tmp_path, "site.yml", scenario, "-i", str(place))
+    assert ran.code != 0, ran.output
+    assert ran.calls == []
+    assert f"The inventory has the groups {group}, which playbooks fill themselves" in ran.words
