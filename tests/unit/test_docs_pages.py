@@ -87,6 +87,7 @@ FOREIGN = (
     "Module rebellions not found", "normal", "No module named rebel", "401", "failed to read text proto",
     "failed to load all models", "Connection refused", "/v2/health/ready", "Stub process 'digits_0_0' is not healthy.",
     "Failed to preinitialize Python stub: Python model file not found", "Lack of device memory",
+    "Timed out after",
     "This API is restricted", "output tensor shape does not match size of output", "Failed to increase the shared memory pool size",
     "the output has been hidden due to the fact that 'no_log: true' was specified",
     "Missing Authority Key Identifier", "CA cert does not include key usage extension",

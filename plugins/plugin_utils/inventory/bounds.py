@@ -269,6 +269,7 @@ BOUNDS: Dict[str, Bound] = {
     **dict.fromkeys(("npufleet_http_port", "npufleet_grpc_port", "npufleet_metrics_port", "monitoring_prometheus_port"), PORT),
     **dict.fromkeys(("npufleet_free_timeout", "npufleet_lease_wait", "npufleet_progress", "model_repository_lock_timeout"), WAIT),
     "npufleet_lease_timeout": number(1, 7 * DAY),
+    "npufleet_query_timeout": number(1, DAY),
     "npufleet_support_lines": number(1, 1000000),
     **dict.fromkeys(
         ("npufleet_output_dir", "npufleet_support_dir", "model_compile_dir", "triton_server_compose_dir"),
