@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -300,6 +300,59 @@ def test_a_mirror_that_does_not_give_it_leaves_the_registry(
     with server(behind_basic, tls if secure else None) as (mirror, asked), server(registry, tls) as (hub, seen):
         assert through(monkeypatch, tls, hub, mirror) is None
     assert logins(asked) == [] and logins(seen) != []
+
+
+@contextmanager
+def tunnel(status: bytes = b"200 OK") -> Iterator[tuple[str, list[bytes]]]:
+    """(address, heads of requests) of a proxy that connects to where it is told, or answers with another status."""
+    heads: list[bytes] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def relay(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while block := source.recv(1 << 16):
+                target.sendall(block)
+            target.shutdown(socket.SHUT_WR)
+
+    def serve() -> None:
+        with listener, listener.accept()[0] as peer:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += peer.recv(1 << 16)
+            heads.append(head)
+            peer.sendall(b"HTTP/1.1 " + status + b"\r\n\r\n")
+            host, _colon, port = head.split()[1].decode().rpartition(":")
+            if status.startswith(b"200"):
+                with socket.create_connection((host, int(port))) as there:
+                    back = threading.Thread(target=relay, args=(there, peer))
+                    back.start()
+                    relay(peer, there)
+                    back.join()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://fleet:pr0xy@127.0.0.1:{listener.getsockname()[1]}", heads
+    finally:
+        thread.join(60)
+
+
+def test_tls_goes_through_a_proxy(tls: dict[str, str]) -> None:
+    authority = Path(tls["ca"]).read_text()
+    with server(behind_login, tls) as (address, seen), tunnel() as (proxy, heads):
+        place = address + "/simple/rebel-compiler/"
+        assert http_probe.web(place, ("fleet", "right"), {"https": proxy}, authority) is None
+    (head,) = heads
+    assert head.startswith(f"CONNECT {address.split('//')[1]} HTTP/1.1\r\n".encode())
+    # Each login goes to the one whose it is
+    assert b"Proxy-Authorization: Basic " + base64.b64encode(b"fleet:pr0xy") in head and RIGHT.encode() not in head
+    assert seen == [("/simple/rebel-compiler/", RIGHT)]
+
+
+def test_a_proxy_that_refuses_is_told(tls: dict[str, str]) -> None:
+    with tunnel(b"407 No") as (proxy, _heads):
+        reason = str(http_probe.web("https://elsewhere.invalid/", ("", ""), {"https": proxy}, None))
+    assert "found no answer (the proxy answers 407 to CONNECT elsewhere.invalid:443)" in reason and "pr0xy" not in reason
 
 
 def test_neither_mirror_nor_registry(monkeypatch: pytest.MonkeyPatch, tls: dict[str, str]) -> None:
