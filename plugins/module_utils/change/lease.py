@@ -33,6 +33,8 @@ WATCHDOG = "/run/npufleet-watchdog.lock"
 WATCHDOG_WAIT = 900.0
 # Seconds that a call may be at work in any case
 CALL = 3600.0
+# Seconds that an alarm counts at most
+LONGEST = 2.0**30
 SHAPE = {
     "run": str,
     "by": str,
@@ -272,7 +274,7 @@ def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> I
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
     """End this process after so many seconds: by the kernel, whatever it is at."""
-    before = signal.alarm(math.ceil(seconds))
+    before = signal.alarm(math.ceil(min(seconds, LONGEST)))
     try:
         yield
     finally:
