@@ -73,29 +73,29 @@ def collect(items: List[Item], limits: Limits, deadline: float) -> Tuple[Dict[st
         if time.monotonic() >= deadline:
             errors.append(f"{item.name}: not tried, the time for the whole bundle was over")
             continue
-        answer: Dict[str, Any] = {}
-        thread = threading.Thread(target=_get, args=(item, answer), daemon=True)
+        result: Dict[str, Any] = {}
+        thread = threading.Thread(target=_get, args=(item, result), daemon=True)
         thread.start()
         seconds = max(limits.seconds, item.seconds)
         thread.join(seconds + GRACE)
-        if not answer:
+        if not result:
             errors.append(f"{item.name}: no answer within {seconds:g} s")
             continue
-        if answer.get("why"):
-            errors.append("{}: {}".format(item.name, answer["why"]))
-        if answer.get("content") is not None:
-            found[item.name] = answer["content"]
+        if result.get("why"):
+            errors.append("{}: {}".format(item.name, result["why"]))
+        if result.get("content") is not None:
+            found[item.name] = result["content"]
     return found, errors
 
 
-def _get(item: Item, answer: Dict[str, Any]) -> None:
+def _get(item: Item, result: Dict[str, Any]) -> None:
     try:
-        answer.update(content=item.get(), why="")
+        result.update(content=item.get(), why="")
     except Partial as partial:
-        answer.update(content=partial.content, why=str(partial))
+        result.update(content=partial.content, why=str(partial))
     except Exception as error:  # whatever it is, it costs this item and no other
         why = str(error) if isinstance(error, (Unavailable, OSError)) else repr(error)
-        answer.update(content=None, why=why)
+        result.update(content=None, why=why)
 
 
 def _nodes() -> str:
