@@ -10,7 +10,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.action import Flee
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import validate
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import repository
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ERROR, Finding, Row
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ERROR, Finding, Row, row_of
 
 # The module's options
 SPEC = {
@@ -56,8 +56,7 @@ class ActionModule(FleetAction):
         rows = variables["npufleet_release_rows"]
         if str(name) not in rows:
             raise Refusal([f"release is {name}, there are rows for {', '.join(sorted(rows))}: name one of them"])
-        row = rows[str(name)]
-        return Row(str(name), str(row["triton"]["version"]), str(row.get("untested") or ""))
+        return row_of(str(name), rows[str(name)])
 
     @staticmethod
     def _in_directories(directories: List[str], only: List[str], row: Optional[Row]) -> Found:

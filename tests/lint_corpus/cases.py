@@ -6,57 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import product
-from typing import NamedTuple
 
+import generated
+from building import PROGRAM, Files, Link, config, control, model, more, sample, state, tensor, warm
 
-class Link(NamedTuple):
-    """A symbolic link."""
-
-    target: str
-
-
-Files = Mapping[str, "str | bytes | Link"]
 DTYPES = ("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "STRING")
-PROGRAM = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
-# One that answers, as a warm-up is a request
-ANSWERS = """import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([]) for one in requests]
-"""
-
-
-def subject(files: Files) -> str:
-    """The model that is asked about."""
-    models = [path.partition("/")[0] for path in files]
-    return "m" if "m" in models else models[0]
-
-
-def tensor(name: str, dims: str = "3", dtype: str = "FP32", more: str = "") -> str:
-    return f'{{ name: "{name}" data_type: TYPE_{dtype} dims: [ {dims} ] {more} }}'
-
-
-def config(more: str = "", a: str = tensor("A"), b: str = tensor("B"), batch: str = "4", head: str = 'backend: "python"') -> str:
-    return f"{head}\nmax_batch_size: {batch}\ninput [ {a} ]\noutput [ {b} ]\n{more}\n"
-
-
-def model(text: str | bytes, **files: str | bytes | Link) -> Files:
-    """A Python model `m` of this config."""
-    warmed = "model_warmup" in (text if isinstance(text, str) else "")
-    return {
-        "m/config.pbtxt": text,
-        "m/1/model.py": ANSWERS if warmed else PROGRAM,
-        **{f"m/{path}": content for path, content in files.items()},
-    }
-
-
-def more(rule: str, *texts: str) -> Iterator[tuple[str, Files]]:
-    """A right config with each of these beside."""
-    yield from ((rule, model(config(text))) for text in texts)
 
 
 def right() -> Iterator[tuple[str, Files]]:
@@ -132,23 +88,6 @@ COMPLETES = """
 """
 
 
-def control(inner: str) -> str:
-    return f'sequence_batching {{ control_input {{ name: "S" control {{ kind: {inner} }} }} }}'
-
-
-def state(inner: str, dims: str = "2", name: str = 'name: "f"', dtype: str = "FP32", of: str = "2") -> str:
-    first = f"initial_state {{ {name} data_type: TYPE_{dtype} dims: [ {dims} ] {inner} }}"
-    return f'sequence_batching {{ state {{ input_name: "I" output_name: "O" data_type: TYPE_FP32 dims: [ {of} ] {first} }} }}'
-
-
-def sample(kind: str, dims: str = "3", dtype: str = "FP32", name: str = "A") -> str:
-    return f'inputs {{ key: "{name}" value {{ data_type: TYPE_{dtype} dims: [ {dims} ] {kind} }} }}'
-
-
-def warm(inputs: str, size: int = 1) -> str:
-    return f'model_warmup {{ name: "w" batch_size: {size} {inputs or sample("zero_data: true")} }}'
-
-
 def texts() -> Iterator[tuple[str, Files]]:
     yield from more(
         "syntax",
@@ -169,7 +108,7 @@ def texts() -> Iterator[tuple[str, Files]]:
         "/* ours */",
         "max_batch_size: 4",
         "max_queue: = 4",
-        *(f"instance_group {{ kind: {kind} }}" for kind in ("KIND_NPU", "CPU", "kind_cpu", '"KIND_CPU"', "9")),
+        *(f"instance_group {{ kind: {kind} }}" for kind in ("KIND_NPU", "CPU", "kind_cpu", '"KIND_CPU"')),
         *(f"{name} {{ }}" for name in ("dynamic_batch", "instance_groups", "sequence_batch", "Dynamic_Batching", "strange")),
         "dynamic_batching { max_queue_delay: 1 }",
         'parameters { key: "x" value: "y" }',
@@ -218,7 +157,7 @@ def configs() -> Iterator[tuple[str, Files]]:
     yield from more(
         "npu host", "instance_group { kind: KIND_GPU }", "instance_group { gpus: 0 }", "instance_group { kind: KIND_CPU gpus: 0 }"
     )
-    yield from more("instances", 'instance_group { kind: KIND_CPU profile: "0" }')
+    yield from more("instances", 'instance_group { kind: KIND_CPU profile: "0" }', "instance_group { kind: 9 }")
     limited = ('kind: KIND_CPU rate_limiter { resources [ { name: "r" count: 1 global: true }', '{ name: "r" count: 1 } ] }')
     yield from more("instances", f"instance_group {{ {', '.join(limited)} }}")
     yield "", model(config(f"instance_group {{ {limited[0]} ] }} }}"))
@@ -246,7 +185,7 @@ def configs() -> Iterator[tuple[str, Files]]:
         state("zero_data: true", dtype="FP16"),
     )
     yield from more(
-        "state",
+        "",
         'sequence_batching { state { output_name: "O" data_type: TYPE_FP32 dims: 2 } }',
         "sequence_batching { state { data_type: TYPE_FP32 dims: 2 } }",
     )
@@ -309,7 +248,7 @@ def files() -> Iterator[tuple[str, Files]]:
     yield "version policy", model(config("version_policy { specific { versions: 2 } }"))
     for name in ("9.bak", "2_old", "3.tmp"):
         yield "version directory", {**model(config()), f"m/{name}/model.py": PROGRAM}
-    yield "stray", {"m/1/model.py": PROGRAM, "m/notes": ""}
+    yield "", {"m/1/model.py": PROGRAM, "m/notes": ""}
     for name in ("Config.pbtxt", "config.pbtxt.txt", "config.pbtx"):
         yield "stray", {f"m/{name}": config(head='backend: "onnxruntime"'), "m/1/other": ""}
     yield "labels", model(config(b=tensor("B", more='label_filename: "gone"')))
@@ -391,7 +330,7 @@ def names() -> Iterator[tuple[str, Files]]:
 
 
 def _named() -> Iterator[tuple[str, tuple[str, Files]]]:
-    for group in (right, texts, configs, files, ensembles, names):
+    for group in (right, texts, configs, files, ensembles, names, *generated.GROUPS):
         yield from ((f"{group.__name__}-{number:03}", case) for number, case in enumerate(group()))
 
 

@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ERROR, Row
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import (
+    ENDS,
+    ERROR,
+    HANGS,
+    LOADS_NOTHING,
+    Row,
+)
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.repository import lint
-from cases import CASES, Files, Link, subject
+from building import Files, Library, Link, Pipe, subject
+from cases import CASES
 
 VERDICTS = Path(__file__).with_name("verdicts.json")
 # Release -> Triton's version
 RELEASES = {"24.01": "2.42.0", "24.10": "2.51.0"}
+MEMORY = "/dev/shm"
+# The Python of the servers' stubs, which is that of the tests
+PYTHON = "3.11"
 # Rules that refuse what Triton would load: on purpose
 POLICY = {
-    "npu host": "an NPU host has no GPU",
+    "npu host": "an NPU host has no GPU, which a stand-in for TensorRT does not need",
     "passive": "no request would ever be answered",
-    "state": "a state without a name cannot be asked for",
-    "stray": "a model without a config.pbtxt says nothing that could be checked",
+    "release": "the Python backend of an older release loads bfloat16, and its requests fail",
 }
+# What a fault of one model does to all others when a server starts
+OF_ALL = (ENDS, LOADS_NOTHING, HANGS)
 
 
 class Judged(NamedTuple):
-    """One case on one release: the linter's rules with an error, and Triton's verdict."""
+    """One case on one release: the linter's rules with an error that is a matter of Triton, and Triton's verdict."""
 
     name: str
     release: str
@@ -38,13 +50,17 @@ class Judged(NamedTuple):
         return bool(self.rules) == (self.verdict != "loads")
 
 
-def laid(place: Path, files: Files) -> Path:
+def laid(place: Path, files: Files, library: bytes = b"\x7fELF") -> Path:
     """Write the files of a case below a place."""
     for path, content in files.items():
         at = place / path
         (at if path.endswith("/") else at.parent).mkdir(parents=True, exist_ok=True)
         if isinstance(content, Link):
             at.symlink_to(content.target)
+        elif isinstance(content, Pipe):
+            os.mkfifo(at)
+        elif isinstance(content, Library):
+            at.write_bytes(library)
         elif not path.endswith("/"):
             at.write_bytes(content if isinstance(content, bytes) else content.encode())
     return place
@@ -52,7 +68,13 @@ def laid(place: Path, files: Files) -> Path:
 
 def digest(name: str) -> str:
     """What a recorded verdict belongs to: another content needs another one."""
-    return hashlib.sha256(repr(sorted(CASES[name][1].items())).encode()).hexdigest()[:8]
+    content = repr(sorted(CASES[name][1].items()))
+    return hashlib.sha256((content if keeps_server(name) else f"alone {content}").encode()).hexdigest()[:8]
+
+
+def keeps_server(name: str) -> bool:
+    """Return True if a case can be put to a server that has answered others. Whoever unpacks an environment leaves its traces."""
+    return not name.startswith(("roots-", "environments-"))
 
 
 def recorded() -> Mapping[str, list[str]]:
@@ -66,14 +88,17 @@ def judged() -> list[Judged]:
     verdicts = recorded()
     found = []
     for name, (_rule, files) in CASES.items():
-        with tempfile.TemporaryDirectory() as place:
+        # In memory, as most of the time would go by with files that come and go
+        with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as place:
             laid(Path(place), files)
             for number, (release, version) in enumerate(RELEASES.items()):
-                findings = lint([place], row=Row(release, version)).findings
-                rules = frozenset(
-                    finding.rule for finding in findings if finding.severity == ERROR and finding.model == subject(files)
-                )
-                found.append(Judged(name, release, rules, verdicts[name][1 + number]))
+                findings = lint([place], row=Row(release, version, python=PYTHON)).findings
+                errors = [finding for finding in findings if finding.severity == ERROR and finding.triton]
+                at_start = name.startswith("roots-")
+                rules = {
+                    finding.rule for finding in errors if finding.model == subject(files) or (at_start and finding.triton in OF_ALL)
+                }
+                found.append(Judged(name, release, frozenset(rules), verdicts[name][1 + number]))
     return found
 
 

@@ -49,7 +49,7 @@ def test_every_field_that_no_triton_knows(tmp_path: Path) -> None:
     [
         ('name: "m"\nname: "m"', 6, "multiple"),
         ("input [ { dims: [ 3 }", 5, "Expected"),
-        ('max_batch_size: "four"', 5, "max_batch_size"),
+        ('max_batch_size: "four"', 5, 'Expected integer, got: "four"'),
     ],
 )
 def test_text_that_cannot_be_parsed(tmp_path: Path, text: str, line: int, found: str) -> None:
@@ -316,7 +316,9 @@ def test_version_directories(tmp_path: Path) -> None:
         "m/README": "",
     }
     found = findings(tmp_path, files)
-    assert short(found, tmp_path) == [f"error version directory: m/{entry}" for entry in ("-3", "1_old", "9.bak", 2**63)]
+    # 1_old is version 1, which is there, and -3 is not the latest
+    kinds = {"-3": "warning", "1_old": "warning", "9.bak": "error", 2**63: "error"}
+    assert short(found, tmp_path) == [f"{kind} version directory: m/{entry}" for entry, kind in kinds.items()]
     assert found[2].found == "a directory that Triton takes for version 9"
 
 
@@ -339,7 +341,9 @@ def test_each_backend_wants_its_file(tmp_path: Path, backend: str, wanted: str) 
         ("warning", f"{tmp_path}/m/1", f"{wanted} for backend {backend}"),
         ("error", f"{tmp_path}/m/2", f"{wanted} for backend {backend}"),
     ]
-    named = {"m/config.pbtxt": text + 'default_model_filename: "other"\n'}
+    # Triton imports the one of Python, which takes a name in .py.
+    other = "other.py" if backend == "python" else "other"
+    named = {"m/config.pbtxt": text + f'default_model_filename: "{other}"\n', f"m/1/{other}": PYTHON, f"m/2/{other}": PYTHON}
     assert findings(tmp_path, named) == []
 
 

@@ -20,7 +20,7 @@ def judged() -> list[Judged]:
 
 
 def test_every_case_has_a_verdict_of_what_it_is_today() -> None:
-    assert len(CASES) >= 300
+    assert len(CASES) >= 3500
     verdicts = compare.recorded()
     assert {name: verdict[0] for name, verdict in verdicts.items()} == {name: compare.digest(name) for name in CASES}
     assert {entry for _digest, *both in verdicts.values() for entry in both} <= {"loads", "refuses", "hangs", "ends"}
@@ -38,4 +38,4 @@ def test_what_triton_loads_is_not_refused_but_for_a_named_policy(judged: list[Ju
 def test_linter_and_triton_agree(judged: list[Judged]) -> None:
     for release in compare.RELEASES:
         here = [case for case in judged if case.release == release]
-        assert sum(entry.agrees for entry in here) / len(here) >= 0.97, compare.table()
+        assert sum(entry.agrees for entry in here) / len(here) >= 0.99, compare.table()

@@ -50,7 +50,6 @@ FIRST = 'name: "f" data_type: TYPE_FP32 dims: [ 2, 5 ]'
         (state(FIRST + ' data_file: "gone"'), "sequence_batching.state[0].initial_state[0].data_file", "gone, which is not there"),
         (state(FIRST + ' data_file: "short"'), "sequence_batching.state[0].initial_state[0].data_file", "11 bytes in short"),
         (state(FIRST + " zero_data: true } initial_state { " + FIRST), "sequence_batching.state[0].initial_state", "2 of them"),
-        (state("", 'output_name: "O"'), "sequence_batching.state[0].input_name", "nothing"),
         (
             GOOD + 'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "C" data_type: TYPE_INT64 source_input: "A" }',
             "batch_input[0].data_type",
@@ -117,9 +116,23 @@ def test_what_is_right(text: str, tmp_path: Path) -> None:
 
 def test_a_backend_of_one_s_own_is_a_warning(tmp_path: Path) -> None:
     text = GOOD.replace('"python"', '"zebra"')
-    ours = {"n/config.pbtxt": text, "n/1/libtriton_zebra.so": ""}
+    ours = {"n/config.pbtxt": text, "n/1/libtriton_zebra.so": "\x7fELF"}
     assert short(findings(tmp_path, {"m/config.pbtxt": text, "m/1/x": "", **ours}), tmp_path) == [
         "warning backend: m/config.pbtxt backend"
+    ]
+
+
+def test_a_library_that_is_none_or_in_another_place(tmp_path: Path) -> None:
+    text = GOOD.replace('"python"', '"zebra"')
+    files = {
+        "m/config.pbtxt": text,
+        "m/1/libtriton_zebra.so": "text",
+        "n/config.pbtxt": text,
+        "n/1/lib/libtriton_zebra.so": "\x7fELF",
+    }
+    assert short(findings(tmp_path, files), tmp_path) == [
+        "error backend: m/1/libtriton_zebra.so",
+        "error backend: n/1/lib/libtriton_zebra.so",
     ]
 
 
@@ -159,7 +172,7 @@ def test_a_program_that_triton_does_not_take(program: str, severity: str, line: 
         "from ours import *\n",
         "import ours\nTritonPythonModel = ours.Model\n",
         "try:\n    import fast\n    class TritonPythonModel(fast.Model): pass\nexcept ImportError:\n    raise\n",
-        "class TritonPythonModel(Base):\n    pass\n",
+        "from base import Base\n\nclass TritonPythonModel(Base):\n    pass\n",
         "class TritonPythonModel:\n    async def execute(self, requests): pass\n",
         "pattern = '\\d'\n" + PYTHON,
     ],

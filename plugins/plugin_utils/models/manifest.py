@@ -19,7 +19,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.records impo
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled, digests, lint
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import schema
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.ensemble import Place
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Finding, Row, no_files, reasons
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Finding, reasons, row_of, unsendable
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import CONFIG, Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import walk
 
@@ -103,7 +103,7 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
     if not os.path.lexists(os.path.join(directory, CONFIG)):
         raise Refusal([f"model {name}: found no {directory}/config.pbtxt: every model is a directory with one"])
     walked = walk(directory, os.path.dirname(directory))
-    findings = no_files(name, walked.problems)
+    findings = unsendable(name, walked.problems)
     if CONFIG not in walked.files:
         raise Unreadable(findings)
     artefacts = {key: compiled.digested(element) for key, element in (entry.get("artefacts") or {}).items()}
@@ -130,15 +130,15 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
             beside = artefact.get("path", ARTEFACT_PATH) + compiled.SUFFIX
             contents[beside] = json.dumps(record, indent=1, sort_keys=True).encode()
             files[beside] = {"sha256": _digest(contents[beside]), "blob": False}
-    model = Model(name, directory, config, text, sorted(files), record=None if against else record)
-    row = Row(str(variables["rbln_release"]), str(variables["npufleet_row"]["triton"]["version"]))
+    row = row_of(str(variables["rbln_release"]), variables["npufleet_row"])
+    model = Model(name, directory, config, text, sorted(files), record=None if against else record, row=row)
     findings += lint.check(model, row)
     return Source(model, source_digest, files, contents, origins, findings, [f"model {name}: {reason}" for reason in against])
 
 
 def unplaced(model: Model) -> Dict[str, Any]:
     """What there is to tell of a model that no host gets yet."""
-    files, _contents, _origins = _files(model.directory, sorted(model.files))
+    files, _contents, _origins = _files(model.directory, walk(model.directory, os.path.dirname(model.directory)).files)
     digest = tree_digest({path: file["sha256"] for path, file in files.items()}, {})
     return {"source": digest, "release": None, "versions": [str(entry) for entry in model.served()], "files": files}
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import List, NamedTuple, Tuple
+from typing import Dict, List, NamedTuple, Set, Tuple
 
 # What people and programs leave beside the files of a model
 LEFT_OUT = ("__pycache__", ".git")
@@ -20,6 +20,9 @@ KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+# Names that a model may have, with those behind its links
+LARGEST = 100_000
+NOWHERE = "a link that leads nowhere"
 COPY = "copy what it leads to there"
 
 
@@ -77,7 +80,7 @@ def _below(directory: str, inner: str, home: str, above: Tuple[str, ...], found:
         names = sorted(os.listdir(path)) if stat.S_ISDIR(mode) else []
     except OSError as error:
         if os.path.islink(path):
-            problem(f"a link that leads nowhere ({_shown(os.readlink(path))}: {error.strerror})", "a file", "correct or remove it")
+            problem(f"{NOWHERE} ({_shown(os.readlink(path))}: {error.strerror})", "a file", "correct or remove it")
         else:
             problem(f"what cannot be read ({error.strerror})", "a file to send", "let the user who runs this read it")
         return
@@ -103,6 +106,63 @@ def _below(directory: str, inner: str, home: str, above: Tuple[str, ...], found:
         problem("what cannot be read (Permission denied)", "a file to send", "let the user who runs this read it")
     else:
         found.files.append(inner)
+
+
+class Listing(NamedTuple):
+    """What is below a directory for a program that follows every link, such as Triton.
+
+    `files` and `directories` are paths, `others` {path: what it is} of the names that are neither, and `outside` those of all paths
+    that lead out of the home of the directory. What is behind them is nobody's to read.
+    """
+
+    files: List[str]
+    directories: List[str]
+    others: Dict[str, str]
+    outside: Set[str]
+
+
+def listing(directory: str, home: str) -> Listing:
+    """Return what is below a directory, LARGEST names of it at most."""
+    found = Listing([], [], {}, set())
+    _listed(directory, "", os.path.realpath(home), (), found)
+    return Listing(sorted(found.files), sorted(found.directories), found.others, found.outside)
+
+
+def is_within(path: str, home: str) -> bool:
+    """Return True if a path leads to something below another one, with all links followed."""
+    home = os.path.realpath(home)
+    return os.path.commonpath([os.path.realpath(path), home]) == home
+
+
+def _listed(directory: str, inner: str, home: str, above: Tuple[str, ...], found: Listing) -> None:
+    path = os.path.join(directory, inner) if inner else directory
+    real = os.path.realpath(path)
+    if not is_within(path, home):
+        found.outside.add(inner)
+        return
+    if real in above or len(found.files) + len(found.directories) > LARGEST:
+        return
+    try:
+        names = sorted(os.listdir(path))
+    except OSError:
+        found.others[inner] = "a directory that cannot be read"
+        return
+    for name in names:
+        below = os.path.join(inner, name)
+        try:
+            mode = os.stat(os.path.join(path, name)).st_mode
+        except OSError:
+            found.others[below] = NOWHERE
+            continue
+        if stat.S_ISDIR(mode):
+            found.directories.append(below)
+            _listed(directory, below, home, (*above, real), found)
+        elif stat.S_ISREG(mode):
+            found.files.append(below)
+            if not is_within(os.path.join(path, name), home):
+                found.outside.add(below)
+        else:
+            found.others[below] = next((words for is_one, words in KINDS if is_one(mode)), "something that is no file")
 
 
 RENAME = ("letters, digits and other characters that can", "rename it")

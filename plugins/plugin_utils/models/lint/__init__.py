@@ -8,16 +8,29 @@ from __future__ import annotations
 
 from typing import Collection, List, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import config, data, ensemble, layout, names
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import (
+    config,
+    data,
+    ensemble,
+    environment,
+    layout,
+    names,
+)
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Finding, Row
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import Model
 
 
 def check(model: Model, row: Optional[Row] = None) -> List[Finding]:
     """Findings of one model. Fills in its config from the compiled file's record."""
-    return [*config.check(model, row), *names.check(model), *data.check(model), *layout.check(model)]
+    rules = (names.check, environment.check, data.check, layout.check)
+    return [*config.check(model, row), *(finding for rule in rules for finding in rule(model))]
 
 
-def check_together(models: Mapping[str, Model], unread: Collection[str], place: ensemble.Place) -> List[Finding]:
-    """Findings of ensembles and their steps. `unread` are models that are there and could not be read."""
-    return list(ensemble.check(models, unread, place))
+def check_together(
+    models: Mapping[str, Model], unread: Collection[str], place: ensemble.Place, refused: Collection[str] = ()
+) -> List[Finding]:
+    """Findings of ensembles and their steps.
+
+    `unread` are models that are there and could not be read, `refused` those with errors.
+    """
+    return list(ensemble.check(models, unread, place, set(refused)))

@@ -43,8 +43,7 @@ def _work(arguments: Optional[List[str]]) -> int:
             if wanted.release not in rows:
                 found = f"found rows for {', '.join(sorted(rows))}, wanted one of them: correct it"
                 raise Refusal([f"--release {wanted.release}: {found}"])
-            chosen = rows[wanted.release]
-            row = finding.Row(wanted.release, chosen["triton"]["version"], chosen.get("untested", ""))
+            row = finding.row_of(wanted.release, rows[wanted.release])
         linted = repository.lint(wanted.repository, wanted.model, row)
     except Refusal as refusal:
         raise command_line.End(command_line.MISTAKEN, "; ".join(refusal.reasons)) from None

@@ -6,9 +6,9 @@ import re
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import names, schema
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, names, schema
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import REFUSES, REFUSES_TEXT, Finding, Row, listed
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import PLATFORMS, Model
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.python_model import completes
 
 # Numbers of enum values; the schema's are what they are for ever
@@ -54,23 +54,27 @@ def _release(model: Model, row: Row) -> Iterator[Finding]:
 
 def _identity(model: Model) -> Iterator[Finding]:
     """Name, platform, backend, largest batch."""
-    config = model.config
+    config, identity = model.config, model.identity
+    platforms = backends.platforms(model.triton)
     if config.name and config.name != model.name:
         yield model.error("name", "name", config.name, f"{model.name}, its directory's", "rename one of the two")
     if model.ensemble:
-        if config.backend:
-            yield model.error("backend", "backend", config.backend, "none in an ensemble", "take it out")
+        if model.backend:
+            field = "backend" if config.backend else "default_model_filename"
+            yield model.error("backend", field, config.backend or identity.file, "none in an ensemble", "take it out")
         if config.platform != "ensemble":
             found = config.platform or "no platform"
             yield model.error("backend", "platform", found, "ensemble beside ensemble_scheduling", 'write platform: "ensemble"')
     elif not model.backend:
         field = "platform" if config.platform else "backend"
         found = config.platform or "neither backend nor platform, and no file that tells"
-        do = names.platform(config.platform) if config.platform else 'write it down, such as backend: "rbln"'
+        do = names.platform(config.platform, model.triton) if config.platform else 'write it down, such as backend: "rbln"'
         yield model.error("backend", field, found, "the backend that serves it", do)
-    elif config.platform and model.backend in PLATFORMS.values() and PLATFORMS.get(config.platform) != model.backend:
-        wanted = f"a platform of backend {model.backend}"
-        yield model.error("backend", "platform", config.platform, wanted, "take one of the two out")
+    elif model.backend in platforms.values() and platforms.get(identity.platform) != model.backend:
+        right = [platform for platform, backend in platforms.items() if backend == model.backend]
+        found = identity.platform or "nothing, and no file that tells"
+        do = "take the platform out" if config.platform else "write the platform down"
+        yield model.error("backend", "platform", found, f"{' or '.join(right)}, a platform of backend {model.backend}", do)
     if model.backend == "tensorrt":
         field, found = ("platform", config.platform) if config.platform else ("backend", "tensorrt")
         wanted = "a backend that needs no NVIDIA GPU, as an NPU host has none"
@@ -106,13 +110,16 @@ def _instances(model: Model) -> Iterator[Finding]:
                 triton = "refuses the model where it starts with --rate-limit=execution_count, else it passes it over"
                 yield model.error("instances", where, found, wanted, "write the same in both", triton)
         field = f"instance_group[{index}]"
+        if group.kind not in (KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL):
+            wanted = "KIND_MODEL for a model on the NPU, else KIND_CPU"
+            yield model.error("instances", f"{field}.kind", str(group.kind), wanted, "change it")
         if group.kind == KIND_GPU:
             wanted = "KIND_MODEL for a model on the NPU, else KIND_CPU, as an NPU host has no GPU"
             yield model.error("npu host", f"{field}.kind", "KIND_GPU", wanted, "change it")
         if group.gpus:
             found, wanted = listed(group.gpus), "none, as an NPU host has no GPU"
             yield model.error("npu host", f"{field}.gpus", found, wanted, "take it out, `npus` in triton_models places a model")
-        if group.profile and model.backend != "tensorrt":
+        if group.profile and model.identity.platform != "tensorrt_plan":
             wanted = "none, as only TensorRT has them"
             yield model.error("instances", f"{field}.profile", listed(group.profile), wanted, "take it out")
         if model.backend == "rbln" and group.kind in (KIND_CPU, KIND_AUTO):
@@ -124,7 +131,7 @@ def _instances(model: Model) -> Iterator[Finding]:
 def _tensors(model: Model) -> Iterator[Finding]:
     """Names, dtypes and shapes of inputs and outputs."""
     config = model.config
-    tensorrt = model.backend == "tensorrt"
+    tensorrt = model.identity.platform == "tensorrt_plan"
     for side in ("input", "output"):
         tensor_names = [given.name for given in getattr(config, side)]
         for index, tensor in enumerate(getattr(config, side)):
@@ -277,7 +284,8 @@ def _sequences(model: Model) -> Iterator[Finding]:
     if batcher.HasField("oldest"):
         yield from _preferred(model, "sequence_batching.oldest", batcher.oldest.preferred_batch_size)
     share = batcher.direct.minimum_slot_utilization
-    if not 0 <= share <= 1:
+    # Triton lets NaN pass.
+    if share < 0 or share > 1:
         field = "sequence_batching.direct.minimum_slot_utilization"
         yield model.error("sequence", field, f"{share:g}", "0 to 1", "correct it")
 

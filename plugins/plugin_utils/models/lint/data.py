@@ -10,7 +10,7 @@ import os
 from typing import Any, Iterator, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import schema
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import IGNORES, Finding, listed
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ENDS, IGNORES, Finding, listed
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import meant
 
@@ -45,6 +45,9 @@ def _warm_ups(model: Model) -> Iterator[Finding]:
         if 0 < config.max_batch_size < sample.batch_size:
             wanted = f"at most {config.max_batch_size}, the max_batch_size"
             yield model.error("warm-up", f"{field}.batch_size", str(sample.batch_size), wanted, CORRECT)
+        if config.max_batch_size == 0 and sample.batch_size > 1:
+            wanted = "1 with max_batch_size 0"
+            yield model.error("warm-up", f"{field}.batch_size", str(sample.batch_size), wanted, CORRECT, ENDS)
         missing = [name for name, tensor in inputs.items() if not tensor.optional and name not in sample.inputs]
         if missing:
             found = f"none for {listed(missing)}"
@@ -80,7 +83,7 @@ def _data(model: Model, field: str, entry: Any, file: Tuple[str, str], kinds: st
         yield model.error(rule, field, "no data", kinds, "write one of them")
     elif choice == key:
         path = os.path.normpath(os.path.join(room, name))
-        if path not in model.files:
+        if path not in model.files or room not in model.tree:
             yield model.error(
                 rule, f"{field}.{key}", f"{name}, which is not there", f"a file below {room}/", "add it, or correct it"
             )
@@ -118,7 +121,7 @@ def _states(model: Model) -> Iterator[Finding]:
         for side in ("input_name", "output_name"):
             if not getattr(state, side):
                 triton = "loads the model, which cannot ask for this state"
-                yield model.error("state", f"{field}.{side}", "nothing", "the name of a tensor", "write it down", triton)
+                yield model.warning("state", f"{field}.{side}", "nothing", "the name of a tensor", "write it down", triton)
         if not state.initial_state:
             continue
         if len(state.initial_state) > 1:
@@ -148,6 +151,11 @@ def _batch_io(model: Model) -> Iterator[Finding]:
         for index, entry in enumerate(getattr(config, side)):
             field = f"{side}[{index}]"
             sources = list(entry.source_input)
+            if entry.kind not in entry.DESCRIPTOR.fields_by_name["kind"].enum_type.values_by_number:
+                yield model.error("batch data", f"{field}.kind", str(entry.kind), "a kind that Triton knows", "change it")
+            if side == "batch_output" and not entry.target_name:
+                do = "write its target down, or take the entry out"
+                yield model.error("batch data", f"{field}.target_name", "nothing", "an output of the model", do, ENDS)
             if len(sources) != 1:
                 yield model.error("batch data", f"{field}.source_input", listed(sources), "one input of the model", CORRECT)
             if side == "batch_input" and schema.word(entry, "data_type") not in BATCH_TYPES:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import AbstractSet, Any, Collection, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import schema
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Finding, listed
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, schema
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ERROR, Finding, listed
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.python_model import completes
 
@@ -42,16 +42,41 @@ class End(NamedTuple):
         return f"{self.dtype} {self.whole()} of {self.owner}"
 
 
-def check(models: Mapping[str, Model], unread: Collection[str], place: Place) -> Iterator[Finding]:
-    """Every finding about the ensembles among the models."""
-    for model in models.values():
+def check(models: Mapping[str, Model], unread: Collection[str], place: Place, refused: AbstractSet[str]) -> Iterator[Finding]:
+    """Every finding about the ensembles among the models; `refused` are those that Triton does not load."""
+    own: Dict[str, List[Finding]] = {name: list(_own(model, models, unread, place)) for name, model in models.items()}
+    broken = set(refused) | {name for name, found in own.items() if any(finding.severity == ERROR for finding in found)}
+    while True:
+        # An ensemble of ensembles is refused with them.
+        more = {name for name, model in models.items() if broken & _names(model)} - broken
+        if not more:
+            break
+        broken |= more
+    for name, model in models.items():
+        yield from own[name]
+        if name in refused or any(finding.severity == ERROR for finding in own[name]):
+            continue
+        for index, step in enumerate(model.config.ensemble_scheduling.step):
+            if step.model_name in broken and step.model_name != name:
+                found, wanted = f"{step.model_name}, which Triton refuses", "steps that are loaded"
+                yield model.error(RULE, f"ensemble_scheduling.step[{index}].model_name", found, wanted, "correct that model")
+
+
+def _names(model: Model) -> AbstractSet[str]:
+    """Return the names of an ensemble's steps."""
+    return {step.model_name for step in model.config.ensemble_scheduling.step}
+
+
+def _own(model: Model, models: Mapping[str, Model], unread: Collection[str], place: Place) -> Iterator[Finding]:
+    """Findings about one ensemble."""
+    if model.config.HasField("ensemble_scheduling") or model.config.platform == "ensemble":
         if model.config.HasField("ensemble_scheduling"):
             yield from _steps(model, models, unread, place)
             yield from _flow(model)
             yield from _ends(model, models)
             yield from _branches(model, models)
             yield from _loop(model, models)
-        elif model.config.platform == "ensemble":
+        else:
             yield model.error(RULE, "ensemble_scheduling", "nothing", "the ensemble's steps", "write them down")
 
 
@@ -91,7 +116,9 @@ def _flow(model: Model) -> Iterator[Finding]:
             field = f"ensemble_scheduling.step[{index}].output_map[{output}]"
             if tensor in writers:
                 found = f"{tensor}, which is {writers[tensor]} already"
-                yield model.error(RULE, field, found, "each tensor written once", "give it another name")
+                # Triton takes a step that writes over an input.
+                make = model.warning if tensor in inputs else model.error
+                yield make(RULE, field, found, "each tensor written once", "give it another name")
             writers.setdefault(tensor, f"the output of step {step.model_name}")
     outputs = {entry.name for entry in model.config.output}
     for index, name in enumerate(inputs):
@@ -148,7 +175,7 @@ def _ends(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
             mapped = getattr(step, f"{side}_map")
             field = f"ensemble_scheduling.step[{index}].{side}_map"
             # A backend may complete a config that says nothing; for Python its model.py does.
-            if not known and (other.backend != "python" or completes(other)):
+            if not known and (completes(other) or other.backend == "rbln" or other.backend not in backends.ALL):
                 continue
             for name, entry in known.items():
                 if side == "input" and name not in mapped and not entry.optional:
@@ -172,7 +199,10 @@ def _end(owner: str, entry: Any, batched: bool, reshaped: bool) -> End:
 
 
 def _branches(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
-    """A step's inputs come from the same decoupled step, or all from none: ValidateEnsembleConfig of Triton's ensemble_utils.cc."""
+    """A step's inputs come from the same decoupled step, or all from none, and so do the ensemble's outputs.
+
+    From ValidateEnsembleConfig of Triton's ensemble_utils.cc.
+    """
     steps = model.config.ensemble_scheduling.step
     # The decoupled step that each tensor comes from last, None for one that is asked for once
     origin: Dict[str, Optional[int]] = {given.name: None for given in model.config.input}
@@ -180,23 +210,38 @@ def _branches(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
     while True:
         able = [(index, step) for index, step in waiting if all(tensor in origin for tensor in step.input_map.values())]
         if not able:
-            return
+            break
         waiting = [entry for entry in waiting if entry not in able]
         for index, step in able:
             sources = {origin[tensor] for tensor in step.input_map.values()}
             if len(sources) > 1:
-                found = f"{step.model_name}, whose inputs come " + " and ".join(
-                    sorted(
-                        "past every decoupled step" if source is None else f"from decoupled {steps[source].model_name}"
-                        for source in sources
-                    )
-                )
+                found = f"{step.model_name}, whose inputs come {_origins(steps, sources)}"
                 wanted = "inputs from one decoupled step, as each answers as often as it likes"
                 yield model.error(RULE, f"ensemble_scheduling.step[{index}]", found, wanted, "change the maps")
-            other = models.get(step.model_name)
-            decoupled = other is not None and other.config.model_transaction_policy.decoupled
+            decoupled = _decoupled(step.model_name, models, ())
             for tensor in step.output_map.values():
                 origin.setdefault(tensor, index if decoupled else next(iter(sources), None))
+    ends = {origin[entry.name] for entry in model.config.output if entry.name in origin}
+    if len(ends) > 1:
+        found = "outputs that come " + _origins(steps, ends)
+        wanted = "outputs of one decoupled step, as each answers as often as it likes"
+        yield model.error(RULE, "output", found, wanted, "change the maps")
+
+
+def _origins(steps: Sequence[Any], sources: Collection[Optional[int]]) -> str:
+    """Return where tensors come from, in words."""
+    words = ("past every decoupled step" if source is None else f"from decoupled {steps[source].model_name}" for source in sources)
+    return " and ".join(sorted(words))
+
+
+def _decoupled(name: str, models: Mapping[str, Model], above: Tuple[str, ...]) -> bool:
+    """Return True if a model may answer several times; an ensemble does if one of its steps does, whatever its config says."""
+    model = models.get(name)
+    if model is None or name in above:
+        return False
+    if model.config.HasField("ensemble_scheduling"):
+        return any(_decoupled(step, models, (*above, name)) for step in _names(model))
+    return bool(model.config.model_transaction_policy.decoupled)
 
 
 def _loop(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.text import printable
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.tokens import printable
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import Problem
 from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION, yaml_of
 
@@ -20,12 +20,18 @@ TAKES = "loads the model with it"
 HANGS_OLD = "before 25.08 waits for ever and its ports never open, later it refuses the model"
 HANGS = "waits for ever and its ports never open"
 ENDS = "ends, with every model that it serves"
+LOADS_NOTHING = "loads no model at all when it starts, but in explicit mode"
+
+
+# What the fleet's store does, which copies a model to the hosts
+STORE_REFUSES = "refuses the model"
+STORE_LEAVES_OUT = "leaves it out"
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong: where, what was found, what is wanted, what to do, what Triton does as long as it stands.
+    """One thing that is wrong: where, what was found, what is wanted, what to do.
 
-    `triton` is "" for what is a matter of sending files, not of serving them.
+    `triton` and `store` are what Triton and the fleet's store do with it as it is; "" for what is no matter of theirs.
     """
 
     model: str
@@ -38,13 +44,15 @@ class Finding(NamedTuple):
     severity: str
     rule: str
     triton: str = REFUSES
+    store: str = ""
 
     def sentence(self) -> str:
         """The finding as one line that can be printed anywhere."""
         place = self.file if self.line is None else f"{self.file}:{self.line}"
         field = f"{self.field}: " if self.field else ""
         line = f"{place}: {field}found {self.found}, wanted {self.wanted}: {self.do}"
-        line += f"; as it is, Triton {self.triton}" if self.triton else ""
+        does = [f"Triton {self.triton}"] * bool(self.triton) + [f"the fleet's store {self.store}"] * bool(self.store)
+        line += f"; as it is, {', and '.join(does)}" if does else ""
         return printable(line)
 
 
@@ -55,10 +63,18 @@ class Row(NamedTuple):
     triton: str
     # Why nobody upstream vouches for it; "" for one that its vendor names
     untested: str = ""
+    # The Python of the image, such as 3.10; "" for any
+    python: str = ""
 
     def remark(self) -> str:
         """What there is to tell of the release itself; "" for nothing."""
         return f"release {self.name} is untested: {self.untested}" if self.untested else ""
+
+
+def row_of(name: str, facts: Mapping[str, Any]) -> Row:
+    """Return a release row of this name for the linter."""
+    triton = facts["triton"]
+    return Row(name, str(triton["version"]), str(facts.get("untested", "")), str(triton.get("python", "")))
 
 
 @cache
@@ -73,10 +89,10 @@ def reasons(findings: Sequence[Finding]) -> List[str]:
     return [f"model {finding.model}: {finding.sentence()}" for finding in findings if finding.severity == ERROR]
 
 
-def no_files(model: str, problems: Sequence[Problem]) -> List[Finding]:
-    """What lies in a model and is no file to send, as errors."""
+def unsendable(model: str, problems: Sequence[Problem]) -> List[Finding]:
+    """Return an error for each name in a model that the store does not copy. Triton may well load the model with it."""
     return [
-        Finding(model, problem.path, None, "", problem.found, problem.wanted, problem.do, ERROR, "files", "")
+        Finding(model, problem.path, None, "", problem.found, problem.wanted, problem.do, ERROR, "files", "", STORE_REFUSES)
         for problem in problems
     ]
 

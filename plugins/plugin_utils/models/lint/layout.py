@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Iterator, List
+from typing import Iterator
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import python_model
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, python_model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import (
     ENDS,
     HANGS_OLD,
     IGNORES,
     REFUSES,
+    STORE_LEAVES_OUT,
+    STORE_REFUSES,
     Finding,
     listed,
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import (
     CONFIG,
-    FILES,
     LARGEST,
+    SMALLEST,
     Model,
     version_of,
 )
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.names import BACKENDS
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import NOWHERE
 
 # How the files end that only one backend reads
 ENDINGS = {".rbln": "rbln", ".onnx": "onnxruntime", ".plan": "tensorrt", ".pt": "pytorch", ".dali": "dali"}
+# Backends that read one file of each version
+READS = ("rbln", "python", "onnxruntime", "openvino", "pytorch", "tensorrt", "tensorflow", "dali", "vllm")
 COMPILE = "compile the model for this card and SDK and list it under `artefacts`"
 
 
@@ -35,27 +39,54 @@ def check(model: Model) -> Iterator[Finding]:
     yield from _policy(model)
     served = set(model.served())
     for version, directory in sorted(model.versions().items()):
-        yield from _version(model, directory, version in served)
+        # A directory of another name is told already.
+        if directory in model.directories:
+            yield from _version(model, directory, version in served)
+    yield from _links(model)
     yield from _labels(model)
     yield from _named(model)
 
 
 def _directories(model: Model) -> Iterator[Finding]:
     """Names that are another version than they look, and names that only look like one."""
-    rule = "version directory"
+    rule, served = "version directory", model.served()
     for name in model.directories:
         number = version_of(name)
-        if number is not None and number > LARGEST:
-            wanted = f"at most {LARGEST}"
-            yield model.file_error(rule, name, "a directory of that number", wanted, "rename it", ENDS)
-        # Of -1 it would look for a directory 18446744073709551615.
-        elif number is not None and not (name == str(number) and number >= 0):
+        if number is None:
+            if re.match(r"[^0-9]?[0-9]+", name):
+                found = "a directory that looks like a version and is none for Triton"
+                wanted = "a plain number without a zero before it"
+                yield model.file_warning(rule, name, found, wanted, "rename it, or take it out", IGNORES)
+        elif not SMALLEST <= number <= LARGEST:
+            yield model.file_error(rule, name, "a directory of that number", f"at most {LARGEST}", "rename it", ENDS)
+        elif name != str(number) or number < 0:
             found = f"a directory that Triton takes for version {number}"
-            yield model.file_error(rule, name, found, f"a plain number, or no digits first in {name}", "rename it, or take it out")
-        elif number is None and re.match(r"[^0-9]?[0-9]+", name):
-            found = "a directory that looks like a version and is none for Triton"
-            wanted = "a plain number without a zero before it"
-            yield model.file_warning(rule, name, found, wanted, "rename it, or take it out", IGNORES)
+            wanted, do = f"a plain number, or no digits first in {name}", "rename it, or take it out"
+            real = str(number) in model.directories and number >= 0
+            if number in served and not real and _reads_files(model):
+                yield model.file_error(rule, name, found, wanted, do, _missing(model))
+            else:
+                triton = f"reads {number}/ for that version" if real else f"takes it for version {number}, in a directory {number}/"
+                yield model.file_warning(rule, name, found, wanted, do, triton)
+
+
+def _reads_files(model: Model) -> bool:
+    """Return True if the model's backend reads something of a version, as far as is known."""
+    return not model.ensemble and model.backend not in ("identity", "repeat", "square") and model.settled
+
+
+def _missing(model: Model) -> str:
+    """What Triton does where a version lacks its file."""
+    return HANGS_OLD if model.backend == "python" else REFUSES
+
+
+def _links(model: Model) -> Iterator[Finding]:
+    """Links right in the model's directory that lead nowhere, at which Triton gives the model up. It does not look deeper."""
+    for path, kind in sorted(model.others.items()):
+        if "/" not in path and kind == NOWHERE:
+            do = "remove it, or correct where it leads"
+            entry = model.file_error("files", path, kind, "a file or a directory", do)
+            yield entry._replace(store=STORE_REFUSES)
 
 
 def _policy(model: Model) -> Iterator[Finding]:
@@ -66,7 +97,8 @@ def _policy(model: Model) -> Iterator[Finding]:
     field = f"version_policy.{kind}" if kind else "version_policy"
     if not served and (versions or model.settled):
         found = f"a policy that selects none of versions {listed(versions)}" if versions else "no version directory"
-        misplaced = sorted(path for path in model.files if path in FILES.values())
+        names = {backend.file for backend in backends.ALL.values()}
+        misplaced = sorted(path for path in model.files if path in names)
         if misplaced:
             do = f"move {listed(misplaced)} into a version directory, such as 1/"
         elif not versions and model.backend == "rbln":
@@ -85,33 +117,40 @@ def _policy(model: Model) -> Iterator[Finding]:
 def _version(model: Model, directory: str, served: bool) -> Iterator[Finding]:
     """The files of one version; what a version lacks that is not served stands in nobody's way yet."""
     files = model.inside(directory)
-    if not files and not model.settled:
+    if (not files and not model.settled) or directory in model.outside:
         return
-    finding, triton = (model.file_error, REFUSES) if served else (model.file_warning, IGNORES)
-    if served and model.backend == "python":
-        triton = HANGS_OLD
-    if not files:
-        do = "put its file in, or for an ensemble a README" if model.ensemble or model.backend not in FILES else "put it in"
-        wanted = _wanted(model) or "a file, as git and the store carry no empty directory"
-        yield finding("files", directory, "an empty version directory", wanted, do, triton)
-    elif not _has_its_file(model, files):
-        found = listed(files[:5]) + (", ..." if len(files) > 5 else "")
+    finding, triton = (model.file_error, _missing(model)) if served else (model.file_warning, IGNORES)
+    if not files and not _file_in(model, directory) and not _needs(model):
+        # Only git and the store lose it.
+        wanted, do = "a file, as git and the store carry no empty directory", "put its file in, or a README"
+        # Where it is gone, there is no version to serve, which is told of a model that is complete.
+        entry = model.file_warning("files", directory, "an empty version directory", wanted, do, "")
+        yield entry._replace(store=STORE_LEAVES_OUT)
+    elif not files and not _file_in(model, directory):
+        yield finding("files", directory, "an empty version directory", _wanted(model), "put it in", triton)
+    elif not _has_its_file(model, directory):
+        path = f"{directory}/{_wanted(model)}"
+        found = (
+            model.others.get(path, "")
+            or ("a directory" if path in model.tree else "")
+            or listed(files[:5]) + (", ..." if len(files) > 5 else "")
+        )
         do = "add it, or name another one as default_model_filename"
         if model.backend == "rbln" and not any(file.endswith(".rbln") for file in files):
             do = COMPILE
         yield finding("files", directory, found, f"{_wanted(model)} for backend {model.backend}", do, triton)
-    elif served and model.backend == "python" and _wanted(model).endswith(".py"):
+    elif served and model.backend == "python" and _wanted(model):
         yield from python_model.check(model, f"{directory}/{_wanted(model)}")
     for path in files:
         yield from _pointer(model, f"{directory}/{path}")
         base = os.path.basename(path)
         owner = "python" if path == "model.py" else ENDINGS.get(os.path.splitext(base)[1])
-        unknown = not model.ensemble and model.backend not in BACKENDS
-        reads_python = unknown or model.backend == "python" or model.config.runtime == "model.py"
+        unknown = not model.ensemble and model.backend not in backends.ALL
+        reads_python = unknown or model.backend == "python" or model.config.runtime == backends.PROGRAM
         if path == CONFIG:
             found, wanted = "a config that Triton does not read there", f"it beside the version, as {model.name}/{CONFIG}"
             yield model.file_warning("files", f"{directory}/{path}", found, wanted, "move it", IGNORES)
-        elif owner and owner != model.backend and not reads_python and path != model.config.default_model_filename:
+        elif owner and owner != model.backend and not reads_python and path != model.identity.file:
             what = "an ensemble" if model.ensemble else f"backend {model.backend}"
             found, wanted = f"a file for backend {owner}", f"what {what} reads"
             yield model.file_warning("files", f"{directory}/{path}", found, wanted, "take it out, or correct the backend", IGNORES)
@@ -128,19 +167,39 @@ def _wanted(model: Model) -> str:
     """The file that the backend reads in each version; "" where only the backend knows."""
     if model.ensemble:
         return ""
-    if model.config.default_model_filename:
-        return str(model.config.default_model_filename)
-    return "model.py" if model.config.runtime == "model.py" else FILES.get(model.backend, "")
+    if model.identity.file and model.backend != "vllm":
+        return model.identity.file
+    known = backends.ALL.get(model.backend)
+    return backends.PROGRAM if model.config.runtime == backends.PROGRAM else known.file if known else ""
 
 
-def _has_its_file(model: Model, files: List[str]) -> bool:
-    wanted = os.path.normpath(_wanted(model) or ".")
-    if wanted == "." or model.backend not in FILES or not model.settled:
+def _needs(model: Model) -> bool:
+    """Return True if a version without the wanted file cannot be loaded."""
+    return not model.ensemble and model.settled and model.backend in READS and bool(_wanted(model))
+
+
+def _file_in(model: Model, directory: str) -> bool:
+    """Return True if the wanted file is in a version, as a file, a directory or something else that exists."""
+    if not _wanted(model):
+        return False
+    path = os.path.normpath(f"{directory}/{_wanted(model)}")
+    other = model.others.get(path, "")
+    # Python imports no directory.
+    if model.backend == "python":
+        return path in model.files
+    return path in model.files or path in model.tree or bool(other and other != NOWHERE)
+
+
+def _has_its_file(model: Model, directory: str) -> bool:
+    """Return True if a version has the file that its backend reads, or another one that does as well."""
+    if not _needs(model) or _file_in(model, directory):
         return True
-    if model.backend == "dali" and "dali.py" in files:
-        return True
-    # A large ONNX model is a directory with a file of that name.
-    return wanted in files or (model.backend == "onnxruntime" and f"{wanted}/model.onnx" in files)
+    there = set(model.inside(directory))
+    if model.backend == "dali":
+        return "dali.py" in there
+    if model.backend == "pytorch" and model.program:
+        return bool(there & {"model.py", "model.pt"})
+    return False
 
 
 def _labels(model: Model) -> Iterator[Finding]:
@@ -158,7 +217,7 @@ def _labels(model: Model) -> Iterator[Finding]:
         for size in tensor.dims:
             classes *= size
         path = os.path.join(model.directory, file)
-        if not os.path.isfile(path):
+        if not os.path.isfile(path) or not model.readable(file):
             continue
         with open(path, "rb") as source:
             lines = len(source.read().splitlines())

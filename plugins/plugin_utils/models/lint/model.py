@@ -6,39 +6,29 @@ import os
 import re
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import schema
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ERROR, REFUSES, TAKES, WARNING, Finding
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, schema
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import (
+    ERROR,
+    REFUSES,
+    TAKES,
+    WARNING,
+    Finding,
+    Row,
+)
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import Listing, is_within
 
 CONFIG = "config.pbtxt"
 # Directories in a model that are none of its versions
 NO_VERSIONS = ("configs", "warmup", "initial_state")
-# Platform -> backend, for backends that go by a platform too
-PLATFORMS = {
-    "onnxruntime_onnx": "onnxruntime",
-    "pytorch_libtorch": "pytorch",
-    "tensorrt_plan": "tensorrt",
-    "tensorflow_graphdef": "tensorflow",
-    "tensorflow_savedmodel": "tensorflow",
-}
-# Of backends that read one file of a version: its name, where the config gives none
-FILES = {
-    "rbln": "model.rbln",
-    "python": "model.py",
-    "onnxruntime": "model.onnx",
-    "openvino": "model.xml",
-    "pytorch": "model.pt",
-    "tensorrt": "model.plan",
-    "dali": "model.dali",
-}
-LARGEST = 2**63 - 1
+SMALLEST, LARGEST = -(2**63), 2**63 - 1
 
 
 class Model:
     """A config with the files that go with it.
 
-    `files` are paths below `directory`; `directories` those right in it, which may hold no file. `complete` is False where files
-    may still come from elsewhere, as compiled ones do that are not in the repository. `file` is the config's own name:
-    config.pbtxt, or a variant below configs/.
+    `files` are paths below `directory`, and `directories` paths of directories, which may hold no file. `there` is all that is on
+    the disk, for a model that is linted as it lies. `complete` is False where files may still come from elsewhere, as compiled ones
+    do that are not in the repository. `file` is the config's own name: config.pbtxt, or a variant below configs/.
     """
 
     def __init__(
@@ -52,17 +42,26 @@ class Model:
         record: Optional[Mapping[str, Any]] = None,
         complete: bool = True,
         file: str = CONFIG,
+        there: Optional[Listing] = None,
+        row: Optional[Row] = None,
     ) -> None:
         self.name = name
         self.directory = directory
         self.config = config
         self.text = text
         self.files = frozenset(files)
-        self.directories = sorted({path.split("/")[0] for path in files if "/" in path} | set(directories))
+        self.tree = {path[:at] for path in files for at, letter in enumerate(path) if letter == "/"} | set(directories)
+        self.directories = sorted(path for path in self.tree if "/" not in path)
+        self.others = there.others if there else {}
+        # Paths whose content is outside of the repository
+        self.outside = there.outside if there else set()
+        self.row = row
+        self.triton = row.triton if row else ""
         self.record = record
         self.complete = complete
         self.file = file
         self._lines: Optional[Dict[str, int]] = None
+        self._identity: Optional[backends.Identity] = None
 
     # Findings
 
@@ -104,18 +103,31 @@ class Model:
         return self.config.platform == "ensemble" or self.config.HasField("ensemble_scheduling")
 
     @property
+    def identity(self) -> backends.Identity:
+        """Backend, platform and file name as Triton completes them."""
+        if self._identity is None:
+            # Triton looks into the directory that comes first by name.
+            first = os.fsdecode(min(map(os.fsencode, self.directories))) if self.directories else ""
+            here = {
+                path.split("/")[1] for path in (*self.files, *self.tree, *self.others) if first and path.startswith(first + "/")
+            }
+            self._identity = backends.identify(
+                self.config, self.name, here, lambda name: f"{first}/{name}" in self.tree, self.triton
+            )
+        return self._identity
+
+    @property
     def backend(self) -> str:
-        """The backend, also where only platform, file name or files tell; "" for none."""
-        config = self.config
-        if self.ensemble or config.backend or config.platform:
-            return config.backend or PLATFORMS.get(config.platform, "")
-        by_name = {file: backend for backend, file in FILES.items() if backend not in ("rbln", "dali")}
-        if config.default_model_filename:
-            return by_name.get(config.default_model_filename, "")
-        # Triton looks into the directory that comes first by name.
-        first = self.directories[0] + "/" if self.directories else None
-        here = {path[len(first) :].split("/")[0] for path in self.files if first and path.startswith(first)}
-        return next((by_name[entry] for entry in sorted(by_name) if entry in here), "")
+        """The backend, also where only platform, file name, files or the model's name tell; "" for none."""
+        return self.identity.backend
+
+    @property
+    def program(self) -> bool:
+        """Whether a Python program is the backend: that of the model, or one that the image has."""
+        if self.config.runtime:
+            return bool(self.config.runtime == backends.PROGRAM)
+        known = backends.ALL.get(self.backend)
+        return bool(known and known.runtimes[0] == backends.PROGRAM)
 
     @property
     def settled(self) -> bool:
@@ -123,14 +135,9 @@ class Model:
         return self.complete or self.backend != "rbln"
 
     def versions(self) -> Dict[int, str]:
-        """{version: its directory} as Triton counts them."""
-        found: Dict[int, str] = {}
-        # Of `2` and `2_old` Triton reads the first.
-        for directory in sorted(self.directories, key=len, reverse=True):
-            number = None if directory in NO_VERSIONS else version_of(directory)
-            if number is not None and abs(number) <= LARGEST:
-                found[number] = directory
-        return found
+        """{version: the directory that Triton reads for it}. It need not exist: `9.bak` is version 9, in 9/."""
+        numbers = (version_of(directory) for directory in self.directories if directory not in NO_VERSIONS)
+        return {number: str(number) for number in numbers if number is not None and SMALLEST <= number <= LARGEST}
 
     def served(self) -> List[int]:
         """The versions that the version policy selects; without one it is the latest."""
@@ -143,6 +150,10 @@ class Model:
         # Here 0 is none.
         count = policy.latest.num_versions if policy.HasField("latest") else 1
         return numbers[len(numbers) - min(count, len(numbers)) :]
+
+    def readable(self, path: str) -> bool:
+        """Return True if what a path leads to may be read: it is in the repository."""
+        return is_within(os.path.join(self.directory, path), os.path.dirname(self.directory))
 
     def inside(self, directory: str) -> List[str]:
         """Paths below one of its directories, without that."""

@@ -1,24 +1,19 @@
-"""Rules about names: the model's own, those of backend, runtime and environment, and the tags of its metrics."""
+"""Rules about names: the model's own, those of backend, runtime and repository agents, and the tags of its metrics."""
 
 from __future__ import annotations
 
 import os
 import re
-from typing import Iterator
+from typing import Iterator, Set
 
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import can_be_asked
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ENDS, HANGS, IGNORES, Finding, listed
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import PLATFORMS, Model
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ENDS, HANGS, Finding, listed
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import meant, near
 
-# Backends of NVIDIA's images and ours: those that are a library, and those that are a model.py of their own
-LIBRARIES = (
-    *("python", "onnxruntime", "pytorch", "tensorrt", "tensorflow", "openvino", "dali", "fil", "tensorrtllm"),
-    *("identity", "repeat", "square"),
-)
-PROGRAMS = ("rbln", "vllm")
-BACKENDS = (*LIBRARIES, *PROGRAMS)
-ENVIRONMENT, OWN = "EXECUTION_ENV_PATH", "$$TRITON_MODEL_DIRECTORY/"
+# Repository agents of NVIDIA's images
+AGENTS = ("checksum",)
 
 
 def check(model: Model) -> Iterator[Finding]:
@@ -27,7 +22,7 @@ def check(model: Model) -> Iterator[Finding]:
     yield from _backend(model)
     yield from _runtime(model)
     yield from _tags(model)
-    yield from _environment(model)
+    yield from _agents(model)
 
 
 def _model(model: Model) -> Iterator[Finding]:
@@ -42,42 +37,83 @@ def _model(model: Model) -> Iterator[Finding]:
         yield model.file_error(rule, "", f"{model.name!r}", wanted, do, f"refuses the model, or {HANGS}")
 
 
+def _own(model: Model) -> Set[str]:
+    """Return the libraries that the model brings, where Triton looks for them."""
+    places = ["", *(f"{model.versions()[version]}/" for version in model.served())]
+    return {
+        os.path.basename(path) for path in model.files if path.endswith(".so") and path[: -len(os.path.basename(path))] in places
+    }
+
+
 def _backend(model: Model) -> Iterator[Finding]:
     """A backend that no image has, where the model does not bring it."""
-    name = model.config.backend
-    own = {os.path.basename(path) for path in model.files}
-    if model.ensemble or not name or name in BACKENDS or f"libtriton_{name}.so" in own:
+    name, known = model.backend, backends.known(model.triton)
+    library = f"libtriton_{name}.so"
+    if model.ensemble or not name:
         return
-    wanted = f"one of {listed(BACKENDS)}, or one that your image has"
-    entry = near(name, BACKENDS)
-    if entry:
-        yield model.error("backend", "backend", name, wanted, f'did you mean {entry}? write backend: "{entry}"')
+    if library in _own(model):
+        path = next(path for path in sorted(model.files) if os.path.basename(path) == library)
+        if model.readable(path) and not _is_elf(os.path.join(model.directory, path)):
+            yield model.file_error("backend", path, "a file that is no library", "the backend's library", "build it again")
+        return
+    if name in known:
+        return
+    elsewhere = [path for path in sorted(model.files) if os.path.basename(path) == library]
+    if elsewhere:
+        wanted = "it beside config.pbtxt or in a served version, where Triton looks for it"
+        yield model.file_error("backend", elsewhere[0], "the backend's library", wanted, "move it")
+        return
+    wanted = f"one of {listed(known)}, or one that your image has"
+    entry = near(name, known)
+    field = "backend" if model.config.backend else "platform"
+    if name in backends.ALL and model.row:
+        found = f"{name}, which images of release {model.row.name} do not have"
+        yield model.error("backend", field, found, wanted, "serve the model with another backend")
+    elif entry:
+        yield model.error("backend", field, name, wanted, f'did you mean {entry}? write backend: "{entry}"')
     else:
         triton = "refuses the model, unless its image has this backend"
-        yield model.warning("backend", "backend", name, wanted, "correct it, or see that the image has it", triton)
+        yield model.warning("backend", field, name, wanted, "correct it, or see that the image has it", triton)
 
 
-def platform(name: str) -> str:
+def _is_elf(path: str) -> bool:
+    try:
+        with open(path, "rb") as source:
+            return source.read(4) == b"\x7fELF"
+    except OSError:
+        return True
+
+
+def platform(name: str, triton: str) -> str:
     """What to do about a platform that Triton does not know."""
-    if name in BACKENDS or near(name, LIBRARIES):
-        return f'write backend: "{name if name in BACKENDS else near(name, LIBRARIES)}" instead of platform'
-    return meant(name, [*PLATFORMS, "ensemble"], 'write the backend down, such as backend: "rbln"')
+    known = backends.known(triton)
+    if name in known or near(name, known):
+        return f'write backend: "{name if name in known else near(name, known)}" instead of platform'
+    return meant(name, [*backends.platforms(triton), backends.ENSEMBLE], 'write the backend down, such as backend: "rbln"')
 
 
 def _runtime(model: Model) -> Iterator[Finding]:
     """The file that is the backend: a library, or a model.py beside it."""
-    runtime, name = model.config.runtime, model.config.backend
-    if not runtime or model.ensemble or any(os.path.basename(path) == runtime for path in model.files if path.endswith(".so")):
+    runtime, name = model.config.runtime, model.backend
+    if not runtime or model.ensemble or runtime in _own(model):
         return
-    if name in BACKENDS:
-        right = f"libtriton_{name}.so" if name in LIBRARIES else "model.py"
-        wrong = runtime != right
-    else:
-        right = f"libtriton_{name}.so or model.py"
-        wrong = runtime not in right.split(" or ")
-    if wrong:
-        do = f"did you mean {right}? write it, or take the field out, which is the same"
-        yield model.error("backend", "runtime", runtime, f"{right}, the file of backend {name}", do)
+    right = backends.ALL[name].runtimes if name in backends.ALL else (f"libtriton_{name}.so", backends.PROGRAM)
+    if runtime not in right:
+        do = f"did you mean {right[0]}? write it, or take the field out, which is the same"
+        yield model.error("backend", "runtime", runtime, f"{' or '.join(right)}, the file of backend {name}", do)
+
+
+def _agents(model: Model) -> Iterator[Finding]:
+    """Repository agents, which are asked before anything else is looked at."""
+    agents = model.config.model_repository_agents
+    if model.config.HasField("model_repository_agents") and not agents.agents:
+        do = "take the field out"
+        yield model.error("agents", "model_repository_agents", "no agent", "one or more", do, ENDS)
+    for index, agent in enumerate(agents.agents):
+        if agent.name not in AGENTS:
+            wanted = f"{listed(AGENTS)}, the one that NVIDIA's images have"
+            do = meant(agent.name, AGENTS, "correct the name, or take it out")
+            yield model.error("agents", f"model_repository_agents.agents[{index}].name", agent.name or "nothing", wanted, do)
 
 
 def _tags(model: Model) -> Iterator[Finding]:
@@ -86,23 +122,3 @@ def _tags(model: Model) -> Iterator[Finding]:
         if not re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9_]*)?", key):
             wanted = "ASCII letters, digits and _, without a _ at its beginning: it becomes a label of Prometheus"
             yield model.error("metrics", f"metric_tags[{key}]", f"{key!r}", wanted, "rename it", ENDS)
-
-
-def _environment(model: Model) -> Iterator[Finding]:
-    """Python's environment: its key, and that it is there."""
-    parameters = model.config.parameters
-    for key in sorted(parameters):
-        if key != ENVIRONMENT and model.backend == "python" and near(key, [ENVIRONMENT]):
-            yield model.warning("files", f"parameters[{key}]", key, ENVIRONMENT, f"did you mean {ENVIRONMENT}? rename it", IGNORES)
-    if ENVIRONMENT not in parameters or model.ensemble:
-        return
-    path, field = parameters[ENVIRONMENT].string_value, f"parameters[{ENVIRONMENT}]"
-    inside = os.path.normpath(path[len(OWN) :])
-    if path.startswith(OWN):
-        if inside != "." and not any(file == inside or file.startswith(inside + "/") for file in model.files):
-            found, wanted = f"{inside}, which is not there", "an archive or a directory in the model's"
-            yield model.error("files", field, found, wanted, "add it, or correct the path")
-    elif not path.startswith("/"):
-        wanted = f"a path from / on, or one that begins with {OWN}"
-        do = f"did you mean {OWN}{os.path.basename(path)}?" if path else "write it down"
-        yield model.error("files", field, path or "nothing", wanted, do)

@@ -8,18 +8,21 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import check, check_together, schema
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import check, check_together, python_model, schema
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.ensemble import Place
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import (
+    ENDS,
     ERROR,
+    LOADS_NOTHING,
+    STORE_REFUSES,
     WARNING,
     Finding,
     Row,
     listed,
-    no_files,
+    unsendable,
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import CONFIG, Model, version_of
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import LEFT_OUT, walk
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import NOWHERE, listing, walk
 
 HERE = Place("in the repository", "add it, or correct the name")
 VARIANTS = "configs"
@@ -42,26 +45,33 @@ def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Ro
         above = "a directory of models: name the directory above it, as Triton takes 1/ for a model here"
         raise Refusal([f"{path}: found a model, with its {CONFIG}, wanted {above}" for path in single])
     places: Dict[str, List[str]] = {}
+    findings: List[Finding] = []
     for repository in repositories:
         for name in sorted(os.listdir(repository)):
-            if os.path.isdir(os.path.join(repository, name)):
-                places.setdefault(name, []).append(os.path.join(repository, name))
+            path = os.path.join(repository, name)
+            if os.path.isdir(path):
+                places.setdefault(name, []).append(path)
+            elif not os.path.exists(path) and not only:
+                findings.append(_dangling(name, path))
     unknown = sorted(set(only) - set(places))
     if unknown:
         raise Refusal([f"model {path}: found none in {listed(repositories)}, wanted a directory of that name" for path in unknown])
     models: Dict[str, Model] = {}
-    findings: List[Finding] = []
     for name, directories in sorted(places.items()):
         wanted = not only or name in only
         for directory in directories:
-            more = list(_stray(name, directory, directories))
-            if os.path.lexists(os.path.join(directory, CONFIG)):
+            more = list(_twice(name, directory, directories))
+            # Triton does not see a link that leads nowhere.
+            if os.path.exists(os.path.join(directory, CONFIG)):
                 read, found = _read(name, directory, row)
                 more += [*found, *_caches(name, directory)]
                 if read:
                     models.setdefault(name, read)
+            else:
+                more += _without_config(name, directory, row)
             findings += more if wanted else []
-    together = check_together(models, [place for place in places if place not in models], HERE)
+    refused = {finding.model for finding in findings if finding.severity == ERROR and finding.triton}
+    together = check_together(models, [place for place in places if place not in models], HERE, refused)
     findings += [finding for finding in together if not only or finding.model in only]
     return Linted(models, findings)
 
@@ -69,26 +79,38 @@ def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Ro
 def _read(name: str, directory: str, row: Optional[Row]) -> Tuple[Optional[Model], List[Finding]]:
     """One model and its findings, those of its variants too."""
     main: Optional[Model] = None
-    files, problems = walk(directory, os.path.dirname(directory))
-    findings = no_files(name, problems)
-    if CONFIG not in files:
+    # What Triton sees, and what the store makes of it
+    there = listing(directory, os.path.dirname(directory))
+    # Links that lead nowhere and are right in the model are for layout.py, as Triton minds them too.
+    told = {os.path.join(directory, path) for path, kind in there.others.items() if kind == NOWHERE and "/" not in path}
+    problems = [problem for problem in walk(directory, os.path.dirname(directory)).problems if problem.path not in told]
+    findings = unsendable(name, problems)
+    if CONFIG in there.outside or "" in there.outside:
+        # What is outside is never read.
         return None, findings
-    directories = [
-        label for label in os.listdir(directory) if label not in LEFT_OUT and os.path.isdir(os.path.join(directory, label))
-    ]
-    record, found = _record(name, directory, files)
+    record, found = _record(name, directory, there.files)
     findings += found
-    for file in [CONFIG, *(path for path in files if os.path.dirname(path) == VARIANTS and path.endswith(".pbtxt"))]:
+    for file in [CONFIG, *(path for path in there.files if _is_variant(path) and path not in there.outside)]:
         config, text, found = schema.read(os.path.join(directory, file), name)
-        findings += found
+        findings += found if file == CONFIG else _of_variant(found, file)
         if config is not None:
-            model = Model(name, directory, config, text, files, directories, record, complete=False, file=file)
+            model = Model(name, directory, config, text, there.files, there.directories, record, False, file, there, row)
             of_files = check(model, row)
             # A variant has the files of the main config: what is wrong with them is told once.
-            findings += of_files if file == CONFIG else [path for path in of_files if path.file.endswith(file)]
+            findings += of_files if file == CONFIG else _of_variant(of_files, file)
             if file == CONFIG:
                 main = model
     return main, findings
+
+
+def _is_variant(path: str) -> bool:
+    return os.path.dirname(path) == VARIANTS and path.endswith(".pbtxt")
+
+
+def _of_variant(findings: Sequence[Finding], file: str) -> List[Finding]:
+    """Findings about a variant, which Triton reads only if it is told to."""
+    where = f", where it starts with --model-config-name={os.path.basename(file)[: -len('.pbtxt')]}"
+    return [finding._replace(triton=finding.triton + where) for finding in findings if finding.file.endswith(file)]
 
 
 def _record(name: str, directory: str, files: Sequence[str]) -> Tuple[Optional[Mapping[str, Any]], List[Finding]]:
@@ -105,20 +127,38 @@ def _record(name: str, directory: str, files: Sequence[str]) -> Tuple[Optional[M
     return None, []
 
 
-def _stray(name: str, directory: str, directories: Sequence[str]) -> Iterator[Finding]:
-    """Directories that are no models, and models that are there twice."""
-    if not os.path.lexists(os.path.join(directory, CONFIG)):
-        hidden = name.startswith(".") or name == "lost+found"
-        found = "a directory that is no model" if hidden else f"a directory without a {CONFIG}"
-        do = "move it out of the repository" if hidden else "write its config, or move it out of the repository"
-        misnamed = [] if hidden else _misnamed(directory)
-        if not hidden and os.path.isdir(directory) and _models_inside(directory):
-            found, do = f"a directory of models, {listed(_models_inside(directory))}", "name this directory as the repository"
-        elif misnamed:
-            found, do = f"a directory with {listed(misnamed)} and no {CONFIG}", f"rename {misnamed[0]} to {CONFIG}"
-        triton = "takes it for a model and does not start, but in explicit mode"
-        yield Finding(name, directory, None, "", found, "models alone", do, ERROR, "stray", triton)
-    elif len(directories) > 1:
+def _dangling(name: str, path: str) -> Finding:
+    """A link in the root that leads nowhere, at which Triton gives up the whole repository when it starts."""
+    found, wanted = f"{NOWHERE} ({os.readlink(path)})", "models alone"
+    return Finding(name, path, None, "", found, wanted, "remove it, or correct where it leads", ERROR, "stray", LOADS_NOTHING)
+
+
+def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Finding]:
+    """A directory that is no model, or a model whose config Triton has to find out."""
+    there = listing(directory, os.path.dirname(directory))
+    kind, _since = schema.load()
+    model = Model(name, directory, kind(), "", there.files, there.directories, None, True, CONFIG, there, row)
+    hidden = name.startswith(".") or name == "lost+found"
+    found = "a directory that is no model" if hidden else f"a directory without a {CONFIG}"
+    do = "move it out of the repository" if hidden else "write its config, or move it out of the repository"
+    misnamed = [] if hidden else _misnamed(directory)
+    if not hidden and _models_inside(directory):
+        found, do = f"a directory of models, {listed(_models_inside(directory))}", "name this directory as the repository"
+    elif misnamed:
+        found, do = f"a directory with {listed(misnamed)} and no {CONFIG}", f"rename {misnamed[0]} to {CONFIG}"
+    wrong = [finding for finding in check(model, row) if finding.severity == ERROR]
+    if model.backend and python_model.writes_config(model) and not wrong:
+        found += f", of which Triton makes a model of backend {model.backend}"
+        return [Finding(name, directory, None, "", found, f"a {CONFIG}", do, ERROR, "stray", "", STORE_REFUSES)]
+    triton = "takes it for a model and does not start, but in explicit mode"
+    # A fault that is worse than that is told as well.
+    ends = [finding for finding in wrong if finding.triton == ENDS]
+    return [Finding(name, directory, None, "", found, "models alone", do, ERROR, "stray", triton), *ends]
+
+
+def _twice(name: str, directory: str, directories: Sequence[str]) -> Iterator[Finding]:
+    """Models that are there twice."""
+    if len(directories) > 1:
         found = f"the model in {listed(directories)}"
         wanted, triton = "each model in one repository", "serves none of them"
         yield Finding(name, directory, None, "", found, wanted, "keep one of them", ERROR, "duplicate", triton)

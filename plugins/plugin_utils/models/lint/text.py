@@ -1,102 +1,369 @@
-"""What a config.pbtxt may be made of for Triton's parser, where Python's own is more lenient.
+"""protobuf's text format, read as Triton reads it: by the rules and with the messages of C++.
 
-Triton reads the file with the C++ TextFormat of protobuf, whose tokenizer is google/protobuf/io/tokenizer.cc. Comments may hold any
-bytes.
+Triton parses config.pbtxt with `TextFormat::ParseFromString`. Python's own parser accepts other texts and reports other lines, so
+this one follows google/protobuf/text_format.cc and io/tokenizer.cc of protobuf 21, which Triton's images carry. After an error it
+goes on where the rest can still be understood, so that all of them are reported in one run.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
-from typing import Iterator, List, NamedTuple, Tuple
+import struct
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-_TOKEN = re.compile(
-    r"""(?P<space>[ \t\n\v\f\r]+)
-    |(?P<comment>\#[^\n]*)
-    |(?P<string>"(?:[^"\\\n]|\\[^\n])*"|'(?:[^'\\\n]|\\[^\n])*')
-    |(?P<open>["'])
-    |(?P<slashes>//[^\n]*|/\*)
-    |(?P<word>[A-Za-z_][A-Za-z0-9_]*)
-    |(?P<number>[+-]?\.?[0-9](?:[eE][+-](?=[0-9])|[A-Za-z0-9_.])*)
-    |(?P<mark>[][{}<>:;,./-])
-    |(?P<other>[^][{}<>:;,./\w \t\n\v\f\r\#"'-]+|.)""",
-    re.VERBOSE | re.ASCII | re.DOTALL,
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.tokens import (
+    END,
+    FLOAT,
+    IDENTIFIER,
+    INTEGER,
+    STRING,
+    Problem,
+    Tokenizer,
+    integer_of,
+    unescaped,
 )
-_NUMBER = re.compile(
-    r"-?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*|(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fF]?)"
-)
-_ESCAPE = re.compile(r"\\(?:[abfnrtv\\?'\"]|[0-7]{1,3}|[xX][0-9a-fA-F]+|u[0-9a-fA-F]{4}|U00[01][0-9a-fA-F]{5}|(?P<wrong>.))")
+
+LARGEST_FLOAT = 3.4028234663852886e38
+TRUE, FALSE = ("true", "True", "t"), ("false", "False", "f")
+CLOSING = {"{": "}", "<": ">"}
+UNKNOWN = "a field that no Triton knows"
 
 
-class Flaw(NamedTuple):
-    """Something that Triton's parser does not take: its line, from 1 on, what it is, what is wanted, what to do."""
+class Place(NamedTuple):
+    """A field in a text: its path such as input[0].dims, its line, the schema's name for it, None for one that it lacks.
 
+    `value` is a scalar as it is written; of an enum the schema's name of the value.
+    """
+
+    path: str
     line: int
-    found: str
-    wanted: str
-    do: str
+    name: Optional[str]
+    value: str
 
 
-def decoded(raw: bytes) -> str:
-    """A file's text. Bytes that are no UTF-8 stay what they are, as surrogates: in a comment Triton takes them."""
-    return raw.decode("utf-8", "surrogateescape")
+class Parsed(NamedTuple):
+    """A text as the parser understands it. The message is complete only where it read to the end."""
+
+    message: Any
+    places: List[Place]
+    problems: List[Problem]
+    complete: bool
 
 
-def printable(text: str) -> str:
-    """A text that can be written anywhere: bytes that are no UTF-8 as \\udcXX."""
-    return text.encode("utf-8", "backslashreplace").decode()
+class _Stop(Exception):
+    """The rest of the text cannot be understood."""
 
 
-def flaws(text: str) -> List[Flaw]:
-    """Everything that Triton's parser would stumble over, in its order."""
-    found: List[Flaw] = []
-    # The last token that is no space or comment
-    before, line = "", 1
-    for match in _TOKEN.finditer(text):
-        kind, token = str(match.lastgroup), match.group()
-        found += [Flaw(line, *words) for words in _wrong(kind, token)]
-        if kind not in ("space", "comment"):
-            if token == "]" and before == ",":
-                found.append(Flaw(line, "a comma after the last of a list", "commas between two of a list", "take it out"))
-            before = token
-        line += token.count("\n")
-    return found
-
-
-def _wrong(kind: str, token: str) -> Iterator[Tuple[str, str, str]]:
-    """(found, wanted, what to do) of one token."""
-    if kind == "number" and not _NUMBER.fullmatch(token):
-        plain = token.lstrip("+").replace("_", "")
-        do = f"write {_plain(plain)}" if _plain(plain) else "correct it"
-        yield token, "a number in plain digits, without +, _ or letters", do
-    elif kind == "string":
-        for escape in _ESCAPE.finditer(token):
-            if escape.group("wrong"):
-                do = f"write \\\\{escape.group('wrong')} for a backslash, or take it out"
-                yield f"{printable(escape.group())} in a string", "an escape that Triton's parser knows, such as \\n or \\\\", do
-        if any("\ud800" <= letter <= "\udfff" for letter in token):
-            yield "bytes in a string that are no UTF-8", "text in UTF-8", "save the file as UTF-8"
-    elif kind == "open":
-        yield "a string without an end on its line", f"a closing {token}", "close it, or double the backslash before its end"
-    elif kind == "slashes":
-        yield f"{token[:2]}, which starts no comment here", "a comment after #", "write # instead"
-    elif kind == "other":
-        yield _named(token), "ASCII characters outside of strings and comments", "take it out, or write an ordinary character"
-
-
-def _plain(number: str) -> str:
-    """A number as Triton's parser takes it; "" for what is none."""
+def parse(text: str, message: Any) -> Parsed:
+    """Fill `message`, an empty one, with what the text says."""
+    parser = _Parser(text)
+    counts: Dict[str, int] = {}
     try:
-        return str(int(number, 0))
-    except ValueError:
-        return ""
+        while parser.token.kind != END:
+            parser.field(message, message.DESCRIPTOR, "", counts)
+    except _Stop:
+        return Parsed(message, parser.places, parser.problems, complete=False)
+    return Parsed(message, parser.places, parser.problems, complete=True)
 
 
-def _named(token: str) -> str:
-    """Characters by their names, as most of these are not to be seen."""
-    first = token[0]
-    if "\ud800" <= first <= "\udfff":
-        return "bytes that are no UTF-8"
-    name = unicodedata.name(first, f"character {ord(first)}").lower()
-    name = "a byte order mark (BOM)" if first == "\ufeff" else name
-    return f"{name} (U+{ord(first):04X})"
+class _Parser(Tokenizer):
+    """The fields of a text. Each method starts at the first token that it reads."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.places: List[Place] = []
+
+    def stop(self, message: str) -> _Stop:
+        self.problems.append(Problem(self.token.line, message))
+        return _Stop()
+
+    def repaired(self, text: str, message: str, note: str, do: str) -> bool:
+        """Report a token that people write by mistake and step over it; False for another one."""
+        if self.token.text != text:
+            return False
+        self.problems.append(Problem(self.token.line, message, note=note, do=do))
+        self.next()
+        return True
+
+    def take(self, *texts: str) -> str:
+        """Step over the current token if it is one of these, and return it; else "" ."""
+        text = self.token.text
+        if text not in texts or self.token.kind == END:
+            return ""
+        self.next()
+        return text
+
+    def need(self, text: str) -> None:
+        """Step over this token; raise _Stop for another one."""
+        if not self.take(text):
+            raise self.stop(f'Expected "{text}", found "{self.token.text}".')
+
+    def identifier(self) -> str:
+        if self.token.kind != IDENTIFIER:
+            raise self.stop(f"Expected identifier, got: {self.token.text}")
+        word = self.token.text
+        self.next()
+        return word
+
+    def field(self, message: Any, known: Any, prefix: str, counts: Dict[str, int]) -> None:
+        """Read one field. `message` is None inside of what the schema lacks, and `known` its descriptor or None."""
+        while self.token.text == "/" and self.text[self.token.end : self.token.end + 1] == "/":
+            # What follows is the rest of the line.
+            self.at = (self.text + "\n").find("\n", self.at)
+            self.repaired("/", "Expected identifier, got: /", "// starts no comment here", "write # instead")
+            if self.token.text in ("", *CLOSING.values()):
+                return
+        line = self.token.line
+        if self.take("["):
+            word = self.identifier()
+            while self.take("."):
+                word += "." + self.identifier()
+            self.need("]")
+            owner = known.full_name if known is not None else prefix.rstrip(".")
+            words = f'Extension "{word}" is not defined or is not an extension of "{owner}".'
+            self.problems.append(Problem(line, words, prefix + word, word, note=UNKNOWN))
+            self.unknown(prefix, word, line)
+            return
+        word = self.identifier()
+        field = known.fields_by_name.get(word) if known is not None else None
+        if field is None:
+            owner = known.full_name if known is not None else prefix.rstrip(".")
+            near = tuple(known.fields_by_name) if known is not None else ()
+            words = f'Message type "{owner}" has no field named "{word}".'
+            self.problems.append(Problem(line, words, prefix + word, word, near, UNKNOWN))
+            self.unknown(prefix, word, line)
+            return
+        repeated, nested = is_repeated(field), field.message_type is not None
+        if not repeated:
+            self.once(message, field, line, word in counts)
+        if nested:
+            self.take(":")
+        elif not self.repaired("=", 'Expected ":", found "=".', "", "write : instead"):
+            self.need(":")
+        many = repeated and self.take("[")
+        while not (many and self.take("]")):
+            index = counts[word] = counts.get(word, -1) + 1
+            path = f"{prefix}{word}[{index}]" if repeated else prefix + word
+            at = self.token.line if many else line
+            if repeated and not index:
+                self.places.append(Place(prefix + word, line, name_of(field), ""))
+            if nested:
+                self.nested(message, field, path, f"{prefix}{word}", at)
+            else:
+                self.places.append(Place(path, at, name_of(field), self.scalar(message, field, path)))
+            if not many or self.take("]"):
+                break
+            self.need(",")
+            if self.repaired("]", _nothing(field, "]"), "a comma after the last of a list", "take it out"):
+                break
+        self.take(";", ",")
+
+    def once(self, message: Any, field: Any, line: int, again: bool) -> None:
+        """Report a field that is there already, or another one of its oneof."""
+        choice = field.containing_oneof
+        # Key and value of a map's entry count as given also where they are empty.
+        if _present(message, field) or (again and field.containing_type.GetOptions().map_entry):
+            self.problems.append(Problem(line, f'Non-repeated field "{field.name}" is specified multiple times.'))
+        elif choice is not None and message.WhichOneof(choice.name):
+            other = f'field "{message.WhichOneof(choice.name)}", another member of oneof "{choice.name}".'
+            self.problems.append(Problem(line, f'Field "{field.name}" is specified along with {other}'))
+
+    def nested(self, message: Any, field: Any, path: str, name: str, line: int) -> None:
+        """Read one message of a field; `name` is the path of the field itself."""
+        end = CLOSING.get(self.token.text, "")
+        if not end:
+            raise self.stop(f'Expected "{{", found "{self.token.text}".')
+        self.next()
+        self.places.append(Place(path, line, name_of(field), ""))
+        entry = field.message_type.GetOptions().map_entry
+        inner = _new(field) if entry else getattr(message, field.name)
+        if not entry and is_repeated(field):
+            inner = inner.add()
+        elif not entry:
+            inner.SetInParent()
+        counts: Dict[str, int] = {}
+        while self.token.text not in CLOSING.values():
+            self.field(inner, field.message_type, path + ".", counts)
+        self.need(end)
+        if entry:
+            # An entry of a map is known by its key, wherever it stands.
+            self.places.append(Place(f"{name}[{inner.key}]", line, name_of(field), ""))
+            values = getattr(message, field.name)
+            if field.message_type.fields_by_name["value"].message_type is not None:
+                values[inner.key].CopyFrom(inner.value)
+            else:
+                values[inner.key] = inner.value
+
+    def scalar(self, message: Any, field: Any, path: str) -> str:
+        """Read one value into the message, and return it as it is written."""
+        kind, start = field.cpp_type, self.token
+        written = start.text
+        value: Any
+        if kind == field.CPPTYPE_STRING:
+            raw = self.string()
+            written = raw.decode("utf-8", "surrogateescape")
+            value = raw.decode("utf-8", "replace")
+        elif kind == field.CPPTYPE_BOOL:
+            value = self.boolean(field, path)
+        elif kind == field.CPPTYPE_ENUM:
+            value, written = self.enum(field, path)
+        elif kind in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
+            value = self.real()
+        else:
+            self.repaired("+", "Expected integer, got: +", "", "write the number without +")
+            minus = self.take("-") if kind in (field.CPPTYPE_INT32, field.CPPTYPE_INT64) else ""
+            bits = 32 if kind in (field.CPPTYPE_INT32, field.CPPTYPE_UINT32) else 64
+            signed = kind in (field.CPPTYPE_INT32, field.CPPTYPE_INT64)
+            value = self.integer(2 ** (bits - signed) - 1 + bool(minus)) * (-1 if minus else 1)
+            written = str(value)
+        if value is not None:
+            if is_repeated(field):
+                getattr(message, field.name).append(value)
+            else:
+                setattr(message, field.name, value)
+        return written
+
+    def string(self) -> bytes:
+        """Read strings that stand one after another."""
+        if self.token.kind != STRING:
+            raise self.stop(f"Expected string, got: {self.token.text}")
+        raw = b""
+        while self.token.kind == STRING:
+            raw += unescaped(self.token.text)
+            self.next()
+        return raw
+
+    def integer(self, largest: int) -> int:
+        text = self.token.text
+        if self.token.kind != INTEGER:
+            raise self.stop(f"Expected integer, got: {text}")
+        value = integer_of(text)
+        if value is None or value > largest:
+            raise self.stop(f"Integer out of range ({text})")
+        self.next()
+        return value
+
+    def boolean(self, field: Any, path: str) -> Optional[bool]:
+        if self.token.kind == INTEGER:
+            return bool(self.integer(1))
+        line, word = self.token.line, self.identifier()
+        if word in TRUE + FALSE:
+            return word in TRUE
+        message = f'Invalid value for boolean field "{field.name}". Value: "{word}".'
+        self.problems.append(Problem(line, message, path, word, ("true", "false"), word))
+        return None
+
+    def enum(self, field: Any, path: str) -> Tuple[Optional[int], str]:
+        """Read a value of an enum. A number need not be one of its values."""
+        words, line = field.enum_type.values_by_name, self.token.line
+        if self.token.kind == IDENTIFIER:
+            word = self.identifier()
+            if word not in words:
+                message = f'Unknown enumeration value of "{word}" for field "{field.name}".'
+                self.problems.append(Problem(line, message, path, word, tuple(words), word))
+                return None, word
+            number = int(words[word].number)
+        elif self.token.text == "-" or self.token.kind == INTEGER:
+            minus = bool(self.take("-"))
+            number = self.integer(2**31 - 1 + minus) * (-1 if minus else 1)
+            value = field.enum_type.values_by_number.get(number)
+            word = str(value.name if value else number)
+        else:
+            raise self.stop(f"Expected integer or identifier, got: {self.token.text}")
+        return number, f"{name_of(field.enum_type)}.{word}"
+
+    def real(self) -> float:
+        sign = -1.0 if self.take("-") else 1.0
+        kind, text = self.token.kind, self.token.text
+        if kind == INTEGER:
+            if re.match("0[xX0-9]", text):
+                raise self.stop(f"Expect a decimal number, got: {text}")
+            value = float(text)
+        elif kind == FLOAT:
+            value = float(re.match(r"[0-9.]+(?:[eE][+-]?[0-9]+)?", text).group())  # type: ignore[union-attr]
+        elif kind == IDENTIFIER and text.lower() in ("inf", "infinity", "nan"):
+            value = float(text)
+        else:
+            raise self.stop(f"Expected double, got: {text.lower() if kind == IDENTIFIER else text}")
+        self.next()
+        return sign * (value if value <= LARGEST_FLOAT or value != value else float("inf"))
+
+    def unknown(self, prefix: str, word: str, line: int) -> None:
+        """Step over the value of a field that the schema lacks. Fields in it are unknown as well."""
+        path = prefix + word
+        colon = self.take(":")
+        self.places.append(Place(path, line, None, self.token.text))
+        if colon and self.token.text not in CLOSING:
+            self.skipped_value(path)
+        else:
+            self.skipped_message(path)
+        self.take(";", ",")
+
+    def skipped_message(self, path: str) -> None:
+        end = CLOSING.get(self.token.text, "")
+        if not end:
+            raise self.stop(f'Expected "{{", found "{self.token.text}".')
+        self.next()
+        while self.token.text not in CLOSING.values():
+            self.field(None, None, path + ".", {})
+        self.need(end)
+
+    def skipped_value(self, path: str) -> None:
+        if self.token.kind == STRING:
+            while self.token.kind == STRING:
+                self.next()
+        elif self.take("["):
+            while not self.take("]"):
+                if self.token.text in CLOSING:
+                    self.skipped_message(path)
+                else:
+                    self.skipped_value(path)
+                if self.take("]"):
+                    break
+                self.need(",")
+        else:
+            self.take("-")
+            if self.token.kind not in (INTEGER, FLOAT, IDENTIFIER):
+                raise self.stop(f"Cannot skip field value, unexpected token: {self.token.text}")
+            self.next()
+
+
+def is_repeated(field: Any) -> bool:
+    """Return True if a field may come more than once. protobuf 7 has no `label` any more, older ones no `is_repeated`."""
+    known = getattr(field, "is_repeated", None)
+    return bool(field.label == field.LABEL_REPEATED if known is None else known)
+
+
+def name_of(descriptor: Any) -> str:
+    """Return the full name of a field, message or enum without its package."""
+    return str(descriptor.full_name.partition(".")[2])
+
+
+def _present(message: Any, field: Any) -> bool:
+    """Return True if C++ takes a field for given. One that has no presence is given by a value that is not its default."""
+    if field.has_presence:
+        return bool(message.HasField(field.name))
+    value = getattr(message, field.name)
+    if isinstance(value, float):
+        return struct.pack("<f", value) != bytes(4)
+    return bool(value)
+
+
+def _new(field: Any) -> Any:
+    from google.protobuf import message_factory
+
+    return message_factory.GetMessageClass(field.message_type)()
+
+
+def _nothing(field: Any, text: str) -> str:
+    """Return the parser's message about a token where a value of this field has to be."""
+    if field.message_type is not None:
+        return f'Expected "{{", found "{text}".'
+    kinds = {
+        field.CPPTYPE_STRING: "string",
+        field.CPPTYPE_BOOL: "identifier",
+        field.CPPTYPE_ENUM: "integer or identifier",
+        field.CPPTYPE_FLOAT: "double",
+        field.CPPTYPE_DOUBLE: "double",
+    }
+    return f"Expected {kinds.get(field.cpp_type, 'integer')}, got: {text}"

@@ -1,0 +1,207 @@
+"""The tokens of protobuf's text format, as google/protobuf/io/tokenizer.cc of protobuf 21 makes them, with its messages."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Iterator, List, NamedTuple, Optional, Tuple
+
+SPACE, COMMENT = re.compile(r"[ \t\n\v\f\r]+"), re.compile(r"#[^\n\0]*\n?")
+CONTROLS, FOREIGN = re.compile(r"[\0-\x1f]+"), re.compile(r"[^\0-\x7f]+")
+WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+HEXADECIMAL, OCTAL = re.compile(r"0[xX]([0-9a-fA-F]*)"), re.compile(r"0([0-9]+)")
+DECIMAL = re.compile(r"(?:\.[0-9]+|[0-9]+(\.[0-9]*)?)(?:([eE])[+-]?([0-9]*))?([fF]?)")
+# One character or one escape of a string; `error` tells which of ESCAPES is broken
+PIECE = re.compile(
+    r"""[^\\\n\0]|\\(?:[abfnrtv\\?'"]|[0-7]{1,3}|x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{4}|U00[01][0-9a-fA-F]{5}|(?P<error>[xuU]|.|\n|))""",
+    re.DOTALL,
+)
+ESCAPES = {
+    "x": "Expected hex digits for escape sequence.",
+    "u": "Expected four hex digits for \\u escape sequence.",
+    "U": "Expected eight hex digits up to 10ffff for \\U escape sequence",
+}
+PLAIN_ESCAPES = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v"))
+INTEGER, FLOAT, STRING, IDENTIFIER, SYMBOL, END = "integer", "float", "string", "identifier", "symbol", "end"
+
+
+class Token(NamedTuple):
+    """One token: its kind, its text, and the line on which it starts, from 1 on."""
+
+    kind: str
+    text: str
+    line: int
+    end: int
+
+
+class Problem(NamedTuple):
+    """What the parser reports: its line, its message, the field, the word that is unknown and the words that are known there."""
+
+    line: int
+    message: str
+    path: str = ""
+    word: str = ""
+    known: Tuple[str, ...] = ()
+    # What the message does not tell, and what to do
+    note: str = ""
+    do: str = ""
+
+
+def decoded(raw: bytes) -> str:
+    """Return a file's text. Bytes that are not UTF-8 become surrogates, as comments may hold them."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def printable(text: str) -> str:
+    """Return a text that can be written anywhere: bytes that are not UTF-8 as \\udcXX."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class Tokenizer:
+    """The tokens of a text, one ahead of the parser. Errors do not stop it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.line = 1
+        self.problems: List[Problem] = []
+        self.token = Token(SYMBOL, "", 1, -1)
+        self.next()
+
+    def report(self, message: str, note: str = "", do: str = "") -> None:
+        self.problems.append(Problem(self.line, message, note=note, do=do))
+
+    def next(self) -> None:
+        """Step to the next token."""
+        while True:
+            blank = SPACE.match(self.text, self.at) or COMMENT.match(self.text, self.at)
+            controls = CONTROLS.match(self.text, self.at)
+            foreign = FOREIGN.match(self.text, self.at)
+            if blank:
+                self._skip(blank.end())
+            elif controls:
+                self.report("Invalid control characters encountered in text.", do="take them out")
+                self._skip(controls.end())
+            elif foreign:
+                # protobuf makes a token of each byte. Without them the rest can be understood.
+                byte = foreign.group().encode("utf-8", "surrogateescape")[0]
+                do = "take it out, or write an ordinary character"
+                self.report(f"Interpreting non ascii codepoint {byte}.", _named(foreign.group()[0]), do)
+                self._skip(foreign.end())
+            else:
+                break
+        start, line = self.at, self.line
+        kind = self._read()
+        self.token = Token(kind, self.text[start : self.at], line, self.at)
+
+    def _skip(self, end: int) -> None:
+        self.line += self.text.count("\n", self.at, end)
+        self.at = end
+
+    def _read(self) -> str:
+        """Step over one token and return its kind."""
+        if self.at >= len(self.text):
+            return END
+        first, second = self.text[self.at], self.text[self.at + 1 : self.at + 2]
+        word = WORD.match(self.text, self.at)
+        if word:
+            self.at = word.end()
+            return IDENTIFIER
+        if first in "\"'":
+            self._string(first)
+            return STRING
+        if "0" <= first <= "9" or (first == "." and "0" <= second <= "9"):
+            if first == "." and self.token.kind == IDENTIFIER and self.token.end == self.at:
+                self.report("Need space between identifier and decimal point.")
+            return self._number()
+        self.at += 1
+        return SYMBOL
+
+    def _string(self, mark: str) -> None:
+        self.at += 1
+        while self.text[self.at : self.at + 1] != mark:
+            piece = PIECE.match(self.text, self.at)
+            if piece is None:
+                newline = self.text.startswith("\n", self.at)
+                message = "String literals cannot cross line boundaries." if newline else "Unexpected end of string."
+                self.report(message, do=f"close the string with {mark}, or double the backslash before its end")
+                return
+            error = piece.group("error")
+            if error is not None:
+                do = f"write \\\\{error} for a backslash, or take it out" if error.isprintable() else "take the backslash out"
+                self.report(ESCAPES.get(error, "Invalid escape sequence in string literal."), f"\\{error} in a string", do)
+                # What follows the backslash is read again, as it may end the string.
+                self.at += 2 if error in ESCAPES else 1
+                continue
+            self.at = piece.end()
+        self.at += 1
+
+    def _number(self) -> str:
+        match = HEXADECIMAL.match(self.text, self.at) or OCTAL.match(self.text, self.at)
+        real = False
+        if match:
+            if not match.group(1):
+                self.report('"0x" must be followed by hex digits.')
+            elif match.re is OCTAL and not set(match.group(1)) <= set("01234567"):
+                self.report("Numbers starting with leading zero must be in octal.")
+        else:
+            match = DECIMAL.match(self.text, self.at)
+            assert match is not None
+            fraction, exponent, digits, suffix = match.groups()
+            real = match.group().startswith(".") or bool(fraction or exponent or suffix)
+            if exponent and not digits:
+                self.report('"e" must be followed by exponent.')
+        start, self.at = self.at, match.end()
+        following = WORD.match(self.text, self.at)
+        if following:
+            # protobuf begins another token here. The rest can be understood if the word belongs to the number.
+            self.at = following.end()
+            number = self.text[start : self.at]
+            plain = _plain(number)
+            self.report("Need space between number and identifier.", number, f"write {plain}" if plain else "correct the number")
+        elif self.text.startswith(".", self.at):
+            again = "Already saw decimal point or exponent; can't have another one."
+            self.report(again if real else "Hex and octal numbers must be integers.")
+        return FLOAT if real else INTEGER
+
+
+def integer_of(text: str) -> Optional[int]:
+    """Return the number of an integer token; None for what the tokenizer has reported and nobody can read."""
+    try:
+        return int(text, 8 if re.fullmatch("0[0-7]+", text) else 0)
+    except ValueError:
+        return None
+
+
+def _plain(number: str) -> str:
+    """Return a number as Triton's parser takes it; "" for what is none."""
+    value = integer_of(number)
+    return "" if value is None else str(value)
+
+
+def unescaped(token: str) -> bytes:
+    """Return the bytes that a string token stands for."""
+    return b"".join(_pieces(token.encode("utf-8", "surrogateescape")[1:].removesuffix(token[0].encode()))) if token else b""
+
+
+def _pieces(raw: bytes) -> Iterator[bytes]:
+    pattern = rb"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.?))|([^\\]+)"
+    for match in re.finditer(pattern, raw, re.DOTALL):
+        octal, hexadecimal, short, long, other, plain = match.groups()
+        if plain is not None:
+            yield plain
+        elif octal or hexadecimal:
+            yield bytes([int(octal, 8) & 255 if octal else int(hexadecimal, 16)])
+        elif short or long:
+            yield chr(min(int(short or long, 16), 0x10FFFF)).encode("utf-8", "surrogatepass")
+        else:
+            yield bytes([PLAIN_ESCAPES.get(other[0], other[0])]) if other else b""
+
+
+def _named(letter: str) -> str:
+    """Return a character by its name, as most of these cannot be seen."""
+    if "\ud800" <= letter <= "\udfff":
+        return "bytes that are no UTF-8"
+    name = unicodedata.name(letter, f"character {ord(letter)}").lower()
+    name = "a byte order mark (BOM)" if letter == "\ufeff" else name
+    return f"{name} (U+{ord(letter):04X})"
