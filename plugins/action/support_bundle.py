@@ -69,9 +69,10 @@ class ActionModule(FleetAction):
         }
         if self._task.check_mode:
             return self.ask("support_bundle", arguments, task_vars, handed)
+        # Ansible's own temporary directory: the connecting user can read it, and Ansible removes it.
         directory = self._make_tmp_path()
         try:
-            handed["archive"] = self._connection._shell.join_path(directory, "bundle.tar.gz")
+            handed["archive"] = f"{directory}/bundle.tar.gz"
             result = self.ask("support_bundle", arguments, task_vars, handed)
             if result.get("failed"):
                 return {key: result[key] for key in ("failed", "msg", "exception") if key in result}
@@ -96,9 +97,8 @@ class ActionModule(FleetAction):
 
     def _secrets(self, variables: Templated) -> Tuple[List[str], List[str], List[str]]:
         """(values, names of their variables, names whose value is not known) of all that is secret in the host's variables."""
-        values = {
-            entry for entry in (self._play_context.password, self._play_context.become_pass) if entry and len(entry) >= SHORTEST
-        }
+        prompted = (self.play_context.password, self.play_context.become_pass)
+        values = {entry for entry in prompted if entry and len(entry) >= SHORTEST}
         names, errors = [], []
         for name in variables:
             if name in MAGIC or callable(name):

@@ -12,8 +12,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Iterable, List, Sequence
 
-from ansible_collections.npufleet.triton.plugins.module_utils.programs.patterns import pattern
-
 WORDS = (
     r"(?:passw(?:or)?d|passphrase|(?<![a-z])pass(?![a-z])|pwd(?![a-z])|secret|token(?!s|iz)|credential"
     r"|(?:api|access|private|secret|account)[_-]?key|(?<=[a-z0-9])(?<!public)(?<!primary)(?<!foreign)[_-]key(?![a-z])"
@@ -27,17 +25,17 @@ _LOGIN = (
     r"(?P<keep>\b[a-z][a-z0-9+.-]{0,20}://)"
     r"(?P<secret>[^/\s\"'?#]{1,400}|[^/\s:@\"'?#]{1,200}:(?!\d{1,5}[/?#])[^\s\"'<>]{1,400})"
 )
-LOGIN = pattern(_LOGIN + "(?=@)", re.IGNORECASE)
-LOGIN_AT = pattern(_LOGIN + "@", re.IGNORECASE)
-_QUERY = pattern(r"\b[a-z][a-z0-9+.-]{0,20}://[^\s?\"'<>]*\?([^\s\"'<>]+)", re.IGNORECASE)
+LOGIN = re.compile(_LOGIN + "(?=@)", re.IGNORECASE)
+LOGIN_AT = re.compile(_LOGIN + "@", re.IGNORECASE)
+_QUERY = re.compile(r"\b[a-z][a-z0-9+.-]{0,20}://[^\s?\"'<>]*\?([^\s\"'<>]+)", re.IGNORECASE)
 # Between scheme and path, however many slashes there are; where the text is an address it may have spaces
 _HEAD = r"(?:[a-z][a-z0-9+.-]{0,20}:[/\\]{2,9}|(?:https?|ftps?):[/\\])"
-_AUTHORITY = pattern(r"\b" + _HEAD + r"[^/\\?#\s@]{0,400}@", re.IGNORECASE)
-_ADDRESS = pattern(r"\s*" + _HEAD + r"[^/\\?#@]{0,400}@", re.IGNORECASE)
+_AUTHORITY = re.compile(r"\b" + _HEAD + r"[^/\\?#\s@]{0,400}@", re.IGNORECASE)
+_ADDRESS = re.compile(r"\s*" + _HEAD + r"[^/\\?#@]{0,400}@", re.IGNORECASE)
 # user:password@host without a scheme; an image may have its digest there
-_SCHEMELESS = pattern(r"(?<![\w/:.@-])[^\s/@:]{1,200}:[^\s/@]{1,400}@(?!sha(?:256|512):)[\w\[]", re.IGNORECASE)
+_SCHEMELESS = re.compile(r"(?<![\w/:.@-])[^\s/@:]{1,200}:[^\s/@]{1,400}@(?!sha(?:256|512):)[\w\[]", re.IGNORECASE)
 # Of a store that Triton reads, the address of its server comes behind the scheme of the store
-_STORE = pattern(r"^\s*(?:s3|gs|as)://(?=https?://)", re.IGNORECASE)
+_STORE = re.compile(r"^\s*(?:s3|gs|as)://(?=https?://)", re.IGNORECASE)
 # How often an address is decoded: a login may be written as %40, and that as %2540
 DECODED = 3
 

@@ -87,6 +87,15 @@ class FleetAction(ActionBase):
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         """The action's result for this host."""
 
+    @property
+    def play_context(self) -> Any:
+        """Return Ansible's own settings of this task.
+
+        They have a private name. Only they hold the passwords that Ansible prompted for, and an action that runs another one passes
+        them on.
+        """
+        return self._play_context
+
     def variables(self, task_vars: Mapping[str, Any]) -> Templated:
         """The host's variables; what the inventory leaves open comes from the roles' defaults."""
         merged = dict(role_defaults())
@@ -103,6 +112,7 @@ class FleetAction(ActionBase):
         if len(hosts) < 2:
             return ""
         batch = hashlib.sha256(" ".join(hosts).encode()).hexdigest()[:16]
+        # Nothing public tells the executions of a task from each other.
         return os.path.join(C.DEFAULT_LOCAL_TMP, f"{self._task._uuid}-{batch}")
 
     def results_path(self, directory: str, host: str) -> str:

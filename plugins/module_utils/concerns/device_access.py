@@ -14,7 +14,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.driver import vend
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.cdi import GROUP_NODE
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.module_utils.programs.patterns import pattern
 
 PRIVILEGED, DEVICES, CDI = "privileged", "devices", "cdi"
 # What of the store a server reads
@@ -32,14 +31,14 @@ LEAST: Mapping[str, Any] = {
 HOME = "/tmp"
 # To open a node is enough, nobody makes one inside; the vendor's container toolkit gives the same
 RIGHTS = "rw"
-OF_CARDS = pattern(rf"(/dev/rbln[0-9]+):\1:[rwm]+|/dev/rsd[0-9]+:{GROUP_NODE}:[rwm]+")
-DEVICE = pattern(rf"(?:{OF_CARDS.pattern})(?<=:{RIGHTS})")
+OF_CARDS = re.compile(rf"(/dev/rbln[0-9]+):\1:[rwm]+|/dev/rsd[0-9]+:{GROUP_NODE}:[rwm]+")
+DEVICE = re.compile(rf"(?:{OF_CARDS.pattern})(?<=:{RIGHTS})")
 # As the vendor's container toolkit names them to an engine
-BY_NAME = pattern(rf"cdi (?:.*,)?{re.escape(cdi.KIND)}=")
-EACH = pattern(rf"cdi (?:,?{re.escape(cdi.KIND)}=[0-9]+)+")
+BY_NAME = re.compile(rf"cdi (?:.*,)?{re.escape(cdi.KIND)}=")
+EACH = re.compile(rf"cdi (?:,?{re.escape(cdi.KIND)}=[0-9]+)+")
 # Told where it is not there yet, which those who are about to make it need not be
 NO_SPEC = f"found no {cdi.SPEC}, wanted the vendor's spec of the NPUs there: run playbooks/site.yml"
-GROUP = pattern(r"[1-9][0-9]{0,9}")
+GROUP = re.compile(r"[1-9][0-9]{0,9}")
 # No account of a system may have a larger number
 LARGEST_USER = 2**31 - 1
 

@@ -15,7 +15,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine import daem
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.daemon_config import DAEMON_JSON, merge
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
-from ansible_collections.npufleet.triton.plugins.module_utils.programs.patterns import pattern
 from ansible_collections.npufleet.triton.plugins.module_utils.system import available, packages, text, which
 
 CONCERN = "engine"
@@ -23,7 +22,7 @@ GROUP = NPU_HOSTS
 CA_FILE = "/usr/local/share/ca-certificates/npufleet.crt"
 DROP_IN = "/etc/systemd/system/{0}.d/50-npufleet.conf"
 # Characters of an address in a file that a shell and systemd read
-PROXY = pattern(r"[\w.~:/?#@!$&()*+,;=%\[\]-]+", re.ASCII)
+PROXY = re.compile(r"[\w.~:/?#@!$&()*+,;=%\[\]-]+", re.ASCII)
 PROXY_VARIABLES = ("npufleet_http_proxy", "npufleet_https_proxy", "npufleet_no_proxy")
 # Options of daemon.json that are no secret
 CLEAR = (

@@ -10,11 +10,10 @@ import re
 from typing import Any, Dict, List, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
-from ansible_collections.npufleet.triton.plugins.module_utils.programs.patterns import pattern
 
 # Where distributions have libraries, the first that has a name counts
 DIRECTORIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
-LIBRARY = pattern(r"(librbln-[a-z0-9_]+\.so)(?:\.[0-9]+)*")
+LIBRARY = re.compile(r"(librbln-[a-z0-9_]+\.so)(?:\.[0-9]+)*")
 # Opened by the SDK under its plain name, which a driver may lack: without it no NPU is seen (torch-rbln, pull request 130)
 NEEDED = "librbln-thunk.so"
 # A directory that the loader of every image searches, without a cache that would have to be made
@@ -23,7 +22,7 @@ INSIDE = "/usr/lib"
 TOOL = "/usr/bin/rbln-smi"
 _FILE = rf"(?:{'|'.join(map(re.escape, DIRECTORIES))})/{LIBRARY.pattern}"
 _TOOL = "|".join(map(re.escape, vendor_tool.TOOLS))
-BIND = pattern(rf"(?:{_FILE}|{_TOOL}):(?:{INSIDE}/{LIBRARY.pattern}|{_TOOL}):ro")
+BIND = re.compile(rf"(?:{_FILE}|{_TOOL}):(?:{INSIDE}/{LIBRARY.pattern}|{_TOOL}):ro")
 
 
 def find(wanted: Mapping[str, Any]) -> Dict[str, List[str]]:

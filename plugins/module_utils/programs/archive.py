@@ -11,14 +11,12 @@ import os
 import re
 from typing import Dict, Mapping, Set
 
-from ansible_collections.npufleet.triton.plugins.module_utils.programs.patterns import pattern
-
 PREFIX = "ansible_collections.npufleet.triton.plugins.module_utils."
 HOME = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 TIME = (1980, 1, 1, 0, 0, 0)
 # Of a statement that imports: the module, what is taken of it; or the modules themselves. A text that looks like one brings a file
 # too many, and a parser would take most of the time of a plan.
-IMPORT = pattern(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|[^#\n]*)|import ([\w., ]+))", re.MULTILINE)
+IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|[^#\n]*)|import ([\w., ]+))", re.MULTILINE)
 
 
 @functools.cache

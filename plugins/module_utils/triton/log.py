@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from itertools import takewhile
 from typing import Dict, List, Sequence, Set
 
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, frames
-from ansible_collections.npufleet.triton.plugins.module_utils.programs.patterns import pattern
 
 # How far back the log of a container that ended is read: its usage message alone has some hundred lines.
 LOG_LINES = 1000
 # How each entry of Triton's log begins; what does not begin so goes on with the entry before
-LOG_LINE = pattern(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./]+:\d+\] ?")
+LOG_LINE = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./]+:\d+\] ?")
 REASON = 2000
-ERROR_LINE = pattern(r"E\d{4} |error:|tritonserver: |Traceback|\w*Error: ")
+ERROR_LINE = re.compile(r"E\d{4} |error:|tritonserver: |Traceback|\w*Error: ")
 # A load that begins, and one that ends in either way, as Triton 2.41 to 2.51 log it
-BEGUN, ENDED = pattern(r'"?loading: (.+):\d+"?$'), pattern(r"\"?(?:successfully loaded|failed to load) '(.+?)'")
+BEGUN, ENDED = re.compile(r'"?loading: (.+):\d+"?$'), re.compile(r"\"?(?:successfully loaded|failed to load) '(.+?)'")
 # Where Python's frames begin in what Triton says, in one entry or, as from 2.51 on, escaped in one line
-FRAMES = pattern(r"(\\n|\n){2}At:")
+FRAMES = re.compile(r"(\\n|\n){2}At:")
 
 
 def log_lines(engine: Engine, name: str, since: float = 0, until: float = 0) -> List[str]:

@@ -160,7 +160,7 @@ class Sender:
 
     def _user(self) -> str:
         """Who connects, to whom `incoming/` belongs."""
-        return str(self.variables.get("ansible_user") or self.action._play_context.remote_user or getpass.getuser())
+        return str(self.variables.get("ansible_user") or self.action.play_context.remote_user or getpass.getuser())
 
     def _take(self, routes: Mapping[str, Any], needed: Mapping[str, Any]) -> Optional[Dict[str, int]]:
         """Have the host pull what it pulls, and keep everything; None when another controller came first."""
@@ -230,7 +230,7 @@ class Sender:
             # The lock is of the process at the other end of the connection.
             "rsync_path": f"flock --timeout {LOCK_WAIT} {shlex.quote(self.incoming)} rsync",
         }
-        context = self.action._play_context.copy()
+        context = self.action.play_context.copy()
         context.become = False
         synchronize = self.action._shared_loader_obj.action_loader.get(
             "ansible.posix.synchronize",
@@ -311,6 +311,7 @@ class Sender:
 
     def _look(self, digests: Mapping[str, Any]) -> Callable[[], Optional[int]]:
         """Asks the host for the bytes that have arrived, by a connection of its own; that also tells it that somebody watches."""
+        # Private names of Ansible: a task has one connection, which rsync uses meanwhile, and nothing public offers a second one.
         watcher = copy.copy(self.action)
         watcher._connection = copy.copy(self.action._connection)
         watcher._connection._shell = copy.copy(watcher._connection._shell)
