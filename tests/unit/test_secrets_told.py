@@ -186,6 +186,7 @@ def test_who_makes_the_container_is_told_its_secrets_and_nobody_else(tmp_path: P
     state = {
         "docker_engine_state": {"actual": {"engine": found_engine}, "plan": []},
         "docker_engine_changes": ["daemon.json"],
+        "npufleet_query_timeout": 900,
         "npufleet_no_log": True,
     }
     play_ = {"name": "Make it", "hosts": "all", "gather_facts": False, "vars": state, "tasks": tasks}
