@@ -35,7 +35,10 @@ class Token(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What the parser reports: its line, its message, the field, the word that is unknown and the words that are known there."""
+    """What the parser reports: its line, its message, the field, the word that is unknown and the words that are known there.
+
+    The line is that of the fault. protobuf names the token behind it, which may be on the next line, for fields and values.
+    """
 
     line: int
     message: str
