@@ -5,12 +5,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: transferred_file
-short_description: A file that root takes over from the connecting user, or gives to it
+short_description: A file that root takes over from another account, or gives to the connecting user
 description:
   - Transfers run as the connecting user, in a directory of that user's. What lies there is whatever that user, or who has stolen
-    its login, put there.
-  - Nothing of it is followed, loaded or kept before it is root's alone. A link, a second name and a file that somebody can still
-    write to are refused.
+    its login, put there. The same holds for a directory that a container can write to.
+  - Nothing of it is followed, loaded or kept before it is root's alone. A link, a second name, anything that is no file, and a file
+    that somebody can still write to are refused. The digest is that of the bytes that are kept.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -18,24 +18,32 @@ options:
     description:
       - V(taken) moves O(name) out of O(incoming) to O(path), as root's, and keeps it only where its digest is O(sha256).
       - V(given) moves O(path) to O(name) in O(incoming), for O(user) alone to read, and replaces whatever lies there.
+      - V(owned) replaces every file below the directory O(path) by a copy that only root has written. For what
+        M(ansible.builtin.copy) has brought, whose files the connecting user may have kept open.
     type: str
-    choices: [taken, given]
+    choices: [taken, given, owned]
     required: true
   incoming:
-    description: Directory of the connecting user, on the file system of O(path).
+    description: Directory of the other account, on the file system of O(path). Needed unless O(state=owned).
     type: path
-    required: true
   name:
-    description: Name of the file in O(incoming).
+    description: Name of the file in O(incoming). Needed unless O(state=owned).
     type: str
-    required: true
   path:
     description: Path of the file where it is root's, in a directory that root alone can write to.
     type: path
     required: true
   sha256:
-    description: SHA-256 that the file has to have. Needed with O(state=taken).
+    description: SHA-256 that the file has to have with O(state=taken). Without one the caller compares the returned digest.
     type: str
+  mode:
+    description: Mode of the file with O(state=taken) and O(state=owned), in quotes.
+    type: str
+    default: "0400"
+  limit:
+    description: The largest size in bytes that a file may have.
+    type: int
+    default: 274877906944
   user:
     description: The connecting user. Needed with O(state=given).
     type: str
@@ -53,68 +61,89 @@ EXAMPLES = r"""
     name: image.tar
     path: /var/lib/npufleet/image/image.tar
     sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+
+- name: Take the pushed wheels over
+  npufleet.triton.transferred_file:
+    state: owned
+    path: /var/lib/npufleet/build/wheels
+    mode: "0644"
 """
 
 RETURN = r"""
 sha256:
   description: SHA-256 of the file; with O(state=given) the one that it had before the user could change it.
-  returned: success
+  returned: success, unless O(state=owned)
   type: str
+files:
+  description: SHA-256 of each file, by its path below O(path).
+  returned: success with O(state=owned)
+  type: dict
 """
 
 import os
 import pwd
+from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, takeover
-from ansible_collections.npufleet.triton.plugins.module_utils.store.blobs import file_digest
+from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, foreign, takeover
 
 
-def take(incoming: str, name: str, path: str, sha256: str) -> str:
+def take(params: Dict[str, Any], mode: int) -> Dict[str, Any]:
     """State taken."""
-    proven = takeover.take(incoming, name, path, 0o400, file_digest)
-    if proven != sha256.lower():
-        takeover.remove(path)
-        raise StoreError(f"found SHA-256 {proven}, wanted {sha256}; it was removed: transfer it again")
-    return proven
+    proven = takeover.take(params["incoming"], params["name"], params["path"], mode, params["limit"])
+    if params["sha256"] and proven != params["sha256"].lower():
+        takeover.remove(params["path"])
+        raise StoreError(f"found SHA-256 {proven}, wanted {params['sha256']}; it was removed: transfer it again")
+    return {"sha256": proven}
 
 
-def give(incoming: str, name: str, path: str, user: str) -> str:
+def give(params: Dict[str, Any]) -> Dict[str, Any]:
     """State given."""
     try:
-        receiver = pwd.getpwnam(user)
+        receiver = pwd.getpwnam(params["user"])
     except KeyError:
-        raise StoreError(f"found no user {user} on this host, wanted the one that connects: set ansible_user") from None
-    return takeover.give(path, incoming, name, receiver, file_digest)
+        raise StoreError(f"found no user {params['user']} on this host, wanted the one that connects: set ansible_user") from None
+    return {"sha256": takeover.give(params["path"], params["incoming"], params["name"], receiver, params["limit"])}
 
 
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["taken", "given"], "required": True},
-            "incoming": {"type": "path", "required": True},
-            "name": {"type": "str", "required": True},
+            "state": {"type": "str", "choices": ["taken", "given", "owned"], "required": True},
+            "incoming": {"type": "path"},
+            "name": {"type": "str"},
             "path": {"type": "path", "required": True},
             "sha256": {"type": "str"},
+            "mode": {"type": "str", "default": "0400"},
+            "limit": {"type": "int", "default": foreign.LARGEST},
             "user": {"type": "str"},
         },
-        required_if=[("state", "taken", ["sha256"]), ("state", "given", ["user"])],
+        required_if=[("state", "taken", ["incoming", "name"]), ("state", "given", ["incoming", "name", "user"])],
     )
     params = module.params
-    incoming, name, path = params["incoming"], params["name"], params["path"]
-    if name in ("", ".", "..") or "/" in name:
-        module.fail_json(msg=f"name: found {name!r}, wanted the name of a file in {incoming}")
+    name, place = params["name"], params["path"]
+    if params["state"] != "owned":
+        if name in ("", ".", "..") or "/" in name:
+            module.fail_json(msg=f"name: found {name!r}, wanted the name of a file in {params['incoming']}")
+        place = os.path.join(params["incoming"], name)
+    try:
+        mode = int(params["mode"], 8)
+    except ValueError:
+        module.fail_json(msg=f"mode: found {params['mode']!r}, wanted octal digits in quotes, as '0644'")
     try:
         if params["state"] == "taken":
-            proven = take(incoming, name, path, params["sha256"])
+            found = take(params, mode)
+        elif params["state"] == "given":
+            found = give(params)
         else:
-            proven = give(incoming, name, path, params["user"])
+            found = {"files": takeover.own_tree(params["path"], mode, params["limit"])}
     except takeover.Unfit as error:
-        module.fail_json(msg=f"{os.path.join(incoming, name)}: {error}; it was removed: transfer it again")
+        done = "it was removed: transfer it again" if params["state"] == "taken" else "nothing of it was used"
+        module.fail_json(msg=f"{place}: {error}; {done}")
     except (StoreError, OSError) as error:
-        module.fail_json(msg=f"{os.path.join(incoming, name)}: {error}")
-    module.exit_json(changed=True, sha256=proven)
+        module.fail_json(msg=f"{place}: {error}")
+    module.exit_json(changed=True, **found)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import store
-from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, takeover
+from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, foreign, takeover
 from test_kernel import DEEP, deep
 
 ONE, TWO = b"one" * 9000, b"two" * 9000
@@ -51,8 +51,9 @@ def blob(root: Path, content: bytes) -> Path:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Files that were read for their digest."""
     read: list[str] = []
-    real = blobs.file_digest
-    monkeypatch.setattr(blobs, "file_digest", lambda path: (read.append(path), real(path))[1])
+    known, opened = blobs.file_digest, foreign.digest
+    monkeypatch.setattr(blobs, "file_digest", lambda path: (read.append(path), known(path))[1])
+    monkeypatch.setattr(foreign, "digest", lambda source, limit: (read.append(source.name), opened(source, limit))[1])
     return read
 
 

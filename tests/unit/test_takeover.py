@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import store
-from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, takeover
+from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, foreign, takeover
 from ansible_collections.npufleet.triton.plugins.modules import transferred_file
 from helpers import run_module
 from hostile_user import PLANTS, SECRET, HostileUser
@@ -45,8 +45,8 @@ def user(incoming: Path) -> HostileUser:
     return HostileUser(incoming, incoming.parent / "elsewhere")
 
 
-def take(incoming: Path, digest: Any = blobs.file_digest) -> str:
-    return takeover.take(str(incoming), "image.tar", str(incoming.parent / "mine/image.tar"), 0o400, digest)
+def take(incoming: Path, **limits: Any) -> str:
+    return takeover.take(str(incoming), "image.tar", str(incoming.parent / "mine/image.tar"), 0o400, **limits)
 
 
 def test_a_whole_file_is_roots_and_out_of_reach(incoming: Path, owners: list[tuple[int, int]]) -> None:
@@ -116,18 +116,21 @@ def test_a_second_name_from_the_moment_of_the_take_over_is_found(incoming: Path,
         take(incoming)
 
 
-def test_an_opening_that_was_under_way_is_found(incoming: Path) -> None:
+def test_an_opening_that_was_under_way_is_found(incoming: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It passed the check of permissions before the file was root's, and is held up by the lease."""
     (incoming / "image.tar").write_bytes(CONTENT)
+    digest = foreign.digest
 
-    def late(path: str) -> str:
+    def late(source: Any, limit: int) -> str:
+        path = incoming.parent / "mine/image.tar"
         os.chmod(path, 0o600)
         with pytest.raises(BlockingIOError):
             os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-        return blobs.file_digest(path)
+        return digest(source, limit)
 
+    monkeypatch.setattr(takeover.foreign, "digest", late)
     with pytest.raises(takeover.Unfit, match="while it was read"):
-        take(incoming, late)
+        take(incoming)
     assert os.listdir(incoming.parent / "mine") == []
 
 
@@ -162,7 +165,7 @@ def test_what_is_given_replaces_what_lies_there(
     if what != "nothing":
         user.plant(what, "image.tar")
     me = pwd.getpwuid(os.geteuid())
-    assert takeover.give(str(mine), str(incoming), "image.tar", me, blobs.file_digest) == DIGEST
+    assert takeover.give(str(mine), str(incoming), "image.tar", me) == DIGEST
     found = (incoming / "image.tar").lstat()
     assert (stat.S_ISREG(found.st_mode), stat.S_IMODE(found.st_mode), owners) == (True, 0o600, [(me.pw_uid, me.pw_gid)])
     assert (incoming / "image.tar").read_bytes() == CONTENT

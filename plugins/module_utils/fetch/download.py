@@ -28,7 +28,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.fetch.source impor
     copy,
     empty,
 )
-from ansible_collections.npufleet.triton.plugins.module_utils.store import takeover
+from ansible_collections.npufleet.triton.plugins.module_utils.store import foreign
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 # Of the answer to a Range: the first byte, the last one, and how many there are
@@ -180,14 +180,14 @@ def _partial(target: str) -> Iterator[Any]:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         handle = os.open(target, flags, 0o600)
-        foreign = not takeover.plain(os.fstat(handle))
-        if foreign:
+        planted = not foreign.plain(os.fstat(handle))
+        if planted:
             os.close(handle)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):
             raise
-        foreign = True
-    if foreign:
+        planted = True
+    if planted:
         os.unlink(target)
         handle = os.open(target, flags | os.O_EXCL, 0o600)
     # Unbuffered: what tell() says is on the disk

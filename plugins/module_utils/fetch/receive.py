@@ -14,10 +14,12 @@ from contextlib import suppress
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import store
-from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, takeover
+from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, foreign
 
 # Seconds without a sign of the controller after which a pull ends, and with it its lock
 SILENCE = 60.0
+# Bytes that a controller may take to say who it is, and what one is called that does not
+HOLDER, UNKNOWN = 800, "another controller"
 
 
 def serve(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, Any]:
@@ -54,13 +56,9 @@ def _give(incoming: str, user: pwd.struct_passwd) -> None:
     os.chown(incoming, user.pw_uid, user.pw_gid)
     os.chmod(incoming, 0o700)
     for name in [*blobs.arrived(incoming), blobs.CONTROLLER]:
-        handle = os.open(os.path.join(incoming, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            found = os.fstat(handle)
-            if takeover.plain(found) and found.st_uid != user.pw_uid:
-                os.fchown(handle, user.pw_uid, user.pw_gid)
-        finally:
-            os.close(handle)
+        with suppress(foreign.Untrusted), foreign.open_file(os.path.join(incoming, name)) as source:
+            if os.fstat(source.fileno()).st_uid != user.pw_uid:
+                os.fchown(source.fileno(), user.pw_uid, user.pw_gid)
 
 
 def _write(incoming: str, name: str, content: str) -> None:
@@ -78,12 +76,9 @@ def _write(incoming: str, name: str, content: str) -> None:
 def _holder(incoming: str) -> str:
     """Who transfers, as it said itself."""
     try:
-        handle = os.open(os.path.join(incoming, blobs.CONTROLLER), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return "another controller"
-    with os.fdopen(handle, encoding="utf-8", errors="replace") as source:
-        # Not a pipe that never says anything, nor a second name of a file that is not the user's
-        return (source.read(200) if takeover.plain(os.fstat(handle)) else "") or "another controller"
+        return foreign.read(os.path.join(incoming, blobs.CONTROLLER), HOLDER).decode("utf-8", "replace") or UNKNOWN
+    except (foreign.Untrusted, OSError):
+        return UNKNOWN
 
 
 def _take(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, Any]:

@@ -178,7 +178,7 @@ def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Opt
     """Take one blob over from `incoming` into tmp/; returns why it is not what it should be. A bad one is not kept anywhere."""
     staged = _staged(root, digest)
     try:
-        proven = takeover.take(incoming or "", digest, staged, BLOB_MODE, file_digest)
+        proven = takeover.take(incoming or "", digest, staged, BLOB_MODE)
     except takeover.NotThere:
         return f"blob {digest[:12]} was not transferred"
     except takeover.Unfit as error:

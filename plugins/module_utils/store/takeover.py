@@ -12,10 +12,10 @@ import os
 import signal
 import stat
 import time
-from typing import Any, Callable
+from typing import Any, BinaryIO, Dict
 
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
-from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError
+from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, foreign
 
 # Seconds for a sender to close what it has sent: a process that it has started holds the descriptor too, until it runs a program.
 CLOSING = 5.0
@@ -31,10 +31,11 @@ class Unfit(StoreError):
     """What lies there is no file that can be taken over; it was removed."""
 
 
-def take(incoming: str, name: str, target: str, mode: int, digest: Callable[[str], str]) -> str:
-    """Move a file of the sender's directory to `target`, which is root's, and return its digest.
+def take(incoming: str, name: str, target: str, mode: int, limit: int = foreign.LARGEST) -> str:
+    """Move a file of the sender's directory to `target`, which is root's, and return the digest of what was moved.
 
-    Raises NotThere, and Unfit where it is a link, has a second name, is no file, or where somebody can still write to it.
+    Raises NotThere, and Unfit where it is a link, has a second name, is no file or larger than `limit` bytes, or where somebody
+    can still write to it.
     """
     try:
         place = os.open(incoming, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -48,42 +49,63 @@ def take(incoming: str, name: str, target: str, mode: int, digest: Callable[[str
     finally:
         os.close(place)
     try:
-        return _own(target, mode, digest)
+        with _opened(target, limit) as source:
+            return _own(source, target, mode, limit)
     except BaseException:
         remove(target)
         raise
 
 
-def _own(path: str, mode: int, digest: Callable[[str], str]) -> str:
+def _opened(path: str, limit: int) -> BinaryIO:
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+        return foreign.open_file(path, limit=limit)
+    except foreign.NotRegular:
         raise Unfit("found a link or a directory in its place") from None
-    try:
-        _refuse_names(handle)
-        os.fchown(handle, os.geteuid(), os.getegid())
-        os.fchmod(handle, mode)
-        # Once more: until it was root's, whoever had it open could give it a second name.
-        _refuse_names(handle)
-        if not _lease(handle):
-            _copy(handle, path, mode)
-            return digest(path)
-        proven = digest(path)
-        if fcntl.fcntl(handle, fcntl.F_GETLEASE) != fcntl.F_RDLCK:
-            raise Unfit("somebody opened it for writing while it was read")
-        return proven
-    finally:
-        os.close(handle)
+    except foreign.Untrusted as error:
+        raise Unfit(str(error)) from None
 
 
-def plain(found: os.stat_result) -> bool:
-    """Whether it is a file with one name: a second one may be that of a file which is not the sender's."""
-    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+def _own(source: BinaryIO, path: str, mode: int, limit: int) -> str:
+    handle = source.fileno()
+    os.fchown(handle, os.geteuid(), os.getegid())
+    os.fchmod(handle, mode)
+    # Once more: until it was root's, whoever had it open could give it a second name.
+    _refuse_names(handle)
+    if not _lease(handle):
+        return _copy(source, path, mode, limit)
+    proven = foreign.digest(source, limit)
+    if fcntl.fcntl(handle, fcntl.F_GETLEASE) != fcntl.F_RDLCK:
+        raise Unfit("somebody opened it for writing while it was read")
+    return proven
 
 
 def _refuse_names(handle: int) -> None:
-    if not plain(os.fstat(handle)):
+    if not foreign.plain(os.fstat(handle)):
         raise Unfit("found a link or a directory in its place")
+
+
+def own_tree(directory: str, mode: int, limit: int = foreign.LARGEST) -> Dict[str, str]:
+    """Replace every file below a directory of root's by a copy that only root has written; returns {path: digest of the copy}.
+
+    Whoever sent the files may have kept them open for writing. Raises Unfit for a link, a second name or anything that is no
+    file.
+    """
+    owned: Dict[str, str] = {}
+    queue = [""]
+    while queue:
+        below = queue.pop()
+        for entry in sorted(os.listdir(os.path.join(directory, below))):
+            inner = os.path.join(below, entry)
+            path = os.path.join(directory, inner)
+            if os.path.isdir(path) and not os.path.islink(path):
+                queue.append(inner)
+                continue
+            try:
+                with _opened(path, limit) as source:
+                    owned[inner] = _copy(source, path, mode, limit)
+            except Unfit as error:
+                raise Unfit(f"{inner}: {error}") from None
+    return owned
 
 
 def _lease(handle: int) -> bool:
@@ -105,29 +127,31 @@ def _lease(handle: int) -> bool:
         time.sleep(0.05)
 
 
-def _copy(handle: int, path: str, mode: int) -> None:
-    """Without leases only what root itself has written is out of everybody's reach."""
-    import shutil
-
+def _copy(source: BinaryIO, path: str, mode: int, limit: int) -> str:
+    """Without leases only what root itself has written is out of everybody's reach. Returns the digest of the copy."""
     fresh = path + ".copy"
     remove(fresh)
-    sink = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
-        with os.fdopen(os.dup(handle), "rb") as source, os.fdopen(sink, "wb") as out:
-            shutil.copyfileobj(source, out, 1 << 20)
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as out:
+            proven = foreign.copy(source, out, limit)
             os.fchmod(out.fileno(), mode)
         os.replace(fresh, path)
+    except foreign.Untrusted as error:
+        remove(fresh)
+        raise Unfit(str(error)) from None
     except BaseException:
         remove(fresh)
         raise
+    return proven
 
 
-def give(path: str, incoming: str, name: str, user: Any, digest: Callable[[str], str]) -> str:
-    """Move a file of root's to the receiver's directory, readable by that user alone; returns the digest that it had before."""
-    proven = digest(path)
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        _refuse_names(handle)
+def give(path: str, incoming: str, name: str, user: Any, limit: int = foreign.LARGEST) -> str:
+    """Move a file of root's to the receiver's directory, readable by that user alone; returns the digest that it had before.
+
+    Raises Unfit where it is a link, has a second name, is no file or larger than `limit` bytes.
+    """
+    with _opened(path, limit) as source:
+        proven = foreign.digest(source, limit)
         place = os.open(incoming, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             # A rename replaces a link that lies there; a directory gives way.
@@ -136,10 +160,8 @@ def give(path: str, incoming: str, name: str, user: Any, digest: Callable[[str],
             os.replace(path, name, dst_dir_fd=place)
         finally:
             os.close(place)
-        os.fchmod(handle, 0o600)
-        os.fchown(handle, user.pw_uid, user.pw_gid)
-    finally:
-        os.close(handle)
+        os.fchmod(source.fileno(), 0o600)
+        os.fchown(source.fileno(), user.pw_uid, user.pw_gid)
     return proven
 
 
