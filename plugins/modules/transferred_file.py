@@ -85,7 +85,7 @@ import pwd
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, foreign, takeover
+from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, takeover
 
 
 def take(params: Dict[str, Any], mode: int) -> Dict[str, Any]:
@@ -116,7 +116,7 @@ def main() -> None:
             "path": {"type": "path", "required": True},
             "sha256": {"type": "str"},
             "mode": {"type": "str", "default": "0400"},
-            "limit": {"type": "int", "default": foreign.LARGEST},
+            "limit": {"type": "int", "default": 274877906944},
             "user": {"type": "str"},
         },
         required_if=[("state", "taken", ["incoming", "name"]), ("state", "given", ["incoming", "name", "user"])],

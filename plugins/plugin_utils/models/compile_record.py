@@ -1,0 +1,42 @@
+"""The record of a compiled file as the build host has it: text of whoever wrote the source, made data. Controller only."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from typing import Dict
+
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled
+
+TENSORS = [{"name?": shapes.TEXT_OR_NULL, "shape": [int], "dtype": str}]
+SHAPE = {
+    "format": int,
+    "sha256": re.compile("[0-9a-f]{64}"),
+    "npu": str,
+    "compiler_version": str,
+    "devices": int,
+    "device_memory": [int],
+    "device_memory_async?": [int],
+    "buckets": [{"inputs": TENSORS, "outputs": TENSORS}],
+    "source": {"kind": str, "sha256": str, "spec": str},
+}
+# Characters of what a parser says that a message shows
+SHOWN = 200
+
+
+def received(content: str, sha256: str) -> Dict[str, str]:
+    """Return {"text": the record as the controller keeps it, "flaw": why it is not that of the compiled file, or ""}.
+
+    `content` is the record in Base64, `sha256` the digest of the compiled file.
+    """
+    try:
+        record = json.loads(base64.b64decode(content))
+        text = json.dumps(record, allow_nan=False, indent=1, sort_keys=True) + "\n"
+    except (ValueError, RecursionError) as error:
+        return {"text": "", "flaw": f"it is no JSON ({str(error)[:SHOWN]})"}
+    flaw = shapes.misfit(record, SHAPE)
+    if not flaw:
+        flaw = "; ".join(compiled.record_of({"record": record, "sha256": sha256}, record["npu"])[1])
+    return {"text": "" if flaw else text, "flaw": flaw}

@@ -1,0 +1,298 @@
+"""Roles and files that another account wrote: what the code of a source, or the connecting user, can leave for root."""
+
+from __future__ import annotations
+
+import base64
+import glob
+import hashlib
+import json
+import os
+import stat
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compile_record
+from helpers import ROOT, ansible_playbook
+from hostile_user import HostileUser
+from test_house import PLAYBOOKS, TASK_FILES, load, relative, tasks_of, tasks_of_playbook
+
+SECRET = "HASH-OF-ROOT"
+COMPILED = b"a compiled file"
+TENSOR = {"name": "x", "shape": [1, 4], "dtype": "float32"}
+RECORD = {
+    "format": 1,
+    "sha256": hashlib.sha256(COMPILED).hexdigest(),
+    "npu": "RBLN-CA22",
+    "compiler_version": "0.9.1",
+    "devices": 1,
+    "device_memory": [1000],
+    "buckets": [{"inputs": [TENSOR], "outputs": [TENSOR]}],
+    "source": {"kind": "onnx", "sha256": "1", "spec": "2"},
+}
+# Stands for rsync, which copies from this machine to this machine here
+RSYNC = """#!/bin/sh
+while [ $# -gt 2 ]; do shift; done
+exec cp "$1" "$2"
+"""
+
+
+def play(place: Path, tasks: list[dict[str, Any]], *options: str, **variables: Any) -> tuple[int, str]:
+    """Tasks on this machine, as the user that the tests run as."""
+    given = {
+        "ansible_connection": "local",
+        "ansible_become": False,
+        "ansible_python_interpreter": sys.executable,
+        "ansible_user": "root",
+        "npufleet_root": str(place / "host"),
+        "rbln_release": "25.08",
+        "npufleet_npus": 1,
+        "npufleet_card": "RBLN-CA22",
+        "triton_models": [],
+        **variables,
+    }
+    (place / "hosts.json").write_text(json.dumps({"npu_hosts": {"hosts": {"npu1": {}}, "vars": given}}))
+    (place / "play.yml").write_text(json.dumps([{"hosts": "npu_hosts", "gather_facts": False, "tasks": tasks}]))
+    (place / "bin").mkdir(exist_ok=True)
+    (place / "bin/rsync").write_text(RSYNC)
+    (place / "bin/rsync").chmod(0o755)
+    done = ansible_playbook(
+        place,
+        *("-i", place / "hosts.json", place / "play.yml", *options),
+        ANSIBLE_COLLECTIONS_PATH=f"{ROOT}/collections:{Path(sys.prefix)}/lib/python3.11/site-packages",
+        ANSIBLE_REMOTE_TEMP=str(place / "home"),
+        PATH=f"{place}/bin:{os.environ['PATH']}",
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def tasks_from(role: str, file: str) -> dict[str, Any]:
+    return {"ansible.builtin.include_role": {"name": f"npufleet.triton.{role}", "tasks_from": file, "rolespec_validate": False}}
+
+
+# What the code of a compile source leaves
+
+
+class Build:
+    """The build host after a compilation, and the controller."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.there = place / "host/compile"
+        self.there.mkdir(parents=True)
+        self.user = HostileUser(self.there, place / "elsewhere")
+        self.user.secret.write_text(SECRET)
+        self.file = place / "controller/model.rbln"
+        (self.there / "model.rbln").write_bytes(COMPILED)
+        self.record(RECORD)
+
+    def record(self, record: Any) -> None:
+        (self.there / "model.rbln.json").write_text(record if isinstance(record, str) else json.dumps(record))
+
+    def fetch(self) -> tuple[int, str]:
+        item = {"name": "m", "key": "CA22/0.9", "file": str(self.file), "spec": {"output": "model.rbln"}}
+        incoming = str(self.place / "host/incoming")
+        code, output = play(
+            self.place, [tasks_from("model_compile", "fetch")], "--diff", model_compile_item=item, npufleet_incoming=incoming
+        )
+        return code, output
+
+    def kept(self) -> list[str]:
+        return sorted(os.listdir(self.file.parent)) if self.file.parent.exists() else []
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    return Build(tmp_path)
+
+
+def test_a_compiled_file_and_its_record_come_to_the_controller(build: Build) -> None:
+    code, output = build.fetch()
+    assert code == 0, output
+    assert build.file.read_bytes() == COMPILED
+    assert json.loads(Path(f"{build.file}.json").read_text()) == RECORD
+    assert "compiler_version" not in output
+
+
+@pytest.mark.parametrize("name", ["model.rbln", "model.rbln.json"])
+@pytest.mark.parametrize("what", ["link to a file of root's", "second name", "pipe", "directory"])
+def test_nothing_of_the_host_is_fetched_that_a_source_leads_to(build: Build, what: str, name: str) -> None:
+    (build.there / name).unlink()
+    build.user.plant(what, name)
+    code, output = build.fetch()
+    assert code == 2
+    assert "found a link or a directory in its place" in " ".join(output.split())
+    assert SECRET not in output
+    assert build.kept() == []
+    assert build.user.secret.read_text() == SECRET
+
+
+@pytest.mark.parametrize(
+    ("record", "found"),
+    [
+        ({**RECORD, "sha256": "0" * 64}, "of a file with SHA-256 000"),
+        ({**RECORD, "sha256": 7}, "sha256 is a whole number"),
+        ({**RECORD, "buckets": [{"inputs": [[]], "outputs": [TENSOR]}]}, "buckets[0].inputs[0] is a list"),
+        ("[" * 100000, "it is no JSON"),
+        (json.dumps(RECORD).replace("1000", "Infinity"), "it is no JSON"),
+        ("root:$y$j9T$HASH-OF-ROOT:19000:0:99999:7:::", "it is no JSON"),
+        ([], "it is a list"),
+    ],
+)
+def test_a_record_that_is_none_is_refused(record: Any, found: str) -> None:
+    text = record if isinstance(record, str) else json.dumps(record)
+    judged = compile_record.received(base64.b64encode(text.encode()).decode(), RECORD["sha256"])
+    assert found in judged["flaw"]
+    assert judged["text"] == ""
+    assert SECRET not in judged["flaw"]
+
+
+def test_a_record_larger_than_a_mebibyte_is_refused(build: Build) -> None:
+    build.record(json.dumps(RECORD) + " " * (1 << 20))
+    code, output = build.fetch()
+    assert (code, build.kept()) == (2, [])
+    assert "larger than 1048576 bytes" in " ".join(output.split())
+
+
+# What the connecting user keeps open
+
+
+class Kept(threading.Thread):
+    """A connecting user that opens for writing whatever arrives in its home, and changes it when root has judged it."""
+
+    def __init__(self, home: Path, ends: str) -> None:
+        super().__init__(daemon=True)
+        self.pattern = f"{home}/**/*"
+        self.ends = ends
+        self.handles: dict[int, Any] = {}
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        while not self.stop.is_set():
+            for path in glob.glob(self.pattern, recursive=True, include_hidden=True):
+                try:
+                    found = os.stat(path)
+                    if stat.S_ISREG(found.st_mode) and found.st_ino not in self.handles and path.endswith(self.ends):
+                        self.handles[found.st_ino] = open(path, "r+b")  # noqa: SIM115 (kept open on purpose)
+                except OSError:
+                    pass
+            time.sleep(0.001)
+
+    def change(self) -> None:
+        self.stop.set()
+        self.join()
+        for handle in self.handles.values():
+            handle.seek(0)
+            handle.write(b"OWNED")
+            handle.close()
+
+
+def test_pushed_wheels_are_copies_that_only_root_wrote(tmp_path: Path) -> None:
+    house = tmp_path / "house"
+    house.mkdir()
+    (house / "a-1-py3-none-any.whl").write_bytes(b"a wheel" * 100000)
+    (tmp_path / "host/build/wheels").mkdir(parents=True)
+    user = Kept(tmp_path / "home", "")
+    user.start()
+    code, output = play(tmp_path, [tasks_from("triton_image", "wheels-pushed")], triton_image_wheelhouse=str(house))
+    assert code == 0, output
+    assert user.handles
+    user.change()
+    (wheel,) = (tmp_path / "host/build/wheels").iterdir()
+    assert wheel.read_bytes() == b"a wheel" * 100000
+
+
+def test_a_driver_package_that_its_sender_keeps_open_is_not_installed(tmp_path: Path) -> None:
+    package = tmp_path / "driver.run"
+    package.write_bytes(b"#!/bin/sh\n" + b"#" * 200000)
+    user = Kept(tmp_path / "home", "")
+    user.start()
+    code, output = play(tmp_path, [tasks_from("rbln_driver", "bring")], **driver(tmp_path, rbln_driver_package_file=str(package)))
+    user.change()
+    assert user.handles
+    assert code == 2
+    assert "somebody still has it open for writing" in " ".join(output.split())
+    assert os.listdir(tmp_path / "host/packages") == []
+
+
+def driver(place: Path, **more: Any) -> dict[str, Any]:
+    """Variables of a driver that comes as an installer."""
+    digest = hashlib.sha256(b"#!/bin/sh\n" + b"#" * 200000).hexdigest()
+    return {
+        "rbln_driver_package_sha256": digest,
+        "rbln_driver_form": "deb",
+        "npufleet_proxy_python": sys.executable,
+        "npufleet_row": {"driver": {"package": "rbln", "version": "1", "form": "deb"}},
+        **more,
+    }
+
+
+def test_a_driver_package_comes_to_its_place(tmp_path: Path) -> None:
+    package = tmp_path / "driver.deb"
+    package.write_bytes(b"#!/bin/sh\n" + b"#" * 200000)
+    code, output = play(tmp_path, [tasks_from("rbln_driver", "bring")], **driver(tmp_path, rbln_driver_package_file=str(package)))
+    assert code == 0, output
+    found = (tmp_path / "host/packages/driver.deb").stat()
+    assert (stat.S_IMODE(found.st_mode), os.listdir(tmp_path / "host/packages")) == (0o644, ["driver.deb"])
+
+
+# Logins and redirects
+
+
+def test_a_login_does_not_go_where_a_redirect_leads(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def log_message(self, *_words: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            seen.append((self.path, self.headers.get("Authorization")))
+            if self.path == "/driver.deb":
+                self.send_response(302)
+                self.send_header("Location", f"http://localhost:{port}/elsewhere")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            body = b"#!/bin/sh\n" + b"#" * 200000
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
+    port = server.server_port
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        variables = driver(
+            tmp_path,
+            rbln_driver_package_url=f"http://127.0.0.1:{port}/driver.deb",
+            rbln_driver_package_user="fleet",
+            rbln_driver_package_password="s3cret-word",
+        )
+        code, output = play(tmp_path, [tasks_from("rbln_driver", "bring")], **variables)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert code == 0, output
+    login = "Basic " + base64.b64encode(b"fleet:s3cret-word").decode()
+    assert seen == [("/driver.deb", login), ("/elsewhere", None)]
+
+
+@pytest.mark.parametrize("path", [*TASK_FILES, *PLAYBOOKS], ids=relative)
+def test_downloads_keep_their_login_from_redirects(path: Path) -> None:
+    """Ansible sends every header on to the host of a redirect that is not named here, one of a netrc file too."""
+    whole = load(path)
+    tasks = tasks_of_playbook(path) if whole and "hosts" in whole[0] else tasks_of(whole)
+    leaking = [
+        task["name"]
+        for task in tasks
+        for module, given in task.items()
+        if module in ("ansible.builtin.get_url", "ansible.builtin.uri")
+        and "Authorization" not in given.get("unredirected_headers", [])
+    ]
+    assert leaking == []
