@@ -99,6 +99,13 @@ def test_every_template_that_lacks_something_is_named() -> None:
     assert "'vault_index_pasword' is undefined" in reasons[1]
 
 
+QUOTED: list[tuple[str, Any]] = [
+    ("npufleet_http_proxy", "http://fleet:it's@proxy:3128"),
+    ("npufleet_https_proxy", "http://proxy:3128 "),
+    ("npufleet_no_proxy", ["inner", "o'ther"]),
+]
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -133,6 +140,11 @@ def test_every_template_that_lacks_something_is_named() -> None:
         (
             {"triton_image_index_url": "https://me:pw@index.example.com/simple/"},
             "triton_image_index_url has a login in it, which a command line would show: set triton_image_index_user and ",
+        ),
+        *(({name: value}, f"{name} has a quote") for name, value in QUOTED),
+        (
+            {"triton_image_index_user": "fleet", "triton_image_index_password": "tab\there"},
+            "triton_image_index_user and triton_image_index_password cannot be given to pip: its password is empty, longer than",
         ),
         ({"npufleet_ca_file": "/no/such.pem"}, "npufleet_ca_file is /no/such.pem, and there is no such file"),
     ],

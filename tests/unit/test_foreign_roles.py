@@ -7,6 +7,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import stat
 import sys
 import threading
@@ -296,3 +297,65 @@ def test_downloads_keep_their_login_from_redirects(path: Path) -> None:
         and "Authorization" not in given.get("unredirected_headers", [])
     ]
     assert leaking == []
+
+
+# What other accounts see of a command
+
+
+PROXY = "http://fleet:Pr0xy-Word@proxy.example.com:3128"
+# Stands for pip: says what other accounts see of it, and what it has in its environment and its netrc file
+PIP = """#!{python}
+import json, os, subprocess, sys
+seen = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+netrc = os.environ.get("NETRC", "")
+mode = oct(os.stat("{root}/build/login/proxy.env").st_mode & 0o777)
+known = open(netrc).read() if os.path.isfile(netrc) else ""
+with open("{root}/calls", "a") as calls:
+    calls.write(json.dumps([sys.argv[3], "Pr0xy-Word" in seen, os.environ.get("https_proxy"), mode, known]) + "\\n")
+"""
+
+
+def test_a_proxy_login_is_in_no_command_line_of_pip(tmp_path: Path) -> None:
+    root = tmp_path / "host"
+    python = root / "venv/bin/python3"
+    python.parent.mkdir(parents=True)
+    (root / "venv/lib/python3.12/site-packages").mkdir(parents=True)
+    # Modules are run by this Python too, so that only the calls of pip are of interest
+    python.write_text(f'#!/bin/sh\n[ "$2" = pip ] || exit 0\nexec {tmp_path}/pip "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "pip").write_text(PIP.format(python=sys.executable, root=root))
+    (tmp_path / "pip").chmod(0o755)
+    code, output = play(
+        tmp_path,
+        [tasks_from("triton_image", "inside")],
+        npufleet_https_proxy=PROXY,
+        triton_image_inside_python=sys.executable,
+        triton_image_index_url="https://pypi.example.com/simple/",
+        triton_image_index_user="fleet",
+        triton_image_index_password="two words",
+        triton_image_requirements=["rebel-compiler", "numpy"],
+        triton_image_vendor_packages=["rebel-compiler"],
+        triton_image_extra_index_urls=["https://other.example.com/simple/"],
+    )
+    assert code == 0, output
+    calls = [json.loads(line) for line in (root / "calls").read_text().splitlines()]
+    login = 'machine "pypi.example.com" login "fleet" password "two words"\n'
+    assert calls == [
+        ["download", False, PROXY, "0o600", login],
+        ["download", False, PROXY, "0o600", ""],
+        ["install", False, None, "0o600", ""],
+    ]
+    assert "Pr0xy-Word" not in output
+
+
+@pytest.mark.parametrize("path", [*TASK_FILES, *PLAYBOOKS], ids=relative)
+def test_no_task_has_a_secret_in_its_environment(path: Path) -> None:
+    """`environment` of a task becomes a part of the command line of a shell, which every account sees."""
+    whole = load(path)
+    tasks = list(tasks_of_playbook(path) if whole and "hosts" in whole[0] else tasks_of(whole))
+    known = {name: str(value) for task in tasks for name, value in (task.get("vars") or {}).items()}
+    words = re.compile("prox|password|secret|token|credential|api_key")
+    for task in tasks:
+        text = str(task.get("environment", ""))
+        text += " ".join(value for name, value in known.items() if name in text)
+        assert not words.search(text.lower()), task["name"]

@@ -12,7 +12,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Set,
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import without_login
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import bounds, values
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import bounds, index_login, values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import in_common
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected, of_error
 
@@ -34,6 +34,8 @@ REPOSITORY = re.compile(
 )
 # What templates make of an inventory's values, and tasks use as paths
 DERIVED = ("npufleet_incoming", "rbln_driver_package_path")
+# What would end a value in the file of proxies, which shells and systemd read
+UNQUOTED = re.compile(r"['\s\0-\x1f\x7f]")
 # Names that this alike are taken for a slip of the finger, also outside of the families.
 ALIKE = 0.86
 
@@ -158,6 +160,15 @@ def _contradictions(has: Mapping[str, Any]) -> Iterator[str]:
         if bool(has[f"{login}_user"]) != bool(has[f"{login}_password"]):
             there, gone = ("user", "password") if has[f"{login}_user"] else ("password", "user")
             yield f"{login}_{there} is set without {login}_{gone}: set both, or none for a server without a login"
+    user, password = has["triton_image_index_user"], has["triton_image_index_password"]
+    if user and password:
+        python = str(((has["npufleet_row"] or {}).get("triton") or {}).get("python") or "3.12")
+        flaw = index_login.flaw(str(user), str(password), python)
+        if flaw:
+            yield f"triton_image_index_user and triton_image_index_password cannot be given to pip: {flaw}. Choose another login."
+    for name in ("npufleet_http_proxy", "npufleet_https_proxy", "npufleet_no_proxy"):
+        if UNQUOTED.search("".join(map(str, has[name]))):
+            yield f"{name} has a quote, a space or a control character: write it encoded, as %27 for a quote"
     repository = str(has["triton_image_delivery_repository"])
     if repository and not REPOSITORY.fullmatch(repository):
         yield (

@@ -1,0 +1,57 @@
+"""Filter index_login: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: index_login
+short_description: The login to a package index as a netrc file for pip
+description:
+  - Writes the file for the Python that runs pip, as readers before 3.11 know no quotes, and reads it back as that one does.
+  - Refuses a login that it cannot hold.
+version_added: 0.2.0
+author: The npufleet developers (@npufleet)
+options:
+  _input:
+    description: Address of the index.
+    type: str
+    required: true
+  user:
+    description: Name of the login.
+    type: str
+    required: true
+  password:
+    description: Password of the login.
+    type: str
+    required: true
+  python:
+    description: Version of the Python that runs pip.
+    type: str
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Write the login
+  npufleet.triton.host_files:
+    files:
+      - path: /var/lib/npufleet/build/login/netrc
+        content: "{{ 'https://pypi.example.com/simple/' | npufleet.triton.index_login('fleet', password, '3.12') }}"
+        mode: "0600"
+  no_log: true
+"""
+
+RETURN = r"""
+_value:
+  description: Text of the file.
+  type: str
+"""
+
+from typing import Any, Callable, Dict
+
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import index_login
+
+
+class FilterModule:
+    """Filters of the collection."""
+
+    def filters(self) -> Dict[str, Callable[..., Any]]:
+        return {"index_login": index_login.file_of}
