@@ -10,7 +10,7 @@ import html
 import json
 import re
 import urllib.parse
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Match, Pattern, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Match, Pattern, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, SHORTEST, WORDS, looks_secret
 
@@ -68,6 +68,8 @@ PATTERNS: List[Pattern[str]] = [
     _pattern(r"(?P<keep>" + WORDS + r"[\w.-]{0,64}\\?[\"']?[ \t]*[:=](?!:)[ \t]*\\?[\"']?)(?P<secret>[^\s\"'&})\]\\]+)"),
     _pattern(r"(?P<keep>(?<!\S)--?[\w-]{0,64}?" + WORDS + r"[\w-]{0,64}[ \t]+)(?P<secret>(?!-)[^\s\"']+)"),
 ]
+# A name whose value begins in the next line
+BLOCK = re.compile(r"(?:- +)*[\"']?([\w.-]{1,100})[\"']? *:(?: +[|>][-+0-9]{0,2})?(?: +#.*)?")
 # A line with none of these matches no pattern: looking for words is quicker by far
 NEEDLES = (
     "pass", "pwd", "secret", "token", "credential", "key", "vault_", "://", "auth", "cookie", "bearer", "restricted-", "eyj",
@@ -240,9 +242,29 @@ class _Cleaner:
         if "PRIVATE KEY-----" in text:
             for pattern in KEYS:
                 text = pattern.sub(self._marked, text)
-        text = "".join(map(self._line, text.splitlines(keepends=True)))
+        text = "".join(map(self._line, self._blocks(text.splitlines(keepends=True))))
         self.count += max(text.count(MARK) - before, 0)
         return text
+
+    def _blocks(self, lines: Iterable[str]) -> Iterator[str]:
+        """Lines without what stands below a secret's name that has no value in its own line, as in YAML."""
+        deep = -1
+        for line in lines:
+            words = line.strip()
+            indent = len(line) - len(line.lstrip(" "))
+            if deep >= 0 and words and words != MARK:
+                inside = indent > deep or (indent == deep and words.startswith("- "))
+                if inside:
+                    yield line[:indent] + self._replace(words) + line[len(line.rstrip("\r\n")) :]
+                    continue
+                deep = -1
+            opened = BLOCK.fullmatch(words)
+            if opened and looks_secret(opened[1]):
+                # Of an entry of a list its fields are deeper than the list
+                deep = indent + len(words) - len(words.lstrip("- "))
+                yield line
+                continue
+            yield line
 
     def _line(self, line: str) -> str:
         low = line.lower()

@@ -240,8 +240,13 @@ def bundle(params: Mapping[str, Any]) -> Dict[str, Any]:
 
 def put(path: str, raw: bytes) -> None:
     """Write the archive for the owner of its directory, who fetches it, and for nobody else."""
-    owner = os.stat(os.path.dirname(path))
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    # The connecting user owns it, and may put a link in its place
+    place = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        owner = os.fstat(place)
+        handle = os.open(os.path.basename(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=place)
+    finally:
+        os.close(place)
     with os.fdopen(handle, "wb") as target:
         target.write(raw)
         if os.geteuid() == 0:

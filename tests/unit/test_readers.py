@@ -9,6 +9,7 @@ import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import frames
 from ansible_collections.npufleet.triton.plugins.module_utils.support import readers
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Limits, Missing, Partial, Unavailable
+from hostile_user import PLANTS, HostileUser
 
 LIMITS = Limits(seconds=2, size=4096, lines=50)
 SECRET = "hunter2/hunter2+ä"
@@ -83,3 +84,15 @@ def test_log_of_a_container() -> None:
     assert frames(b"") == b""
     # As many as a log of a few megabytes can have, in a time that grows with their number alone
     assert frames(struct.pack(">BxxxI", 1, 1) + b"x" * 1) * 1_000_000 == frames((struct.pack(">BxxxI", 1, 1) + b"x") * 1_000_000)
+
+
+@pytest.mark.parametrize("what", PLANTS)
+def test_what_leads_elsewhere_is_not_read(tmp_path: Path, what: str) -> None:
+    (tmp_path / "place").mkdir()
+    user = HostileUser(tmp_path / "place", tmp_path / "elsewhere")
+    user.plant(what, "prometheus.yml")
+    with pytest.raises(Unavailable, match=r"prometheus\.yml is .*, expected a regular file with one name"):
+        readers.content(f"{tmp_path}/place/prometheus.yml", LIMITS)
+    if what not in ("directory", "link to a directory"):
+        found = readers.contents(LIMITS, f"{tmp_path}/place/*.yml")
+        assert list(found[f"{tmp_path}/place/prometheus.yml"]) == ["error"]

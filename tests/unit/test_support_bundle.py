@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import re
 import struct
 import tarfile
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import engine
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.redact import Redactor
 from ansible_collections.npufleet.triton.plugins.module_utils.support import collect
 from ansible_collections.npufleet.triton.plugins.module_utils.support.collect import Item
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Limits, Partial, Unavailable
@@ -164,6 +166,52 @@ def test_host_without_npus_is_not_asked_for_them(tmp_path: Path) -> None:
     names = {entry.name for entry in collect.items(arguments(tmp_path, concerns=["monitoring"], desired={}), LIMITS)}
     assert "monitoring/targets.json" in names
     assert not [name for name in names if name.startswith(("driver/", "engine/", "server/", "models/"))]
+
+
+PROMETHEUS = """\
+scrape_configs:
+  - job_name: site
+    basic_auth: {username: site, password: Basic-Auth-1}
+    authorization:
+      credentials: Bearer-Word-2
+  - job_name: other
+    basic_auth:
+      password: |
+        Block-Word-3
+    params:
+      token:
+        - List-Word-4
+    static_configs: [{targets: ["a:1"]}]
+  - job_name: login
+    static_configs: [{targets: ["https://site:Url-Word-5@b/"]}]
+"""
+
+
+def test_only_named_files_of_prometheus_are_bundled(tmp_path: Path) -> None:
+    place = tmp_path / "prometheus"
+    (place / "npufleet").mkdir(parents=True)
+    (place / "prometheus.yml").write_text(PROMETHEUS)
+    (place / "npufleet/triton.json").write_text("[]")
+    (place / "npufleet/alerts.yml").write_text("groups: []\n")
+    for name in ("web.yml", "site.key", "password", "npufleet/other.json"):
+        (place / name).write_text("Beside-Word-6")
+    names = {"config": "prometheus.yml", "targets_file": "npufleet/triton.json", "rules_file": "npufleet/alerts.yml"}
+    desired = {"monitoring": {name: str(place / path) for name, path in names.items()}}
+    items = {entry.name: entry for entry in collect.items(arguments(tmp_path, concerns=["monitoring"], desired=desired), LIMITS)}
+    found = items["monitoring/files.json"].get()
+    assert sorted(found) == sorted(str(place / path) for path in names.values())
+    cleaned = json.dumps(Redactor([]).clean(found))
+    assert [word for word in re.findall(r"\w+-Word-\d|Basic-Auth-1", PROMETHEUS) if word in cleaned] == []
+    assert "job_name: other" in cleaned
+    assert "static_configs" in cleaned
+
+
+def test_a_link_in_the_place_of_the_bundle_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "fetch").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
+        support_bundle.put(str(tmp_path / "fetch/bundle.tar.gz"), b"x")
+    assert os.listdir(tmp_path / "elsewhere") == []
 
 
 def test_state_of_a_concern_is_its_plan(tmp_path: Path) -> None:

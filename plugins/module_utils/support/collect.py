@@ -50,6 +50,13 @@ PACKAGES = (
 )
 SYSFS = ("vendor", "device", "class", "numa_node", "current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
 
+# Files of Prometheus by their name in the desired state, and where they are without one
+PROMETHEUS_FILES = {
+    "config": "/etc/prometheus/prometheus.yml",
+    "targets_file": "/etc/prometheus/npufleet/triton.json",
+    "rules_file": "/etc/prometheus/npufleet/alerts.yml",
+}
+
 # Seconds beyond its limit in which an item may still say by itself what kept it
 GRACE = 3
 
@@ -135,7 +142,7 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield Item("host/watchdog.json", _optional(lambda: content(wanted["root"] + "/watchdog.json", limits)))
     # Its checks with their golden data stay where they are.
     yield Item("host/probe.json", _optional(lambda: content(wanted["root"] + "/probe.json", limits)))
-    yield Item("host/system.txt", lambda: content("/etc/os-release", limits))
+    yield Item("host/system.txt", _system)
     yield run("host/uname.txt", "uname", "-a")
     yield Item("host/kernel.json", lambda: contents(limits, "/proc/cmdline", "/proc/uptime", "/proc/loadavg", "/proc/modules"))
     yield run("host/cpu.txt", "lscpu")
@@ -176,9 +183,23 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         yield Item("models/configs.json", lambda: contents(limits, wanted["root"] + "/served/*/config.pbtxt"))
     if "monitoring" in wanted["concerns"]:
         port = wanted["prometheus_port"]
-        yield Item("monitoring/files.json", lambda: contents(limits, "/etc/prometheus/*.yml", "/etc/prometheus/*/*"))
+        files = _prometheus_files((wanted["desired"] or {}).get("monitoring") or {})
+        yield Item("monitoring/files.json", lambda: contents(limits, *map(glob.escape, files)))
         yield Item("monitoring/targets.json", lambda: _answer("127.0.0.1", port, limits, "/api/v1/targets"))
         yield journal("prometheus")
+
+
+def _system() -> str:
+    """The distribution's description of itself, which mostly is a link."""
+    found = text("/etc/os-release")
+    if found is None:
+        raise Missing("there is no /etc/os-release")
+    return found
+
+
+def _prometheus_files(wanted: Mapping[str, Any]) -> List[str]:
+    """The files of Prometheus that this project reads or writes. What lies beside them, such as keys, is the site's."""
+    return [str(wanted.get(name) or path) for name, path in PROMETHEUS_FILES.items()]
 
 
 def _target(link: str) -> str:

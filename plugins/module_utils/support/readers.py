@@ -16,6 +16,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, exchange
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
+from ansible_collections.npufleet.triton.plugins.module_utils.store import foreign
 from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
 
 # Entries of a directory tree that are listed; one that has more is listed up to there
@@ -108,14 +109,16 @@ def _read_output(process: subprocess.Popen[bytes], limits: Limits) -> Tuple[byte
 
 
 def content(path: str, limits: Limits) -> Any:
-    """A file: data where it is JSON, else the end of its text."""
+    """A file: data where it is JSON, else the end of its text. A link, a pipe or a device that has its name is not read."""
     try:
-        with open(path, "rb") as source:
+        with foreign.open_file(path) as source:
             whole = os.fstat(source.fileno()).st_size
             source.seek(max(whole - 2 * limits.size, 0))
             raw = source.read(2 * limits.size)
     except FileNotFoundError:
         raise Missing(f"there is no {path}") from None
+    except foreign.Untrusted as error:
+        raise Unavailable(f"{path} {error}") from None
     except OSError as error:
         raise Unavailable(f"{path}: {error.strerror}") from None
     if path.endswith(".json"):
@@ -128,7 +131,7 @@ def content(path: str, limits: Limits) -> Any:
 
 def contents(limits: Limits, *patterns: str) -> Dict[str, Any]:
     """{path: content} of all files that match."""
-    paths = [path for pattern in patterns for path in sorted(glob.glob(pattern)) if os.path.isfile(path)]
+    paths = [path for pattern in patterns for path in sorted(glob.glob(pattern)) if not os.path.isdir(path)]
     if not paths:
         raise Unavailable("there is no " + ", ".join(patterns))
     found: Dict[str, Any] = {}
