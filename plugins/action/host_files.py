@@ -32,7 +32,9 @@ class ActionModule(FleetAction):
             for name, content in found.items():
                 path = os.path.join(entry["path"], name) if name else entry["path"]
                 encoded = base64.b64encode(content).decode()
-                files.append({"path": path, "content": encoded, "mode": mode, "validate": entry["validate"]})
+                files.append(
+                    {"path": path, "content": encoded, "mode": mode, "validate": entry["validate"], "group": entry["group"]}
+                )
         if self.flaws:
             raise self.refuse(host, Refusal(self.flaws))
         asked = {"directories": directories, "files": files, "absent": given["absent"], "restart": given["restart"]}

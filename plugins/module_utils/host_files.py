@@ -40,6 +40,8 @@ class File(NamedTuple):
     mode: int
     # A command that fails for content that its reader would not take
     validate: Sequence[str] = ()
+    # Number of its group; None for the caller's
+    group: Optional[int] = None
 
 
 class Directory(NamedTuple):
@@ -120,8 +122,8 @@ def differences(wanted: Wanted) -> List[Difference]:
         if held != file.content:
             before = _words(status) if held is None else _text(held)
             found.append(Difference(file.path, before, _text(file.content)))
-        elif status is not None and not _has(status, file.mode):
-            found.append(Difference(file.path, _words(status), f"a file of {_owner()} with mode {file.mode:04o}\n"))
+        elif status is not None and not _has(status, file.mode, file.group):
+            found.append(Difference(file.path, _words(status), f"a file of {_owner(file.group)} with mode {file.mode:04o}\n"))
     found += [Difference(path, _words(_status(path)), "") for path in wanted.absent if os.path.lexists(path)]
     if unfit:
         raise Unfit(unfit)
@@ -306,6 +308,8 @@ def _write(file: File) -> None:
             # As long as it is locked, it is nobody's rubbish
             fcntl.flock(sink, fcntl.LOCK_EX)
             sink.write(file.content)
+            if file.group is not None:
+                os.fchown(sink.fileno(), -1, file.group)
             os.fchmod(sink.fileno(), file.mode)
         os.replace(draft, file.path)
     except OSError:
@@ -339,9 +343,10 @@ def _status(path: str, follow: bool = False) -> Optional[os.stat_result]:
         return None
 
 
-def _has(status: os.stat_result, mode: int) -> bool:
-    """Whether it is the caller's, with this mode."""
-    return (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (mode, os.geteuid(), os.getegid())
+def _has(status: os.stat_result, mode: int, group: Optional[int] = None) -> bool:
+    """Whether it is the caller's, with this mode, and of this group or the caller's."""
+    wanted = (mode, os.geteuid(), os.getegid() if group is None else group)
+    return (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == wanted
 
 
 def _content(path: str) -> bytes:
@@ -378,5 +383,5 @@ def _directory_words(directory: Directory) -> str:
     return f"a directory of {_owner()} with mode {mode:04o}\n"
 
 
-def _owner() -> str:
-    return f"{os.geteuid()}:{os.getegid()}"
+def _owner(group: Optional[int] = None) -> str:
+    return f"{os.geteuid()}:{os.getegid() if group is None else group}"

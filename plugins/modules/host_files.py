@@ -62,6 +62,9 @@ options:
         type: list
         elements: str
         default: []
+      group:
+        description: Name or number of its group on the host. Default is that of whoever the task becomes.
+        type: str
   absent:
     description: Paths from the root of which nothing is to be there. A directory goes with all that is in it.
     type: list
@@ -116,7 +119,8 @@ restarted:
 """
 
 import base64
-from typing import Any, Dict, List
+import grp
+from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import host_files, request
 
@@ -142,6 +146,7 @@ OPTIONS: Dict[str, Any] = {
             "src": {"type": "path"},
             "mode": {"type": "str", "default": "0644"},
             "validate": {"type": "list", "elements": "str", "default": []},
+            "group": {"type": "str"},
         },
         "required_one_of": [("content", "src")],
         "mutually_exclusive": [("content", "src")],
@@ -171,11 +176,23 @@ REQUEST: Dict[str, Any] = {
             "content": {"type": "str", "required": True},
             "mode": {"type": "int", "required": True},
             "validate": {"type": "list", "elements": "str", "default": []},
+            "group": {"type": "str"},
         },
     },
     "absent": {"type": "list", "elements": "str", "default": []},
     "restart": {"type": "list", "elements": "str", "default": []},
 }
+
+
+def _group(module: request.Module, entry: Mapping[str, Any]) -> Optional[int]:
+    """Return the number of the group that a file is to have, None for the caller's."""
+    name = entry["group"]
+    if not name or name.isdigit():
+        return int(name) if name else None
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        module.fail_json(msg=f"{entry['path']}: group: found no group {name} on this host, wanted one that is there")
 
 
 def run(module: request.Module) -> None:
@@ -186,7 +203,9 @@ def run(module: request.Module) -> None:
     wanted = host_files.Wanted(
         [host_files.Directory(entry["path"], entry["mode"], entry["empty"]) for entry in params["directories"]],
         [
-            host_files.File(entry["path"], base64.b64decode(entry["content"]), entry["mode"], entry["validate"])
+            host_files.File(
+                entry["path"], base64.b64decode(entry["content"]), entry["mode"], entry["validate"], _group(module, entry)
+            )
             for entry in params["files"]
         ],
         params["absent"],

@@ -12,6 +12,7 @@ import stat
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -359,3 +360,38 @@ def test_no_task_has_a_secret_in_its_environment(path: Path) -> None:
         text = str(task.get("environment", ""))
         text += " ".join(value for name, value in known.items() if name in text)
         assert not words.search(text.lower()), task["name"]
+
+
+# Modules that bring a file by way of the connecting user's directory, whose inode it then is; and that read what a path leads to
+BY_WAY_OF_THE_USER = re.compile(r"ansible\.builtin\.(copy|template|unarchive|assemble|script|fetch|slurp)")
+TAKEN_OVER = {
+    "roles/model_compile/tasks/model.yml: Push the source": "taken over by the next task",
+    "roles/model_compile/tasks/fetch.yml: Read its record": "in a directory of root's, where it was taken over",
+    "roles/rbln_driver/tasks/bring.yml: Bring the package from the controller": "taken over in the same block",
+    "roles/triton_image/tasks/base-archive.yml: Push the archive from the controller": "taken over in the same block",
+    "roles/triton_image/tasks/wheels-pushed.yml: Push the wheelhouse": "taken over by the next task",
+    "roles/docker_engine/tasks/configure.yml: Read daemon.json": "in a directory of root's",
+}
+# Ansible runs in the container itself there, by no connection
+WITHOUT_A_USER = ("roles/triton_image/tasks/inside.yml", "roles/triton_server/tasks/inside.yml")
+
+
+def of_hosts(tasks: Any) -> Iterator[dict[str, Any]]:
+    """Tasks that run on hosts."""
+    for task in tasks or []:
+        if task.get("delegate_to") != "localhost":
+            yield task
+            for part in ("block", "rescue", "always"):
+                yield from of_hosts(task.get(part))
+
+
+@pytest.mark.parametrize("path", [*TASK_FILES, *PLAYBOOKS], ids=relative)
+def test_root_uses_no_file_that_the_connecting_user_may_hold_open(path: Path) -> None:
+    whole = load(path)
+    plays = [play for play in whole if "hosts" in play] if whole else []
+    parts = ("pre_tasks", "tasks", "post_tasks", "handlers")
+    tasks = [task for play in plays for part in parts for task in play.get(part) or []] if plays else whole
+    bringing = [task for task in of_hosts(tasks) if any(map(BY_WAY_OF_THE_USER.fullmatch, task))]
+    found = {f"{relative(path)}: {task.get('name')}" for task in bringing}
+    if relative(path) not in WITHOUT_A_USER:
+        assert found <= set(TAKEN_OVER)

@@ -336,3 +336,15 @@ def test_a_file_that_its_reader_refuses_is_not_written(unit: Path) -> None:
     assert asked(files=[{**files[0], **file(unit, b"good")}])["changed"] is True
     gone = [{**file(unit, b"new"), "validate": ["npufleet-no-such-program", "%s"]}]
     assert "npufleet-no-such-program is not installed" in asked(files=gone)["msg"]
+    assert unit.read_bytes() == b'{"a": "good"}'
+
+
+def test_a_file_has_the_group_that_it_is_to_have(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    group = os.getgroups()[-1] if os.geteuid() else 61100
+    wanted = {**file(path, b"k", 0o640), "group": str(group)}
+    assert asked(files=[wanted])["changed"] is True
+    assert (path.stat().st_gid, mode(path)) == (group, 0o640)
+    assert asked(files=[wanted])["changed"] is False
+    assert asked(files=[{**wanted, "group": None}])["paths"] == [str(path)] or group == os.getegid()
+    assert "found no group nobody-of-here" in asked(files=[{**wanted, "group": "nobody-of-here"}])["msg"]
