@@ -143,7 +143,7 @@ QUOTED: list[tuple[str, Any]] = [
         ),
         *(({name: value}, f"{name} has a quote") for name, value in QUOTED),
         (
-            {"triton_image_index_user": "fleet", "triton_image_index_password": "tab\there"},
+            {"triton_image_index_user": "fleet", "triton_image_index_password": "Schl\u00fcssel"},
             "triton_image_index_user and triton_image_index_password cannot be given to pip: its password is empty, longer than",
         ),
         ({"npufleet_ca_file": "/no/such.pem"}, "npufleet_ca_file is /no/such.pem, and there is no such file"),
