@@ -84,15 +84,15 @@ obstacles:
 """
 
 import base64
-import hashlib
 import os
 import re
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, BinaryIO, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import request, shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.adoption import endpoint
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.store import foreign
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import SERVER, idles, key_headers, repositories
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import version_of
@@ -111,6 +111,8 @@ REQUEST: Dict[str, Any] = {
     "piece": {"type": "dict"},
 }
 
+# Where the host finds the files of a container
+ROOT_OF_PROCESS = re.compile(r"/proc/\d+/root")
 # Smaller files travel with the answer, larger ones in pieces
 SMALL = 1 << 20
 # Characters of all smaller files that travel so; bytes of an answer to a made-up request
@@ -247,19 +249,26 @@ def files_of(root: str, directory: str) -> Iterator[Tuple[str, str]]:
                 yield path, full
 
 
+def opened(path: str, root: str) -> BinaryIO:
+    """Return a file of a container, opened. Its processes go on: what has become a link since it was listed is not followed."""
+    try:
+        # Layers and caches of models give a file more names than one
+        return foreign.open_file(path, base=root, single=False)
+    except foreign.Untrusted as error:
+        raise Failure(f"{path} {error}: leave the model as it is while it is read, and run again") from None
+
+
 def model(root: str, directory: str, room: int = CONTENTS) -> Tuple[Dict[str, Any], Dict[str, str]]:
     """({path: {"size", "sha256", "at"}}, {path: base64 of a small file, where there is room}) of a model's directory."""
     files: Dict[str, Any] = {}
     contents: Dict[str, str] = {}
     for path, full in files_of(root, directory):
-        digest = hashlib.sha256()
-        with open(full, "rb") as source:
-            for block in iter(lambda: source.read(SMALL), b""):
-                digest.update(block)
-        files[path] = {"size": os.path.getsize(full), "sha256": digest.hexdigest(), "at": full}
-        if files[path]["size"] < min(SMALL, room):
-            contents[path] = base64.b64encode(raw(full)[:SMALL]).decode()
-            room -= len(contents[path])
+        with opened(full, root) as source:
+            files[path] = {"size": os.fstat(source.fileno()).st_size, "sha256": foreign.digest(source), "at": full}
+            if files[path]["size"] < min(SMALL, room):
+                source.seek(0)
+                contents[path] = base64.b64encode(source.read(SMALL)).decode()
+                room -= len(contents[path])
     return files, contents
 
 
@@ -357,7 +366,9 @@ def run(module: request.Module) -> None:
     engine = Engine()
     try:
         if arguments["piece"]:
-            with open(arguments["piece"]["path"], "rb") as source:
+            path = arguments["piece"]["path"]
+            inside = ROOT_OF_PROCESS.match(path)
+            with opened(path, inside[0] if inside else os.path.dirname(path)) as source:
                 source.seek(int(arguments["piece"]["offset"]))
                 module.exit_json(data=base64.b64encode(source.read(int(arguments["piece"]["size"]))).decode())
         if arguments["requests"]:

@@ -227,3 +227,23 @@ def test_a_server_that_asks_for_a_key_is_asked_with_its_own() -> None:
     with http_server(answers) as triton:
         subject.served("127.0.0.1", triton.port, key_headers(["tritonserver", "--http-restricted-api=health:a-key=secret"]))
         assert [header.get("a-key") for header in triton.headers] == ["secret", "secret"]
+
+
+def test_a_file_of_a_model_that_becomes_a_link_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, secret = tmp_path / "root", tmp_path / "shadow"
+    (root / "models/m/1").mkdir(parents=True)
+    (root / "models/m/config.pbtxt").write_text("name: 'm'")
+    (root / "models/m/1/model.bin").write_bytes(b"weights")
+    os.link(root / "models/m/1/model.bin", root / "models/cached")
+    secret.write_text("root's alone")
+    files, contents = subject.model(str(root), "/models/m")
+    assert sorted(files) == sorted(contents) == ["1/model.bin", "config.pbtxt"]
+    listed = list(subject.files_of(str(root), "/models/m"))
+    monkeypatch.setattr(subject, "files_of", lambda *_arguments: listed)
+    for gone, target in (("models/m/config.pbtxt", secret), ("models/m/1", tmp_path)):
+        (root / gone).rename(root / "moved")
+        (root / gone).symlink_to(target)
+        with pytest.raises(subject.Failure, match="leave the model as it is while it is read"):
+            subject.model(str(root), "/models/m")
+        (root / gone).unlink()
+        (root / "moved").rename(root / gone)

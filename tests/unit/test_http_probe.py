@@ -416,3 +416,18 @@ def test_an_address_that_still_has_a_login_is_not_shown() -> None:
 
 def test_a_realm_that_is_no_address_gets_no_login() -> None:
     assert not http_probe.takes_login("https://nvcr.io", "https://[nvcr.io/x")
+
+
+def test_a_redirect_takes_no_login_along() -> None:
+    import urllib.request
+    from email.message import Message
+
+    from ansible_collections.npufleet.triton.plugins.module_utils.web_client import opener
+
+    request = urllib.request.Request("http://portal.example.com/a", headers={"Authorization": "Basic x", "Range": "bytes=1-"})
+    # As urllib does on the way to a proxy with a login
+    request.add_header("Proxy-authorization", "Basic y")
+    answer = (None, 302, "Found", Message(), "https://elsewhere.example.com/b")
+    following = opener._Redirects().redirect_request(request, *answer)
+    assert following is not None
+    assert following.header_items() == [("Range", "bytes=1-")]

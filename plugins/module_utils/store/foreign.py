@@ -27,15 +27,15 @@ class NotRegular(Untrusted):
     """A link, a directory, a pipe, a device, or a file that has a second name."""
 
 
-def open_file(path: str, base: str = "", owner: Optional[int] = None, limit: int = LARGEST) -> BinaryIO:
-    """Return a regular file with one name, opened for reading.
+def open_file(path: str, base: str = "", owner: Optional[int] = None, limit: int = LARGEST, single: bool = True) -> BinaryIO:
+    """Return a regular file, opened for reading; a `single` one has no second name.
 
     Below `base`, a directory, no part of the path may be a link; without it the directory of `path` is trusted. The file must
     belong to the user `owner`, where that is given. Raises Untrusted, and OSError such as FileNotFoundError.
     """
     seen = _look(path, base)
     try:
-        judge(os.fstat(seen), owner, limit)
+        judge(os.fstat(seen), owner, limit, single)
         # The same file, whatever its name leads to by now
         return os.fdopen(os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     finally:
@@ -72,9 +72,9 @@ def plain(found: os.stat_result) -> bool:
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 
-def judge(found: os.stat_result, owner: Optional[int], limit: int) -> None:
-    """Raise Untrusted for anything but a regular file with one name, of this owner and within this size."""
-    if not plain(found):
+def judge(found: os.stat_result, owner: Optional[int], limit: int, single: bool) -> None:
+    """Raise Untrusted for anything but a regular file, of this owner and within this size."""
+    if not (plain(found) if single else stat.S_ISREG(found.st_mode)):
         raise NotRegular(f"is {_kind(found)}, expected a regular file with one name")
     if owner is not None and found.st_uid != owner:
         raise Untrusted(f"belongs to user {found.st_uid}, expected {owner}")

@@ -15,11 +15,15 @@ from typing import Any, BinaryIO, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, connect, head, incoming
 
+# Headers with a login, as urllib spells them
+LOGINS = ("Authorization", "Proxy-authorization")
+
 
 def open_request(request: urllib.request.Request, proxies: Mapping[str, str], ca: Optional[str], budget: Budget) -> Any:
     """Return urllib's answer, to be closed by the caller. Raises what urllib raises, InvalidURL, OSError for what is no HTTP."""
     handlers: List[urllib.request.BaseHandler] = [
         urllib.request.ProxyHandler(dict(proxies)),
+        _Redirects(),
         _Plain(budget),
         _Secure(budget, functools.partial(_trust, ca)),
     ]
@@ -42,6 +46,16 @@ def _trust(ca: Optional[str]) -> ssl.SSLContext:
     if ca:
         context.load_verify_locations(cadata=ca)
     return context
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Redirects that take no login along. That of a proxy is added again where the next request goes through one."""
+
+    def redirect_request(self, req: urllib.request.Request, *answer: Any) -> Optional[urllib.request.Request]:
+        following = super().redirect_request(req, *answer)
+        for name in LOGINS if following else ():
+            following.remove_header(name)  # type: ignore[union-attr]
+        return following
 
 
 class _Plain(urllib.request.HTTPHandler):
