@@ -153,6 +153,33 @@ def test_without_leases_it_is_copied(incoming: Path, user: HostileUser, monkeypa
     assert os.listdir(mine.parent) == ["image.tar"]
 
 
+# A tree of files
+
+
+def test_a_tree_becomes_copies_of_its_own(incoming: Path, user: HostileUser) -> None:
+    tree = incoming.parent / "mine"
+    (tree / "inner").mkdir()
+    (tree / "inner/a.whl").write_bytes(CONTENT)
+    (tree / "b.whl").write_bytes(b"b")
+    with (tree / "inner/a.whl").open("r+b") as kept:
+        owned = takeover.own_tree(str(tree), 0o644)
+        kept.write(b"another")
+    assert owned == {"inner/a.whl": DIGEST, "b.whl": hashlib.sha256(b"b").hexdigest()}
+    assert (tree / "inner/a.whl").read_bytes() == CONTENT
+    assert stat.S_IMODE((tree / "b.whl").stat().st_mode) == 0o644
+    assert sorted(os.listdir(tree)) == ["b.whl", "inner"]
+
+
+@pytest.mark.parametrize("what", [what for what in PLANTS if what != "directory"])
+def test_what_is_planted_in_a_tree_is_refused_by_its_name(incoming: Path, user: HostileUser, what: str) -> None:
+    (incoming / "inner").mkdir()
+    HostileUser.plant(user, what, "inner/a.whl")
+    found = run_module(transferred_file, {"state": "owned", "path": str(incoming)})
+    assert found["failed"] is True
+    assert found["msg"] == f"{incoming}: inner/a.whl: found a link or a directory in its place; nothing of it was used"
+    assert user.untouched()
+
+
 # What root gives
 
 
