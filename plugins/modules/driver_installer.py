@@ -15,7 +15,7 @@ version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   path:
-    description: The installer on the host. Its output goes to this path with C(.log) behind it.
+    description: The installer on the host, a file of whoever the task becomes. Its output goes to this path with C(.log) behind it.
     type: path
     required: true
   arguments:
@@ -55,6 +55,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import installer
+from ansible_collections.npufleet.triton.plugins.module_utils.store import foreign
 
 
 def main() -> None:
@@ -69,6 +70,14 @@ def main() -> None:
     path, limit = module.params["path"], module.params["timeout"]
     kept = path + ".log"
     began = time.monotonic()
+    try:
+        # The proven one has a second name
+        with foreign.open_file(path, owner=os.geteuid(), single=False):
+            pass
+    except foreign.Untrusted as error:
+        module.fail_json(msg=f"the installer was not run: {path} {error}. Run rbln_driver again, which brings and verifies it.")
+    except OSError as error:
+        module.fail_json(msg=f"the installer could not be run: {error}")
     try:
         with os.fdopen(os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as log:
             os.fchmod(log.fileno(), 0o600)

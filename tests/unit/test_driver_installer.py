@@ -82,3 +82,16 @@ def test_its_words_go_into_no_file_that_somebody_else_has_chosen(installer: Path
     Path(f"{installer}.log").symlink_to(tmp_path / "victim")
     assert run(installer, "echo words\n")["msg"].startswith("the installer could not be run: ")
     assert not (tmp_path / "victim").exists()
+
+
+def test_an_installer_that_another_account_can_change_is_not_run(installer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, ran = "touch $0.ran\n", Path(f"{installer}.ran")
+    monkeypatch.setattr(driver_installer.os, "geteuid", lambda: os.getuid() + 1)
+    answer = run(installer, script)
+    assert f"the installer was not run: {installer} belongs to user {os.getuid()}, expected" in answer["msg"]
+    monkeypatch.undo()
+    installer.rename(installer.with_name("theirs"))
+    installer.symlink_to("theirs")
+    answer = run_module(driver_installer, {"path": str(installer)})
+    assert "is a link, expected a regular file" in answer["msg"]
+    assert not ran.exists()
