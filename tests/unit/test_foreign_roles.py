@@ -84,7 +84,7 @@ class Build:
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        self.there = place / "host/compile"
+        self.there = place / "host/compile/shared"
         self.there.mkdir(parents=True)
         self.user = HostileUser(self.there, place / "elsewhere")
         self.user.secret.write_text(SECRET)
@@ -395,3 +395,15 @@ def test_root_uses_no_file_that_the_connecting_user_may_hold_open(path: Path) ->
     found = {f"{relative(path)}: {task.get('name')}" for task in bringing}
     if relative(path) not in WITHOUT_A_USER:
         assert found <= set(TAKEN_OVER)
+
+
+def test_what_a_container_can_write_to_is_below_a_directory_of_roots() -> None:
+    """Its root can make files that run as root, and open the directory that it has to every account of the host."""
+    (making,) = [task for task in tasks_of(load(ROOT / "roles/model_compile/tasks/model.yml")) if "to compile in" in task["name"]]
+    (compiling,) = [
+        task for task in tasks_of(load(ROOT / "roles/model_compile/tasks/model.yml")) if "in a container" in task["name"]
+    ]
+    made = {entry["path"]: entry["mode"] for entry in making["npufleet.triton.host_files"]["directories"]}
+    (volume,) = compiling["community.docker.docker_container"]["volumes"]
+    mounted = volume.partition(":")[0]
+    assert made[mounted] == made[os.path.dirname(mounted)] == "0700"
