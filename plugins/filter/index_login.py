@@ -47,11 +47,11 @@ _value:
 
 from typing import Any, Callable, Dict
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import index_login
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import image_supply
 
 
 class FilterModule:
     """Filters of the collection."""
 
     def filters(self) -> Dict[str, Callable[..., Any]]:
-        return {"index_login": index_login.file_of}
+        return {"index_login": image_supply.login_file}

@@ -6,7 +6,7 @@ import netrc
 from pathlib import Path
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import index_login
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import image_supply
 
 INDEX = "https://pypi.example.com/simple/"
 PASSWORDS = [
@@ -27,13 +27,13 @@ PASSWORDS = [
 @pytest.mark.parametrize("password", PASSWORDS)
 def test_python_reads_back_what_was_written(tmp_path: Path, password: str) -> None:
     path = tmp_path / "netrc"
-    path.write_text(index_login.file_of(INDEX, "fleet user", password, "3.12"))
+    path.write_text(image_supply.login_file(INDEX, "fleet user", password, "3.12"))
     assert netrc.netrc(str(path)).authenticators("pypi.example.com") == ("fleet user", "", password)
 
 
 @pytest.mark.parametrize("password", [entry for entry in PASSWORDS if " " not in entry])
 def test_older_readers_know_no_quotes(password: str) -> None:
-    text = index_login.file_of(INDEX, "fleet", password, "3.10")
+    text = image_supply.login_file(INDEX, "fleet", password, "3.10")
     assert text == f"machine pypi.example.com login fleet password {password}\n"
 
 
@@ -50,5 +50,5 @@ def test_older_readers_know_no_quotes(password: str) -> None:
 )
 def test_a_login_that_cannot_be_written_is_refused_without_naming_it(password: str, python: str, why: str) -> None:
     with pytest.raises(ValueError, match=why) as refused:
-        index_login.file_of(INDEX, "fleet", password, python)
+        image_supply.login_file(INDEX, "fleet", password, python)
     assert not password or password not in str(refused.value)

@@ -63,7 +63,6 @@ LARGE_ROOMS = {
     "plugins/modules": "each is a module of its own",
     "plugins/filter": "each is a filter of its own",
     "plugins/action": "the part of a module that the controller does",
-    "plugins/filter": "each is a filter of its own",
 }
 FILES = sorted(path for path in PLUGINS.rglob("*.py"))
 

@@ -12,7 +12,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Set,
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import without_login
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import bounds, index_login, values
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import bounds, image_supply, values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import in_common
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected, of_error
 
@@ -163,7 +163,7 @@ def _contradictions(has: Mapping[str, Any]) -> Iterator[str]:
     user, password = has["triton_image_index_user"], has["triton_image_index_password"]
     if user and password:
         python = str(((has["npufleet_row"] or {}).get("triton") or {}).get("python") or "3.12")
-        flaw = index_login.flaw(str(user), str(password), python)
+        flaw = image_supply.login_flaw(str(user), str(password), python)
         if flaw:
             yield f"triton_image_index_user and triton_image_index_password cannot be given to pip: {flaw}. Choose another login."
     for name in ("npufleet_http_proxy", "npufleet_https_proxy", "npufleet_no_proxy"):

@@ -6,7 +6,13 @@ file keeps the one of the first build, which is reviewed with it.
 
 from __future__ import annotations
 
+import io
+import netrc
+import os
 import re
+import shlex
+import string
+import urllib.parse
 from typing import Any, List, Mapping, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
@@ -14,6 +20,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 SHAPE = {"base": {"reference": str, "id": str, "content?": str}, "requirements": [str], "wheels": {re.compile(".+"): str}}
 # Options of pip by which a package may come from elsewhere; pip takes their beginnings for them too
 ELSEWHERE = ("--index-url", "--pypi-url", "--extra-index-url", "--find-links", "--requirement")
+# Where quotes and backslashes begin to mean something
+QUOTES = (3, 11)
+# Characters of a login; more than a pipe holds could not be read back
+LONGEST = 1024
 
 
 def flaws(found: Mapping[str, Any], locked: Mapping[str, Any], lock_file: str, release: str) -> List[str]:
@@ -112,3 +122,63 @@ def _leads_elsewhere(option: str) -> bool:
     if name.startswith("--"):
         return len(name) > 2 and any(word.startswith(name) for word in ELSEWHERE)
     return name.startswith(("-i", "-f", "-r"))
+
+
+# The login to an index is in a netrc file, where pip looks for it. Two readers of the standard library differ: from Python 3.11 on
+# a word may be quoted and a backslash escapes; before that both are characters like any other, and a space ends a word
+# (https://docs.python.org/3/library/netrc.html). A file is written for the Python that runs pip, and read back as that Python does.
+
+
+def login_file(address: str, user: str, password: str, python: str) -> str:
+    """Return the netrc file of an index for the pip of this Python. Raises ValueError for a login that it cannot hold."""
+    found = login_flaw(user, password, python)
+    if found:
+        raise ValueError(f"the login to {address} cannot be written for pip: {found}")
+    return _netrc([urllib.parse.urlsplit(address).hostname or "", user, password], python)
+
+
+def login_flaw(user: str, password: str, python: str) -> str:
+    """Return why pip of this Python cannot read a login from a netrc file, or "". Says nothing of the password itself."""
+    for name, value in (("user", user), ("password", password)):
+        if not value or not value.isascii() or not value.isprintable() or len(value) > LONGEST:
+            return f"its {name} is empty, longer than {LONGEST}, or has other characters than printable ASCII"
+    words = ["index", user, password]
+    if _words_of(_netrc(words, python), python) != words:
+        return f"pip of Python {python} reads it from a netrc file as another one, because of a space in it"
+    return ""
+
+
+def _knows_quotes(python: str) -> bool:
+    return tuple(int(part) for part in python.split(".")[:2]) >= QUOTES
+
+
+def _netrc(words: List[str], python: str) -> str:
+    if _knows_quotes(python):
+        words = ['"{}"'.format(word.replace("\\", "\\\\").replace('"', '\\"')) for word in words]
+    return "machine {} login {} password {}\n".format(*words)
+
+
+def _words_of(text: str, python: str) -> List[str]:
+    """Return [machine, user, password] as the netrc module of this Python reads them, [] for anything else."""
+    if _knows_quotes(python):
+        return _words_by_netrc(text)
+    # As that module did until 3.10
+    reader = shlex.shlex(io.StringIO(text))
+    reader.wordchars += string.punctuation
+    reader.commenters = ""
+    keys, words = ["machine", "login", "password"], list(reader)
+    return words[1::2] if words[::2] == keys and len(words) == 6 else []
+
+
+def _words_by_netrc(text: str) -> List[str]:
+    # Through a pipe, as the module takes a path alone and a password belongs in no file of the controller
+    begin, end = os.pipe()
+    try:
+        with os.fdopen(end, "w", encoding="utf-8") as sink:
+            sink.write(text)
+        hosts = netrc.netrc(f"/dev/fd/{begin}").hosts
+    except netrc.NetrcParseError:
+        return []
+    finally:
+        os.close(begin)
+    return [word for host, login in hosts.items() for word in (host, login[0], login[2])]
