@@ -351,7 +351,7 @@ def last(path: str) -> Dict[str, Any]:
         with open(path, encoding="utf-8") as source:
             state = json.load(source)
         return state if isinstance(state, dict) and isinstance(state.get("last_run", 0), (int, float)) else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 

@@ -306,7 +306,7 @@ class Ledger:
         self.path = config.root + "/watchdog.json"
         counts = {"reload": 0, "restart": 0, "failed": 0}
         self.state: Dict[str, Any] = {"actions": [], "counts": counts, "restarting": None, "reloading": None, "streak": 0}
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             with open(self.path, encoding="utf-8") as source:
                 found = json.load(source)
             actions = [self._dated(action) for action in found["actions"]]
