@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from typing import Any, Dict, List, Mapping
 
-from ansible.errors import AnsibleConnectionFailure
+from ansible_collections.npufleet.triton.plugins.module_utils.change import cards
+from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import ENGINE_EXTRA
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils import check_results, host_text, runs
-from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
+from ansible_collections.npufleet.triton.plugins.plugin_utils.action import Contact, FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import order
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import TLS
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, desired
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 
-# Seconds that a call waits where nobody wants a line after each, and in which a lost connection may come back
-PROGRESS, RECONNECT = 10.0, 60.0
+# Seconds that a call waits where nobody wants a line after each
+PROGRESS = 10.0
 # What is told of a change that failed
 FAILED = ("failed", "changed", "msg", "did", "back", "warnings", "exception")
-# Between two attempts to reach it
-PAUSE = 2.0
 
 
 class ActionModule(FleetAction):
@@ -81,8 +79,10 @@ class ActionModule(FleetAction):
     ) -> Dict[str, Any]:
         """What became of the change; a line each while it takes longer, where it `tells`."""
         again = {name: handed[name] for name in ("run", "by", "host", "id", "wait", "secrets") if name in handed}
-        result = self.ask("server_change", arguments, task_vars, handed)
-        lost = 0.0
+        limit = _limit(handed, float(arguments.get("accept_within") or 0))
+        reached = Contact(host, limit, lambda words: self._display.warning(host_text.line(words)))
+        # It has an id: a host that has begun it already does not begin it again.
+        result = reached.ask(lambda: self.ask("server_change", arguments, task_vars, handed))
         while result.get("under_way"):
             # Of a change that waits to be accepted: the one that it was begun with
             again["id"] = str(result.get("id", again["id"]))
@@ -91,16 +91,21 @@ class ActionModule(FleetAction):
                 words = host_text.line(f"{host}: {step['step']}, since {step['at']}")
                 if tells:
                     self._display.display(words)
-            try:
-                result = self.ask("server_change", arguments, task_vars, {**again, "begun": True})
-                lost = 0.0
-            except AnsibleConnectionFailure:
-                # The host goes on by itself
-                lost = lost or time.monotonic()
-                if time.monotonic() - lost >= RECONNECT:
-                    raise
-                time.sleep(PAUSE)
+            result = reached.ask(lambda: self.ask("server_change", arguments, task_vars, {**again, "begun": True}))
         return result
+
+
+def _limit(handed: Mapping[str, Any], accept_within: float) -> float:
+    """Return the seconds after which a change has ended on its host, with its checks and its way back.
+
+    That is where each of its steps takes all the time that it has. A host on which every model takes so long may be at it longer:
+    one that lost its power is not to keep the run for hours.
+    """
+    times, checks = handed["container"], (handed.get("checks") or {}).get("document") or {}
+    # The cards get free, the old container stops, they get free again, models are loaded, and are proven
+    way = 2 * times["free_timeout"] + times["stop_timeout"] + ENGINE_EXTRA + 2 * times["ready_timeout"]
+    asking = float(checks.get("timeout") or 0) * (len(checks.get("checks") or []) + 1)
+    return float(cards.LIMIT + 2 * way + asking + accept_within)
 
 
 def _secrets(server: Mapping[str, Any]) -> List[str]:

@@ -255,16 +255,19 @@ def begun(params: Mapping[str, Any]) -> str:
     root, ident = params["root"], str(params["id"])
     if params["begun"]:
         return ident
+    before = detached.begun(root, ident)
+    if before:
+        return before
     open_one = detached.waiting(root)
     if open_one and params["state"] != "changed":
-        detached.decide(root, params["state"] == "accepted", params["why"] or "it was not wanted")
+        detached.decide(root, params["state"] == "accepted", params["why"] or "it was not wanted", ident)
         return str(open_one["id"])
     if params["state"] == "accepted":
-        before = detached.last(root)
-        if before is None or before["run"] != params["run"] or before["accepted"] is None:
+        last = detached.last(root)
+        if last is None or last["run"] != params["run"] or last["accepted"] is None:
             raise detached.Ended("found no change of this run that waits to be accepted: nothing was changed")
         # Its time was over before this call
-        return str(before["id"])
+        return str(last["id"])
     detached.begin(root, order(params))
     return ident
 
@@ -281,7 +284,8 @@ def run(module: request.Module) -> None:
         module.exit_json(changed=would_change(params), under_way=False, did=[], moves={}, proven=False, checks=[], steps=[])
     try:
         # What came of a change that has released the host is there all the same
-        with nullcontext() if params["begun"] else lease.working(root, lease.Holder(params["run"], params["by"])):
+        known = params["begun"] or detached.begun(root, str(params["id"]))
+        with nullcontext() if known else lease.working(root, lease.Holder(params["run"], params["by"])):
             ident = begun(params)
             result = detached.wait(root, ident, params["wait"], proven=params["state"] == "changed")
             steps = detached.steps(root)

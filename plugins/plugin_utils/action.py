@@ -6,14 +6,15 @@ import base64
 import glob
 import hashlib
 import os
+import time
 import traceback
 from abc import abstractmethod
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 from ansible import constants as C
-from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
+from ansible.errors import AnsibleActionFail, AnsibleAuthenticationFailure, AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 from ansible.template import trust_as_template
 from ansible_collections.npufleet.triton.plugins.module_utils import request
@@ -37,6 +38,10 @@ NOT_A_RESULT = ("invocation", "ansible_stats")
 # Keys whose texts people read
 TOLD = ("msg", "report", "refusals", "warnings", "errors")
 FOUND_BY_ANSIBLE = "discovered_interpreter_"
+# Seconds in which a lost connection may come back in any case, and between two attempts
+RECONNECT, PAUSE = 60.0, 2.0
+# How often a call is repeated whose module ended without an answer, as one does that the kernel kills when memory is short
+KILLED = 5
 
 
 @cache
@@ -132,6 +137,7 @@ class FleetAction(ActionBase):
             "free_timeout": int(variables["npufleet_free_timeout"]),
             "stop_timeout": int(variables["triton_server_stop_timeout"]),
             "ready_timeout": int(variables["triton_server_ready_timeout"]),
+            "stuck_load_limit": int(variables["triton_server_stuck_load_limit"]),
             "key": keys.desired(variables),
         }
 
@@ -152,7 +158,7 @@ class FleetAction(ActionBase):
             answer = self._call(module, options, task_vars)
         except AnsibleConnectionFailure as error:
             # The message comes from ssh, which repeats what the host sends.
-            raise AnsibleConnectionFailure(str(host_text.received(error.message))) from None
+            raise type(error)(str(host_text.received(error.message))) from None
         host_text.bounded(host, module, answer)
         with host_text.understood(host):
             result: Dict[str, Any] = host_text.received(dict(answer))
@@ -219,3 +225,45 @@ class FleetAction(ActionBase):
         found = [host_text.told(reason) for reason in reasons.of_error(error)]
         lines = "".join("\n  - " + reason for reason in found)
         return AnsibleActionFail(f"{host} is refused, nothing was changed:{lines}", result={"refusals": found})
+
+
+class Contact:
+    """Asks a host until it answers, at the latest `limit` seconds from now on, when what was begun there has ended.
+
+    `tell` is called when contact is lost and when it is back.
+    """
+
+    def __init__(self, host: str, limit: float, tell: Callable[[str], None]) -> None:
+        self.host, self.tell = host, tell
+        self.end = time.monotonic() + limit
+
+    def ask(self, call: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
+        """Return the answer of a call that is made again after each loss of contact: a host that is unreachable, a connection that
+        breaks off, a prompt that does not come in time, and a few times after one that was killed. Raises AnsibleConnectionFailure
+        when the limit is over, and at once where the host refuses the login."""
+        lost, killed = 0.0, 0
+        while True:
+            try:
+                answer = call()
+            except AnsibleAuthenticationFailure:
+                raise
+            except AnsibleConnectionFailure as failure:
+                now = time.monotonic()
+                if not lost:
+                    lost = now
+                    left = max(self.end, now + RECONNECT) - now
+                    why = " ".join(str(failure.message).split())
+                    self.tell(
+                        f"{self.host}: contact was lost, the host goes on by itself and is asked again for {left:.0f} s: {why}"
+                    )
+                if now >= max(self.end, lost + RECONNECT):
+                    raise
+                time.sleep(PAUSE)
+                continue
+            if "module_stderr" in answer and killed < KILLED:
+                killed += 1
+                time.sleep(PAUSE)
+                continue
+            if lost:
+                self.tell(f"{self.host}: contact is back")
+            return answer

@@ -9,17 +9,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
+from ansible.errors import AnsibleActionFail, AnsibleAuthenticationFailure, AnsibleConnectionFailure
 from ansible_collections.npufleet.triton.plugins.action import server_change as action
 from ansible_collections.npufleet.triton.plugins.module_utils.change import detached, lease, proof, turn
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import item
 from ansible_collections.npufleet.triton.plugins.modules import server_change
+from ansible_collections.npufleet.triton.plugins.plugin_utils import action as contact
 from helpers import fleet, run_module
 
 ALICE = {"run": "alice/1/1", "by": "alice@ops1"}
 RIGHT = {"name": "digits/http/one", "ok": True, "why": ""}
 WRONG = {"name": "digits/http/one", "ok": False, "why": "label is 3, wanted 7"}
 SERVES: dict[str, Any] = {**turn.Outcome(["loaded digits"], checks=[RIGHT])._asdict(), "refused": None}
+SETTINGS = {"free_timeout": 60, "stop_timeout": 45, "ready_timeout": 300}
+DECIDE = detached.decide
 STEPS = [{"at": "2026-01-01T00:00:00Z", "step": "load and unload"}]
 
 
@@ -44,7 +47,7 @@ class Process:
     def waiting(self, _root: str) -> dict[str, Any] | None:
         return self.shown
 
-    def decide(self, _root: str, accepted: bool, why: str = "") -> None:
+    def decide(self, _root: str, accepted: bool, why: str = "", _by: str = "") -> None:
         self.decisions.append((accepted, why))
 
 
@@ -201,7 +204,8 @@ class Action(action.ActionModule):
     def __init__(self, place: Path, *answers: Any, **arguments: Any) -> None:
         self._task = SimpleNamespace(args=arguments)  # type: ignore[assignment]
         self.lines: list[str] = []
-        self._display = SimpleNamespace(display=self.lines.append)  # type: ignore[assignment]
+        self.warned: list[str] = []
+        self._display = SimpleNamespace(display=self.lines.append, warning=self.warned.append)  # type: ignore[assignment]
         self._loader = SimpleNamespace(path_dwim=str)
         self.results = place / "check"
         self.answers = list(answers)
@@ -240,7 +244,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     def sleep(seconds: float) -> None:
         time.now += seconds
 
-    monkeypatch.setattr(action, "time", SimpleNamespace(monotonic=lambda: time.now, sleep=sleep))
+    monkeypatch.setattr(contact, "time", SimpleNamespace(monotonic=lambda: time.now, sleep=sleep))
     return time
 
 
@@ -290,16 +294,103 @@ def test_a_change_that_waited_is_asked_for_by_its_own_id(tmp_path: Path) -> None
     assert entry.handed[1]["id"] == "first"
 
 
-def test_a_connection_that_comes_back_finds_what_became_of_the_change(tmp_path: Path) -> None:
-    lost = AnsibleConnectionFailure("npu1 is gone")
-    assert Action(tmp_path, UNDER_WAY, lost, lost, ENDED).go()["proven"] is True
+LOST = [
+    "Failed to connect to the host via ssh: Connection reset by peer",
+    "Timeout (12s) waiting for privilege escalation prompt: ",
+    "Failed to connect to the host via ssh: No route to host",
+]
 
 
-def test_a_connection_that_stays_away_ends_the_wait_and_not_the_change(tmp_path: Path, pauses: SimpleNamespace) -> None:
-    entry = Action(tmp_path, UNDER_WAY, *[AnsibleConnectionFailure("npu1 is gone")] * 100)
+@pytest.mark.parametrize("why", LOST)
+def test_a_connection_that_comes_back_finds_what_became_of_the_change(tmp_path: Path, why: str) -> None:
+    lost = AnsibleConnectionFailure(why)
+    entry = Action(tmp_path, UNDER_WAY, lost, lost, ENDED)
+    assert entry.go()["proven"] is True
+    first, back = entry.warned
+    assert first.startswith("npu1: contact was lost, the host goes on by itself and is asked again for ") and why.strip() in first
+    assert back == "npu1: contact is back"
+
+
+@pytest.mark.parametrize("why", LOST)
+def test_contact_that_is_lost_while_the_change_begins_is_no_failure(tmp_path: Path, why: str) -> None:
+    lost = AnsibleConnectionFailure(why)
+    entry = Action(tmp_path, lost, lost, UNDER_WAY, ENDED)
+    assert entry.go()["proven"] is True
+    # The same change, which the host knows by its id
+    assert len({handed["id"] for handed in entry.handed}) == 1
+    assert [handed.get("begun", False) for handed in entry.handed] == [False, False, False, True]
+
+
+def test_contact_is_retried_until_the_limit_of_the_change(tmp_path: Path, pauses: SimpleNamespace) -> None:
+    entry = Action(tmp_path, UNDER_WAY, *[AnsibleConnectionFailure("npu1 is gone")] * 2000, accept_within=600)
     with pytest.raises(AnsibleConnectionFailure):
         entry.go()
-    assert action.RECONNECT <= pauses.now - 100 <= 2 * action.RECONNECT
+    times = entry.handed[0]["container"]
+    limit = action._limit(entry.handed[0], 600)
+    assert limit <= pauses.now - 100 <= limit + 2 * contact.PAUSE
+    # More than there and back: the cards, the old container, the new one, its models, and the time to accept it
+    assert limit > 600 + 2 * (times["free_timeout"] + times["stop_timeout"] + times["ready_timeout"])
+    assert len(entry.warned) == 1
+
+
+def test_contact_that_is_lost_at_the_end_of_the_limit_may_come_back(tmp_path: Path, pauses: SimpleNamespace) -> None:
+    lost = AnsibleConnectionFailure("npu1 is gone")
+
+    class Late(Action):
+        def ask(self, *given: Any, **more: Any) -> dict[str, Any]:
+            if len(self.handed) == 1:
+                pauses.now += action._limit(self.handed[0], 0)
+            return super().ask(*given, **more)
+
+    assert Late(tmp_path, UNDER_WAY, *[lost] * 10, ENDED).go()["proven"] is True
+    started = pauses.now
+    with pytest.raises(AnsibleConnectionFailure):
+        Late(tmp_path, UNDER_WAY, *[lost] * 100).go()
+    assert pauses.now - started < action._limit({"container": SETTINGS}, 0) + 3 * contact.RECONNECT
+
+
+def test_a_login_that_is_refused_is_not_tried_again(tmp_path: Path) -> None:
+    entry = Action(tmp_path, UNDER_WAY, AnsibleAuthenticationFailure("Invalid/incorrect password"), ENDED)
+    with pytest.raises(AnsibleAuthenticationFailure):
+        entry.go()
+    assert len(entry.handed) == 2
+
+
+def test_a_call_that_was_killed_is_made_again_a_few_times(tmp_path: Path) -> None:
+    killed = {"failed": True, "msg": "server_change ended with 137 and without an answer", "module_stderr": ""}
+    assert Action(tmp_path, killed, UNDER_WAY, killed, killed, ENDED).go()["proven"] is True
+    entry = Action(tmp_path, *[killed] * 100)
+    assert entry.go()["failed"] is True
+    assert len(entry.handed) == 1 + contact.KILLED
+
+
+def test_longer_checks_take_a_longer_limit() -> None:
+    def limit(timeout: int, count: int) -> float:
+        return action._limit({"container": SETTINGS, "checks": {"document": {"timeout": timeout, "checks": [{}] * count}}}, 0)
+
+    assert limit(60, 10) - limit(60, 9) == 60
+    assert limit(60, 0) > action._limit({"container": SETTINGS}, 0)
+
+
+def test_a_call_that_is_repeated_begins_and_decides_once(process: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer was lost: the host knows the id of what it has begun."""
+    monkeypatch.setattr(detached, "decide", DECIDE)
+    (tmp_path / detached.LOCK).write_text("1")
+    assert call(tmp_path)["proven"] is True
+    assert process.orders == []
+    process.shown = {"id": "1"}
+    call(tmp_path, state="accepted", id="2")
+    # It has taken the decision, and waits no more
+    process.shown = None
+    assert call(tmp_path, state="accepted", id="2")["proven"] is True
+    assert [ident for ident, _proven in process.waits] == ["1", "1", "1"]
+    assert "found no change of this run that waits" in call(tmp_path, state="accepted", id="3")["msg"]
+    assert call(tmp_path, id="4")["proven"] is True
+    assert [order["id"] for order in process.orders] == ["4"]
+    # Also where the change has released the host meanwhile
+    lease.release(str(tmp_path), lease.Holder(**ALICE))
+    assert call(tmp_path)["proven"] is True
+    assert call(tmp_path, id="5")["failed"] is True
 
 
 def test_a_change_that_failed_is_its_message_alone(tmp_path: Path) -> None:

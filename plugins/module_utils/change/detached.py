@@ -70,6 +70,10 @@ def begin(root: str, order: Mapping[str, Any]) -> None:
         for name in (RESULT, STEPS, ORDER, DECISION):
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(root, name))
+        # Whoever has lost contact when it began asks for it by this
+        lock.truncate(0)
+        lock.write(str(order["id"]))
+        lock.flush()
         with _private(os.path.join(root, ORDER)) as sink:
             json.dump(order, sink)
         # What it says is read only where it leaves no result
@@ -125,9 +129,21 @@ def waiting(root: str) -> Optional[Dict[str, Any]]:
         return found if locks.held(lock) else None
 
 
-def decide(root: str, accepted: bool, why: str = "") -> None:
-    """Answer the turn that waits."""
-    _leave(root, DECISION, {"accepted": accepted, "why": why})
+def decide(root: str, accepted: bool, why: str = "", by: str = "") -> None:
+    """Answer the turn that waits. `by` is the id of whoever does."""
+    _leave(root, DECISION, {"accepted": accepted, "why": why, "by": by})
+
+
+def begun(root: str, ident: str) -> str:
+    """Return the id of the turn that a call with this id has begun or has answered, such as one whose own answer was lost.
+
+    Empty where it has done neither.
+    """
+    here = text(os.path.join(root, LOCK)) or ""
+    if ident and here == ident:
+        return here
+    decision = shapes.read(os.path.join(root, DECISION), {"by?": str})
+    return here if ident and decision.content and decision.content.get("by") == ident else ""
 
 
 def last(root: str) -> Optional[Dict[str, Any]]:
