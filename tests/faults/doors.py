@@ -17,7 +17,8 @@ from pytriton_wheel import tritonserver
 
 HERE = Path(__file__).parent
 WHEELS = {"24.01": "0.5.1", "24.10": "0.7.0"}
-PATIENCE = 60
+# Seconds that only what never comes takes, however slow the machine is
+PATIENCE = 600
 # Twice the threads that Triton has for HTTP
 CONNECTIONS = 16
 INFER = json.dumps({"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 1], "data": [3]}]})

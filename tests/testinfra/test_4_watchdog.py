@@ -92,7 +92,7 @@ def signal(host, name: str, *instances: str) -> None:
 
 
 def answers(host, model: str) -> bool:
-    return host.run("python3 /run/ask.py %s 5", model).rc == 0
+    return host.run("python3 /run/ask.py %s 60", model).rc == 0
 
 
 def test_it_is_part_of_the_plan(first):

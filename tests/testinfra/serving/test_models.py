@@ -67,7 +67,7 @@ def asked(model: str, **inputs: np.ndarray) -> triton.InferResult:
 
 def page() -> str:
     """Triton's metrics."""
-    with urllib.request.urlopen(f"http://{ADDRESS}:8002/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{ADDRESS}:8002/metrics", timeout=60) as answer:
         return answer.read().decode()
 
 
