@@ -117,6 +117,7 @@ class ActionModule(FleetAction):
             "environment": {name: str(value) for name, value in variables["triton_server_environment"].items()},
             "stop_timeout": int(variables["triton_server_stop_timeout"]),
             "ready_timeout": int(variables["triton_server_ready_timeout"]),
+            "stuck_load_limit": int(variables["triton_server_stuck_load_limit"]),
             "keep": int(variables["model_repository_keep"]),
             "fingerprint": keys.digest(variables),
             "grpc": container.by_grpc(variables),

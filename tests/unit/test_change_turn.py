@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, proof, replacement, resume, turn
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import item
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
 from played_engine import Killed, PlayedEngine
 from test_model_store import owners  # noqa: F401 (a fixture)
 from test_store_transaction import ALICE, A, B, proven, released  # noqa: F401 (a fixture)
@@ -600,3 +602,157 @@ def test_models_that_the_previous_server_read_elsewhere_are_expected_again(host:
     assert "rainy" in asked[0]
     assert sorted(asked[-1]) == ["cloudy", "digits", "faces"]
     assert asked[-1]["cloudy"]["release"] is None
+
+
+# Loads that are stuck
+
+
+class PlayedGuard(stuck_load.Guard):
+    """Ends a stub whenever it is told to; no thread looks at this machine."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None, 0)
+
+    def ends(self) -> None:
+        self._rounds += 1
+        wait = stuck_load.Wait(stuck_load.Process(7, 1), stuck_load.Process(5, 1), 6, "digits_0", "/m/digits/1/model.py")
+        self.ended.append(wait)
+
+
+ENDED = "ended process 7 of digits_0, whose load was stuck"
+HTTP = item("server", "http", "no answer on port 8000", "the model index", "wait")
+
+
+@pytest.fixture
+def guard(monkeypatch: pytest.MonkeyPatch) -> PlayedGuard:
+    found = PlayedGuard()
+    monkeypatch.setattr(container, "guard", lambda *_given: found)
+    return found
+
+
+def proofs(host: Host, monkeypatch: pytest.MonkeyPatch, *left: Callable[[], list[Any]]) -> list[str]:
+    """What each proof leaves; returns the containers' states at each of them."""
+    plans, states = list(left), []
+
+    def see(*given: Any, **more: Any) -> Any:
+        seen = host.see(*given, **more)
+        if not more.get("prove"):
+            return seen
+        states.append(host.engine.names()["triton"])
+        return seen._replace(plan=plans.pop(0)() if plans else [])
+
+    monkeypatch.setattr(proof, "see", see)
+    return states
+
+
+def test_a_load_that_was_stuck_is_repeated(host: Host, guard: PlayedGuard, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = [guard.ends, lambda: None]
+
+    class Change:
+        hung: ClassVar[list[str]] = []
+        unloaded: ClassVar[list[str]] = []
+
+        def __init__(self, *_given: Any) -> None:
+            self.loaded: list[str] = []
+
+        def apply(self) -> None:
+            before = len(guard.ended)
+            loads.pop(0)()
+            self.failed = len(guard.ended) > before
+            self.loaded += [] if self.failed else ["digits"]
+
+        def why(self) -> str:
+            return "Triton refused digits: not healthy" if self.failed else ""
+
+    monkeypatch.setattr(turn, "Change", Change)
+    switched(host)
+    host.plan = [LOAD]
+    outcome = host.run(server={"mode": "explicit"})
+    assert (outcome.why, loads, host.serves()["digits"]) == (None, [], "b")
+    assert outcome.did[-1] == ENDED
+    assert "loaded digits" in outcome.did
+
+
+@pytest.mark.parametrize("restarted", [True, False], ids=["started again by its engine", "left ended by its engine"])
+def test_a_start_that_was_stuck_is_repeated(
+    host: Host, guard: PlayedGuard, monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    def stuck() -> list[Any]:
+        guard.ends()
+        if not restarted:
+            there = host.engine.named("triton")
+            assert there
+            there["State"].update(Status="exited", Running=False)
+        return [HTTP]
+
+    states = proofs(host, monkeypatch, stuck, stuck)
+    switched(host)
+    host.plan = [RESTART]
+    outcome = host.run()
+    assert (outcome.why, host.serves()["digits"]) == (None, "b")
+    assert outcome.did[-2:] == [ENDED, ENDED]
+    assert states == ["running"] * 3
+
+
+def test_a_server_that_polls_is_shown_newer_files(host: Host, guard: PlayedGuard, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck() -> list[Any]:
+        guard.ends()
+        return [WAIT]
+
+    proofs(host, monkeypatch, stuck)
+    switched(host)
+    renewed = store.read_transaction(str(host.root))["renewed"]  # type: ignore[index]
+    places = [host.root / "served" / name for name in ("digits", "digits/1", "words")]
+    for place in places:
+        os.utime(place, (1, 1))
+    host.plan = [WAIT]
+    found: list[float] = []
+    monkeypatch.setattr(
+        check_client, "ask", lambda *_given: found.append(store.read_transaction(str(host.root))["renewed"]) or [RIGHT]
+    )
+    assert host.run(server={"mode": "poll", "models": B}).why is None
+    # The other model serves already: it is not to be loaded again
+    assert [place.stat().st_mtime > 1 for place in places] == [True, True, False]
+    assert found and found[0] > renewed
+
+
+def test_what_is_always_stuck_is_put_back(host: Host, guard: PlayedGuard, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck() -> list[Any]:
+        guard.ends()
+        return [HTTP]
+
+    proofs(host, monkeypatch, *[stuck] * (stuck_load.ROUNDS + 1))
+    switched(host)
+    host.plan = [RESTART]
+    outcome = host.run()
+    assert outcome.why and "no answer on port 8000" in outcome.why
+    assert (outcome.back, host.serves()["digits"]) == ("the releases before serve again", "a")
+    assert outcome.did.count(ENDED) == stuck_load.ROUNDS + 1
+
+
+def test_what_is_put_back_is_repeated_as_well(host: Host, guard: PlayedGuard, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck() -> list[Any]:
+        guard.ends()
+        return [HTTP]
+
+    # The change is not proven; the server shows the old releases after a restart alone, whose first proof is stuck
+    proofs(host, monkeypatch, lambda: [RESTART], lambda: [RESTART], stuck)
+    switched(host)
+    host.plan = [RESTART]
+    outcome = host.run()
+    assert outcome.why and outcome.back == "the releases before serve again"
+    assert open_ends(host) == []
+    assert outcome.did[-1] == ENDED
+
+
+def test_the_guard_looks_at_the_container_of_the_change(host: Host) -> None:
+    there = host.engine.named("triton")
+    assert there
+    there["State"]["Pid"] = 4711
+    found = container.guard(host.engine, "triton", {**SETTINGS, "stuck_load_limit": 7})
+    assert (found._root(), found._history.limit) == (4711, 7.0)
+    there["State"]["Pid"] = 0
+    assert found._root() is None
+    host.engine.inspect = lambda _name: {"State": {"Pid": "?"}}  # type: ignore[assignment]
+    assert found._root() is None
+    assert container.guard(host.engine, "triton", SETTINGS)._history.limit == stuck_load.LIMIT

@@ -14,6 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import wa
 from helpers import ROOT, fleet
 from test_watchdog import subject as program
 
+PROGRAMS = [ROOT / "roles/triton_server/files" / name for name in ("npufleet_watchdog.py", "stuck_load.py")]
 WANTED_TEXT = "enabled and active, as the inventory has it"
 
 
@@ -43,7 +44,7 @@ def test_configuration_is_what_the_program_takes_with_the_servers_own_variables(
     assert (config.container, config.address, config.http_port, config.metrics_port) == ("npu", "127.0.0.1", 9000, 8002)
     assert config.stop_limit > 100
     assert (config.mode, config.root) == ("explicit", "/var/lib/npufleet")
-    assert files["program"] == hashlib.sha256((ROOT / "roles/triton_server/files/npufleet_watchdog.py").read_bytes()).hexdigest()
+    assert files["program"] == digest("".join(path.read_text() for path in PROGRAMS))
 
 
 def test_every_variable_of_the_role_reaches_the_program() -> None:
@@ -103,7 +104,7 @@ def test_watchdog_that_is_not_wanted_is_taken_away() -> None:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The places of the watchdog below a directory."""
-    for name in ("UNIT_FILE", "PROGRAM", "CONFIG"):
+    for name in ("UNIT_FILE", "PROGRAM", "BESIDE", "CONFIG"):
         monkeypatch.setattr(subject, name, f"{tmp_path}/{name}")
     return tmp_path
 
@@ -112,7 +113,8 @@ def test_read_and_compare(host: Path) -> None:
     asked = {**wanted(), "root": str(host)}
     (host / "UNIT_FILE").write_text(asked["files"]["unit"])
     (host / "CONFIG").write_text(asked["files"]["config"])
-    (host / "PROGRAM").write_bytes((ROOT / "roles/triton_server/files/npufleet_watchdog.py").read_bytes())
+    for name, path in zip(("PROGRAM", "BESIDE"), PROGRAMS):
+        (host / name).write_bytes(path.read_bytes())
     running = {"program": asked["files"]["program"], "config": digest(asked["files"]["config"])}
     (host / "watchdog.json").write_text(json.dumps({"running": running, "gave_up": None}))
     there = subject.read(asked)

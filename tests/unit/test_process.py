@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -14,13 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks
 from ansible_collections.npufleet.triton.plugins.module_utils.process import change, conditions, supervised
 from helpers import ROOT
+from test_stuck_load import STUB, needs_numbers
 
 SUPERVISOR = (ROOT / "roles/triton_server/files/npufleet_supervisor.py").read_text()
 # Serves what is linked when it starts, as Triton does in mode none; `dies` and `refuses` are what goes wrong in it
@@ -32,6 +34,12 @@ if "help" in given:
     sys.exit(print("  --model-repository\\n  --http-port\\n"))
 if "dies" in given:
     sys.exit("E1 no such option: --dies in " + " ".join(sys.argv[4:]))
+if "stuck" in given and not os.path.exists(given["stuck"] + "/began"):
+    import subprocess
+    open(given["stuck"] + "/began", "w").close()
+    words = ["stub", given["stuck"] + "/model.py", given["region"], "message", "digits_0", "DEFAULT"]
+    os.waitpid(subprocess.Popen(words, executable=sys.executable).pid, 0)
+    sys.exit("E1 failed to load 'digits'")
 root = given["model-repository"]
 text = lambda name: open(os.path.join(root, name, "config.pbtxt")).read()
 found = {{name: re.search("release=(\\\\w+)", text(name))[1] for name in sorted(os.listdir(root))}}
@@ -156,9 +164,10 @@ def test_a_server_that_does_not_end_by_itself_is_ended(root: str) -> None:
     assert gone(server)
 
 
-def test_there_is_one_supervisor_at_a_time(root: str) -> None:
+def test_there_is_one_supervisor_at_a_time(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = start(root, [sys.executable, "-c", ONCE])
     wait_for(lambda: lives(root))
+    monkeypatch.syspath_prepend(supervised.home(root))
     with pytest.raises(SystemExit):
         exec(
             compile(SUPERVISOR.replace("sys.argv[1:]", repr([supervised.home(root) + "/config.json"])), "s", "exec"),
@@ -264,6 +273,7 @@ def order(root: str, tmp_path: Path) -> Callable[..., dict[str, Any]]:
             "environment": {"PYTHONPATH": str(tmp_path / "sdk"), "MARK": "1"},
             "stop_timeout": 5,
             "ready_timeout": 60,
+            "stuck_load_limit": 15,
             "keep": 3,
             "fingerprint": None,
             "grpc": False,
@@ -398,6 +408,86 @@ def test_one_change_at_a_time(root: str, order: Any, monkeypatch: pytest.MonkeyP
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(supervised.ProcessError, match="another run changes"):
             change.Server(root, order({"digits": 1})).change()
+
+
+# A start that is stuck
+
+
+@pytest.fixture
+def stuck(tmp_path: Path) -> Iterator[list[str]]:
+    """Options by which the first life of the server is stuck."""
+    place = tmp_path / "stuck"
+    place.mkdir()
+    (place / "model.py").write_text(STUB)
+    region = Path("/dev/shm", f"npufleet_process_{os.getpid()}")
+    region.write_bytes(bytes(4096))
+    yield [f"--stuck={place}", f"--region={region.name}"]
+    region.unlink()
+
+
+@needs_numbers
+def test_a_start_that_is_stuck_is_ended_and_repeated(root: str, order: Any, stuck: list[str]) -> None:
+    outcome = change.Server(root, order({"digits": 1}, *stuck, stuck_load_limit=1)).change()
+    assert outcome.why is None, outcome.why
+    (words,) = [entry for entry in outcome.did if entry.startswith("a load")]
+    assert re.fullmatch(r"a load is stuck, ends process \d+ of digits_0", words)
+    assert "the server ended with 1 and starts again in 1 s" in supervised.log_since(root, 0)
+
+
+@needs_numbers
+def test_without_a_limit_a_start_that_is_stuck_is_not_proven(root: str, order: Any, stuck: list[str]) -> None:
+    outcome = change.Server(root, order({"digits": 1}, *stuck, stuck_load_limit=0, ready_timeout=3)).change()
+    assert outcome.why is not None and "does not serve what is wanted" in outcome.why
+    assert "ended with" not in supervised.log_since(root, 0)
+
+
+@needs_numbers
+def test_what_is_put_back_and_stuck_is_repeated_as_well(root: str, order: Any, stuck: list[str]) -> None:
+    began = Path(stuck[0].partition("=")[2], "began")
+    began.touch()
+    before = order({"digits": 1}, *stuck, stuck_load_limit=1)
+    assert change.Server(root, before).change().why is None
+    began.unlink()
+    outcome = change.Server(root, order({"digits": 1}, "--dies", stuck_load_limit=1)).change()
+    assert outcome.why and outcome.back == "the one before it serves again"
+    assert change.Server(root, before).look()[1] == []
+
+
+def test_a_load_that_was_stuck_is_repeated(root: str, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In mode explicit Triton refuses the load, right behind the line of its supervisor."""
+    applied: list[int] = []
+
+    class Change:
+        loaded: ClassVar[list[str]] = []
+        unloaded: ClassVar[list[str]] = []
+
+        def __init__(self, *_given: Any) -> None:
+            pass
+
+        def apply(self) -> None:
+            applied.append(len(applied))
+            if len(applied) == 1:
+                with open(supervised.log_path(root), "a") as log:
+                    log.write("npufleet_supervisor: 2026-01-31T12:00:00Z: a load is stuck, ends process 7 of digits_0\n")
+
+        def why(self) -> str:
+            return "Triton refused digits" if len(applied) == 1 else ""
+
+    os.makedirs(supervised.home(root))
+    monkeypatch.setattr(change.repository_api, "Change", Change)
+    server = change.Server(root, order({"digits": 1}))
+    server._load({})
+    assert (applied, server.did) == ([0, 1], ["a load is stuck, ends process 7 of digits_0"])
+
+
+def test_a_supervisor_of_an_older_version_is_still_known(root: str) -> None:
+    start(root, [sys.executable, "-c", ONCE])
+    path = Path(supervised.home(root), supervised.CONFIG)
+    older = json.loads(path.read_text())
+    del older["stuck_load_limit"]
+    path.write_text(json.dumps(older))
+    running = supervised.running(root)
+    assert running and running["command"] and "stuck_load_limit" not in running
 
 
 # The conditions

@@ -61,6 +61,7 @@ CONFIG = {
     "free_limit": 0.6,
     "key": None,
     "client": None,
+    "stuck_load_limit": 15,
 }
 
 
@@ -294,6 +295,14 @@ class Played(subject.Host):  # type: ignore[name-defined,misc]
 
     def load(self, model: str) -> None:
         self._do(f"load {model}")
+
+    def end(self, waits: Any) -> str:
+        self._do("end " + " ".join(wait.instance for wait in waits))
+        return "ended process 7 of ok_0"
+
+    def renew(self, model: str) -> str:
+        self._do(f"renew {model}")
+        return "gave its files a newer time stamp"
 
     def stop(self, identity: str) -> None:
         self._do("stop")
@@ -567,6 +576,162 @@ def test_engine_that_does_not_answer_is_said_once(scene: Scene, capsys: pytest.C
 
 
 # The host
+
+
+# Loads that are stuck
+
+STUCK = subject.stuck_load.Wait(
+    subject.stuck_load.Process(7, 1), subject.stuck_load.Process(5, 1), 6, "ok_0", "/var/lib/npufleet/served/ok/1/model.py"
+)
+
+
+def stuck(scene: Scene, *waits: Any, **more: Any) -> None:
+    """From now on these loads are stuck at each look."""
+
+    def read() -> Any:
+        found = reading(scene.clock.now, **{"life": f"c{scene.host.lives}", **scene.host.sick})
+        now = tuple(wait for wait in waits if scene.host.sick.get("loads"))
+        sample = subject.stuck_load.Sample(scene.clock.now, dict.fromkeys(now, 3))
+        return found._replace(loads=sample)
+
+    scene.host.read = read
+    scene.host.sick = {"page": None, "age": 10.0, "loads": True, **more}
+
+
+def test_a_start_that_is_stuck_is_ended_long_before_its_limit(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    stuck(scene, STUCK)
+
+    def started_again(what: str) -> None:
+        if what.startswith("end"):
+            scene.host.lives += 1
+            scene.host.sick = {"loads": False}
+
+    scene.host.after = started_again
+    assert scene.run(15) == []
+    assert scene.run(600) == ["end ok_0"]
+    assert capsys.readouterr().out.splitlines() == [
+        "<4>found process 7 of ok_0 waiting for 15 s for a server that waits for its end, wanted a load that goes on, "
+        "did: ended process 7 of ok_0, 0.0 s"
+    ]
+    state = scene.state()
+    assert (state["counts"]["end"], state["streak"], state["gave_up"]) == (1, 0, None)
+
+
+def test_a_start_that_takes_long_and_is_not_stuck_has_its_limit(scene: Scene) -> None:
+    stuck(scene)
+    assert scene.run(900) == []
+
+
+def test_a_wait_that_ends_in_time_is_nobodys_business(scene: Scene) -> None:
+    stuck(scene, STUCK)
+    for _time in range(10):
+        scene.host.sick["loads"] = True
+        assert scene.run(15) == []
+        scene.host.sick["loads"] = False
+        assert scene.run(5) == []
+
+
+def test_loads_that_are_stuck_have_no_limit_and_use_up_none(scene: Scene) -> None:
+    stuck(scene, STUCK)
+    assert scene.run(3600) == ["end ok_0"] * (3600 // 20)
+    scene.host.sick = {"dead": {"ok": ["ok_0_0"]}, "loads": False}
+    heal(scene, "reload")
+    assert scene.run(60) == ["reload ok"]
+    # However many there are, what has a limit is remembered
+    stuck(scene, STUCK)
+    assert len(scene.run(3000)) > subject.KEPT
+    assert [action["action"] for action in scene.ledger.lately()] == ["reload"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "repeats"),
+    [("explicit", ["load ok"]), ("poll", ["renew ok"]), ("none", RESTART)],
+)
+def test_a_load_of_a_server_that_goes_on_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str, repeats: list[str]
+) -> None:
+    scene = Scene(monkeypatch, tmp_path, mode=mode)
+    models = {**READY, "ok": {"1": "LOADING"}}
+    stuck(scene, STUCK, page="24.10-healthy", models=models)
+    looks = ["LOADING", "LOADING", "UNAVAILABLE"]
+
+    def ended(what: str) -> None:
+        if what.startswith("end"):
+            scene.host.sick["loads"] = False
+        elif looks == []:
+            models["ok"] = {"1": "READY"}
+
+    scene.host.after = ended
+    assert scene.run(20) == ["end ok_0"]
+    while looks:
+        models["ok"] = {"1": looks.pop(0)}
+        did = scene.run(5)
+    assert did == repeats
+    assert scene.run(600) == []
+
+
+def test_a_load_that_somebody_has_repeated_is_not_repeated(scene: Scene) -> None:
+    stuck(scene, STUCK, page="24.10-healthy")
+    scene.host.after = lambda what: scene.host.sick.update(loads=False)
+    assert scene.run(600) == ["end ok_0"]
+
+
+def test_a_stuck_load_is_left_to_whoever_works_there(scene: Scene) -> None:
+    stuck(scene, STUCK)
+    scene.host.why_paused = ["maintenance"]
+    assert scene.run(600) == []
+    scene.host.why_paused = [None]
+    assert scene.run(15) == []
+    scene.host.why_paused = [None, "deployment"]
+    assert scene.run(5) == []
+
+
+def test_a_load_of_the_watchdogs_own_that_is_stuck_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, engine: Any, triton: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = host_of(triton)
+    asked: list[str] = []
+
+    class Guard(subject.stuck_load.Guard):  # type: ignore[name-defined,misc]
+        def __enter__(self) -> Any:
+            assert self._root() == os.getpid()
+            guards.append(self)
+            return self
+
+    def control(_model: str, verb: str, _timeout: float) -> None:
+        asked.append(verb)
+        if len(asked) == 1:
+            guards[-1].ended.append(STUCK)
+            raise subject.Failure("Triton would not load it")
+
+    guards: list[Any] = []
+    monkeypatch.setattr(subject.stuck_load, "Guard", Guard)
+    monkeypatch.setattr(host, "_control", control)
+    host.load("ok")
+    assert asked == ["load", "load"]
+    monkeypatch.setattr(host, "_control", lambda *_given: (_ for _ in ()).throw(subject.Failure("refused")))
+    with pytest.raises(subject.Failure, match="refused"):
+        host.load("ok")
+
+
+def test_model_of_a_stub_is_where_its_code_lies() -> None:
+    assert subject._model_of(STUCK) == "ok"
+    assert subject._model_of(STUCK._replace(code="/opt/tritonserver/backends/rbln/model.py")) is None
+    assert subject._model_of(STUCK._replace(code="model.py")) is None
+
+
+def test_files_of_a_model_get_a_newer_time_stamp(tmp_path: Path) -> None:
+    places = [tmp_path / "releases/ok/1-a", tmp_path / "releases/ok/1-a/1"]
+    places[1].mkdir(parents=True)
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served/ok").symlink_to(places[0])
+    for place in reversed(places):
+        os.utime(place, (1, 1))
+    host = subject.Host(configured(root=str(tmp_path)))
+    assert host.renew("ok") == "gave its files a newer time stamp"
+    assert all(place.stat().st_mtime > 1 for place in places)
+    with pytest.raises(subject.Failure, match="could not get another time stamp"):
+        host.renew("other")
 
 
 @pytest.fixture
@@ -1148,10 +1313,13 @@ def test_tool_that_fails_does_not_say_that_the_cards_are_free(tmp_path: Path, tr
 
 
 def test_program_is_python_3_9_of_the_standard_library() -> None:
-    tree = ast.parse(PROGRAM.read_text(), feature_version=(3, 9))
-    names = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
-    names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name.split(".")[0] for name in names} <= set(sys.stdlib_module_names)
+    beside = PROGRAM.with_name("stuck_load.py")
+    names: set[str] = set()
+    for path in (PROGRAM, beside):
+        tree = ast.parse(path.read_text(), feature_version=(3, 9))
+        names |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+        names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) == {beside.stem}
 
 
 def test_program_tells_systemd_that_it_lives_and_says_what_it_runs(tmp_path: Path) -> None:
@@ -1171,7 +1339,8 @@ def test_program_tells_systemd_that_it_lives_and_says_what_it_runs(tmp_path: Pat
         finally:
             running.kill()
             output = running.communicate()[0].decode()
-    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (PROGRAM, config)]
+    texts = [PROGRAM.read_bytes() + PROGRAM.with_name("stuck_load.py").read_bytes(), config.read_bytes()]
+    digests = [hashlib.sha256(content).hexdigest() for content in texts]
     assert [state["running"]["program"], state["running"]["config"]] == digests
     assert "<6>watches triton at 127.0.0.1, every 0.05 s" in output
 

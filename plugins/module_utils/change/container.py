@@ -23,6 +23,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change.docker impo
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.system import capture, now, text, untranslated
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import last_words
 
@@ -311,6 +312,19 @@ def wait_ready(engine: Docker, name: str, timeout: float) -> None:
                 f"found {name} not ready on {at[0]}:{at[1]} within {timeout:.0f} s, wanted it to serve: see `docker logs {name}`"
             )
         time.sleep(LOOK)
+
+
+def guard(engine: Docker, name: str, settings: Mapping[str, Any]) -> stuck_load.Guard:
+    """Return what ends the stuck loads of this container, under whatever ID it runs at the moment."""
+
+    def first_process() -> Optional[int]:
+        # A thread of a change asks, and must not end for an engine that is away or answers nonsense.
+        with suppress(ContainerError, AttributeError, TypeError, ValueError):
+            return int(((engine.inspect(name) or {}).get("State") or {}).get("Pid") or 0) or None
+        return None
+
+    # A lease that an older version wrote has no limit.
+    return stuck_load.Guard(first_process, float(settings.get("stuck_load_limit", stuck_load.LIMIT)))
 
 
 def ending(container: Mapping[str, Any]) -> Optional[str]:

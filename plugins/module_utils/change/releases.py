@@ -84,6 +84,18 @@ def release(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List
     return {"changed": True, "switched": switch(root, run, moves, kept), "moves": moves}
 
 
+def renew(root: str, run: store.Run, names: List[str]) -> None:
+    """Have a server that polls load these models again, as linked: it loads what has a newer time stamp than it saw last."""
+    with store.locked(root, time.monotonic() + STORE_WAIT):
+        if store.read_transaction(root) is not None:
+            # What Triton logged about the load before this is no longer an answer.
+            store.open_transaction(root, run, {})
+        for name in set(names) & set(store.served_names(root)):
+            home = os.path.join(root, "served", name)
+            for path in (home, *(os.path.join(home, entry) for entry in os.listdir(home) if entry.isdigit())):
+                os.utime(path)
+
+
 def roll_back(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
     """State rolled_back."""
     found = store.rollback_moves(root, params["models"], params["to"])

@@ -12,12 +12,13 @@ from contextlib import suppress
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import failures, store
-from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, replacement
+from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, releases, replacement
 from ansible_collections.npufleet.triton.plugins.module_utils.change.releases import STORE_WAIT
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.models import PROVE
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.store import damage
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import from_elsewhere, read_served
 
 WHY = "its run is gone, the host put it back by itself"
@@ -104,12 +105,14 @@ def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose
     settings = {**SETTINGS, **settings}
     done: List[str] = [f"{model} serves {move['to'] or 'no more'}" for model, move in sorted(moves.items())]
     if name:
-        # It starts with the links as they are now
-        swapped = container.put_back(engine, root, name, settings)
-        if swapped:
-            done.append(swapped)
-        if moves and engine.inspect(name):
-            serve_linked(engine, root, name, settings, fresh=swapped is not None)
+        with container.guard(engine, name, settings) as guard:
+            # It starts with the links as they are now
+            swapped = container.put_back(engine, root, name, settings)
+            if swapped:
+                done.append(swapped)
+            if moves and engine.inspect(name):
+                serve_linked(engine, root, name, settings, fresh=swapped is not None, guard=guard)
+        done += guard.did()
     if lost is not None:
         raise lost
     if opened:
@@ -122,7 +125,9 @@ def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose
     )
 
 
-def serve_linked(engine: container.Docker, root: str, name: str, settings: Mapping[str, Any], fresh: bool) -> None:
+def serve_linked(
+    engine: container.Docker, root: str, name: str, settings: Mapping[str, Any], fresh: bool, guard: stuck_load.Guard
+) -> None:
     """Have the server serve what is linked, and read it back. One that polls finds it by itself, any other is started again."""
     command = [str(entry) for entry in ((engine.inspect(name) or {}).get("Config") or {}).get("Cmd") or []]
     mode = next((word.split("=", 1)[1] for word in command if word.startswith("--model-control-mode=")), "none")
@@ -130,6 +135,7 @@ def serve_linked(engine: container.Docker, root: str, name: str, settings: Mappi
     if not fresh and mode != "poll":
         container.restart(engine, name, settings)
     container.wait_ready(engine, name, settings["ready_timeout"])
+    ended = 0
     wanted: Dict[str, Any] = {"mode": mode, "models": store.linked(root, {})}
     while True:
         at = container.endpoint(engine.inspect(name) or {})
@@ -142,6 +148,9 @@ def serve_linked(engine: container.Docker, root: str, name: str, settings: Mappi
         left = None if served is None else server.diff_models(wanted, known)
         if left == []:
             return
+        if left and mode == "poll" and guard.repeats(ended):
+            ended = len(guard.ended)
+            releases.renew(root, store.Run("host", "the host itself", os.uname().nodename), [entry["name"] for entry in left])
         if time.monotonic() >= deadline:
             words = "; ".join(sentence(entry) for entry in left or []) or "it does not answer"
             raise container.ContainerError(f"the server does not serve what served before: {words}")

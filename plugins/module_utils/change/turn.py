@@ -139,11 +139,12 @@ class Turn:
         self.replaces = self.stale = self.begun = self.proven = False
         self.moves: Mapping[str, store.Move] = {}
         self.accepted: Optional[bool] = None
+        self.guard = container.guard(self.engine, self.name, self.settings)
 
     def run(self) -> Outcome:
         """Change, prove and keep, or put back. Raises LeaseError where this run does not hold the host."""
         me = lease.Holder(self.order["run"], self.order["by"])
-        with lease.working(self.root, me, self._limit()) as held:
+        with lease.working(self.root, me, self._limit()) as held, self.guard:
             # Somebody may have taken the host out since the lease was taken
             lease.refuse_maintenance(self.root, bool(held and held["maintenance"]))
             try:
@@ -171,7 +172,7 @@ class Turn:
         return 2 * (STEPS + models) * (step + 2 * control.GRACE) + asked + self.order["accept_within"] + lease.CALL
 
     def _outcome(self, checks: Sequence[Mapping[str, Any]], why: Optional[str] = None, back: str = "") -> Outcome:
-        return Outcome(self.did, why, back, checks, self.replaces, self.moves, self.warnings, self.accepted)
+        return Outcome([*self.did, *self.guard.did()], why, back, checks, self.replaces, self.moves, self.warnings, self.accepted)
 
     def _look(self) -> proof.Seen:
         """What there is to do."""
@@ -258,10 +259,12 @@ class Turn:
         inside = control.inside(self.name) if self.server["grpc"] else None
         address = str(self.server["address"])
         triton = Server(address, self.server["http_port"], float(self.settings["ready_timeout"]), self.settings["key"], inside)
-        change = Change(triton, models)
+        ended, change = len(self.guard.ended), Change(triton, models)
         change.apply()
         self.did += [f"loaded {name}" for name in change.loaded] + [f"unloaded {name}" for name in change.unloaded]
-        if change.why():
+        if change.why() and self.guard.repeats(ended):
+            self._load(models)
+        elif change.why():
             raise Unproven(change.why(), change.hung)
 
     def _look_again(self, seen: proof.Seen) -> None:
@@ -286,9 +289,28 @@ class Turn:
 
     def _prove(self) -> None:
         self.say("prove that it serves what was asked for")
-        seen = self._see(["models", "server"], linked=self.order["linked"], prove=True, timeout=self.settings["ready_timeout"])
+        seen = self._wait_until_served(["models", "server"], self.order["linked"])
         if seen.plan:
             raise Unproven(f"{self.order['host']} is not as wanted:{seen.words()}", self._hanging(seen))
+
+    def _wait_until_served(self, concerns: List[str], linked: bool) -> proof.Seen:
+        """Return the proof, after each load that was stuck in it was repeated."""
+        ended = len(self.guard.ended)
+        seen = self._see(concerns, linked, prove=True, timeout=self.settings["ready_timeout"])
+        if not seen.plan or not self.guard.repeats(ended):
+            return seen
+        self.say("repeat the loads that were stuck")
+        left = {entry["name"]: entry["action"] for entry in seen.plan if entry["concern"] == server.CONCERN}
+        # A server ends with a load that fails at its start. Its engine may have started it again.
+        if container.start(self.engine, self.name, self.settings):
+            pass
+        elif "restart" in left.values():
+            self._restart()
+        elif {"load", "unload"} & set(left.values()):
+            self._load(store.linked(self.root, self.reads) if linked else self.reads)
+        else:
+            releases.renew(self.root, self.who, sorted(set(left) & set(self.reads)))
+        return self._wait_until_served(concerns, linked)
 
     def _hanging(self, seen: proof.Seen) -> List[str]:
         """In mode poll all that Triton says nothing about in all that time, or only that it loads it."""
@@ -372,7 +394,7 @@ class Turn:
             command = (was.get("container") or {}).get("command") or []
             # A container that hands had started serves from elsewhere
             if (back or moves) and (not was.get("container") or f"--model-repository={self.root}/served" in command):
-                again = self._see(["server"], linked=True, prove=True, timeout=self.settings["ready_timeout"])
+                again = self._wait_until_served(["server"], linked=True)
                 if again.plan:
                     raise Unproven(f"{self.order['host']} is not as wanted:{again.words()}")
             self._store("proven", {"why": why, "keep": self.order["keep"]})

@@ -20,13 +20,14 @@ GROUP = NPU_HOSTS
 UNIT = "npufleet-watchdog.service"
 UNIT_FILE = "/etc/systemd/system/" + UNIT
 PROGRAM = "/usr/local/lib/npufleet/npufleet_watchdog.py"
+# What it imports
+BESIDE = "/usr/local/lib/npufleet/stuck_load.py"
 CONFIG = "/etc/npufleet/watchdog.json"
-# Where the collection has the program; on a host this is never opened.
-SOURCE = os.path.join(
-    os.path.dirname(os.path.realpath(__file__)),
-    "../../..",
-    "roles/triton_server/files/npufleet_watchdog.py",
-)
+# Where the collection has both; on a host this is never opened.
+SOURCES = [
+    os.path.join(os.path.dirname(os.path.realpath(__file__)), "../../..", "roles/triton_server/files", os.path.basename(path))
+    for path in (PROGRAM, BESIDE)
+]
 # What is read of what the program says of itself
 STATE = {"running?": ({"program?": str, "config?": str}, shapes.NULL), "gave_up?": shapes.TEXT_OR_NULL}
 UNIT_TEXT = f"""# Written by npufleet
@@ -81,25 +82,29 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
         "free_limit": int(variables["npufleet_free_timeout"]),
         "key": keys.desired(variables),
         "client": control.PROGRAM if by_grpc(variables) else None,
+        "stuck_load_limit": int(variables["triton_server_stuck_load_limit"]),
         **{name: int(variables["triton_server_watchdog_" + name]) for name in LIMITS},
     }
     # Longer than a reload that fails, of which each request has a client to start, and the restart after it, and than a put back
     patience = 3 * config["load_limit"] + 2 * config["stop_limit"] + config["free_limit"] + config["interval"] + 120
     patience += 2 * int(control.GRACE)
-    with open(SOURCE, "rb") as source:
-        program = hashlib.sha256(source.read()).hexdigest()
+    content = hashlib.sha256()
+    for path in SOURCES:
+        with open(path, "rb") as source:
+            content.update(source.read())
+    program = content.hexdigest()
     texts = {"unit": UNIT_TEXT.format(patience=patience), "config": json.dumps(config, indent=2, sort_keys=True) + "\n"}
     return {"root": root, "files": {**texts, "program": program}}
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     """The files, and what the running program says of itself."""
-    program = text(PROGRAM)
+    program, beside = text(PROGRAM), text(BESIDE)
     state = shapes.read(wanted["root"] + "/watchdog.json", STATE).content
     return {
         "unit": text(UNIT_FILE),
         "config": text(CONFIG),
-        "program": None if program is None else hashlib.sha256(program.encode()).hexdigest(),
+        "program": None if program is None else hashlib.sha256((program + (beside or "")).encode()).hexdigest(),
         "state": state or {},
     }
 

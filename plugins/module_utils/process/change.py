@@ -28,7 +28,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.process import con
 from ansible_collections.npufleet.triton.plugins.module_utils.process.supervised import ProcessError
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 from ansible_collections.npufleet.triton.plugins.module_utils.system import capture
-from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys, log
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys, log, stuck_load
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import repository as repository_api
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import asked, read_served, version_of
 
@@ -91,6 +91,8 @@ class Server:
         self.models: Dict[str, Any] = order["server"]["models"]
         self.did: List[str] = []
         self.answered: List[Dict[str, Any]] = []
+        # How often loads were repeated
+        self.rounds = 0
 
     # What there is
 
@@ -105,7 +107,8 @@ class Server:
         bins = [os.path.dirname(python_path(self.root)), os.path.dirname(program), conditions.PATHS]
         environment = {name: os.environ[name] for name in KEPT if name in os.environ}
         environment.update(self.order["environment"], PATH=":".join(bins), VIRTUAL_ENV=os.path.join(self.root, "venv"))
-        return supervised.wanted(line, environment, self.order["stop_timeout"], self.order["supervisor"])
+        limit = self.order["stuck_load_limit"]
+        return supervised.wanted(line, environment, self.order["stop_timeout"], self.order["supervisor"], limit)
 
     def told(self, text: str) -> str:
         """What the server says, without values of its options and its environment that may be secret and that it repeats."""
@@ -273,11 +276,20 @@ class Server:
         api = repository_api.Server(
             to["address"], to["http_port"], float(self.order["ready_timeout"]), to["key"], run if self.order["grpc"] else None
         )
-        change = repository_api.Change(api, wanted)
+        began, change = supervised.log_size(self.root), repository_api.Change(api, wanted)
         change.apply()
         self.did += [f"loaded {name}" for name in change.loaded] + [f"unloaded {name}" for name in change.unloaded]
-        if change.why():
+        if change.why() and self._repeats(began):
+            self._load(wanted)
+        elif change.why():
             raise Unproven(change.why())
+
+    def _repeats(self, began: int) -> bool:
+        """Return True if loads are to be repeated: the supervisor ended a stuck one since the log had so many bytes."""
+        stuck = supervised.stuck_loads(self.root, began)
+        self.did += stuck
+        self.rounds += bool(stuck)
+        return bool(stuck) and self.rounds <= stuck_load.ROUNDS
 
     # The proof
 
@@ -291,8 +303,14 @@ class Server:
             if served is not None and not plan:
                 break
             failed = log.reasons(supervised.log_since(self.root, began).splitlines(), sorted(self.models))
-            ended = supervised.holder(self.root) is None or "npufleet_supervisor: " in supervised.log_since(self.root, began)
-            if ended or time.monotonic() >= deadline or any("UNAVAILABLE" in str(entry["current"]) for entry in plan):
+            ended = supervised.holder(self.root) is None or bool(supervised.ENDED.search(supervised.log_since(self.root, began)))
+            refused = any("UNAVAILABLE" in str(entry["current"]) for entry in plan)
+            if (ended or refused) and self._repeats(began):
+                # A server that ended with its load is started again by its supervisor
+                began, deadline = supervised.log_size(self.root), time.monotonic() + self.order["ready_timeout"]
+                if not ended:
+                    self._load_again([entry["name"] for entry in plan])
+            elif ended or refused or time.monotonic() >= deadline:
                 lines = [*(f"model {name}: {why}" for name, why in failed.items()), *map(sentence, plan)]
                 words = "".join(f"\n  - {line}" for line in lines) or f" {supervised.last_words(self.root, began)}"
                 raise Unproven(f"the server {'ended' if ended else 'does not serve what is wanted'}:{words}")
@@ -301,6 +319,16 @@ class Server:
         told = version_of(found) if status == 200 else None
         if told != self.order["triton"]:
             raise Unproven(f"found Triton {told}, wanted {self.order['triton']}: choose the rbln_release of this image")
+
+    def _load_again(self, names: List[str]) -> None:
+        """Repeat the loads that failed because their processes were ended, in a server that goes on."""
+        mode = self.order["server"]["mode"]
+        if mode == "explicit":
+            self._load(self.models)
+        elif mode == "poll":
+            releases.renew(self.root, self.who, names)
+        else:
+            self._start()
 
     def _ask(self) -> None:
         """The answers to the checks, by the client of the same Python."""
@@ -332,6 +360,7 @@ class Server:
     def _wait(self, linked: Mapping[str, Any], moved: bool) -> None:
         deadline = time.monotonic() + self.order["ready_timeout"]
         loaded = not moved or self.order["server"]["mode"] != "explicit"
+        began = supervised.log_size(self.root)
         while True:
             served = read_served(self.order["server"])
             if served is not None and not loaded:
@@ -339,6 +368,10 @@ class Server:
                 loaded = True
             elif served is not None and all(repository_api.good(served.get(name, {}), model) for name, model in linked.items()):
                 return
+            elif served is not None and self._repeats(began):
+                began = supervised.log_size(self.root)
+                lacking = [name for name, model in linked.items() if not repository_api.good(served.get(name, {}), model)]
+                self._load_again(lacking)
             if time.monotonic() >= deadline:
                 raise ProcessError(f"it does not serve: {supervised.last_words(self.root)}")
             time.sleep(LOOK)

@@ -10,19 +10,33 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pkgutil
 import re
 import signal
 import subprocess
 import time
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
 
-PROGRAM, CONFIG, PID, LOG = "npufleet_supervisor.py", "config.json", "pid", "triton.log"
+PROGRAM, BESIDE, CONFIG, PID, LOG = "npufleet_supervisor.py", "stuck_load.py", "config.json", "pid", "triton.log"
 # Bytes after which a log gives way to a new one; one of before is kept
 LOG_BYTES = 50 << 20
-SHAPE = {"command": [str], "environment": {re.compile(".+"): str}, "stop_timeout": int, "program": str}
+SHAPE = {
+    "command": [str],
+    "environment": {re.compile(".+"): str},
+    "stop_timeout": int,
+    "program": str,
+    # A supervisor that an older version started has none.
+    "stuck_load_limit?": int,
+}
+# What it says of the server's end, and of a load that it ends
+ENDED, STUCK = (
+    re.compile(r"npufleet_supervisor: \S+: the server "),
+    re.compile(r"npufleet_supervisor: \S+: (a load is stuck, ends .+)"),
+)
 # Seconds for a supervisor to show that it runs, and beyond the server's own patience to end
 GRACE = 20.0
 LOOK = 0.1
@@ -55,22 +69,35 @@ def holder(root: str) -> Optional[int]:
 
 
 def running(root: str) -> Optional[Dict[str, Any]]:
-    """What the supervisor that runs was started with: command, environment, stop_timeout, program. None where none runs."""
+    """What the supervisor that runs was started with, as `wanted` returns it. None where none runs."""
     if holder(root) is None:
         return None
     found = shapes.read(os.path.join(home(root), CONFIG), SHAPE)
     # One that cannot be read is of no wanted server
-    return {name: found.content[name] for name in SHAPE} if found.there and not found.flaw else {}
+    known = [name.rstrip("?") for name in SHAPE]
+    return {name: found.content[name] for name in known if name in found.content} if found.there and not found.flaw else {}
 
 
-def wanted(command: Any, environment: Mapping[str, str], stop_timeout: int, program: str) -> Dict[str, Any]:
+def wanted(
+    command: Any, environment: Mapping[str, str], stop_timeout: int, program: str, stuck_load_limit: int = 0
+) -> Dict[str, Any]:
     """What `running` has to be; `program` is the supervisor's own text."""
     return {
         "command": list(command),
         "environment": dict(environment),
         "stop_timeout": stop_timeout,
-        "program": hashlib.sha256(program.encode()).hexdigest(),
+        "program": hashlib.sha256((program + _beside()).encode()).hexdigest(),
+        "stuck_load_limit": stuck_load_limit,
     }
+
+
+def _beside() -> str:
+    """Return the text of the module that the supervisor imports, wherever this code itself was loaded from."""
+    package, _dot, name = stuck_load.__name__.rpartition(".")
+    source = pkgutil.get_data(package, name + ".py")
+    if source is None:
+        raise ProcessError(f"found no text of {stuck_load.__name__}, wanted it for the supervisor: install the collection again")
+    return source.decode()
 
 
 def start(root: str, config: Mapping[str, Any], program: str, python: str) -> None:
@@ -79,7 +106,8 @@ def start(root: str, config: Mapping[str, Any], program: str, python: str) -> No
     os.makedirs(place, mode=0o700, exist_ok=True)
     os.chmod(place, 0o700)
     whole = {**config, "log": log_path(root), "log_bytes": LOG_BYTES, "pid": os.path.join(place, PID)}
-    for name, text in ((PROGRAM, program), (CONFIG, json.dumps(whole, indent=1, sort_keys=True))):
+    texts = {BESIDE: _beside(), PROGRAM: program, CONFIG: json.dumps(whole, indent=1, sort_keys=True)}
+    for name, text in texts.items():
         draft = os.path.join(place, name + ".draft")
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as sink:
             sink.write(text)
@@ -135,6 +163,11 @@ def log_since(root: str, since: int) -> str:
             return source.read(4 << 20).decode("utf-8", "replace")
     except OSError:
         return ""
+
+
+def stuck_loads(root: str, since: int) -> List[str]:
+    """Return what the supervisor said of loads that it ended, since the log had so many bytes."""
+    return STUCK.findall(log_since(root, since))
 
 
 def log_size(root: str) -> int:

@@ -341,6 +341,7 @@ BOUNDS: Dict[str, Bound] = {
     "triton_server_poll_seconds": TIME,
     "triton_server_log_verbose": number(0, 100),
     "triton_server_ready_timeout": TIME,
+    "triton_server_stuck_load_limit": WAIT,
     "triton_server_started_inside": entries()._replace(secret=True),
     "triton_server_cloud_credentials": entries()._replace(secret=True),
     **{f"triton_server_watchdog_{part}": TIME for part in ("interval", *(f"{of}_limit" for of in ["fault", "stall", "stub"]))},

@@ -1,9 +1,10 @@
 #!/usr/bin/python3
 """Runs a Triton server where no init system and no engine does, and starts it again when it ends.
 
-npufleet_supervisor.py CONFIG: a JSON file with `command`, `environment`, `log`, `log_bytes`, `stop_timeout` (seconds) and `pid`.
-It needs Python 3.9 and the standard library. The file `pid` is locked for as long as it runs: the lock says whether it does,
-and the number in it who that is. SIGTERM ends the server and then itself. The server does not outlive it.
+npufleet_supervisor.py CONFIG: a JSON file with `command`, `environment`, `log`, `log_bytes`, `stop_timeout` (seconds), `pid` and
+`stuck_load_limit` (seconds, see stuck_load.py). It needs Python 3.9, the standard library, and stuck_load.py beside it.
+The file `pid` is locked for as long as it runs: the lock says whether it does, and the number in it who that is. SIGTERM ends the
+server and then itself. The server does not outlive it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import sys
 import time
 from typing import IO, Any, Dict, List, Optional
 
+from stuck_load import Guard
+
 # Seconds until a server that ended starts again, doubled each time, and after which one that ran counts as well
 FIRST, LONGEST, WELL = 1.0, 60.0, 120.0
 # Between two looks at the server and the size of its log
@@ -27,6 +30,8 @@ LOOK = 0.5
 # Longer than a look at the lock takes
 MOMENT = 2.0
 PR_SET_PDEATHSIG = 1
+# Said before the process of a load is ended that is stuck
+ENDS = "a load is stuck, ends"
 
 
 def dies_with_us() -> None:
@@ -107,9 +112,12 @@ class Supervisor:
             except OSError as error:
                 self._say(f"the server cannot be started: {error}")
                 return 127
-        while self.server.poll() is None and not self.told:
-            self._wait(LOOK)
-            self._rotate()
+        server = self.server.pid
+        # The parent of the server may look at its system calls, where a container lets no other process do that.
+        with Guard(lambda: server, self.config.get("stuck_load_limit", 0), tell=lambda wait: self._say(f"{ENDS} {wait}")):
+            while self.server.poll() is None and not self.told:
+                self._wait(LOOK)
+                self._rotate()
         if self.server.poll() is None:
             self.server.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 """Watches a Triton server by what its probes do not tell, and reloads a model or restarts the container.
 
-npufleet_watchdog.py CONFIG: a JSON file, see `Config`. Runs as root beside the engine, on Python 3.9 and the standard library.
+npufleet_watchdog.py CONFIG: a JSON file, see `Config`. Runs as root beside the engine, on Python 3.9 and the standard library, with
+stuck_load.py beside it.
 What it sees is judged by `Judge`, which is pure; whether it may act by `Ledger`; everything that touches the host is in `Host`.
 """
 
@@ -24,6 +25,11 @@ import sys
 import time
 from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
+# An isolated Python (-I) does not look there by itself.
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import stuck_load
+
 ENGINE = "/var/run/docker.sock"
 # Whoever takes the lease of the host holds the lock to write it; while it is there, nothing is done.
 LOCK = "/run/npufleet-watchdog.lock"
@@ -45,6 +51,8 @@ WORK = ("nv_inference_request_success", "nv_inference_count", "nv_inference_exec
 # What the path of a request cannot hold as it is
 UNASKABLE = re.compile(r"[\x00-\x20\x7f/?#\ud800-\udfff]")
 HOUR = 3600.0
+# The rule of loads that are stuck, and what is done about them
+STUCK, END = "stuck", "end"
 # The longest pause, and one that is long enough to call for hands
 LONGEST, LONG = 24 * HOUR, 600.0
 # Seconds within which a model that has to be reloaded again was not helped by it
@@ -93,6 +101,8 @@ class Config(NamedTuple):
     key: Optional[Dict[str, str]]
     # What python3 in the container asks for loads with; None where the server is asked over HTTP
     client: Optional[str]
+    # See stuck_load.py; 0 never ends a load
+    stuck_load_limit: float = 0.0
 
 
 class Reading(NamedTuple):
@@ -111,6 +121,8 @@ class Reading(NamedTuple):
     ensembles: Tuple[str, ...] = ()
     # Models that no request can name
     nameless: Tuple[str, ...] = ()
+    # Loads in which server and stub wait for each other
+    loads: Optional[stuck_load.Sample] = None
 
 
 class Stub(NamedTuple):
@@ -140,6 +152,8 @@ class Finding(NamedTuple):
     model: Optional[str]
     found: str
     wanted: str
+    # Of a load that is stuck
+    waits: Tuple[stuck_load.Wait, ...] = ()
 
 
 class Failure(Exception):
@@ -185,11 +199,13 @@ class Judge:
         # Requests that a reload left behind wait for ever in the gauge of a server that could not end their process.
         self._lost: Dict[Tuple[str, str], float] = {}
         self._lose: Optional[str] = None
+        self._loads = stuck_load.History(config.stuck_load_limit)
 
     def forget(self, reloaded: Optional[str] = None) -> None:
         """Nothing lasts any more. What waits for a model just `reloaded` at the next look will never be answered."""
         self._since.clear()
         self._work.clear()
+        self._loads.forget()
         self._lose = reloaded or self._lose
 
     def judge(self, reading: Reading) -> List[Finding]:
@@ -200,6 +216,12 @@ class Judge:
             self._life, self._answered, self._lose = reading.life, False, None
         if reading.life is None:
             return []
+        stuck = self._loads.add(reading.loads) if reading.loads else []
+        if stuck:
+            # Nobody has to wait any longer: neither end of such a wait can go on.
+            processes = ", ".join(map(str, stuck))
+            found = f"{processes} waiting for {self._config.stuck_load_limit:g} s for a server that waits for its end"
+            return [Finding(STUCK, None, found, "a load that goes on", tuple(stuck))]
         self._seen.clear()
         silent = self._lasting(("silent",), reading.metrics is None, reading.at)
         if reading.metrics is None:
@@ -336,22 +358,29 @@ class Ledger:
         counts = dict(self.state["counts"])
         counts[action["action"]] = counts.get(action["action"], 0) + 1
         counts["failed"] = counts.get("failed", 0) + (not action["worked"])
-        self.state.update(counts=counts, actions=[*self.state["actions"], action][-KEPT:], streak=self.state["streak"] + 1)
+        streak = self.state["streak"] + (action["action"] != END)
+        kept = [*self.state["actions"], action]
+        if len(kept) > KEPT:
+            # Those that have a limit go last.
+            kept.remove(next((entry for entry in kept if entry.get("action") == END), kept[0]))
+        self.state.update(counts=counts, actions=kept, streak=streak)
         self._write()
 
     def lately(self) -> List[Dict[str, Any]]:
         """The actions of the last hour."""
-        return [action for action in self.state["actions"] if self._clock() - action["uptime"] < HOUR]
+        return [action for action in self._counted() if self._clock() - action["uptime"] < HOUR]
+
+    def _counted(self) -> List[Dict[str, Any]]:
+        """Return the actions that have a limit. What ends a stuck load has none: nothing was served that it could interrupt."""
+        return [action for action in self.state["actions"] if action.get("action") != END]
 
     def waits(self) -> Tuple[float, Optional[str]]:
         """(seconds until something may be done, why nothing will be done although that is far)."""
-        now, streak = self._clock(), self.state["streak"]
-        if not self.state["actions"] or not streak:
+        now, streak, counted = self._clock(), self.state["streak"], self._counted()
+        if not counted or not streak:
             return 0.0, None
         pause = min(self._config.backoff * 2 ** (streak - 1), LONGEST)
-        waits = [
-            (self.state["actions"][-1]["uptime"] + pause - now, f"{streak} actions in a row did not help" if pause > LONG else None)
-        ]
+        waits = [(counted[-1]["uptime"] + pause - now, f"{streak} actions in a row did not help" if pause > LONG else None)]
         lately = self.lately()
         if len(lately) >= self._config.actions:
             over = lately[-self._config.actions]["uptime"] + HOUR
@@ -467,7 +496,8 @@ class Host:
         index = self.index() if metrics is not None else None
         ready, ensembles = self._ready(index or {})
         nameless = tuple(sorted(model for model in index or {} if not _can_be_asked(model)))
-        return Reading(now, life, age, metrics, index, self._dead(int(state["Pid"]), ready), ensembles, nameless)
+        init = int(state["Pid"])
+        return Reading(now, life, age, metrics, index, self._dead(init, ready), ensembles, nameless, stuck_load.look(init))
 
     def container(self) -> Optional[Dict[str, Any]]:
         """`docker inspect`, None where there is no such container."""
@@ -670,11 +700,49 @@ class Host:
         return f"unloaded{killed} and loaded it"
 
     def load(self, model: str) -> None:
-        """Load a model, and see that it is."""
-        self._control(model, "load", self._config.load_limit)
+        """Load a model, and see that it is. A load that is stuck is ended and repeated."""
+        with stuck_load.Guard(self._first_process, self._config.stuck_load_limit, tell=_tell_stuck) as guard:
+            while True:
+                ended = len(guard.ended)
+                notify("WATCHDOG=1")
+                try:
+                    self._control(model, "load", self._config.load_limit)
+                    break
+                except Failure:
+                    if not guard.repeats(ended):
+                        raise
         states = (self.index() or {}).get(model) or {}
         if "READY" not in states.values():
             raise Failure(f"it is {', '.join(states.values()) or 'not there'} after the load")
+
+    def _first_process(self) -> Optional[int]:
+        """Return the first process of the container, None while it does not run."""
+        with contextlib.suppress(Failure, KeyError, TypeError, ValueError):
+            return int((self.container() or {})["State"]["Pid"]) or None
+        return None
+
+    def end(self, waits: Iterable[stuck_load.Wait]) -> str:
+        """End the stubs of loads that are stuck."""
+        init = self._first_process()
+        ended = [str(wait) for wait in waits if init and stuck_load.end(wait, init)]
+        if not ended:
+            raise Failure("they have ended by themselves")
+        return f"ended {', '.join(ended)}"
+
+    def renew(self, model: str) -> str:
+        """Have a server that polls look again at a model that it did not load: it takes what has a newer time stamp."""
+        home = f"{self._config.root}/served/{model}"
+        try:
+            for path in (home, *(f"{home}/{entry}" for entry in os.listdir(home) if entry.isdigit())):
+                os.utime(path)
+        except OSError as error:
+            raise Failure(f"{error.filename} could not get another time stamp ({error.strerror})") from None
+        return "gave its files a newer time stamp"
+
+    def load_again(self, model: str) -> str:
+        """Repeat a load that failed."""
+        self.load(model)
+        return "loaded it again"
 
     def _left(self, init: int, pids: Iterable[int], seconds: float) -> Set[int]:
         """Those of the stubs that live on after at most this long."""
@@ -768,6 +836,8 @@ class Watchdog:
         self._nameless: Tuple[str, ...] = ()
         # When the container was restarted, until the server answers again
         self._acted: Optional[float] = None
+        # Models whose load was ended, until they are loaded again
+        self._ended: Set[str] = set()
 
     def round(self) -> None:
         """One look, and at most one action."""
@@ -791,9 +861,10 @@ class Watchdog:
         findings = self._judge.judge(reading)
         if not findings:
             self._well(reading)
+            self._load_again(reading)
             return
         seconds, why = self._ledger.waits()
-        if seconds > 0:
+        if seconds > 0 and findings[0].rule != STUCK:
             if why:
                 words = f"{_sentence(findings[0])}, did nothing: {why}. Look at the NPUs, then restart it"
                 self._once(words, 3)
@@ -831,6 +902,13 @@ class Watchdog:
 
     def _act(self, finding: Finding, reading: Reading) -> None:
         """The mildest thing that may help; the next one at once where that cannot be done."""
+        if finding.rule == STUCK:
+            with contextlib.suppress(Failure):
+                self._do(finding, END, lambda: self._host.end(finding.waits))
+                # A server that starts ends with this load, and its engine starts it again. One that serves goes on without it.
+                self._ended.update(filter(None, map(_model_of, finding.waits)))
+            self._judge.forget()
+            return
         model = finding.model
         harder = self._reload_is_no_use(finding, reading)
         if model is not None and harder is None:
@@ -850,6 +928,26 @@ class Watchdog:
         self._judge.forget()
         with contextlib.suppress(Failure):
             self._do(finding, "restart", self._restart, harder)
+
+    def _load_again(self, reading: Reading) -> None:
+        """Repeat the loads that failed because their processes were ended, where the server goes on."""
+        for model in sorted(self._ended if reading.models is not None else ()):
+            states = set(((reading.models or {}).get(model) or {}).values())
+            if states & {"LOADING", "UNLOADING"}:
+                continue
+            self._ended.discard(model)
+            if not states or "READY" in states:
+                continue
+            load: Dict[str, Callable[[], str]] = {
+                "explicit": functools.partial(self._host.load_again, model),
+                "poll": functools.partial(self._host.renew, model),
+            }
+            found = Finding(STUCK, model, "no load of it, as the process of the last one was ended", "a served model")
+            with self._host.alone(), contextlib.suppress(Failure):
+                if not self._host.paused():
+                    action = END if self._config.mode in load else "restart"
+                    self._do(found, action, load.get(self._config.mode, self._restart))
+            self._judge.forget()
 
     def _reload_is_no_use(self, finding: Finding, reading: Reading) -> Optional[str]:
         """Why the container is restarted without a reload, None where a reload comes first."""
@@ -932,6 +1030,17 @@ class Watchdog:
 def untranslated() -> Dict[str, str]:
     """Return the environment of a command whose output is parsed: its messages are in English, whatever the host's language."""
     return {**os.environ, "LC_ALL": "C", "LANGUAGE": "C"}
+
+
+def _model_of(wait: stuck_load.Wait) -> Optional[str]:
+    """Return the model of a stub, by the directory of its code; None where Triton has copied it elsewhere."""
+    parts = wait.code.split("/")
+    return parts[-3] if len(parts) > 3 and parts[-2].isdigit() else None
+
+
+def _tell_stuck(wait: stuck_load.Wait) -> None:
+    """Say what a load of the watchdog's own had to end."""
+    say(f"found {wait} waiting for a server that waits for its end, wanted a load that goes on, did: ends it and loads again", 4)
 
 
 def _in_processes(config: Dict[str, Any]) -> bool:
@@ -1020,16 +1129,19 @@ def notify(state: str) -> None:
             line.sendto(state.encode(), address.replace("@", "\0", 1) if address.startswith("@") else address)
 
 
-def digest(path: str) -> str:
-    """SHA-256 of a file."""
-    with open(path, "rb") as source:
-        return hashlib.sha256(source.read()).hexdigest()
+def digest(*paths: str) -> str:
+    """SHA-256 of files, one behind the other."""
+    content = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as source:
+            content.update(source.read())
+    return content.hexdigest()
 
 
 def main() -> None:
     """Entry point."""
     path = sys.argv[1]
-    running = {"program": digest(os.path.abspath(__file__)), "config": digest(path)}
+    running = {"program": digest(os.path.abspath(__file__), stuck_load.__file__), "config": digest(path)}
     with open(path, encoding="utf-8") as source:
         config = Config(**json.load(source))
     ledger = Ledger(config)

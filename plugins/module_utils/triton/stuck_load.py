@@ -1,0 +1,293 @@
+"""Model loads in which nothing can happen any more: how /proc shows them, and how they are ended.
+
+Triton's python backend starts a process for each instance, its stub. While the stub initializes, it has to renew a sign of life; a
+stub that misses 5 s (10 s for its first message), as on a busy host, is given up. The server then waits for the stub to exit
+(`StubLauncher::Launch`, `WaitForStubProcess`), and the stub waits for the next message of the server. No message ever comes: the
+load neither fails nor ends, and at a start no port opens. See docs/decisions/0037-a-stuck-load-is-ended.md.
+
+The rule does not guess from time or load. It needs both ends of that wait, seen again and again:
+
+- a thread of the server is in `wait4` for this stub, and
+- the main thread of the stub sleeps in a futex of the shared memory in which it gets its messages, and
+- neither thread uses processor time.
+
+A load that works, however slowly, lacks the first: its server waits for a message of the stub and not for the end of the stub.
+"""
+
+from __future__ import annotations
+
+# Runs in programs, too, and needs the standard library alone. pylint: disable=ansible-bad-function
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+# The kernel keeps 15 characters of triton_python_backend_stub.
+STUB = "triton_python_b"
+# Numbers of the system calls `wait4` and `futex`, by machine
+CALLS = {"x86_64": (61, 202), "aarch64": (260, 98)}
+# Seconds that a wait has to last where no other limit is given, seconds between two looks, and the fewest looks that prove anything
+LIMIT, LOOK, LOOKS = 15.0, 1.0, 4
+# How often one change repeats what was stuck
+ROUNDS = 10
+# The share of a processor that two waiting threads may use: a stub wakes once a second to see whether there is a message.
+IDLE = 0.01
+PROC = "/proc"
+
+
+class Process(NamedTuple):
+    """A process. With its start, in clock ticks since boot, because its number may be another process' later."""
+
+    pid: int
+    started: int
+
+
+class Wait(NamedTuple):
+    """A stub that waits for a message, and the thread of its server that waits for it to exit."""
+
+    stub: Process
+    server: Process
+    # Number of the thread
+    thread: int
+    # Name of the instance, and the file that the stub runs
+    instance: str
+    code: str
+
+    def __str__(self) -> str:
+        return f"process {self.stub.pid} of {self.instance}"
+
+
+class Sample(NamedTuple):
+    """The waits at one time of `time.monotonic`, each with the processor time, in clock ticks, that its two threads have used."""
+
+    at: float
+    waits: Dict[Wait, int]
+
+
+def lasting(samples: Sequence[Sample], limit: float, ticks_per_second: float) -> List[Wait]:
+    """Return the waits of the latest sample that were in every sample for `limit` seconds, without use of processor time.
+
+    A limit of 0 or less finds none, and so do fewer than `LOOKS` samples.
+    """
+    found: List[Wait] = []
+    if not samples or limit <= 0:
+        return found
+    latest = samples[-1]
+    for wait, used in latest.waits.items():
+        looks, lasted = 0, 0.0
+        for sample in reversed(samples):
+            seconds = latest.at - sample.at
+            # One tick may have been nearly over.
+            idle = 1 + IDLE * ticks_per_second * seconds
+            if wait not in sample.waits or used - sample.waits[wait] > idle:
+                break
+            looks, lasted = looks + 1, seconds
+        if looks >= LOOKS and lasted >= limit:
+            found.append(wait)
+    return found
+
+
+class History:
+    """The samples that the rule needs: those of one host, until `limit` seconds ago. It is not shared between threads."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._samples: List[Sample] = []
+        self._ticks_per_second = float(os.sysconf("SC_CLK_TCK"))
+
+    def add(self, sample: Sample) -> List[Wait]:
+        """Keep a sample. Returns the waits that have lasted for too long."""
+        self._samples.append(sample)
+        if not sample.waits:
+            self._samples.clear()
+        while len(self._samples) > LOOKS and sample.at - self._samples[1].at >= self.limit:
+            del self._samples[0]
+        return lasting(self._samples, self.limit, self._ticks_per_second)
+
+    def forget(self) -> None:
+        """Begin again without samples."""
+        self._samples.clear()
+
+
+def look(root: int) -> Sample:
+    """Read /proc for the waits below a process, such as the first one of a container. What may not be read is no wait."""
+    calls = CALLS.get(os.uname().machine)
+    waits: Dict[Wait, int] = {}
+    now = time.monotonic()
+    if calls is None:
+        return Sample(now, waits)
+    processes = {int(name): found for name, found in ((name, _stat(name)) for name in os.listdir(PROC) if name.isdigit()) if found}
+    stubs = {pid: stat for pid, stat in processes.items() if stat.name == STUB}
+    for server in {stat.parent for stat in stubs.values()}:
+        if server not in processes or not _is_below(server, root, processes):
+            continue
+        waited = _waited_for(server, calls[0])
+        for pid, stat in stubs.items():
+            number = _number_inside(pid) if waited and stat.parent == server else None
+            if number not in waited or not _awaits_message(pid, calls[1]):
+                continue
+            thread = waited[number]
+            words = _words(pid)
+            used = [_stat(f"{pid}/task/{pid}"), _stat(f"{server}/task/{thread}")]
+            # A process that is stopped, or that waits for a disk, is not asleep.
+            if len(words) < 3 or any(entry is None or entry.state != "S" for entry in used):
+                continue
+            both = Process(pid, stat.started), Process(server, processes[server].started)
+            waits[Wait(*both, thread, words[-2], words[1])] = sum(entry.ticks for entry in used if entry)
+    return Sample(now, waits)
+
+
+def end(wait: Wait, root: int) -> bool:
+    """Kill the stub of a wait, if it still is that process and child, and still waits. Returns True if it was killed."""
+    if wait not in look(root).waits:
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(wait.stub.pid, signal.SIGKILL)
+        return True
+    return False
+
+
+class Guard:
+    """A thread that ends stuck loads below a process while a `with` block waits for what it has started.
+
+    `root` returns that process, None while there is none. `tell` is called before a stub is ended. The thread calls both.
+    `ended` grows by a wait for each stub.
+    """
+
+    def __init__(
+        self,
+        root: Callable[[], Optional[int]],
+        limit: float,
+        pause: float = LOOK,
+        tell: Callable[[Wait], None] = lambda wait: None,
+    ) -> None:
+        self._root, self._pause, self._tell = root, pause, tell
+        self._history = History(limit)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stuck loads", daemon=True)
+        self._rounds = 0
+        self.ended: List[Wait] = []
+
+    def repeats(self, mark: int) -> bool:
+        """Return True if a load is to be repeated: a stub was ended since `ended` had this length, and not too often before."""
+        return len(self.ended) > mark and self._rounds <= ROUNDS
+
+    def did(self) -> List[str]:
+        """Return what was done, in words."""
+        return [f"ended {wait}, whose load was stuck" for wait in self.ended]
+
+    def __enter__(self) -> Guard:
+        if self._history.limit > 0:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_error: Any) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._pause):
+            root = self._root()
+            if root is None:
+                self._history.forget()
+                continue
+            found = self._history.add(look(root))
+            self._rounds += bool(found)
+            for wait in found:
+                # First, because whoever waits for the load looks here as soon as it fails
+                self.ended.append(wait)
+                self._tell(wait)
+                if not end(wait, root):
+                    self.ended.remove(wait)
+
+
+class _Stat(NamedTuple):
+    """What the kernel tells of a process or a thread."""
+
+    name: str
+    state: str
+    parent: int
+    ticks: int
+    started: int
+
+
+def _stat(name: str) -> Optional[_Stat]:
+    """Return the facts of a directory below /proc, None where it is gone."""
+    try:
+        with open(f"{PROC}/{name}/stat", "rb") as source:
+            line = source.read().decode("utf-8", "replace")
+        # The name may hold spaces and brackets.
+        head, _bracket, tail = line.rpartition(")")
+        facts = tail.split()
+        return _Stat(head.partition("(")[2], facts[0], int(facts[1]), int(facts[11]) + int(facts[12]), int(facts[19]))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _is_below(pid: int, root: int, processes: Dict[int, _Stat]) -> bool:
+    """Return True if `root` is the process itself or one of its ancestors."""
+    seen = set()
+    while pid in processes and pid not in seen:
+        if pid == root:
+            return True
+        seen.add(pid)
+        pid = processes[pid].parent
+    return False
+
+
+def _call(name: str) -> Optional[Tuple[int, List[int]]]:
+    """Return (number, arguments) of the system call that a thread sleeps in; None where it runs or may not be seen."""
+    try:
+        with open(f"{PROC}/{name}/syscall", encoding="ascii") as source:
+            number, *arguments = source.read().split()
+        return int(number), [int(argument, 16) for argument in arguments]
+    except (OSError, ValueError):
+        return None
+
+
+def _waited_for(server: int, wait4: int) -> Dict[Optional[int], int]:
+    """Return {process that a thread of the server waits for, by its number inside the container: that thread}."""
+    found: Dict[Optional[int], int] = {}
+    with suppress(OSError):
+        for thread in os.listdir(f"{PROC}/{server}/task"):
+            call = _call(f"{server}/task/{thread}")
+            if call and call[0] == wait4 and call[1]:
+                found[call[1][0] & 0xFFFFFFFF] = int(thread)
+    return found
+
+
+def _number_inside(pid: int) -> Optional[int]:
+    """Return the number of a process in its own namespace, which is that of its server."""
+    with suppress(OSError, ValueError, IndexError), open(f"{PROC}/{pid}/status", encoding="utf-8", errors="replace") as source:
+        for line in source:
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return None
+
+
+def _awaits_message(pid: int, futex: int) -> bool:
+    """Return True if the main thread of a stub sleeps in a futex of the shared memory that its command line names."""
+    call, words = _call(f"{pid}/task/{pid}"), _words(pid)
+    if call is None or call[0] != futex or not call[1] or len(words) < 4:
+        return False
+    region = "/dev/shm/" + words[2].lstrip("/")
+    with suppress(OSError, ValueError), open(f"{PROC}/{pid}/maps", encoding="utf-8", errors="replace") as source:
+        for line in source:
+            entry = line.split(None, 5)
+            if len(entry) == 6 and entry[5].strip() in (region, region + " (deleted)"):
+                first, last = (int(bound, 16) for bound in entry[0].split("-"))
+                if first <= call[1][0] < last:
+                    return True
+    return False
+
+
+def _words(pid: int) -> List[str]:
+    """Return the command line of a process, empty for one that is gone."""
+    try:
+        with open(f"{PROC}/{pid}/cmdline", "rb") as source:
+            return source.read().decode("utf-8", "replace").split("\0")[:-1]
+    except OSError:
+        return []

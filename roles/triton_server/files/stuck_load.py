@@ -1,0 +1,1 @@
+../../../plugins/module_utils/triton/stuck_load.py

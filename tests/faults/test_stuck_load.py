@@ -1,0 +1,275 @@
+"""A stub that loses its sign of life while it initializes: real servers hang for ever then, unless the load is ended and repeated.
+
+Nothing here is a matter of time: a stub is stopped in its initialize until its server has given it up, then it goes on.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils.process import change, supervised
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
+from doors import INFER, WHEELS
+from host import forget_shared_memory, free_port, shared_memory
+from pytriton_wheel import tritonserver
+
+HERE = Path(__file__).parent
+FILES = HERE.parents[1] / "roles/triton_server/files"
+# Seconds that a load may be stuck here, and for which each step is waited for, however slow the machine is
+LIMIT, PATIENCE = 5, 600
+NOTHING = '        """There is nothing to load."""\n'
+WAITS = """        import os, time
+        open(os.path.join("{place}", "initializes-%d" % os.getpid()), "w").close()
+        while not os.path.exists(os.path.join("{place}", "go")):
+            time.sleep(0.05)
+"""
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Wait for a condition. Returns what it returned."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE} s"
+        time.sleep(0.1)
+    return found
+
+
+def program(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, FILES / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class Scene:
+    """A server in explicit mode whose model `alpha` waits in its initialize for the file `go`."""
+
+    def __init__(self, place: Path, release: str, starts: bool) -> None:
+        self.place, self.root = place, place / "root"
+        self.port = free_port()
+        shutil.copytree(HERE / "models/alpha", self.root / "served/alpha")
+        code = self.root / "served/alpha/1/model.py"
+        assert NOTHING in code.read_text()
+        code.write_text(code.read_text().replace(NOTHING, NOTHING + WAITS.format(place=place)))
+        home = tritonserver(HERE.parents[1] / "build/faults", WHEELS[release])
+        self.command = [
+            str(home / "bin/tritonserver"),
+            f"--model-repository={self.root}/served",
+            "--model-control-mode=explicit",
+            *(["--load-model=alpha"] if starts else []),
+            f"--backend-directory={home / 'backends'}",
+            f"--http-port={self.port}",
+            "--http-address=127.0.0.1",
+            "--allow-grpc=false",
+            "--allow-metrics=false",
+        ]
+        libraries = f"{home.parent.parent / 'nvidia_pytriton.libs'}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.environment = {"LD_LIBRARY_PATH": libraries, "PATH": path, "HOME": str(place)}
+
+    @property
+    def pid(self) -> int:
+        """The server's process."""
+        raise NotImplementedError
+
+    # Why a thread of this scene has ended
+    failed: BaseException | None = None
+
+    def begin(self, act: Callable[[], Any]) -> None:
+        """Do this in a thread. What it raises fails the wait for the server."""
+
+        def run() -> None:
+            try:
+                act()
+            except BaseException as error:
+                self.failed = error
+                raise
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def request_load(self) -> None:
+        """Have somebody load the model."""
+        address = ("127.0.0.1", self.port, "POST", "/v2/repository/models/alpha/load", float(PATIENCE), "{}")
+        self.begin(lambda: http_json(*address))
+
+    def live(self) -> bool:
+        return http_json("127.0.0.1", self.port, "GET", "/v2/health/live")[0] == 200
+
+    def serves(self) -> bool:
+        assert self.failed is None, self.failed
+        return http_json("127.0.0.1", self.port, "POST", "/v2/models/alpha/infer", 5.0, INFER)[0] == 200
+
+    def harm(self) -> int:
+        """Stop the stub in its initialize until its server gives it up, and let it go on. Returns its process."""
+        (mark,) = until(lambda: list(self.place.glob("initializes-*")), "no stub initializes")
+        stub = int(mark.name.partition("-")[2])
+        os.kill(stub, signal.SIGSTOP)
+        wait4 = stuck_load.CALLS[platform.machine()][0]
+        until(lambda: stub in stuck_load._waited_for(self.pid, wait4), "the server does not give it up")
+        (self.place / "go").touch()
+        os.kill(stub, signal.SIGCONT)
+        return stub
+
+    def end(self) -> None:
+        raise NotImplementedError
+
+
+class Bare(Scene):
+    """A server that is started again when it ends, as an engine does, and that nobody else looks after."""
+
+    server: subprocess.Popen[bytes] | None = None
+    over = False
+
+    def start(self) -> None:
+        with (self.place / "log").open("ab") as log:
+            environment = {**os.environ, **self.environment}
+            self.server = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        self.started = time.time()
+
+    @property
+    def pid(self) -> int:
+        assert self.server
+        return self.server.pid
+
+    def revive(self) -> None:
+        if self.server and self.server.poll() is not None and not self.over:
+            self.start()
+
+    def end(self) -> None:
+        self.over = True
+        if self.server:
+            with suppress(ProcessLookupError):
+                os.killpg(self.server.pid, signal.SIGKILL)
+            self.server.wait()
+
+
+class Watched(Bare):
+    """The same with the watchdog, which finds it in the place of a container."""
+
+    def start(self) -> None:
+        if self.server is None:
+            super().start()
+            self.begin(self.watch)
+        else:
+            super().start()
+
+    def watch(self) -> None:
+        subject, scene = program("npufleet_watchdog"), self
+        subject.LOCK = str(self.place / "lock")
+        limits = dict.fromkeys(("fault_limit", "stall_limit", "stub_limit", "silence_limit", "start_limit", "load_limit"), PATIENCE)
+        where = {"address": "127.0.0.1", "http_port": self.port, "root": str(self.root)}
+        more = {"mode": "explicit", "container": "triton", "actions": 4, "backoff": 30, "stuck_load_limit": LIMIT}
+        config = subject.Config(**{**dict.fromkeys(subject.Config._fields), **limits, **where, **more})
+
+        class Host(subject.Host):  # type: ignore[name-defined,misc]
+            def container(self) -> Any:
+                scene.revive()
+                started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(scene.started))
+                return {"Id": "c", "State": {"Status": "running", "Running": True, "Pid": scene.pid, "StartedAt": started}}
+
+        watchdog = subject.Watchdog(config, Host(config), subject.Ledger(config), subject.Judge(config))
+        while not self.over:
+            watchdog.round()
+            time.sleep(1)
+
+
+class Supervised(Scene):
+    """A server in the container that Ansible runs in, under its supervisor. A load is that of a change."""
+
+    def start(self) -> None:
+        text = (FILES / "npufleet_supervisor.py").read_text()
+        config = supervised.wanted(self.command, self.environment, 5, text, LIMIT)
+        supervised.start(str(self.root), config, text, sys.executable)
+
+    @property
+    def pid(self) -> int:
+        holder = supervised.holder(str(self.root))
+        children = Path(f"/proc/{holder}/task/{holder}/children")
+        (found,) = until(lambda: children.read_text().split(), "the supervisor has no server")
+        return int(found)
+
+    def request_load(self) -> None:
+        to = {"address": "127.0.0.1", "http_port": self.port, "key": None, "mode": "explicit", "models": {}}
+        order = {"run": "r", "by": "b", "host": "h", "server": to, "ready_timeout": PATIENCE, "grpc": False}
+        found = change.Server(str(self.root), order)
+        self.begin(lambda: found._load({"alpha": {"release": None}}))
+
+    def end(self) -> None:
+        supervised.stop(str(self.root))
+
+
+KINDS = {"alone": Bare, "watchdog": Watched, "supervisor": Supervised}
+
+
+@pytest.fixture(scope="module", params=sorted(WHEELS))
+def scenes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str], Any]]:
+    """Every server and the way to a stuck load, at once: {(who looks after it, "start" or "load"): it}, each harmed."""
+    before = shared_memory()
+    found: dict[tuple[str, str], Any] = {}
+    for who, kind in KINDS.items():
+        for way in ("start", "load"):
+            found[who, way] = kind(tmp_path_factory.mktemp(f"{who}-{way}"), request.param, way == "start")
+
+    def begin(key: tuple[str, str]) -> int:
+        found[key].start()
+        if key[1] == "load":
+            until(found[key].live, "no server answers")
+            found[key].request_load()
+        return int(found[key].harm())
+
+    try:
+        with ThreadPoolExecutor(len(found)) as pool:
+            for scene, stub in zip(found.values(), pool.map(begin, found)):
+                scene.stub = stub
+        yield found
+    finally:
+        for scene in found.values():
+            scene.end()
+        forget_shared_memory(before)
+
+
+@pytest.mark.parametrize("way", ["start", "load"])
+@pytest.mark.parametrize("who", ["watchdog", "supervisor"])
+def test_a_load_that_is_stuck_is_ended_and_served(scenes: dict[tuple[str, str], Any], who: str, way: str) -> None:
+    scene = scenes[who, way]
+    until(scene.serves, f"the server of the {who} does not serve after a {way}")
+    assert not Path(f"/proc/{scene.stub}").exists()
+
+
+@pytest.mark.parametrize("way", ["start", "load"])
+def test_without_help_both_wait_for_ever(scenes: dict[tuple[str, str], Any], way: str) -> None:
+    """What the others are about. Then a guard looks, as that of a change with a container does."""
+    scene = scenes["alone", way]
+    (wait,) = until(lambda: stuck_load.look(scene.pid).waits, "it is not stuck")
+    assert (wait.stub.pid, wait.server.pid, wait.instance[:8]) == (scene.stub, scene.pid, "alpha_0_")
+    for who in ("watchdog", "supervisor"):
+        until(scenes[who, way].serves, "the others serve")
+    assert list(stuck_load.look(scene.pid).waits) == [wait]
+    assert not scene.serves()
+    with stuck_load.Guard(lambda: scene.pid, LIMIT) as guard:
+        until(lambda: guard.ended == [wait], "it is not ended")
+    if way == "start":
+        # The load failed, and the server with it
+        until(lambda: scene.server.poll() is not None, "the server goes on")
+        scene.revive()
+    else:
+        until(lambda: "not healthy" in (scene.place / "log").read_text(), "the load did not fail")
+        scene.request_load()
+    until(scene.serves, "it does not serve")
