@@ -1,7 +1,8 @@
 #!/usr/bin/python
-"""Module library_call: see DOCUMENTATION. Its arguments are in the file, so that Ansible sends nothing else with it."""
+"""Module library_call: see DOCUMENTATION. Its arguments are in the file, so that Ansible sends nothing else with it.
 
-from __future__ import annotations
+It imports nothing, not even from __future__, before main() has removed directories of other accounts from the path.
+"""
 
 DOCUMENTATION = r"""
 module: library_call
@@ -52,6 +53,12 @@ as_root:
 import os
 import sys
 
+OPTIONS: dict = {
+    "library": {"type": "path", "required": True},
+    "module": {"type": "str", "required": True},
+    "parameters": {"type": "dict", "required": True},
+}
+
 
 def main() -> None:
     """Run the module that the arguments name, or report that the library is missing."""
@@ -63,7 +70,8 @@ def main() -> None:
 
     text = r"""<<INCLUDE_ANSIBLE_MODULE_JSON_ARGS>>"""
     if text[:1] != "{":
-        # Ansible always fills in the arguments; linters run the file as it is.
+        # Ansible always fills in the arguments. Linters run the file as it is, to compare its options with the documentation.
+        importlib.import_module("ansible.module_utils.basic").AnsibleModule(argument_spec=OPTIONS, supports_check_mode=True)
         return
     arguments = json.loads(text)
     if not os.path.isdir(arguments["library"]):

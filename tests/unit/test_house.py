@@ -289,7 +289,8 @@ def test_every_mutant_can_be_seeded() -> None:
 def test_plugins_are_python_3_9(path: Path) -> None:
     tree = ast.parse(path.read_text(), str(path), feature_version=(3, 9))
     imported_names = [node.module for node in tree.body if isinstance(node, ast.ImportFrom)]
-    assert "__future__" in imported_names or not tree.body
+    # The module that carries its arguments imports nothing before it has cleaned its path.
+    assert ("__future__" in imported_names or not tree.body) is (path.stem != "library_call")
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)

@@ -347,14 +347,20 @@ def test_values_reach_a_module_as_they_are(tmp_path: Path, pipelining: bool) -> 
     shutil.copytree(ROOT / "plugins/module_utils", room / "module_utils")
     (room / "modules").mkdir()
     (room / "modules/echo.py").write_text("def run(module):\n    module.exit_json(given=module.params, check=module.check_mode)\n")
-    # Modules of this name beside the script, or in the working directory, are not those that it imports.
+    # Files beside the script, or in the working directory, are not those that it imports.
     for place in (tmp_path, tmp_path / "remote"):
         place.mkdir(exist_ok=True)
-        (place / "importlib.py").write_text("raise SystemExit('imported the wrong file')")
+        for name in ("__future__", "importlib", "json", "typing", "re", "enum"):
+            (place / f"{name}.py").write_text("raise SystemExit('imported the wrong file')")
     call = {"library": str(tmp_path / "library"), "module": "echo", "parameters": {"values": HOSTILE}}
     tasks = [
         {"npufleet.triton.library_call": "{{ call }}", "register": "result"},
-        {"ansible.builtin.copy": {"content": "{{ result | to_json }}", "dest": str(tmp_path / "result.json")}, "check_mode": False},
+        {
+            "ansible.builtin.copy": {"content": "{{ result | to_json }}", "dest": str(tmp_path / "result.json")},
+            "check_mode": False,
+            # Ansible's own modules import from the working directory.
+            "environment": {"PYTHONSAFEPATH": "1"},
+        },
     ]
     play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": tasks}
     (tmp_path / "play.json").write_text(json.dumps([play]))
