@@ -75,6 +75,8 @@ class Scene:
             "--model-control-mode=explicit",
             *(["--load-model=alpha"] if starts else []),
             f"--backend-directory={home / 'backends'}",
+            # Before 24.04 the names of these are numbers, by which servers of one machine would share their memory.
+            f"--backend-config=python,shm-region-prefix-name=triton_python_backend_shm_region_{self.port}_",
             f"--http-port={self.port}",
             "--http-address=127.0.0.1",
             "--allow-grpc=false",
