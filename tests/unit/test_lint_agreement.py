@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import tarfile
 from pathlib import Path
@@ -406,6 +407,13 @@ def test_a_program_that_no_python_reads(source: str, tmp_path: Path) -> None:
     write(tmp_path, {"m/config.pbtxt": GOOD, "m/1/model.py": source + PYTHON})
     for row in (None, OLD, NEW):
         assert refused(findings(tmp_path, {}, row)) == [("python model", "")]
+
+
+def test_a_program_that_is_nested_too_deeply_is_said_to_be(tmp_path: Path) -> None:
+    write(tmp_path, {"m/config.pbtxt": GOOD, "m/1/model.py": f"x = {'-' * 50000}1\n" + PYTHON})
+    (entry,) = findings(tmp_path, {}, OLD)
+    # Which of them is said differs from Python to Python
+    assert re.fullmatch("no Python 3.10: (nested too deeply|.*(recursion|nested).*)", entry.found), entry.found
 
 
 @pytest.mark.parametrize(

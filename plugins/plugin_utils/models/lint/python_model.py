@@ -108,7 +108,8 @@ def _unparsed(model: Model, path: str, error: BaseException) -> Finding:
     line = getattr(error, "lineno", None)
     image = image_python(model)
     python = ".".join(map(str, image or sys.version_info[:2]))
-    found = f"no Python {python}: {getattr(error, 'msg', None) or error or type(error).__name__}"
+    # Python says nothing where its parser has no room left
+    found = f"no Python {python}: {getattr(error, 'msg', None) or str(error) or 'nested too deeply'}"
     wanted = f"a program that Python {python} of the image can read" if image else "a program that Python can read"
     return model.file_error(RULE, path, found, wanted, "correct the line", FAILS)._replace(line=line)
 
