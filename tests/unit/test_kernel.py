@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -52,6 +53,20 @@ def test_a_lock_file_is_for_its_owner_alone(tmp_path: Path, umask: int, before: 
             assert locks.take(lock, time.monotonic())
     finally:
         os.umask(old)
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, os.mkdir, lambda path: os.symlink("elsewhere", path)], ids=["pipe", "directory", "link"]
+)
+def test_what_is_no_lock_file_is_refused_and_closed_once(tmp_path: Path, make: Any) -> None:
+    make(tmp_path / "lock")
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError) as refused:
+        locks.opened(str(tmp_path / "lock"))
+    # A descriptor that is closed again may be that of another thread by then
+    assert refused.value.errno != errno.EBADF
+    assert os.listdir("/proc/self/fd") == before
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_lock_file_is_never_wider_than_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

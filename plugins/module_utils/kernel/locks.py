@@ -17,16 +17,18 @@ MODE = 0o600
 def opened(path: str) -> IO[Any]:
     """Open a lock file that its owner alone can open, whatever the umask is. A file that others could open is corrected.
 
-    Raises OSError, also for a link.
+    Raises OSError, also for a link or a pipe.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
+    # Where it raises, such as for a pipe, it has closed the file
+    lock = os.fdopen(handle, "r+", encoding="ascii")
     try:
         if stat.S_IMODE(os.fstat(handle).st_mode) != MODE:
             os.fchmod(handle, MODE)
-        return os.fdopen(handle, "r+", encoding="ascii")
     except BaseException:
-        os.close(handle)
+        lock.close()
         raise
+    return lock
 
 
 def take(lock: IO[Any], deadline: float) -> bool:
