@@ -55,14 +55,14 @@ def a_disk_that_is_full_in_a_transfer(place: Fleet) -> Told:
 
 @tells(
     load_raises=("alpha", PUT_BACK, r"alpha.*the weights do not fit the code"),
-    config_refused=("beta", PUT_BACK, r"beta.*FORCE_CPU_ONLY_INPUT_TENSORS"),
+    config_refused=("beta", PUT_BACK, r"beta.*/opt/no-such-environment"),
     no_device_memory=("digits", PUT_BACK, r"digits.*Lack of device memory"),
 )
 def loads_that_fail(place: Fleet) -> Told:
-    # What Triton's schema allows, and its backend looks at only when it loads
-    maybe = 'parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "maybe" } }\n'
-    raises = INITIALIZE + '        raise RuntimeError("the weights do not fit the code")\n'
-    repository = place.edited(alpha=[("1/model.py", INITIALIZE, raises)], beta=[("config.pbtxt", PYTHON, PYTHON + maybe)])
+    # The linter cannot know what a program does with its arguments, nor what a path of the image leads to.
+    raises = INITIALIZE + '        if args["model_name"]:\n            raise RuntimeError("the weights do not fit the code")\n'
+    missing = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/opt/no-such-environment" } }\n'
+    repository = place.edited(alpha=[("1/model.py", INITIALIZE, raises)], beta=[("config.pbtxt", PYTHON, PYTHON + missing)])
     return place.refused("models.yml", models_repository=repository, models_instances=3)
 
 
