@@ -40,6 +40,8 @@ def load() -> ModuleType:
 
 
 subject = load()
+# A server of these tests answers at once, and later on a busy machine.
+subject.ANSWER = 60.0
 CONFIG = {
     "container": "triton",
     "address": "127.0.0.1",
@@ -1183,6 +1185,18 @@ def test_process_out_of_an_object_store_is_killed_where_it_can_be_of_no_other_mo
     hung = stub("npu_0", "folderXq3dVz/1/model.py")
     host_of(triton).reload("cloud")
     assert (hung.poll() is None) is twins
+
+
+def test_no_process_is_killed_while_the_config_of_another_model_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, engine: Any, triton: Any, stub: Any
+) -> None:
+    monkeypatch.setattr(subject, "SETTLE", 1.0)
+    serve(triton, "cloud", "twin")
+    triton.answers["GET /v2"] = (200, {"version": "2.51.0"})
+    triton.answers["GET /v2/models/twin/versions/1/config"] = (503, {"error": "busy"})
+    alive = stub("npu_0", "folderXq3dVz/1/model.py")
+    host_of(triton).reload("cloud")
+    assert alive.poll() is None
 
 
 @pytest.mark.parametrize(

@@ -494,7 +494,7 @@ class Host:
         life, age = facts["Id"] + state["StartedAt"], _age(int(state["Pid"]))
         metrics = self._metrics()
         index = self.index() if metrics is not None else None
-        ready, ensembles = self._ready(index or {})
+        ready, ensembles, _unknown = self._ready(index or {})
         nameless = tuple(sorted(model for model in index or {} if not _can_be_asked(model)))
         init = int(state["Pid"])
         return Reading(now, life, age, metrics, index, self._dead(init, ready), ensembles, nameless, stuck_load.look(init))
@@ -559,9 +559,12 @@ class Host:
                 index.setdefault(entry["name"], {})[str(entry.get("version", "-"))] = str(entry.get("state", ""))
         return index
 
-    def _ready(self, index: Dict[str, Dict[str, str]]) -> Tuple[List[Served], Tuple[str, ...]]:
-        """(versions that are READY and have processes, ensembles). Raises Failure where that takes too long."""
-        served, ensembles = [], []
+    def _ready(self, index: Dict[str, Dict[str, str]]) -> Tuple[List[Served], Tuple[str, ...], Set[str]]:
+        """Return the versions that are READY and have processes, the ensembles, and the models whose config was not returned.
+
+        Raises Failure where that takes too long.
+        """
+        served, ensembles, unknown = [], [], set()
         deadline = time.monotonic() + LOOK
         for model, versions in index.items():
             for version, state in versions.items():
@@ -571,13 +574,14 @@ class Host:
                     raise Failure(f"a server that has not told its {len(index)} models within {LOOK:.0f} s")
                 status, config = self._server("GET", f"/v2/models/{model}/versions/{version}/config")
                 if status != 200 or not isinstance(config, dict):
+                    unknown.add(model)
                     continue
                 if config.get("platform") == "ensemble":
                     ensembles.append(model)
                 elif _in_processes(config):
                     file = str(config.get("default_model_filename") or "model.py")
                     served.append(Served(model, version, file, tuple(_instances(config))))
-        return served, tuple(ensembles)
+        return served, tuple(ensembles), unknown
 
     def _dead(self, init: int, ready: List[Served]) -> Dict[str, List[str]]:
         """{model: its instances that have no process}."""
@@ -609,14 +613,15 @@ class Host:
         return own, {pid for pid, stub in stubs.items() if pid not in told and not stub.code.startswith(home)}
 
     def _processes(self, init: int, model: str) -> Set[int]:
-        """Processes that are surely this model's: none where another one's may be among them."""
-        ready = self._ready(self.index() or {})[0]
+        """Return the processes that are certainly of this model: none that may be of another one."""
+        ready, _ensembles, unknown = self._ready(self.index() or {})
         stubs = self.stubs(init)
         own, others = self._shares(stubs, ready)
         mine = [entry for entry in ready if entry.model == model]
         pids = {pid for part in mine for pid in own.get(part, ())}
         names = {name for part in mine if part not in own for name in part.instances}
-        if any(names & set(entry.instances) for entry in ready if entry.model != model and entry not in own):
+        # A model whose config was not returned may have any names.
+        if unknown - {model} or any(names & set(entry.instances) for entry in ready if entry.model != model and entry not in own):
             return pids
         return pids | {pid for pid in others if stubs[pid].instance in names}
 
