@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, proof
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock, locks
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import item
 from ansible_collections.npufleet.triton.plugins.modules import host_lease
 from helpers import ROOT, run_module
 
@@ -325,3 +326,32 @@ def test_a_call_that_ends_leaves_no_alarm(tmp_path: Path) -> None:
         with lease.working(str(tmp_path), ALICE, limit), lease.working(str(tmp_path), ALICE):
             pass
         assert signal.alarm(0) == 0
+
+
+def test_a_step_of_a_call_does_not_shorten_the_limit_of_the_call(tmp_path: Path) -> None:
+    take(tmp_path, ALICE)
+    # The second one as a proof takes it, which is a step of a change
+    with lease.working(str(tmp_path), ALICE, 9000.0), lease.working(str(tmp_path)):
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > lease.CALL + 1000
+
+
+@pytest.mark.parametrize("patience", [0.0, 60.0])
+def test_a_call_has_the_time_that_its_container_has(tmp_path: Path, patience: float) -> None:
+    times = {"name": "triton", "free_timeout": 60, "stop_timeout": 120, "ready_timeout": 7200}
+    lease.acquire(str(tmp_path), ALICE, patience, times)
+    with lease.working(str(tmp_path)):
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 3 * 7200
+
+
+def test_a_proof_has_the_time_that_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of a driver after a boot, of which the times of the container tell nothing."""
+    take(tmp_path, ALICE)
+    limits: list[float] = []
+
+    def look(*_given: Any) -> Any:
+        limits.append(signal.getitimer(signal.ITIMER_REAL)[0])
+        return {}, [item("driver", "module", "none", "loaded", "load")] if len(limits) == 1 else []
+
+    monkeypatch.setattr(proof, "look", look)
+    assert not proof.see({"driver": {}}, str(tmp_path), ALICE.run, prove=True, timeout=50000).plan
+    assert limits[1] > 50000

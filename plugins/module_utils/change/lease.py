@@ -35,6 +35,8 @@ WATCHDOG_WAIT = 900.0
 CALL = 3600.0
 # Seconds that an alarm counts at most
 LONGEST = 2.0**30
+# How often a call may take all the time that the container has, such as to put one back and serve its releases
+WAYS = 4
 SHAPE = {
     "run": str,
     "by": str,
@@ -259,7 +261,7 @@ def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> I
             )
         calls = _shared(root) if lease else None
     try:
-        with _limited(max(limit, CALL, lease["patience"] if lease else 0.0)):
+        with _limited(max(limit, _usual(lease))):
             yield lease
     finally:
         if calls is not None and lease is not None:
@@ -271,10 +273,19 @@ def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> I
                 os.close(calls)
 
 
+def _usual(lease: Optional[Mapping[str, Any]]) -> float:
+    """Return the seconds of a call that names no limit. Most of it waits for the container, as long as the inventory allows."""
+    if lease is None:
+        return CALL
+    times = (lease["container"].get(name, 0) for name in ("free_timeout", "stop_timeout", "ready_timeout"))
+    return max(CALL + WAYS * sum(times), float(lease["patience"]))
+
+
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """End this process after so many seconds: by the kernel, whatever it is at."""
-    before = signal.alarm(math.ceil(min(seconds, LONGEST)))
+    """End this process after so many seconds: by the kernel, whatever it is at. Inside of another limit, the later one counts."""
+    before = signal.alarm(0)
+    signal.alarm(max(before, math.ceil(min(seconds, LONGEST))))
     try:
         yield
     finally:

@@ -132,7 +132,7 @@ def see(
     seen = Seen(actual, about(plan, linked, prove), {})
     first: Mapping[str, Any] = actual.get("server") or {}
     # A proof is a step of a change: the lease of its run, if there is one, stays live however long it takes
-    with lease.working(root) if prove and root else nullcontext():
+    with lease.working(root, limit=timeout + lease.CALL) if prove and root else nullcontext():
         while prove and seen.plan and time.monotonic() < deadline and not (seen.over() or settled(first, seen)):
             time.sleep(POLL_SECONDS)
             actual, plan = look(desired, root, run, ended)
