@@ -21,6 +21,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.fetch import recei
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, removal
 from ansible_collections.npufleet.triton.plugins.modules import model_store
 from helpers import ROOT, ansible_playbook, run_module
+from test_concern_probe import program
 
 COMPILED, SECOND = b"compiled" * 8, b"another" * 8
 
@@ -555,6 +556,18 @@ def test_every_name_that_roles_use_in_the_root_is_known() -> None:
     assert used <= known
     assert {lease.MARK, lease.LEASE, lease.LOCK, lease.CALLS, lease.LAST} == set(removal.OF_LEASE)
     assert {detached.ORDER, detached.RESULT, detached.STEPS, detached.DECISION, detached.LOCK, replacement.REPLACEMENT} <= known
+
+
+def test_what_a_killed_probe_leaves_keeps_no_store_from_being_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    root = tmp_path / "npufleet"
+    store_utils.prepare(str(root))
+    with monkeypatch.context() as killed:
+        killed.setattr(os, "replace", lambda *_given: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            program.write(str(root / "probe.json"), "{}", 0o600)
+    assert len(list(root.glob("probe.json.*"))) == 1
+    assert removed(root)["changed"]
+    assert not root.exists()
 
 
 def test_teardown_removes_the_root_by_the_module_alone() -> None:

@@ -27,8 +27,8 @@ FILES = (
     *("turn.order.json", "turn.result.json", "turn.steps", "turn.decision.json", "turn.lock", "replacement.json"),
     *("probe.json", "watchdog.json", "process.lock"),
 )
-# Of a file that is being written, and of one that was damaged
-ENDINGS = ("", ".new", ASIDE)
+# Of a file that is being written, by a run or by the probe, and of one that was damaged
+ENDINGS = ("", ".new", ".draft", ASIDE)
 # What a file system has in its root, where the store is one
 OF_FILE_SYSTEM = "lost+found"
 SHOWN = 5
