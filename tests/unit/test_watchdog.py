@@ -672,6 +672,19 @@ def test_a_load_of_a_server_that_goes_on_is_repeated(
     assert scene.run(600) == []
 
 
+def test_a_restart_repeats_all_loads_and_has_the_limits_of_restarts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    scene = Scene(monkeypatch, tmp_path, mode="none")
+    second = STUCK._replace(instance="second_0", code="/var/lib/npufleet/served/second/1/model.py")
+    failed = {"ok": {"1": "UNAVAILABLE"}, "second": {"1": "UNAVAILABLE"}}
+    stuck(scene, STUCK, second, page="24.10-healthy", models=failed)
+    # The loads are stuck after each start, and fail as soon as they are ended
+    scene.host.after = lambda what: scene.host.sick.update(loads=not what.startswith("end"))
+    did = scene.run(3600)
+    assert did[:5] == ["end ok_0 second_0", *RESTART, "end ok_0 second_0"]
+    # As of any other restart, which interrupts the models that are served
+    assert did.count("stop") == scene.config.actions
+
+
 def test_a_load_that_somebody_has_repeated_is_not_repeated(scene: Scene) -> None:
     stuck(scene, STUCK, page="24.10-healthy")
     scene.host.after = lambda what: scene.host.sick.update(loads=False)

@@ -940,9 +940,14 @@ class Watchdog:
             states = set(((reading.models or {}).get(model) or {}).values())
             if states & {"LOADING", "UNLOADING"}:
                 continue
-            self._ended.discard(model)
             if not states or "READY" in states:
+                self._ended.discard(model)
                 continue
+            whole = self._config.mode not in ("explicit", "poll")
+            if whole and self._ledger.waits()[0] > 0:
+                # A restart interrupts the models that are served
+                return
+            self._ended.discard(model)
             load: Dict[str, Callable[[], str]] = {
                 "explicit": functools.partial(self._host.load_again, model),
                 "poll": functools.partial(self._host.renew, model),
@@ -950,9 +955,12 @@ class Watchdog:
             found = Finding(STUCK, model, "no load of it, as the process of the last one was ended", "a served model")
             with self._host.alone(), contextlib.suppress(Failure):
                 if not self._host.paused():
-                    action = END if self._config.mode in load else "restart"
+                    action = "restart" if whole else END
                     self._do(found, action, load.get(self._config.mode, self._restart))
             self._judge.forget()
+            if whole:
+                # It loads all of them
+                return
 
     def _reload_is_no_use(self, finding: Finding, reading: Reading) -> Optional[str]:
         """Why the container is restarted without a reload, None where a reload comes first."""
