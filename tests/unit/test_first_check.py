@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils import inference, shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
+from ansible_collections.npufleet.triton.plugins.modules import adoption
 from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt import first_check
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.check_files import CheckFile
 
@@ -113,6 +117,30 @@ def test_what_cannot_be_compared_is_judged_by_its_form(kind: str, shape: tuple[i
     assert check["expect"]["OUTPUT__0"] == {"dtype": kind, "shape": list(shape)}
     assert check["protocols"] == ["http", "grpc"]
     assert sorted(files) == ["INPUT__0.npy"]
+
+
+@pytest.mark.parametrize("data", ["NaN", ",".join(["0.123456789012"] * (shapes.SIZE // 15 + 1))])
+def test_an_answer_that_is_no_data_leaves_one_model_without_a_check(data: str) -> None:
+    """What Triton writes for NaN is no JSON, and an answer may have more bytes than JSON from elsewhere."""
+    body = f'{{"outputs": [{{"name": "OUTPUT__0", "datatype": "FP32", "shape": [1], "data": [{data}]}}]}}'.encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_given: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        said = http_json("127.0.0.1", server.server_port, "POST", "/v2/models/m/infer", 60.0, "{}", None, adoption.ANSWER)
+        server.shutdown()
+    assert said[0] == 200
+    with pytest.raises(first_check.NoRequest, match="too large, or has a number that JSON does not have"):
+        first_check.check("m", {"INPUT__0": np.zeros((1, 3))}, [said, said], ["http"])
 
 
 def test_a_server_that_refuses_the_request() -> None:
