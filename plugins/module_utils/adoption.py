@@ -41,6 +41,8 @@ HASHED = re.compile(r"\$(?:apr1|[1256y]|2[abxy])\$")
 SHOWN = 200
 # What a shell says of itself, and the engine of a container
 OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL", "_", "TERM", "HOME", "HOSTNAME", "LS_COLORS", "LINES", "COLUMNS", "LESSOPEN", "LESSCLOSE")
+# Where a compiled file can be that `artefacts` names
+OF_VERSION = re.compile("(0|[1-9][0-9]{0,17})/")
 # What a variable of an environment can be called
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 # Names such as quirky_bell are the engine's own invention
@@ -371,9 +373,9 @@ def entry(name: str, model: Mapping[str, Any], key: str, npus: int, left_out: Li
 
 
 def compiled_file(model: Mapping[str, Any]) -> Optional[str]:
-    """The one compiled file of a model; several stay in its directory, where any number may be."""
+    """The one compiled file of a model, in a version of it; several, or one elsewhere, stay in its directory as they are."""
     found = [path for path in model["files"] if path.endswith(".rbln")]
-    return found[0] if len(found) == 1 else None
+    return found[0] if len(found) == 1 and OF_VERSION.match(found[0]) else None
 
 
 def secrets(found: Mapping[str, Any], vault: Mapping[str, str]) -> List[str]:

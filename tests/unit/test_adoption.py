@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import adoption
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import options
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.bounds import BOUNDS
 from helpers import fixture
 
 CONTAINERS = fixture("hand_made_containers.json")
@@ -346,6 +347,12 @@ def test_one_compiled_file_is_an_artefact_and_several_are_not() -> None:
     entry = adoption.entry("words", {"files": item, "config": None}, "CA12/0.6", 2, [])
     assert entry["artefacts"] == {"CA12/0.6": {"sha256": "a", "path": "1/words.rbln"}}
     assert "artefacts" not in adoption.entry("words", {"files": {**item, "1/b.rbln": {"sha256": "c"}}, "config": None}, "k", 2, [])
+
+
+@pytest.mark.parametrize("path", ["1/a.rbln", "0/deep/a.rbln", "a.rbln", "weights/a.rbln", "01/a.rbln", f"{10**18}/a.rbln"])
+def test_a_compiled_file_that_artefacts_cannot_name_stays_with_its_model(path: str) -> None:
+    entry = adoption.entry("words", {"files": {path: {"sha256": "a"}}, "config": None}, "CA12/0.6", 2, [])
+    assert ("artefacts" in entry) is BOUNDS["triton_models[].artefacts[*].path"].fits(path)
 
 
 def test_where_the_host_reaches_the_server() -> None:
