@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils import host_files
 from ansible_collections.npufleet.triton.plugins.module_utils import store as store_utils
 from ansible_collections.npufleet.triton.plugins.module_utils.change import detached, lease, replacement
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
@@ -568,6 +569,31 @@ def test_what_a_killed_probe_leaves_keeps_no_store_from_being_removed(monkeypatc
     assert len(list(root.glob("probe.json.*"))) == 1
     assert removed(root)["changed"]
     assert not root.exists()
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_what_a_killed_playbook_leaves_keeps_no_store_from_being_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: bool
+) -> None:
+    root = tmp_path / "npufleet"
+    root.mkdir()
+    if store:
+        store_utils.prepare(str(root))
+    wanted = host_files.Wanted([], [host_files.File(str(root / lease.MARK), b"{}", 0o644)], [])
+    with monkeypatch.context() as killed:
+        killed.setattr(os, "replace", lambda *_given: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            host_files.apply(wanted, host_files.differences(wanted))
+    assert len(list(root.glob(f".{lease.MARK}.*"))) == 1
+    assert removed(root)["changed"]
+    assert not root.exists()
+
+
+def test_a_draft_of_a_file_of_somebody_else_is_not_removed(tmp_path: Path) -> None:
+    root = tmp_path / "npufleet"
+    store_utils.prepare(str(root))
+    (root / ".thesis.tex.abc.new").touch()
+    assert ".thesis.tex.abc.new" in removed(root)["msg"]
 
 
 def test_teardown_removes_the_root_by_the_module_alone() -> None:

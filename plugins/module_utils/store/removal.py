@@ -8,9 +8,10 @@ from __future__ import annotations
 # Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
 import errno
 import os
+import re
 import stat
 import subprocess
-from typing import List
+from typing import List, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils.store import files
 from ansible_collections.npufleet.triton.plugins.module_utils.store.damage import ASIDE
@@ -29,6 +30,8 @@ FILES = (
 )
 # Of a file that is being written, by a run or by the probe, and of one that was damaged
 ENDINGS = ("", ".new", ".draft", ASIDE)
+# As the module host_files names a draft
+DRAFT = re.compile(r"\.(.+)\.\w+\.new")
 # What a file system has in its root, where the store is one
 OF_FILE_SYSTEM = "lost+found"
 SHOWN = 5
@@ -48,21 +51,26 @@ def entries(root: str) -> List[str]:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise StoreError(f"it is of user {found.st_uid}, expected a directory of root. Look at npufleet_root")
     names = sorted(set(os.listdir(root)) - {OF_FILE_SYSTEM})
-    known = {part.partition("/")[0] for part in files.DIRECTORIES} | set(DIRECTORIES)
-    known |= {name + ending for name in FILES for ending in ENDINGS}
-    foreign = [name for name in names if name not in known]
+    directories = {part.partition("/")[0] for part in files.DIRECTORIES} | set(DIRECTORIES)
+    foreign = [name for name in names if name not in directories and not _is_one_of(name, FILES)]
     if foreign:
         listed = ", ".join(ascii(name)[1:-1] for name in foreign[:SHOWN]) + (" and more" if len(foreign) > SHOWN else "")
         raise StoreError(
             f"it has {listed}, expected only what npufleet has made. Nothing was removed: move that elsewhere, or look at "
             "npufleet_root"
         )
-    if not files.is_there(root) and not set(names) <= {name + ending for name in OF_LEASE for ending in ENDINGS}:
+    if not files.is_there(root) and not all(_is_one_of(name, OF_LEASE) for name in names):
         raise StoreError(
             f"it has {', '.join(names[:SHOWN])} and no {files.DIRECTORIES[2]}, expected a store of npufleet. Nothing was removed: "
             "look at npufleet_root, and remove what is left of the host manually"
         )
     return names
+
+
+def _is_one_of(name: str, known: Sequence[str]) -> bool:
+    """Return True for one of these files, and for what a run or a program that was killed has left of it."""
+    draft = DRAFT.fullmatch(name)
+    return (draft is not None and draft[1] in known) or any(name == file + ending for file in known for ending in ENDINGS)
 
 
 def remove(root: str) -> bool:
