@@ -31,7 +31,8 @@ NAMES = {
 }
 # Characters of a name or a value that a message shows
 SHOWN = 60
-# Bytes of a text, levels of lists and objects in each other, and digits of a number, that JSON from elsewhere may have
+# Bytes of a text, unless its reader expects more, levels of lists and objects in each other, and digits of a number, that JSON from
+# elsewhere may have
 SIZE, DEPTH, DIGITS = 1 << 24, 64, 20
 
 
@@ -43,11 +44,11 @@ class Found(NamedTuple):
     there: bool
 
 
-def read(path: str, shape: Shape) -> Found:
-    """A JSON file of this shape."""
+def read(path: str, shape: Shape, size: int = SIZE) -> Found:
+    """A JSON file of this shape, and of at most so many bytes."""
     try:
         with open(path, "rb") as source:
-            content = parse(source.read(SIZE + 1))
+            content = parse(source.read(size + 1), size)
     except FileNotFoundError:
         linked = os.path.islink(path)
         return Found(None, "it is a link that leads nowhere" if linked else None, linked)
@@ -59,13 +60,13 @@ def read(path: str, shape: Shape) -> Found:
     return Found(None if flaw else content, flaw, True)
 
 
-def parse(raw: Union[str, bytes]) -> Any:
+def parse(raw: Union[str, bytes], size: int = SIZE) -> Any:
     """Return the data of JSON from elsewhere: whole numbers of a processor, finite numbers, objects whose names differ.
 
     Raises ValueError with what is wrong with it, whatever the text is.
     """
-    if len(raw) > SIZE:
-        raise ValueError(f"it has more than {SIZE} bytes")
+    if len(raw) > size:
+        raise ValueError(f"it has more than {size} bytes")
     try:
         # Not as json.loads takes bytes, which guesses other encodings
         text = raw.decode() if isinstance(raw, bytes) else raw
@@ -112,9 +113,9 @@ def _with_names_that_differ(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
     return found
 
 
-def fitted(raw: Union[str, bytes], shape: Shape) -> Any:
+def fitted(raw: Union[str, bytes], shape: Shape, size: int = SIZE) -> Any:
     """Return the data of JSON from elsewhere that has this shape. Raises ValueError with what is wrong with it."""
-    found = parse(raw)
+    found = parse(raw, size)
     flaw = misfit(found, shape)
     if flaw:
         raise ValueError(flaw)

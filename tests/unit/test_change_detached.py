@@ -234,6 +234,13 @@ def test_an_error_beside_the_change_itself_still_ends_with_a_result(root: Path, 
     assert result["back"] == detached.UNKNOWN
 
 
+def test_a_result_may_hold_all_that_the_client_of_checks_prints(root: Path) -> None:
+    pictures = [{"name": f"m/http/row {number}", "picture": "A" * 16384} for number in range(1100)]
+    content = {"id": "x", "run": "r", "did": [], "why": None, "back": "", "checks": pictures, "warnings": [], "refused": None}
+    (root / detached.RESULT).write_text(json.dumps(content))
+    assert detached.last(str(root)) == content
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"id": 1}', "[" * 100_000, '{"id": Infinity}', "\udcff"])
 def test_a_result_that_cannot_be_read_is_none(root: Path, content: str) -> None:
     (root / detached.RESULT).write_bytes(content.encode("utf-8", "surrogateescape"))

@@ -119,9 +119,8 @@ def test_what_cannot_be_compared_is_judged_by_its_form(kind: str, shape: tuple[i
     assert sorted(files) == ["INPUT__0.npy"]
 
 
-@pytest.mark.parametrize("data", ["NaN", ",".join(["0.123456789012"] * (shapes.SIZE // 15 + 1))])
-def test_an_answer_that_is_no_data_leaves_one_model_without_a_check(data: str) -> None:
-    """What Triton writes for NaN is no JSON, and an answer may have more bytes than JSON from elsewhere."""
+def answered(data: str) -> tuple[int, Any]:
+    """What is made of a server's answer with these numbers."""
     body = f'{{"outputs": [{{"name": "OUTPUT__0", "datatype": "FP32", "shape": [1], "data": [{data}]}}]}}'.encode()
 
     class Handler(BaseHTTPRequestHandler):
@@ -138,9 +137,21 @@ def test_an_answer_that_is_no_data_leaves_one_model_without_a_check(data: str) -
         threading.Thread(target=server.serve_forever, daemon=True).start()
         said = http_json("127.0.0.1", server.server_port, "POST", "/v2/models/m/infer", 60.0, "{}", None, adoption.ANSWER)
         server.shutdown()
+    return said
+
+
+def test_an_answer_that_is_no_data_leaves_one_model_without_a_check() -> None:
+    """What Triton writes for NaN is no JSON."""
+    said = answered("NaN")
     assert said[0] == 200
-    with pytest.raises(first_check.NoRequest, match="too large, or has a number that JSON does not have"):
+    with pytest.raises(first_check.NoRequest, match="a number that JSON does not have"):
         first_check.check("m", {"INPUT__0": np.zeros((1, 3))}, [said, said], ["http"])
+
+
+def test_an_answer_is_data_up_to_the_size_that_is_asked_for() -> None:
+    count = shapes.SIZE // 15 + 1
+    status, found = answered(",".join(["0.123456789012"] * count))
+    assert (status, len(found["outputs"][0]["data"])) == (200, count)
 
 
 def test_a_server_that_refuses_the_request() -> None:

@@ -1059,3 +1059,9 @@ def test_checks_are_kept_by_the_play_as_the_concern_wants_them(fleet: Path, tmp_
     assert [check["model"] for check in document["checks"]] == ["digits"]
     run = play(fleet, playbook=tmp_path / "keep.yml", limit="right")
     assert re.findall(r"changed=(\d)", run.stdout) == ["0"]
+
+
+def test_the_client_may_print_a_picture_with_each_of_many_requests() -> None:
+    checks = [{"name": f"m/http/row {number}", "ok": True, "why": "", "picture": "A" * 16384} for number in range(1100)]
+    done = subprocess.CompletedProcess(["docker"], 0, "Welcome\n" + json.dumps({"checks": checks}) + "\n", "")
+    assert check_client._answers(done, "image x") == checks

@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import failures, s
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
-from ansible_collections.npufleet.triton.plugins.module_utils.system import now, text, which
+from ansible_collections.npufleet.triton.plugins.module_utils.system import OUTPUT, now, text, which
 
 # What is asked, taken away as soon as it is read: checks may have headers that are secret; what came of it; each step as it begins
 ORDER, RESULT, STEPS = "turn.order.json", "turn.result.json", "turn.steps"
@@ -30,6 +30,8 @@ DECISION = "turn.decision.json"
 LOCK = "turn.lock"
 # What is reported of a change that ended beside its own handling of errors
 UNKNOWN = "what serves now is not known: run playbooks/status.yml"
+# Bytes of a result: the answers to the checks are in it, which may be all that their client prints
+LARGEST = 2 * OUTPUT
 # Characters of what a process said that ended without a result
 TOLD = 2000
 # Seconds between the first two looks of whoever waits for the end, and how much longer it waits from look to look
@@ -148,7 +150,7 @@ def begun(root: str, ident: str) -> str:
 
 def last(root: str) -> Optional[Dict[str, Any]]:
     """What became of the last turn on this host; None where there was none, or it has left nothing."""
-    found = shapes.read(os.path.join(root, RESULT), RESULT_SHAPE)
+    found = shapes.read(os.path.join(root, RESULT), RESULT_SHAPE, LARGEST)
     return dict(found.content) if found.there and not found.flaw else None
 
 

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
-from ansible_collections.npufleet.triton.plugins.module_utils.system import TooMuch, capture, untranslated, which
+from ansible_collections.npufleet.triton.plugins.module_utils.system import OUTPUT, TooMuch, capture, untranslated, which
 
 # What the client writes at its end
 ANSWER = {"error?": str, "checks?": [{"name": str, "ok": bool, "why": str}]}
@@ -109,7 +109,8 @@ def _answers(done: subprocess.CompletedProcess[str], of: str) -> List[Dict[str, 
     """What the client has written at its end. Raises Unasked."""
     words = " ".join(done.stderr.split())[-600:]
     try:
-        answer = shapes.fitted(done.stdout.strip().rpartition("\n")[2], ANSWER)
+        # All that may be printed: with each request comes its picture
+        answer = shapes.fitted(done.stdout.strip().rpartition("\n")[2], ANSWER, OUTPUT)
         if "error" in answer:
             raise Unasked(f"{of} lacks the client: {answer['error']}; wanted numpy and tritonclient[http,grpc]")
         checks: List[Dict[str, Any]] = answer["checks"]

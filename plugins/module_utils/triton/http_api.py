@@ -46,7 +46,7 @@ def http_json(
         return 0, str(error)
     words = raw.decode("utf-8", "replace")
     try:
-        found = shapes.parse(words) if raw else None
+        found = shapes.parse(words, size or shapes.SIZE) if raw else None
         if "\\ud" in words.lower():
             # Half a character, which nobody could write down
             found = json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))

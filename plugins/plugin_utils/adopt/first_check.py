@@ -96,7 +96,7 @@ def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: 
             raise NoRequest("a made-up request is answered {}: {}".format(status, " ".join(str(answer).split())[:300]))
         if not isinstance(answer, dict):
             # NaN is what a model may well make of made-up numbers
-            raise NoRequest("the answer to a made-up request is too large, or has a number that JSON does not have, such as NaN")
+            raise NoRequest("the answer to a made-up request is no JSON: it may have a number that JSON does not have, such as NaN")
     count = next(iter(arrays.values())).shape[0]
     files = {_file(INPUT, name): array for name, array in arrays.items()}
     expect: Dict[str, Any] = {}
