@@ -32,6 +32,8 @@ NO_PASSWORD = re.compile(
 
 # Of a host that was installed anew with another system: Ansible keeps what it has found
 NO_INTERPRETER = re.compile(r"module interpreter '([^']+)' was not found")
+# What every answer has
+ALWAYS = ("plan", "report", "maintenance", "actual", "held")
 # What an answer is made of, where it has it
 SHAPE = {
     "seen": dict,
@@ -167,10 +169,7 @@ class ActionModule(FleetAction):
             if result.get("failed"):
                 return self._refused([self._become(result)])
             with host_text.understood(host):
-                # A host that has not said what it would move must not be taken for one that moves nothing
-                silent = sorted({"moves", "refusals"} - set(result))
-                if silent:
-                    raise host_text.NoData(f"found no {' and no '.join(silent)}, wanted what a rollback would do")
+                host_text.complete(result, "moves", "refusals")
                 return self._complete(result, manifests, handed)
         return self._refused(reasons)
 
@@ -225,6 +224,13 @@ class ActionModule(FleetAction):
             strange = [entry for entry in found if not fits.fullmatch(str(entry))]
             if strange:
                 raise host_text.NoData(f"found {words.format(short(strange[0], 80))}")
+        host_text.complete(result, *ALWAYS)
+        if len(result["report"]) != len(result["plan"]):
+            raise host_text.NoData(
+                f"found {len(result['report'])} lines about {len(result['plan'])} differences, wanted one for each"
+            )
+        if not isinstance(result["maintenance"], (dict, type(None))):
+            raise host_text.NoData(f"found maintenance {short(result['maintenance'], 80)}, wanted a mapping or nothing")
         holder = result.get("held_by")
         if holder:
             words = "{}: another run is changing this host: {} since {}".format(

@@ -27,6 +27,7 @@ class ActionModule(FleetAction):
             check_results.keep(path, host, error.message, [])
             raise
         with host_text.understood(host):
+            host_text.complete(result, "msg")
             check_results.keep(path, host, result.get("msg", ""), result.get("checks", []))
         return result
 

@@ -51,6 +51,7 @@ class ActionModule(FleetAction):
             if result.get("failed"):
                 # The message says it all; the rest would bury it
                 return {key: result[key] for key in FAILED if key in result}
+            host_text.complete(result, "proven")
             result["answered"] = bool(asks and result.get("proven"))
             if asks and checks.unasked and result.get("proven"):
                 result["warnings"] = [*result.get("warnings", []), order.warning(host, checks.unasked)]

@@ -11,7 +11,7 @@ import os
 import re
 import urllib.parse
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, Match
+from typing import Any, Dict, Iterator, Mapping, Match
 
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import Template
@@ -118,6 +118,13 @@ def digest(text: Any) -> str:
     if not (isinstance(text, str) and DIGEST.fullmatch(text)):
         raise NoData(f"found {line(text)[:80]!r}, wanted a SHA-256 digest")
     return text
+
+
+def complete(found: Mapping[str, Any], *names: str) -> None:
+    """Raise NoData for an answer without these parts: a host that has said nothing must not be taken for one that is as wanted."""
+    silent = [name for name in names if name not in found]
+    if silent:
+        raise NoData(f"found no {' and no '.join(silent)}, wanted a whole answer")
 
 
 class _Plain(yaml.SafeDumper):

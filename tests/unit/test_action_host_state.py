@@ -236,19 +236,23 @@ def test_why_a_module_did_not_run_is_said_with_what_to_do(said: str, told: str) 
     assert action.ActionModule._become({"failed": True, "msg": said}) == told
 
 
+# What every answer has
+WHOLE: dict[str, Any] = {"plan": [], "report": [], "maintenance": None, "actual": {}, "held": {}}
+
+
 def mounting(*binds: Any) -> dict[str, Any]:
     """An answer of a host that has found these for its container to mount."""
-    return {"plan": [], "refusals": [], "moves": {}, "actual": {"server": {"driver_files": {"binds": list(binds)}}}}
+    return {**WHOLE, "refusals": [], "moves": {}, "actual": {"server": {"driver_files": {"binds": list(binds)}}}}
 
 
 def opening(**found: Any) -> dict[str, Any]:
     """An answer of a host that has found these devices and groups for its container."""
-    return {"plan": [], "refusals": [], "moves": {}, "actual": {"server": {"access": found}}}
+    return {**WHOLE, "refusals": [], "moves": {}, "actual": {"server": {"access": found}}}
 
 
 def named(image: Any) -> dict[str, Any]:
     """An answer of a host whose engine knows the image by this."""
-    return {"plan": [], "refusals": [], "moves": {}, "actual": {"server": {"image": image}}}
+    return {**WHOLE, "refusals": [], "moves": {}, "actual": {"server": {"image": image}}}
 
 
 def test_files_of_the_driver_are_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +297,7 @@ def test_a_host_that_does_not_say_what_it_would_move_is_refused(
 def test_in_which_environment_a_host_is_does_not_the_host_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(action, "desired", lambda *_given: ({}, {}))
     variables: Any = {"npufleet_root": "/var/lib/npufleet", "npufleet_protected": "prod"}
-    looking = Rollback({"plan": [], "refusals": [], "moves": {}, "actual": {}, "protected": ""})
+    looking = Rollback({**WHOLE, "refusals": [], "moves": {}, "protected": ""})
     looking._task = SimpleNamespace(args={"concerns": ["server"], "rollback": {"to": "previous"}})  # type: ignore[assignment]
     monkeypatch.setattr(looking, "variables", lambda _task_vars: variables)
     seen = looking.act("npu1", {})

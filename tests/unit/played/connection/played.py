@@ -142,6 +142,9 @@ def answer(host: str, module: str, arguments: dict[str, Any], looks: bool) -> di
         time.sleep(0.1)
     if "fails" in part and re.search(part["fails"], call):
         return {"failed": True, "msg": f"{host} is played to fail", **part.get("with", {})}
+    for pattern, words in part.get("says", {}).items():
+        if re.search(pattern, call):
+            return dict(words)
     if module == "host_state":
         return {"changed": False, **state_of(host, arguments, part)}
     if module == "host_lease" and arguments.get("unless_maintenance") and "out" in part and happened(part["out"]):

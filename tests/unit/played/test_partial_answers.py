@@ -1,0 +1,56 @@
+"""A host that says nothing of what was asked counts neither as one that is as wanted nor as one that was changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stage import differs, run
+
+BARE: dict[str, Any] = {"changed": False}
+EMPTY = {**BARE, "plan": [], "report": [], "maintenance": None, "actual": {}, "held": {}}
+MODEL = [differs("models", "release", name="add", until="server_change")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (BARE, "found no plan and no report and no maintenance and no actual and no held"),
+        ({**BARE, "report": []}, "found no plan and no maintenance"),
+        ({**EMPTY, "plan": MODEL}, "found 0 lines about 1 differences"),
+        ({**EMPTY, "maintenance": "on"}, "found maintenance on, wanted a mapping or nothing"),
+    ],
+)
+def test_a_host_without_a_plan_is_not_in_sync(tmp_path: Path, answer: dict[str, Any], found: str) -> None:
+    scenario = {"npu-1": {"says": {"host_state": answer}}, "npu-2": {"plan": []}}
+    ran = run(tmp_path, "status.yml", scenario)
+    assert ran.code == 2, ran.output
+    assert f"npu-1 gave an answer that cannot be used ({found}" in ran.words
+    states = {entry["host"]: entry["state"] for entry in json.loads((tmp_path / "status.json").read_text())["hosts"]}
+    assert states == {"npu-1": "failed", "npu-2": "in sync"}
+
+
+@pytest.mark.parametrize("playbook", ["check.yml", "models.yml", "site.yml", "teardown.yml", "recover.yml"])
+def test_nothing_is_changed_by_such_an_answer(tmp_path: Path, playbook: str) -> None:
+    scenario = {"npu-1": {"says": {"host_state": {**BARE, "report": []}}}, "npu-2": {"plan": MODEL}}
+    ran = run(tmp_path, playbook, scenario)
+    assert ran.code == 2, ran.output
+    assert "npu-1 gave an answer that cannot be used (found no plan" in ran.words
+    assert [call for call in ran.of("npu-1") if not call.startswith("host_state")] == []
+
+
+@pytest.mark.parametrize("playbook", ["models.yml", "site.yml", "rollback.yml"])
+def test_a_change_of_which_nothing_is_known_is_none(tmp_path: Path, playbook: str) -> None:
+    scenario = {host: {"plan": MODEL, "says": {"server_change": BARE}} for host in ("npu-1", "npu-2")}
+    ran = run(tmp_path, playbook, scenario, "-e", "rollback_to=previous", npufleet_rollout_serial=1)
+    assert ran.code == 2, ran.output
+    assert "npu-1 gave an answer that cannot be used (found no proven" in ran.words
+    assert ran.of("npu-2") == []
+
+
+def test_an_answer_to_no_check_is_a_failure(tmp_path: Path) -> None:
+    ran = run(tmp_path, "check.yml", {"npu-1": {"says": {"inference_check": BARE}}})
+    assert ran.code == 2, ran.output
+    assert "npu-1 gave an answer that cannot be used (found no msg" in ran.words
