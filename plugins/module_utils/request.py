@@ -14,10 +14,11 @@ from typing import Any, Collection, Dict, List, NoReturn, Protocol, Sequence
 
 NAME = "_request"
 MODULES = "ansible_collections.npufleet.triton.plugins.modules."
-# What playbooks steer by, of any module: data of their own, and of a text that people read what it is about
+# What playbooks and Ansible steer by, of any module: data of their own, and of a text that people read what it is about. Of facts
+# the controller takes the interpreter alone, which Ansible has found.
 CONTROL = (
-    "actual", "data", "desired", "files", "forgotten", "found", "held", "held_by", "id", "lacks", "maintenance", "mark", "moves",
-    "plan", "python", "raw", "seen", "settled", "taken_over",
+    "actual", "ansible_facts", "data", "desired", "files", "forgotten", "found", "held", "held_by", "id", "lacks", "maintenance",
+    "mark", "moves", "plan", "python", "raw", "seen", "settled", "taken_over",
 )  # fmt: skip
 NAMES = ("name", "model", "protocol", "step", "at")
 # As Ansible writes what it takes out: a part of a text, and the whole of it

@@ -295,6 +295,16 @@ def test_a_secret_is_in_no_result_of_a_host() -> None:
     }
 
 
+def test_a_password_that_is_part_of_the_interpreter_s_path_leaves_the_path() -> None:
+    """Ansible calls the host with it from then on, and keeps it for later runs."""
+    options = {"sha256": [], "root": "/nowhere", "_request": {"step": {}, "secrets": {"token": "python"}}}
+    facts = {"discovered_interpreter_python": "/usr/bin/python3.11"}
+    assert Caller({"changed": False, "ansible_facts": {**facts, "other": "python"}}).call("model_blobs", options) == {
+        "changed": False,
+        "ansible_facts": facts,
+    }
+
+
 def test_modules_of_the_library_import_nothing_of_ansible(hosts_library: Path) -> None:
     names = [path.stem for path in (ROOT / "plugins/modules").glob("*.py") if "def run(module: request.Module)" in path.read_text()]
     assert len(names) >= 14
