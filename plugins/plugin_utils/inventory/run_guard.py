@@ -14,6 +14,7 @@ import resource
 from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Sequence, Tuple
 
 import yaml
+from ansible import context
 from ansible.errors import AnsibleError
 from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
 
@@ -138,7 +139,7 @@ def check(variables: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     _refuse(_unprotected(variables))
     if not _Run.begun:
         _Run.begun = True
-        _refuse([*_foreign(variables, defaults), *_files(variables)])
+        _refuse([*_partial(), *_foreign(variables, defaults), *_files(variables)])
     STEPS.settle()
     _refuse(list(filter(None, [STEPS.words()])))
 
@@ -154,6 +155,15 @@ def _unprotected(variables: Mapping[str, Any]) -> List[str]:
     if str(variables.get(PROTECTED, "x")).strip() or CONFIRM in variables:
         return []
     return [f"The extra variable {PROTECTED} is empty, expected the inventory's: leave it out, and give {CONFIRM}"]
+
+
+def _partial() -> List[str]:
+    """Return which options of the command line leave out what later steps rely on: a run of what is left would be green."""
+    start, skipped = context.CLIARGS.get("start_at_task"), context.CLIARGS.get("skip_tags") or ()
+    found = [f'--start-at-task "{start}"'] if start else []
+    found += ["--skip-tags always"] if "always" in skipped else []
+    words = "expected none: it leaves out what later steps rely on. Run without it: what is as wanted is not done again"
+    return [f"The command line has {' and '.join(found)}, {words}"] if found else []
 
 
 def _foreign(variables: Mapping[str, Any], defaults: Mapping[str, Any]) -> List[str]:

@@ -581,3 +581,21 @@ def test_a_host_that_may_be_rebooted_is_let_go_and_held_again(ran: Run) -> None:
     around = [call for call in calls if call.startswith(("host_lease", "reboot"))]
     assert around == ["host_lease", "host_lease released", "reboot", "host_lease", "host_lease released"]
     assert "npu-1 serves again, proven, by this: reload" in ran.words
+
+
+@pytest.mark.parametrize("playbook", ["check.yml", "models.yml", "site.yml", "status.yml"])
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (("--start-at-task", "Draw the report"), '--start-at-task "Draw the report"'),
+        (("--start-at-task", "Begin the turn"), '--start-at-task "Begin the turn"'),
+        (("--skip-tags", "monitoring,always"), "--skip-tags always"),
+    ],
+)
+def test_a_run_that_leaves_out_its_first_steps_is_no_success(
+    tmp_path: Path, playbook: str, options: tuple[str, ...], found: str
+) -> None:
+    ran = run(tmp_path, playbook, only("npu-1", *MODELS), *options)
+    assert ran.code != 0, ran.output
+    assert f"The command line has {found}, expected none" in ran.words
+    assert ran.calls == []
