@@ -32,6 +32,7 @@ _raw:
   elements: str
 """
 
+import re
 from typing import Any, Dict, List, Optional
 
 from ansible.errors import AnsibleError
@@ -40,6 +41,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.action import role
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
 
 DEFAULT = "npu_hosts"
+# What a pattern of hosts takes for more than a name: a list, a range, a regular expression
+PATTERN = re.compile(r"[\s,:&!~*?\[\]]")
 
 
 class LookupModule(LookupBase):
@@ -55,5 +58,10 @@ class LookupModule(LookupBase):
             raise AnsibleError(
                 f"found no group {name} in the inventory, wanted the hosts with NPUs in it: "
                 "put them into that group, or name theirs (-e npufleet_group=...)"
+            )
+        if PATTERN.search(name):
+            raise AnsibleError(
+                f"npufleet_group is {name!r}, expected a name without spaces and , : & ! ~ * ? [ ], by which a play would go "
+                "over other hosts or none: rename the group"
             )
         return [name]

@@ -38,3 +38,13 @@ def test_every_playbook_goes_over_that_group(tmp_path: Path, groups: Any, given:
         words = " ".join((done.stdout + done.stderr).split())
         group = given[-1].rpartition("=")[2] if given else "npu_hosts"
         assert f"found no group {group} in the inventory, wanted the hosts with NPUs in it" in words
+
+
+@pytest.mark.parametrize("name", ["rack:a", "rack,a", "rack[0]", "~edge", "edge*", "a b"])
+def test_a_group_that_a_pattern_reads_otherwise_is_refused(tmp_path: Path, name: str) -> None:
+    """`~edge` would be every group with these letters in it, and `rack:a` none."""
+    (tmp_path / "hosts.json").write_text(json.dumps({name: HOSTS, "edge2": {"hosts": {"npu2": {}}}}))
+    given = ["-e", json.dumps({"npufleet_group": name})]
+    done = ansible_playbook(tmp_path, "-i", tmp_path / "hosts.json", ROOT / "playbooks/status.yml", "--list-hosts", *given)
+    assert done.returncode != 0, done.stdout
+    assert f"npufleet_group is '{name}', expected a name without spaces" in " ".join((done.stdout + done.stderr).split())
