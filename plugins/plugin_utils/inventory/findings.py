@@ -12,7 +12,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Set,
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import without_login
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import bounds, image_supply, values
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import bounds, image_supply, run_guard, values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import in_common
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected, of_error
 
@@ -89,7 +89,9 @@ def _names(given: List[str], known: Mapping[str, Any]) -> Iterator[str]:
         elif name.startswith(FAMILIES):
             near = _alike(name, known, 0.8)
             hint = f"did you mean {near[0]}?" if near else "docs/variables.md lists them"
-            if not name.endswith(OWN) and (near or not name.startswith(COMMON_WORDS)):
+            if name.endswith(OWN) or name in run_guard.kept_variables():
+                continue
+            if near or not name.startswith(COMMON_WORDS):
                 yield f"{name} is set, and there is no such variable: {hint}"
         else:
             near = _alike(name, known, ALIKE)

@@ -8,6 +8,7 @@ change of a host read it as their process has inherited it.
 
 from __future__ import annotations
 
+import functools
 import glob
 import os
 import resource
@@ -61,9 +62,26 @@ def own_variables() -> FrozenSet[str]:
     for pattern in TASKS:
         for path in glob.glob(os.path.join(COLLECTION, pattern)):
             names.update(_set_by(_read(path)))
+    names |= kept_variables()
     for path in glob.glob(os.path.join(COLLECTION, ROLE_VARIABLES)):
         names.update(_read(path) or {})
     return frozenset(names - set(FREE))
+
+
+@functools.cache
+def kept_variables() -> FrozenSet[str]:
+    """Return every variable that tasks leave on a host, by `register` or `set_fact`: a later playbook of the run finds them."""
+    paths = [path for pattern in TASKS for path in glob.glob(os.path.join(COLLECTION, pattern))]
+    return frozenset(name for path in paths for name in _kept_by(_read(path)))
+
+
+def _kept_by(node: Any) -> Iterator[str]:
+    """Yield the variables that tasks leave on a host."""
+    for entry in node if isinstance(node, list) else []:
+        yield from [entry["register"]] if "register" in entry else []
+        yield from entry.get("ansible.builtin.set_fact") or {}
+        for section in SECTIONS:
+            yield from _kept_by(entry.get(section))
 
 
 def _read(path: str) -> Any:
@@ -72,11 +90,9 @@ def _read(path: str) -> Any:
 
 
 def _set_by(node: Any) -> Iterator[str]:
-    """Yield the variables that plays and tasks set."""
+    """Yield the variables that plays and tasks set for themselves."""
     for entry in node if isinstance(node, list) else []:
-        yield from [entry["register"]] if "register" in entry else []
         yield from entry.get("vars") or {}
-        yield from entry.get("ansible.builtin.set_fact") or {}
         loop = entry.get("loop_control") or {}
         yield from (loop[key] for key in ("loop_var", "index_var") if key in loop)
         for section in SECTIONS:

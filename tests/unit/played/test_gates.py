@@ -599,3 +599,11 @@ def test_a_run_that_leaves_out_its_first_steps_is_no_success(
     assert ran.code != 0, ran.output
     assert f"The command line has {found}, expected none" in ran.words
     assert ran.calls == []
+
+
+def test_a_second_playbook_of_a_run_takes_results_of_the_first_for_no_variables_of_the_inventory(tmp_path: Path) -> None:
+    scenario = {"npu-1": {"plan": MODELS}, "npu-2": {"plan": []}}
+    ran = run(tmp_path, "models.yml", scenario, str(ROOT / "playbooks/site.yml"))
+    assert ran.code == 0, ran.output
+    assert len([call for call in ran.calls if "preflight" in call]) == 4
+    assert ran.of("npu-2") == []
