@@ -89,9 +89,10 @@ def _names(given: List[str], known: Mapping[str, Any]) -> Iterator[str]:
         elif name.startswith(FAMILIES):
             near = _alike(name, known, 0.8)
             hint = f"did you mean {near[0]}?" if near else "docs/variables.md lists them"
-            if name.endswith(OWN) or name in run_guard.kept_variables():
+            if name in run_guard.kept_variables():
+                # Of a playbook before this one in the same run
                 continue
-            if near or not name.startswith(COMMON_WORDS):
+            if not name.endswith(OWN) and (near or not name.startswith(COMMON_WORDS)):
                 yield f"{name} is set, and there is no such variable: {hint}"
         else:
             near = _alike(name, known, ALIKE)
