@@ -115,14 +115,15 @@ def test_a_directory_that_a_run_unpacks_stays_whatever_the_clock_says(home: Path
     assert sorted(path.name for path in home.iterdir()) == ["current", "three", "two"]
 
 
-def test_it_is_compiled_and_is_for_every_user_whatever_the_umask(home: Path) -> None:
-    before = os.umask(0o077)
+@pytest.mark.parametrize("umask", [0o077, 0o000])
+def test_it_is_compiled_and_is_for_every_user_whatever_the_umask(home: Path, umask: int) -> None:
+    before = os.umask(umask)
     try:
         activated("one")
     finally:
         os.umask(before)
     (bytecode,) = (home / "one/__pycache__").glob("npufleet_words.*.pyc")
-    assert {path.stat().st_mode & 0o777 for path in (home / "one", bytecode.parent)} == {0o755}
+    assert {path.stat().st_mode & 0o777 for path in (home.parent, home, home / "one", bytecode.parent)} == {0o755}
     assert {path.stat().st_mode & 0o777 for path in (home / "one/npufleet_words.py", bytecode)} == {0o644}
     (home / "one/npufleet_words.py").write_text("raise SystemExit('compiled again')")
     assert says() == "one"

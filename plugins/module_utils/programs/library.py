@@ -32,7 +32,10 @@ def install(version: str, packed: bytes) -> bool:
     import shutil
     import tempfile
 
-    os.makedirs(HOME, mode=0o755, exist_ok=True)
+    os.makedirs(HOME, exist_ok=True)
+    # Whatever the umask is, no other account may put files where root imports them.
+    for directory in (os.path.dirname(HOME), HOME):
+        os.chmod(directory, 0o755)
     draft = tempfile.mkdtemp(prefix=f".{version}.", dir=HOME)
     handle = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
