@@ -86,7 +86,8 @@ def test_what_an_upgrade_foretells(hostile: Hostile) -> None:
     assert code == 0 and "to release 24.12, on 2 of 2 hosts" in output, output
     assert "\n  - npu-01: all is well" not in output
     # What preflight takes, and nothing can be foretold of
-    hostile.answers(host_state={**state, "maintenance": None, "plan": [{"concern": "engine", "action": "configure"}]})
+    part = {"plan": [{"concern": "engine", "action": "configure"}], "report": [hostile.words.all]}
+    hostile.answers(host_state={**state, "maintenance": None, **part})
     code, output = hostile.play("upgrade.yml", upgrade_to="24.12")
     assert code == 2 and f"{HOSTILE} gave an answer that cannot be used (KeyError: 'name')" in output, output
     assert "to release 24.12" not in output and "PLAY [Preflight]" not in output
