@@ -116,7 +116,8 @@ ROOT_OF_PROCESS = re.compile(r"/proc/\d+/root")
 # Smaller files travel with the answer, larger ones in pieces
 SMALL = 1 << 20
 # Characters of all smaller files that travel so; bytes of an answer to a made-up request
-CONTENTS, ANSWER = 1 << 24, 1 << 25
+CONTENTS = 1 << 24
+ANSWER = 1 << 25
 LEFT_OUT = ("__pycache__", ".git")
 ANSWER_SECONDS = 60.0
 INDEX = [{"name": str, "version?": shapes.TEXT_OR_NULL, "state?": str, "reason?": shapes.TEXT_OR_NULL}]

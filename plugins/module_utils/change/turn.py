@@ -144,6 +144,7 @@ class Turn:
     def run(self) -> Outcome:
         """Change, prove and keep, or put back. Raises LeaseError where this run does not hold the host."""
         me = lease.Holder(self.order["run"], self.order["by"])
+        # The guard may end loads only while the host is held. pylint: disable-next=confusing-with-statement
         with lease.working(self.root, me, self._limit()) as held, self.guard:
             # Somebody may have taken the host out since the lease was taken
             lease.refuse_maintenance(self.root, bool(held and held["maintenance"]))

@@ -56,9 +56,10 @@ def size(url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> int:
         raise SourceError(f"rclone says {said[:200]!a} of it, expected JSON: see its version") from None
     if not isinstance(found, dict) or found.get("IsDir"):
         raise SourceError("found no such object, wanted a file there")
-    if type(found.get("Size")) is not int or found["Size"] < 0:
-        raise SourceError(f"rclone says that it has {str(found.get('Size'))[:40]!a} bytes, expected a number: see its version")
-    return int(found["Size"])
+    size = found.get("Size")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise SourceError(f"rclone says that it has {str(size)[:40]!a} bytes, expected a number: see its version")
+    return size
 
 
 def fetch(

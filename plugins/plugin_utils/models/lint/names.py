@@ -52,7 +52,7 @@ def _backend(model: Model) -> Iterator[Finding]:
     if model.ensemble or not name:
         return
     if library in _own(model):
-        path = next(path for path in sorted(model.files) if os.path.basename(path) == library)
+        path = min(path for path in model.files if os.path.basename(path) == library)
         if model.readable(path) and not _is_elf(os.path.join(model.directory, path)):
             yield model.file_error("backend", path, "a file that is no library", "the backend's library", "build it again")
         return

@@ -7,6 +7,7 @@ goes on where the rest can still be understood, so that all of them are reported
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
@@ -286,7 +287,7 @@ class _Parser(Tokenizer):
         else:
             raise self.stop(f"Expected double, got: {text.lower() if kind == IDENTIFIER else text}")
         self.next()
-        return sign * (value if value <= LARGEST_FLOAT or value != value else float("inf"))
+        return sign * (value if value <= LARGEST_FLOAT or math.isnan(value) else float("inf"))
 
     def unknown(self, prefix: str, word: str, line: int) -> None:
         """Step over the value of a field that the schema lacks. Fields in it are unknown as well."""

@@ -149,7 +149,8 @@ class Tokenizer:
                 self.report("Numbers starting with leading zero must be in octal.")
         else:
             match = DECIMAL.match(self.text, self.at)
-            assert match is not None
+            if match is None:
+                raise AssertionError(f"no number at {self.at}")
             fraction, exponent, digits, suffix = match.groups()
             real = match.group().startswith(".") or bool(fraction or exponent or suffix)
             if exponent and not digits:
