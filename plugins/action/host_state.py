@@ -160,7 +160,7 @@ class ActionModule(FleetAction):
     def _rollback(
         self, variables: Templated, concerns: List[str], arguments: Dict[str, Any], task_vars: Dict[str, Any], host: str
     ) -> Dict[str, Any]:
-        """What a rollback would change, and every reason why it cannot."""
+        """Return what a rollback would change, and every reason why it cannot."""
         reasons: List[str] = []
         with collected(reasons):
             wanted, manifests = desired(variables, concerns)

@@ -106,7 +106,7 @@ def _name(inspect: Mapping[str, Any], variables: Dict[str, Any], left_out: List[
 
 
 def _command(inspect: Mapping[str, Any], facts: Mapping[str, Any], process: Mapping[str, Any], left_out: List[str]) -> None:
-    """What the container's own command does beside starting the server. It is not shown, as it may hold keys."""
+    """Return what the container's own command does beside starting the server. It is not shown, as it may hold keys."""
     config = inspect["Config"]
     if not process["main"] and process.get("user", "0") != "0":
         left_out.append(

@@ -211,7 +211,7 @@ def _snapshot(path: str) -> Snapshot:
 
 
 def _restart(units: Sequence[str]) -> Optional[str]:
-    """Why a unit does not start, None if all do."""
+    """Return why a unit does not start, None if all do."""
     run("systemctl", "daemon-reload")
     for unit in units:
         # A unit that failed several times within a minute is not started again before this
@@ -344,7 +344,7 @@ def _status(path: str, follow: bool = False) -> Optional[os.stat_result]:
 
 
 def _has(status: os.stat_result, mode: int, group: Optional[int] = None) -> bool:
-    """Whether it is the caller's, with this mode, and of this group or the caller's."""
+    """Return True if it is the caller's, with this mode, and of this group or the caller's."""
     wanted = (mode, os.geteuid(), os.getegid() if group is None else group)
     return (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == wanted
 

@@ -130,7 +130,7 @@ def test_other_paths_have_bounds(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"npufleet_output_dir": "/work/build"},
+        {"npufleet_output_dir": "/srv/build"},
         {"npufleet_output_dir": "/etc/ansible/build"},
         {"npufleet_locked": {"id": "sha256:" + SHA, "reference": "npufleet/triton:1"}},
         {"npufleet_cache": "/cache"},

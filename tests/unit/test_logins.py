@@ -75,7 +75,7 @@ VARIABLES: list[tuple[dict[str, Any], str]] = [
     ({"rbln_driver_package_url": LOGIN, "rbln_driver_package_sha256": "a" * 64}, "rbln_driver_package_user"),
     ({"triton_image_base_archive": LOGIN, "triton_image_base_archive_sha256": "a" * 64}, "npufleet_artefact_user"),
     ({"triton_image_index_url": LOGIN}, "triton_image_index_user"),
-    ({"triton_image_extra_index_urls": ["https://pypi.org/simple", LOGIN]}, "triton_image_index_user"),
+    ({"triton_image_extra_index_urls": ["https://mirror.example/simple", LOGIN]}, "triton_image_index_user"),
     ({"triton_image_pip_options": [f"--proxy=http://fleet:{WORD}@proxy:3128"]}, "npufleet_http_proxy"),
     ({"triton_image_pip_options": [f"--proxy=fleet:{WORD}@proxy:3128"]}, "npufleet_http_proxy"),
     ({"triton_image_requirements": [f"x @ {LOGIN}"]}, "Ansible Vault"),

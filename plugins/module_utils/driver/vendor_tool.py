@@ -72,7 +72,7 @@ def ask_tool() -> Dict[str, Any]:
 
 
 def _grouped(devices: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the group of every device is known."""
+    """Return True if the group of every device is known."""
     return bool(devices) and all("group" in device for device in devices)
 
 

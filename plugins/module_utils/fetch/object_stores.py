@@ -86,7 +86,7 @@ def fetch(
 
 
 def _reader(process: Any, budget: Budget) -> Callable[[int], bytes]:
-    """What reads the output of a process within a budget."""
+    """Return what reads the output of a process within a budget."""
     pipe = process.stdout.fileno()
 
     def read(count: int) -> bytes:
@@ -102,7 +102,7 @@ def _reader(process: Any, budget: Budget) -> Callable[[int], bytes]:
 
 
 def environment(url: str, way: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, str]:
-    """How rclone learns of the store: by its environment, which no `ps` of another user shows, and not by a file."""
+    """Return how rclone learns of the store: by its environment, which no `ps` of another user shows, and not by a file."""
     kind = str(store_of(url))
     given = dict(way.get(kind) or {})
     options = {"type": "s3" if kind == "s3" else "google cloud storage", "endpoint": given.get("endpoint")}
@@ -166,7 +166,7 @@ def _authorities(ca: Optional[str]) -> Iterator[Optional[str]]:
 
 
 def _ended(process: Any) -> Optional[str]:
-    """Why rclone failed, in its own last words; None where it did not."""
+    """Return why rclone failed, in its own last words; None where it did not."""
     try:
         code = process.wait(SECONDS)
     except subprocess.TimeoutExpired:

@@ -194,7 +194,7 @@ class Http(Service):
         return self._ask(timeout, lambda client: client.is_server_live(**self.extra))
 
     def _ask(self, timeout: float, call: Callable[[Any], Any]) -> Any:
-        """What a call of the client returns, within so many seconds: its own timeout begins anew with each piece."""
+        """Return what a call of the client returns, within so many seconds: its own timeout begins anew with each piece."""
         client = self.client(timeout)
         try:
             with bounded(timeout):

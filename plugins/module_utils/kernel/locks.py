@@ -44,7 +44,7 @@ def take(lock: IO[Any], deadline: float) -> bool:
 
 
 def held(lock: IO[Any]) -> bool:
-    """Whether another process has locked an open file.
+    """Return True if another process has locked an open file.
 
     Whoever looks shares the lock until the file is closed: others who look do not see that, and who locks it waits for a moment.
     """

@@ -69,7 +69,7 @@ def holder(root: str) -> Optional[int]:
 
 
 def running(root: str) -> Optional[Dict[str, Any]]:
-    """What the supervisor that runs was started with, as `wanted` returns it. None where none runs."""
+    """Return what the supervisor that runs was started with, as `wanted` returns it. None where none runs."""
     if holder(root) is None:
         return None
     found = shapes.read(os.path.join(home(root), CONFIG), SHAPE)

@@ -120,7 +120,7 @@ def paused(config: Config) -> Optional[str]:
 
 
 def held(lease: Mapping[str, Any]) -> bool:
-    """Whether a lease has not run out, as change/lease.py tells it; a version before wrote the time of day alone."""
+    """Return True if a lease has not run out, as change/lease.py tells it; a version before wrote the time of day alone."""
     patience = lease["patience"]
     if "uptime" in lease:
         return bool(lease["boot"] == boot() and 0 <= uptime() - lease["uptime"] < patience)

@@ -447,7 +447,7 @@ class _Received:
         self._connected, self._deadline = connected, deadline
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        """What comes, as a file."""
+        """Return what comes, as a file."""
         return io.BufferedReader(_Incoming(self._connected, self._deadline))
 
 

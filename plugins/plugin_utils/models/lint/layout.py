@@ -76,7 +76,7 @@ def _reads_files(model: Model) -> bool:
 
 
 def _missing(model: Model) -> str:
-    """What Triton does where a version lacks its file."""
+    """Return what Triton does where a version lacks its file."""
     return HANGS_OLD if model.backend == "python" else REFUSES
 
 

@@ -123,7 +123,7 @@ class Model:
 
     @property
     def program(self) -> bool:
-        """Whether a Python program is the backend: that of the model, or one that the image has."""
+        """Return True if a Python program is the backend: that of the model, or one that the image has."""
         if self.config.runtime:
             return bool(self.config.runtime == backends.PROGRAM)
         known = backends.ALL.get(self.backend)
