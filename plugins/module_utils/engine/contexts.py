@@ -1,4 +1,4 @@
-"""Who has the cards open: the contexts that the vendor's tool lists, and the processes and containers behind them.
+"""The processes that have the cards open: the contexts that the vendor's tool lists, and the processes and containers behind them.
 
 The number of a context names no card where NPUs are in groups. The device nodes that a process has open tell its cards apart.
 """

@@ -1,4 +1,4 @@
-"""What `docker inspect` shows of a container, beside one that a plain `docker run` has made: every difference, whatever it is.
+"""The differences between a container and one of a plain `docker run`, as `docker inspect` shows them.
 
 An empty value (null, "", 0, false, [], {}) is plain everywhere. What an engine fills in by itself is listed here. All other values
 were asked for, also those of options that engines will have one day.

@@ -1,4 +1,4 @@
-"""What a source of a large file may use up: a least rate, an overall limit that follows from its size, and so many attempts."""
+"""The limits of a source of a large file: a least rate, an overall limit that follows from its size, and so many attempts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGEST = 1 << 36
 
 
 class SourceError(Exception):
-    """Why a file cannot be had from its source."""
+    """The reason why a file cannot be downloaded from its source."""
 
 
 class BrokeOff(Exception):
@@ -29,7 +29,7 @@ class BrokeOff(Exception):
 
 
 class Source:
-    """What a source has said of its file, and how often it broke off."""
+    """The facts that a source reported of its file, and the number of its interruptions."""
 
     def __init__(self, size: Optional[int]) -> None:
         self.size, self.tag = size, ""

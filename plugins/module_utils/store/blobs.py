@@ -326,7 +326,7 @@ def _leavings(root: str) -> List[str]:
 
 
 def _left_in(directory: str, age: float) -> List[str]:
-    """What is older than `age` in a directory. Its lock tells whether somebody is at work there: ages are by the time of day."""
+    """Return what is older than `age` in a directory. Its lock tells whether another run uses it: ages are by the time of day."""
     if not os.path.isdir(directory):
         return []
     found = []

@@ -205,7 +205,7 @@ class Guard:
 
 
 class _Stat(NamedTuple):
-    """What the kernel tells of a process or a thread."""
+    """The facts that the kernel reports of a process or a thread."""
 
     name: str
     state: str
