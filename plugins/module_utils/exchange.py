@@ -1,7 +1,7 @@
-"""One exchange over HTTP with a server of this host: Docker's engine, Triton, Prometheus. And the budget of any exchange.
+"""HTTP exchanges with servers of this host (Docker's engine, Triton, Prometheus), and the budget of an exchange.
 
-Each call on a host begins with its imports, and those of http.client, which reads mails and speaks TLS too, are a quarter of a look
-at the host (docs/decisions/0035-a-call-imports-what-it-needs.md).
+Importing http.client, which also handles mails and TLS, would take a quarter of the time that reading the state of a host takes
+(docs/decisions/0035-a-call-imports-what-it-needs.md).
 """
 
 from __future__ import annotations
@@ -11,50 +11,50 @@ import socket
 import time
 from typing import Any, BinaryIO, Dict, Iterator, Mapping, Optional, Tuple
 
-# Seconds of an exchange whose caller names none
+# Default limit of an exchange in seconds
 SECONDS = 20.0
-# Bytes of a line before the body, and of a body
+# Limits in bytes of a header line and of a body, and the limit of header lines
 LINE, BODY = 1 << 16, 1 << 26
 LINES = 200
-# Bytes that a response may have in all for each byte of its body: a chunk of one byte has seven around it
+# Limit of the bytes of a response for each byte of its body: a chunk of one byte has seven bytes of framing
 FRAMING = 8
 DIGITS = "0123456789abcdef"
 
 
 class Budget:
-    """The time and the bytes of one exchange: connection, handshake, request and response share them.
+    """The time and the bytes that connection, handshake, request and response of one exchange share.
 
-    A timeout of a socket is none: it begins again with each byte that comes.
+    The timeout of a socket does not limit an exchange: it restarts with each byte that arrives.
     """
 
     def __init__(self, seconds: float, size: Optional[int] = None) -> None:
         self.allow(seconds, LINES * LINE + FRAMING * BODY if size is None else size)
 
     def allow(self, seconds: float, size: int) -> None:
-        """So much time and so many bytes from now on."""
+        """Set the seconds and the bytes that are left from now on."""
         self.seconds, self._size = seconds, size
         self._ends, self._left = time.monotonic() + seconds, size
 
     def remaining(self) -> float:
-        """Return the seconds that are left. Raises socket.timeout where none are."""
+        """Return the seconds that are left. Raises socket.timeout if the time is over."""
         left = self._ends - time.monotonic()
         if left <= 0:
             raise socket.timeout(self.late())
         return left
 
     def late(self) -> str:
-        """Return what is said where no time is left."""
+        """Return the message of an exchange whose time is over."""
         return f"the exchange did not end within {self.seconds:g} s"
 
     def receive(self, count: int) -> None:
-        """Count bytes that have come. Raises OSError where they are more than the response may have."""
+        """Count received bytes. Raises OSError if the response is too long."""
         self._left -= count
         if self._left < 0:
             raise OSError(f"the answer has more than {self._size} bytes")
 
 
 def incoming(connected: socket.socket, budget: Budget) -> BinaryIO:
-    """Return what a socket receives as a file that keeps to the budget."""
+    """Return a file of what the socket receives within the budget."""
     return io.BufferedReader(_Incoming(connected, budget))
 
 
@@ -81,20 +81,20 @@ class _Incoming(io.RawIOBase):
 
 
 def connect(address: str, port: int, budget: Budget) -> socket.socket:
-    """Connect to a host, of whose addresses each gets its share of the time. Raises OSError with the reason of the last."""
-    why = OSError(f"{address} has no address")
-    # As bytes, so that no table of names in other alphabets is imported
-    found = socket.getaddrinfo(address.encode(), port, 0, socket.SOCK_STREAM)
-    for number, (family, kind, protocol, _name, where) in enumerate(found):
+    """Connect to a host; its addresses share the time equally. Raises OSError with the failure of the last one."""
+    failure = OSError(f"{address} has no address")
+    # A name in bytes does not import the tables of international domain names.
+    addresses = socket.getaddrinfo(address.encode(), port, 0, socket.SOCK_STREAM)
+    for number, (family, kind, protocol, _name, where) in enumerate(addresses):
         connected = socket.socket(family, kind, protocol)
         try:
-            connected.settimeout(budget.remaining() / (len(found) - number))
+            connected.settimeout(budget.remaining() / (len(addresses) - number))
             connected.connect(where)
             return connected
         except OSError as error:
             connected.close()
-            why = error
-    raise why
+            failure = error
+    raise failure
 
 
 def exchange(
@@ -107,109 +107,109 @@ def exchange(
     cut: Optional[int] = None,
     size: Optional[int] = None,
 ) -> Tuple[int, bytes]:
-    """(status, body) of one answer, whose connection ends with it.
+    """Send a request, and return (status, body) of the response; the connection is used once.
 
-    `resource` is sent as it is: Triton takes the bytes of a model's name. Without a `budget` the socket's timeout is that of the
-    whole exchange. Of a body that is longer than `cut` its first bytes are returned. Raises OSError where there is no whole answer
-    in time, it is longer than `size` (or BODY), or the request would be more than one.
+    `resource` is sent unquoted: Triton takes the bytes of a model's name. Without a `budget` the socket's timeout limits the whole
+    exchange. A body longer than `cut` is truncated. Raises OSError if the response is incomplete, late, or longer than `size`
+    (default BODY), and if a character would end the request early.
     """
     budget = budget or Budget(connected.gettimeout() or SECONDS)
-    told = {"Host": "localhost", "Connection": "close", **(headers or {})}
+    fields = {"Host": "localhost", "Connection": "close", **(headers or {})}
     if body is not None or method in ("POST", "PUT"):
-        told["Content-Length"] = str(len(body or b""))
-    lines = [f"{method} {resource} HTTP/1.1", *(f"{name}: {value}" for name, value in told.items())]
+        fields["Content-Length"] = str(len(body or b""))
+    lines = [f"{method} {resource} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     if any(sign <= " " or sign == "\x7f" for sign in resource) or any(sign in line for line in lines for sign in "\r\n\0"):
-        raise OSError(f"{method} {resource!a} has signs that no request can carry")
+        raise OSError(f"{method} {resource!a} has characters that a request must not have")
+    # sendall() has one timeout for all bytes.
     connected.settimeout(budget.remaining())
-    # Its timeout is that of all that is sent
     connected.sendall("\r\n".join([*lines, "", ""]).encode() + (body or b""))
     with incoming(connected, budget) as answer:
         for _count in range(LINES):
-            status, said = head(answer)
+            status, fields = head(answer)
             if status not in (100, 102, 103):
                 break
         else:
-            raise OSError(f"the answer has more than {LINES} heads")
+            raise OSError(f"the answer has more than {LINES} interim responses")
         if status in (204, 304):
             return status, b""
-        return status, _body(answer, said, BODY if size is None else size, cut)
+        return status, _body(answer, fields, BODY if size is None else size, cut)
 
 
-def _body(answer: BinaryIO, said: Mapping[str, str], size: int, cut: Optional[int]) -> bytes:
-    most = size if cut is None else cut
+def _body(answer: BinaryIO, headers: Mapping[str, str], size: int, cut: Optional[int]) -> bytes:
+    limit = size if cut is None else cut
     body = bytearray()
-    for piece in _pieces(answer, said, most, whole=cut is None):
+    for piece in _pieces(answer, headers, limit, truncate=cut is not None):
         body += piece
-        if len(body) > most and cut is None:
-            raise _too_long(most)
-        if len(body) >= most and cut is not None:
+        if len(body) > limit and cut is None:
+            raise _too_long(limit)
+        if len(body) >= limit and cut is not None:
             break
-    return bytes(body[:most])
+    return bytes(body[:limit])
 
 
-def _pieces(answer: BinaryIO, said: Mapping[str, str], most: int, whole: bool) -> Iterator[bytes]:
-    """The body in the pieces in which it comes, up to a byte beyond `most`. As a `whole` it must not be announced as longer."""
-    if said.get("transfer-encoding", "").lower() == "chunked":
-        yield from _chunks(answer, most)
-    elif "content-length" in said:
-        length = _number(said["content-length"], 10)
-        if length > most and whole:
-            raise _too_long(most)
-        yield _exactly(answer, min(length, most + 1))
+def _pieces(answer: BinaryIO, headers: Mapping[str, str], limit: int, truncate: bool) -> Iterator[bytes]:
+    """Yield the body in pieces, up to one byte beyond `limit`. Raises OSError if its announced length is greater."""
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        yield from _chunks(answer, limit)
+    elif "content-length" in headers:
+        length = _number(headers["content-length"], 10)
+        if length > limit and not truncate:
+            raise _too_long(limit)
+        yield _exactly(answer, min(length, limit + 1))
     else:
-        yield answer.read(most + 1)
+        yield answer.read(limit + 1)
 
 
-def _too_long(most: int) -> OSError:
-    return OSError(f"the answer has more than {most} bytes")
+def _too_long(limit: int) -> OSError:
+    return OSError(f"the answer has more than {limit} bytes")
 
 
 def head(answer: BinaryIO) -> Tuple[int, Dict[str, str]]:
-    """(status, headers by their names in lower case)."""
+    """Return (status, headers by name in lower case) of a response."""
     protocol, _space, rest = _line(answer).partition(" ")
     status = rest.partition(" ")[0]
     if protocol not in ("HTTP/1.0", "HTTP/1.1") or len(status) != 3 or not set(status) <= set(DIGITS[:10]):
-        raise OSError("what answered does not speak HTTP")
+        raise OSError("the answer is not HTTP")
     return int(status), _headers(answer)
 
 
 def _headers(answer: BinaryIO) -> Dict[str, str]:
-    found: Dict[str, str] = {}
+    headers: Dict[str, str] = {}
     for _count in range(LINES):
         line = _line(answer)
         if not line:
-            return found
+            return headers
         name, _colon, value = line.partition(":")
-        found[name.strip().lower()] = value.strip()
+        headers[name.strip().lower()] = value.strip()
     raise OSError(f"the answer has more than {LINES} headers")
 
 
 def _line(answer: BinaryIO) -> str:
     raw = answer.readline(LINE)
     if not raw.endswith(b"\n"):
-        raise OSError("the answer broke off" if len(raw) < LINE else f"the answer has a line of more than {LINE} bytes")
+        raise OSError("the answer ended early" if len(raw) < LINE else f"the answer has a line of more than {LINE} bytes")
     return raw.decode("latin-1").rstrip("\r\n")
 
 
-def _chunks(answer: BinaryIO, most: int) -> Iterator[bytes]:
+def _chunks(answer: BinaryIO, limit: int) -> Iterator[bytes]:
     while True:
         size = _number(_line(answer).partition(";")[0].strip(), 16)
         if not size:
             _headers(answer)
             return
-        yield _exactly(answer, min(size, most + 1))
+        yield _exactly(answer, min(size, limit + 1))
         if _line(answer):
-            raise OSError(f"the answer has a chunk of more than the {size} bytes that it says")
+            raise OSError(f"the answer has a chunk that is longer than its announced {size} bytes")
 
 
 def _number(text: str, base: int) -> int:
     if not text or not set(text.lower()) <= set(DIGITS[:base]) or len(text) > 15:
-        raise OSError(f"the answer has the length {text[:40]!a}")
+        raise OSError(f"the answer announces the length {text[:40]!a}")
     return int(text, base)
 
 
 def _exactly(answer: BinaryIO, size: int) -> bytes:
     raw = answer.read(size)
     if len(raw) < size:
-        raise OSError(f"the answer broke off after {len(raw)} of {size} bytes")
+        raise OSError(f"the answer ended early after {len(raw)} of {size} bytes")
     return raw

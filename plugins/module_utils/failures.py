@@ -1,27 +1,27 @@
-"""Errors of a change, in words for an operator."""
+"""Messages of failed steps."""
 
 from __future__ import annotations
 
 import os
 from typing import Tuple, Type
 
-# Characters of an unexpected error's own message that a reason shows
+# Limit of the characters of an unexpected error's message
 SHOWN = 300
 
 
 def reason(error: BaseException, expected: Tuple[Type[BaseException], ...]) -> str:
-    """Return why a step failed: the message of an expected error, or the type, message and place of any other one."""
+    """Return the message of an expected error, or the type, message and source line of any other error."""
     message = " ".join(str(error).split())
     if isinstance(error, expected):
         return str(error) or type(error).__name__
     return (
-        f"npufleet met an error that it does not expect: {type(error).__name__}({message[:SHOWN]}){_place(error)}. "
+        f"npufleet met an unexpected error: {type(error).__name__}({message[:SHOWN]}){_place(error)}. "
         "Report it with the archive of playbooks/collect.yml"
     )
 
 
 def _place(error: BaseException) -> str:
-    """Return the file and line that raised the error, empty if Python does not know it."""
+    """Return the file and line that raised the error, or an empty string if they are unknown."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

@@ -84,21 +84,21 @@ def test_nobody_waits_for_a_server_that_does_not_hang_up(answer: bytes) -> None:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (b"", "the answer broke off"),
-        (b"\x00\x00\x12\x04\n", "what answered does not speak HTTP"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "what answered does not speak HTTP"),
-        (b"HTTP/1.1 20x OK\r\n\r\n", "what answered does not speak HTTP"),
-        (b"HTTP/1.1 200 OK\r\nContent-Le", "the answer broke off"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello", "the answer broke off after 5 of 9 bytes"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\nhello", "the answer has the length '-1'"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\nhello", "the answer has the length '\\xb2'"),
+        (b"", "the answer ended early"),
+        (b"\x00\x00\x12\x04\n", "the answer is not HTTP"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "the answer is not HTTP"),
+        (b"HTTP/1.1 20x OK\r\n\r\n", "the answer is not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", "the answer ended early"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello", "the answer ended early after 5 of 9 bytes"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\nhello", "the answer announces the length '-1'"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\nhello", "the answer announces the length '\\xb2'"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n", "the answer has more than 67108864 bytes"),
-        (CHUNKED + b"5\r\nhel", "the answer broke off after 3 of 5 bytes"),
-        (CHUNKED + b"5\r\nhello\r\n", "the answer broke off"),
-        (CHUNKED + b"0x5\r\nhello\r\n", "the answer has the length '0x5'"),
-        (CHUNKED + b"5\r\nhello and more\r\n0\r\n\r\n", "the answer has a chunk of more than the 5 bytes that it says"),
+        (CHUNKED + b"5\r\nhel", "the answer ended early after 3 of 5 bytes"),
+        (CHUNKED + b"5\r\nhello\r\n", "the answer ended early"),
+        (CHUNKED + b"0x5\r\nhello\r\n", "the answer announces the length '0x5'"),
+        (CHUNKED + b"5\r\nhello and more\r\n0\r\n\r\n", "the answer has a chunk that is longer than its announced 5 bytes"),
         (CHUNKED + b"0\r\n" + b"A: b\r\n" * 300 + b"\r\n", "the answer has more than 200 headers"),
-        (b"HTTP/1.1 100 Continue\r\n\r\n" * 300 + b"HTTP/1.1 100 Continue\r\n", "the answer has more than 200 heads"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 300 + b"HTTP/1.1 100 Continue\r\n", "the answer has more than 200 interim responses"),
         (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 300 + b"\r\n", "the answer has more than 200 headers"),
         (b"HTTP/1.1 200 OK\r\nA: " + b"b" * 70000, "the answer has a line of more than 65536 bytes"),
     ],
@@ -144,7 +144,7 @@ def test_what_would_be_another_request_is_not_sent(resource: str, headers: dict[
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(1)
-        with pytest.raises(OSError, match="signs that no request can carry"):
+        with pytest.raises(OSError, match="characters that a request must not have"):
             exchange(ours, "GET", resource, headers)
         theirs.setblocking(False)
         with pytest.raises(BlockingIOError):

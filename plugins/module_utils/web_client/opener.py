@@ -37,7 +37,7 @@ def open_request(request: urllib.request.Request, proxies: Mapping[str, str], ca
 
 def unreadable(error: http.client.HTTPException) -> str:
     """Return why an answer cannot be read as HTTP."""
-    return f"what answered does not speak HTTP ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+    return f"the answer is not HTTP ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
 
 
 def _trust(ca: Optional[str]) -> ssl.SSLContext:
