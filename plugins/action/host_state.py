@@ -275,7 +275,7 @@ class ActionModule(FleetAction):
             if judges:
                 handed["suppliers"], handed["passwords"] = preflight_inputs.suppliers(variables)
                 handed["conditions"] = preflight_inputs.conditions(variables, manifests)
-                handed["passwords"]["addresses"] = secret.of_addresses([handed["suppliers"], handed["conditions"]])
+                handed["passwords"]["addresses"] = secret.address_secrets([handed["suppliers"], handed["conditions"]])
             models_only = "models" in concerns and "image" not in concerns
             wait = int(variables["npufleet_lease_wait"]) if models_only else 0
             result = self._answer(lambda: self._settled(handed, task_vars, wait))

@@ -229,7 +229,7 @@ def _restart(units: Sequence[str]) -> Optional[str]:
 def _masked(words: str, contents: Sequence[bytes]) -> str:
     """A message in one line without the values of these files that may be secret."""
     hidden = [value for content in contents for value in _values(content.decode("utf-8", "replace"))]
-    return " ".join(secret.without_login(secret.without(words, hidden, []), "***@").split())[:1000]
+    return " ".join(secret.replace_logins(secret.remove_values(words, hidden, []), "***@").split())[:1000]
 
 
 def _values(content: str) -> Iterator[str]:
@@ -249,7 +249,7 @@ def _texts(value: Any, name: str = "") -> Iterator[str]:
     elif isinstance(value, list):
         for entry in value:
             yield from _texts(entry, name)
-    elif isinstance(value, str) and name not in DRIVERS and not (secret.PLACE.search(name) and secret.PATHS.fullmatch(value)):
+    elif isinstance(value, str) and name not in DRIVERS and not (secret.PATH_NAME.search(name) and secret.PATHS.fullmatch(value)):
         yield value
 
 

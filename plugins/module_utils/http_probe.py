@@ -12,7 +12,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget
-from ansible_collections.npufleet.triton.plugins.module_utils.secret import has_login, masked, without_login
+from ansible_collections.npufleet.triton.plugins.module_utils.secret import has_login, mask_logins, replace_logins
 
 # Seconds and bytes of one exchange, its redirects included; characters of a page that are read
 SECONDS, SIZE, PAGE = 10.0, 8 << 20, 1 << 20
@@ -61,7 +61,7 @@ def supplier(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional
 
 def bare(address: str) -> str:
     """An address without the login that may be in it, and without a signature behind it."""
-    shown = without_login(address).partition("?")[0]
+    shown = replace_logins(address).partition("?")[0]
     return shown if not has_login(shown) else "an address with a login"
 
 
@@ -193,11 +193,11 @@ def _exchange(
             return answer.status, answer.read(PAGE).decode("utf-8", "replace"), _lower(answer.headers)
     except urllib.error.HTTPError as error:
         with error:
-            return error.code, masked(str(error.reason)), _lower(error.headers)
+            return error.code, mask_logins(str(error.reason)), _lower(error.headers)
     except urllib.error.URLError as error:
-        return 0, masked(str(error.reason)), {}
+        return 0, mask_logins(str(error.reason)), {}
     except (OSError, ValueError, HTTPException) as error:
-        return 0, masked(str(error) or type(error).__name__), {}
+        return 0, mask_logins(str(error) or type(error).__name__), {}
 
 
 def ask(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, Literal, TypedDict
 
-from ansible_collections.npufleet.triton.plugins.module_utils.secret import masked
+from ansible_collections.npufleet.triton.plugins.module_utils.secret import mask_logins
 
 
 class Item(TypedDict):
@@ -45,7 +45,7 @@ def short(value: Any, most: int = LINE) -> str:
         return "nothing"
     line = " ".join((value if isinstance(value, str) else json.dumps(value, sort_keys=True)).split())
     # A login in an address, such as a proxy's, is nobody's business.
-    line = masked(line)
+    line = mask_logins(line)
     return line if len(line) <= most else line[: most - 3] + "..."
 
 

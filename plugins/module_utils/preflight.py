@@ -18,7 +18,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.driver.systems imp
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, short
-from ansible_collections.npufleet.triton.plugins.module_utils.system import file_system, packages, run, text, which
+from ansible_collections.npufleet.triton.plugins.module_utils.system import free_space, installed_packages, read_text, run, which
 
 GIB = 2**30
 # The supplier of models, among passwords
@@ -76,7 +76,7 @@ def refusals(
     doing = {(item["concern"], item["action"]) for item in plan}
     changing = any(concern == ENGINE for concern, _action in doing)
     if plan and "driver" in actual:
-        reasons += system(wanted, text("/etc/os-release") or "", os.uname().release)
+        reasons += system(wanted, read_text("/etc/os-release") or "", os.uname().release)
         reasons += list(cards(wanted, actual["driver"], plan, _bus_types()))
         reasons += list(memory(wanted, actual["driver"]))
         if ("driver", "install") in doing:
@@ -85,7 +85,7 @@ def refusals(
         if ("driver", cdi.BRING) in doing and not wanted["brings_toolkit"]:
             reasons += list(cdi.unavailable(actual["driver"]["toolkit"]["version"]))
     if changing:
-        reasons += list(engine(actual["engine"], packages([*CONFLICTS, *ENGINES]), _engine_name()))
+        reasons += list(engine(actual["engine"], installed_packages([*CONFLICTS, *ENGINES]), _engine_name()))
         reasons += list(flag_reasons(plan))
         reasons += list(finds_by_name(actual["engine"], plan)) if wanted["by_name"] else []
     if ("server", "create") in doing or ("server", "replace") in doing:
@@ -100,7 +100,7 @@ def refusals(
         makes = any(("driver", action) in doing for action in (cdi.BRING, cdi.GENERATED))
         missing = [why for why in access["missing"] if not (makes and why == device_access.NO_SPEC)]
         reasons += [f"npufleet_device_access: {why}" for why in [*([] if loads else missing), *access["closed"]]]
-    reasons += list(disk(_needs(wanted, doing), file_system))
+    reasons += list(disk(_needs(wanted, doing), free_space))
     reasons += filter(None, [(actual.get("models") or {}).get("undecided")])
     if "models" in actual and wanted["pulls"]:
         reasons += pulled(wanted["pulls"], actual["models"], passwords.get(LARGE_FILES) or {})
@@ -149,8 +149,8 @@ def _bus_types() -> List[str]:
     """The type of each NPU on the bus by its PCI id, the id itself where it is not known."""
     found = []
     for path in sorted(glob.glob("/sys/bus/pci/devices/*/vendor")):
-        if (text(path) or "").strip() == PCI_VENDOR:
-            device = (text(os.path.join(os.path.dirname(path), "device")) or "").strip()
+        if (read_text(path) or "").strip() == PCI_VENDOR:
+            device = (read_text(os.path.join(os.path.dirname(path), "device")) or "").strip()
             found.append(CARDS.get(device, device))
     return found
 
@@ -291,7 +291,7 @@ def listeners(listen: str) -> Dict[str, str]:
     """{port: who listens on it} of this host as far as it is in the way of that address, `pid (command)` where that can be seen."""
     inodes: Dict[str, str] = {}
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in (text(path) or "").splitlines()[1:]:
+        for line in (read_text(path) or "").splitlines()[1:]:
             columns = line.split()
             if len(columns) > 9 and columns[3] == "0A":
                 where, port = columns[1].rsplit(":", 1)
@@ -305,7 +305,7 @@ def listeners(listen: str) -> Dict[str, str]:
             continue
         if inode in inodes:
             pid = path.split("/")[2]
-            found[inodes[inode]] = "process {} ({})".format(pid, (text(f"/proc/{pid}/comm") or "").strip())
+            found[inodes[inode]] = "process {} ({})".format(pid, (read_text(f"/proc/{pid}/comm") or "").strip())
     return found
 
 

@@ -1,6 +1,6 @@
-"""Takes secrets out of what leaves a host: known values in every form they may take, and what looks like a secret.
+"""Removal of secrets from text and JSON data: known values in every encoding, and whatever looks like a secret.
 
-Pure: text or JSON data in, the same without secrets out. Too much is taken out rather than too little.
+When in doubt, a value is removed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Match
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, SHORTEST, WORDS, looks_secret
 
 MARK = "<redacted>"
-# A variable of such a name says where a secret is, not what it is
-PLACE_NAME = re.compile(r"(?<!webhook)_(file|path|dir|url|user|username|name)$", re.IGNORECASE)
-# Every one of these has the name that its reader gave it
+# A variable of such a name holds the location of a secret and not the secret.
+LOCATION_NAME = re.compile(r"(?<!webhook)_(file|path|dir|url|user|username|name)$", re.IGNORECASE)
+# A map of HTTP headers, whose names are arbitrary, so that each value may be secret
 HEADERS_NAME = re.compile(r"headers$", re.IGNORECASE)
 _FLAG = re.compile(r"--?(?:[\w-]{0,64}" + WORDS + r"[\w-]{0,64}|(?:http|grpc)-restricted-(?:api|protocol))", re.IGNORECASE)
 _ASSIGNED = re.compile(r"([\w.-]{0,64}?" + WORDS + r"[\w.-]{0,64}=)(.+)", re.IGNORECASE | re.DOTALL)
@@ -30,14 +30,14 @@ def _pattern(text: str, flags: int = 0) -> Pattern[str]:
     return re.compile(text, re.IGNORECASE | re.MULTILINE | flags)
 
 
-# Each keeps its group `keep` and takes out its group `secret`. Lengths are bounded, so that a line of a megabyte costs no more
-# than its length. Keys first, which have several lines; one whose begin was cut off is taken out from the text's first byte.
+# Each pattern keeps its group `keep` and removes its group `secret`. Bounded lengths keep the time linear in the length of a line.
+# Private keys have several lines. A key without its first line is removed from the beginning of the text.
 KEYS: List[Pattern[str]] = [
     _pattern(r"(?P<keep>)(?P<secret>-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----.*?(?:" + _END + r"|\Z))", re.DOTALL),
     _pattern(r"(?P<keep>)(?P<secret>\A.{0,8000}?" + _END + ")", re.DOTALL),
 ]
 RESTRICTED = _pattern(r"(?P<keep>restricted-(?:api|protocol)[=\s\"',]{1,8}[^\s\"'=]{1,200}=)(?P<secret>[^\s\"']+)")
-# What signs an address (SAS, presigned), or names who may read it
+# Signatures and credentials in the query of an address (SAS, presigned)
 SIGNED = _pattern(
     r"(?P<keep>(?:[?&;]|u0026)(?:x-(?:amz|goog|ms)-)?(?:sig|signature|credential|security-token|awsaccesskeyid|key)=)"
     r"(?P<secret>[^&\s\"'#<>\\]+)"
@@ -46,7 +46,7 @@ WEBHOOK = _pattern(
     r"(?P<keep>\bhttps?://(?:hooks\.[\w.-]{1,200}/|api\.telegram\.org/bot"
     r"|[\w.:-]{1,250}/(?:[\w.-]{1,60}/){0,4}?(?:webhooks?|webhookb2|hooks)/))(?P<secret>[^\s\"'<>\\]+)"
 )
-# A login in an address that is a value of another one
+# A login in an address that is percent-encoded in another address
 ENCODED = _pattern(r"(?P<keep>\b[a-z][a-z0-9+.-]{0,20}%3a%2f%2f)(?P<secret>[^\s\"'<>/?#&]{1,400}?)(?=%40)")
 PATTERNS: List[Pattern[str]] = [
     LOGIN,
@@ -58,7 +58,7 @@ PATTERNS: List[Pattern[str]] = [
     _pattern(r"(?P<keep>\bbearer\s+)(?P<secret>[A-Za-z0-9._~+/-]{8,}={0,2})"),
     _pattern(r"(?P<keep>\"(?:auth|identitytoken|registrytoken)\"\s*:\s*\")(?P<secret>[^\"\n]+)"),
     _pattern(r"(?P<keep>)(?P<secret>\beyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*)"),
-    # "NAME=value" as a whole, then name: "value", then the rest of a line that begins with the name, then one word
+    # "NAME=value" in quotes, name: "value", the rest of a line that begins with a name, one word after a name
     _pattern(r"(?P<keep>\"[\w.-]{0,64}?" + WORDS + r"[\w.-]{0,64}=)(?P<secret>(?:[^\"\\\n]|\\.)+)(?=\")"),
     _pattern(r"(?P<keep>" + WORDS + r"[\w.-]{0,64}\\?[\"']?\s*[:=]\s*)(?P<secret>" + _QUOTED + ")"),
     _pattern(
@@ -68,9 +68,9 @@ PATTERNS: List[Pattern[str]] = [
     _pattern(r"(?P<keep>" + WORDS + r"[\w.-]{0,64}\\?[\"']?[ \t]*[:=](?!:)[ \t]*\\?[\"']?)(?P<secret>[^\s\"'&})\]\\]+)"),
     _pattern(r"(?P<keep>(?<!\S)--?[\w-]{0,64}?" + WORDS + r"[\w-]{0,64}[ \t]+)(?P<secret>(?!-)[^\s\"']+)"),
 ]
-# A name whose value begins in the next line
+# A name in YAML whose value begins on the next line
 BLOCK = re.compile(r"(?:- +)*[\"']?([\w.-]{1,100})[\"']? *:(?: +[|>][-+0-9]{0,2})?(?: +#.*)?")
-# A line with none of these matches no pattern: looking for words is quicker by far
+# A line with none of these words matches no pattern. Searching for words is much faster than matching.
 NEEDLES = (
     "pass", "pwd", "secret", "token", "credential", "key", "vault_", "://", "auth", "cookie", "bearer", "restricted-", "eyj",
     "webhook", "connection", "sig", "%3a",
@@ -78,14 +78,14 @@ NEEDLES = (
 
 
 def secret_values(variables: Mapping[str, Any]) -> Set[str]:
-    """Values of variables, and of entries inside of them, that have the name of a secret or stand in a URL as a login."""
+    """Return the values at any depth of variables that have the name of a secret or are a login in an address."""
     found: Set[str] = set()
 
     def walk(value: Any, secret: bool) -> None:
         if isinstance(value, Mapping):
             for name, part in value.items():
-                hidden = (looks_secret(str(name)) and not PLACE_NAME.search(str(name))) or _headers(name, part)
-                walk(part, secret or hidden)
+                named = (looks_secret(str(name)) and not LOCATION_NAME.search(str(name))) or _is_headers(name, part)
+                walk(part, secret or named)
         elif isinstance(value, (list, tuple)):
             for part in value:
                 walk(part, secret)
@@ -97,13 +97,13 @@ def secret_values(variables: Mapping[str, Any]) -> Set[str]:
     return {value for value in found if len(value) >= SHORTEST}
 
 
-def _headers(name: Any, value: Any) -> bool:
-    """Whether these are headers of requests."""
+def _is_headers(name: Any, value: Any) -> bool:
+    """Return True if the value is a map of HTTP headers."""
     return isinstance(value, Mapping) and HEADERS_NAME.search(str(name)) is not None
 
 
 def _logins(text: str) -> List[str]:
-    """Passwords and signatures in URLs, and keys in options of a server."""
+    """Return the passwords and signatures in addresses, and the keys in options of a server."""
     words = [urllib.parse.unquote(match["secret"]).split(":", 1)[-1] for match in LOGIN.finditer(text)]
     for pattern in (RESTRICTED, SIGNED, WEBHOOK):
         words += [urllib.parse.unquote(match["secret"]) for match in pattern.finditer(text)]
@@ -111,7 +111,7 @@ def _logins(text: str) -> List[str]:
 
 
 def forms(value: str) -> Set[str]:
-    """A value as programs write it: plain, in JSON, in URLs, in HTML, in hexadecimal, quoted by a shell or by Python."""
+    """Return the encodings of a value: plain, JSON, URL, HTML, hexadecimal, quoted by a shell or by Python."""
     written = {
         value,
         value.strip(),
@@ -123,31 +123,31 @@ def forms(value: str) -> Set[str]:
     written |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
     quoted = {urllib.parse.quote(value, safe=safe) for safe in ("", "/", ":/", "!$&'()*+,;=", "!$&'()*+,;=:/@")}
     quoted |= {urllib.parse.quote_plus(value), "".join(_percent(byte) for byte in value.encode())}
-    written |= quoted | {re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), form) for form in quoted}
+    written |= quoted | {re.sub(r"%[0-9A-F]{2}", lambda match: match[0].lower(), form) for form in quoted}
     written |= {value.encode().hex(), value.encode().hex().upper()}
     written |= {json.dumps(form)[1:-1] for form in written}
     return {form for form in written if len(form) >= SHORTEST}
 
 
 def _percent(byte: int) -> str:
-    """A byte in a URL of which nothing but letters and digits is left as it is."""
+    """Return a byte percent-encoded unless it is a letter or a digit."""
     return chr(byte) if byte < 128 and chr(byte).isalnum() else f"%{byte:02X}"
 
 
 def base64_cores(value: str) -> Set[str]:
-    """What is always to be seen of a value inside of a base64 text, wherever in it the value begins."""
+    """Return the parts of a value's base64 that do not depend on the surrounding bytes, for each of the three alignments."""
     raw = value.encode()
     cores = set()
     for shift in range(3):
-        whole = base64.b64encode(b"\0" * shift + raw).decode().rstrip("=")
+        encoded = base64.b64encode(b"\0" * shift + raw).decode().rstrip("=")
         first = (shift * 8 + 5) // 6
-        core = whole[first : (shift + len(raw)) * 8 // 6]
+        core = encoded[first : (shift + len(raw)) * 8 // 6]
         cores |= {core, core.replace("+", "-").replace("/", "_")}
     return {core for core in cores if len(core) >= SHORTEST}
 
 
 class Redactor:
-    """Cleans contents. `learn` first shows it all of them, so that what is a secret in one place is one in every place."""
+    """A remover of secrets. `learn` all contents before the first `clean`: a secret in one content is then removed from all."""
 
     def __init__(self, values: Iterable[str]) -> None:
         self.count = 0
@@ -155,17 +155,17 @@ class Redactor:
         self._encoded: Set[str] = set()
         self._ordered: Tuple[List[str], List[str]] = ([], [])
         for value in values:
-            self._know(value)
+            self._add(value)
 
-    def _know(self, value: str) -> None:
+    def _add(self, value: str) -> None:
         if len(value) >= SHORTEST:
             self._plain |= forms(value)
             self._encoded |= base64_cores(value)
-            # The longest first: one may be a part of another
+            # A value may be a part of another one, so the longest ones are replaced first.
             self._ordered = (sorted(self._plain, key=len, reverse=True), sorted(self._encoded, key=len, reverse=True))
 
     def learn(self, content: Any) -> None:
-        """Remember what looks like a secret of its own, letters with digits, to take it out wherever else it stands."""
+        """Remember values in the place of a secret that have letters and digits, to remove them everywhere."""
         found: Set[str] = set()
 
         def keep(value: str) -> str:
@@ -176,33 +176,33 @@ class Redactor:
 
         _Cleaner(keep).content(content)
         for value in found:
-            self._know(value)
+            self._add(value)
 
     def clean(self, content: Any) -> Any:
-        """Text or data without secrets."""
-        cleaner = _Cleaner(lambda _value: MARK, self._known)
+        """Return text or data without secrets, and count what was removed."""
+        cleaner = _Cleaner(lambda _value: MARK, self._without_known)
         content = cleaner.content(content)
         self.count += cleaner.count
         return content
 
-    def _known(self, text: str) -> str:
+    def _without_known(self, text: str) -> str:
         plain, encoded = self._ordered
         for entry in plain:
             if entry in text:
                 text = text.replace(entry, MARK)
         for entry in encoded:
             if entry in text:
-                # What stands around it belongs to the same base64 text
+                # The surrounding characters are the rest of the same base64 text.
                 text = re.sub("[A-Za-z0-9+/_=-]{0,4000}" + re.escape(entry) + "[A-Za-z0-9+/_=-]{0,4000}", MARK, text)
         return text
 
 
 class _Cleaner:
-    """One walk over a content: known values first, then what looks like a secret."""
+    """A walk over one content that replaces known values, and then whatever looks like a secret."""
 
-    def __init__(self, replace: Callable[[str], str], known: Callable[[str], str] = lambda text: text) -> None:
+    def __init__(self, replace: Callable[[str], str], without_known: Callable[[str], str] = lambda text: text) -> None:
         self._replace = replace
-        self._known = known
+        self._without_known = without_known
         self.count = 0
 
     def content(self, value: Any, secret: bool = False) -> Any:
@@ -219,63 +219,60 @@ class _Cleaner:
 
     def _mapping(self, value: Mapping[Any, Any], secret: bool) -> Dict[str, Any]:
         return {
-            self.text(str(name)): self.content(part, secret or looks_secret(str(name)) or _headers(name, part))
+            self.text(str(name)): self.content(part, secret or looks_secret(str(name)) or _is_headers(name, part))
             for name, part in value.items()
         }
 
     def _list(self, value: Iterable[Any], secret: bool) -> List[Any]:
-        cleaned, flag = [], False
+        cleaned, after_option = [], False
         for part in value:
             assigned = _ASSIGNED.fullmatch(part) if isinstance(part, str) else None
             if assigned and not secret:
-                # An environment: the value goes to the end, whatever is in it
+                # In an environment the value ends with the text.
                 self.count += 1
                 cleaned.append(self.text(assigned[1]) + self._replace(assigned[2]))
             else:
-                cleaned.append(self.content(part, secret or flag))
-            flag = isinstance(part, str) and _FLAG.fullmatch(part) is not None
+                cleaned.append(self.content(part, secret or after_option))
+            after_option = isinstance(part, str) and _FLAG.fullmatch(part) is not None
         return cleaned
 
     def text(self, text: str) -> str:
         before = text.count(MARK)
-        text = self._known(text)
+        text = self._without_known(text)
         if "PRIVATE KEY-----" in text:
             for pattern in KEYS:
-                text = pattern.sub(self._marked, text)
+                text = pattern.sub(self._substitute, text)
         text = "".join(map(self._line, self._blocks(text.splitlines(keepends=True))))
         self.count += max(text.count(MARK) - before, 0)
         return text
 
     def _blocks(self, lines: Iterable[str]) -> Iterator[str]:
-        """Lines without what stands below a secret's name that has no value in its own line, as in YAML."""
-        deep = -1
+        """Replace the lines below a name of a secret that has no value on its own line, as in YAML."""
+        block_indent = -1
         for line in lines:
             words = line.strip()
             indent = len(line) - len(line.lstrip(" "))
-            if deep >= 0 and words and words != MARK:
-                inside = indent > deep or (indent == deep and words.startswith("- "))
-                if inside:
+            if block_indent >= 0 and words and words != MARK:
+                if indent > block_indent or (indent == block_indent and words.startswith("- ")):
                     yield line[:indent] + self._replace(words) + line[len(line.rstrip("\r\n")) :]
                     continue
-                deep = -1
-            opened = BLOCK.fullmatch(words)
-            if opened and looks_secret(opened[1]):
-                # Of an entry of a list its fields are deeper than the list
-                deep = indent + len(words) - len(words.lstrip("- "))
-                yield line
-                continue
+                block_indent = -1
+            name = BLOCK.fullmatch(words)
+            if name and looks_secret(name[1]):
+                # The fields of a list entry are indented deeper than its dash.
+                block_indent = indent + len(words) - len(words.lstrip("- "))
             yield line
 
     def _line(self, line: str) -> str:
         low = line.lower()
         if any(needle in low for needle in NEEDLES):
             for pattern in PATTERNS:
-                line = pattern.sub(self._marked, line)
+                line = pattern.sub(self._substitute, line)
         return line
 
-    def _marked(self, found: Match[str]) -> str:
-        secret = found["secret"]
+    def _substitute(self, match: Match[str]) -> str:
+        secret = match["secret"]
         if secret.strip("\"',").lower() in ("", "null", "none", "true", "false", MARK):
-            return found[0]
+            return match[0]
         quote = secret[0] if secret[0] in "\"'" and secret[0] == secret[-1] else ""
-        return found["keep"] + quote + self._replace(secret) + quote
+        return match["keep"] + quote + self._replace(secret) + quote

@@ -1,6 +1,6 @@
-"""The two ways in which a module of this collection is called: from the library that a host keeps, or sent by Ansible.
+"""Calls of modules: from the library on a host, or as a module that Ansible copies there.
 
-In both cases the controller passes a request beside the options of the module: one private option, which no playbook sets.
+In both cases the controller passes a request in a private option, which playbooks do not set.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, Collection, Dict, List, NoReturn, Protocol, Sequence
 
 NAME = "_request"
 MODULES = "ansible_collections.npufleet.triton.plugins.modules."
-# What playbooks and Ansible steer by, of any module: data of their own, and of a text that people read what it is about. Of facts
-# the controller takes the interpreter alone, which Ansible has found.
+# Fields of results that playbooks evaluate, and names in fields that people read: both remain unmasked. The only fact that the
+# controller takes is the interpreter that Ansible has found.
 CONTROL = (
     "actual", "ansible_facts", "data", "desired", "files", "forgotten", "found", "held", "held_by", "id", "lacks", "maintenance",
     "mark", "moves", "plan", "python", "raw", "seen", "settled", "taken_over",
 )  # fmt: skip
 NAMES = ("name", "model", "protocol", "step", "at")
-# As Ansible writes what it takes out: a part of a text, and the whole of it
+# The masks of Ansible for a part of a text and for a whole text
 MASK, MASKED = "********", "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER"
 # The holder of a lease: the run, the person at its controller, the name of the host in the inventory
 HOLDER: Dict[str, Any] = {
@@ -49,10 +49,9 @@ class Module(Protocol):
 
 
 def displayed(result: Mapping[str, Any], secrets: Collection[str]) -> Dict[str, Any]:
-    """Return a result without these secrets in what people read.
+    """Return a result with secrets masked, except in control data, numbers and switches.
 
-    Control data is returned as it is: a password may be a word that a playbook steers by, such as `driver`. So are numbers and
-    switches, in which a short password would be found by chance.
+    A password may equal a word that a playbook evaluates, such as `driver`, or a part of a number.
     """
     longest_first = sorted(filter(None, map(str, secrets)), key=len, reverse=True)
     if not longest_first:
@@ -73,7 +72,7 @@ def _masked(value: Any, secrets: Sequence[str]) -> Any:
 
 
 class LibraryModule:
-    """A module that runs from the library of the host, without Ansible's AnsibleModule.
+    """A module that runs from the library of the host, without AnsibleModule.
 
     The controller has validated the options and the request (plugin_utils/library.py), and masks secrets in the result.
     """
@@ -101,32 +100,32 @@ class LibraryModule:
 
 
 def ansible_module(options: Dict[str, Any]) -> Module:
-    """Return the AnsibleModule of a module that Ansible has sent."""
+    """Return the AnsibleModule of a module that Ansible has copied to the host."""
     from ansible.module_utils.basic import AnsibleModule
 
-    class Sent(AnsibleModule):
-        """A module that masks what people read: AnsibleModule masks every text and number of a result, and so control data."""
+    class CopiedModule(AnsibleModule):
+        """An AnsibleModule that leaves control data unmasked."""
 
         def warn(self, warning: str, **more: Any) -> None:
             super().warn(displayed({"msg": warning}, self.no_log_values)["msg"], **more)
 
         def exit_json(self, **kwargs: Any) -> NoReturn:
-            super().exit_json(**self._shown(kwargs))
+            super().exit_json(**self._displayed(kwargs))
             raise SystemExit(0)
 
         def fail_json(self, msg: str, **kwargs: Any) -> NoReturn:
-            super().fail_json(**self._shown({"msg": msg, **kwargs}))
+            super().fail_json(**self._displayed({"msg": msg, **kwargs}))
             raise SystemExit(1)
 
-        def _shown(self, result: Dict[str, Any]) -> Dict[str, Any]:
+        def _displayed(self, result: Dict[str, Any]) -> Dict[str, Any]:
             if not self.no_log_values:
                 return result
-            shown = displayed(result, self.no_log_values)
+            masked = displayed(result, self.no_log_values)
             self.no_log_values.clear()
-            # In the place of the options, which nobody reads, and some of which are secret
-            return {**shown, "invocation": {}}
+            # Otherwise Ansible would add the options, some of which are secret.
+            return {**masked, "invocation": {}}
 
-    module: Module = Sent(argument_spec=options, supports_check_mode=True)
+    module: Module = CopiedModule(argument_spec=options, supports_check_mode=True)
     return module
 
 
@@ -137,9 +136,9 @@ def run_module(name: str, parameters: Mapping[str, Any], check_mode: bool, diff:
 
 
 def merge_request(module: Module, fields: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the options of a module and these fields of its request as one map; no result shows what of them is secret.
+    """Return the options of a module and the fields of its request as one map; secrets among them are masked in results.
 
-    `fields` is an argument_spec. The module ends as failed if the request does not match it.
+    `fields` is an argument_spec. The module fails if the request does not match it.
     """
     request = module.params[NAME] or {}
     if not isinstance(module, LibraryModule):
@@ -148,11 +147,11 @@ def merge_request(module: Module, fields: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _validated(module: Any, request: Dict[str, Any], fields: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the request with its types and defaults, as AnsibleModule does it with options."""
+    """Return the request with types and defaults, as AnsibleModule validates options."""
     from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-    found = ArgumentSpecValidator(fields).validate(request)
-    module.no_log_values.update(found._no_log_values)
-    if found.error_messages:
-        module.fail_json(msg=f"{NAME}: {'; '.join(found.error_messages)}: only the controller sets it")
-    return found.validated_parameters
+    validation = ArgumentSpecValidator(fields).validate(request)
+    module.no_log_values.update(validation._no_log_values)
+    if validation.error_messages:
+        module.fail_json(msg=f"{NAME}: {'; '.join(validation.error_messages)}: only the controller sets it")
+    return validation.validated_parameters

@@ -1,7 +1,7 @@
-"""What may be a secret, and how it is shown: names of secrets, logins in addresses, and values that are compared as digests.
+"""Detection of secrets (names of secrets, logins in addresses), and digests in their place ("sealed" values).
 
-A digest is an HMAC under a key that is made for one look at one host and kept nowhere. It says whether what was found is what is
-wanted, and a reader of the result cannot try out guesses against it, as a plain or a salted hash of a short password would let him.
+A digest is an HMAC under a key that exists for one query of one host. Two digests tell if the actual value equals the desired one.
+Unlike a hash of a short password, a digest cannot be attacked with guesses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WORDS = (
 SECRET_NAME = re.compile(WORDS, re.IGNORECASE)
 # Docker's config.json
 EXACT_NAMES = ("auth", "identitytoken", "registrytoken")
-# The second form is a password with characters that belong quoted there; what begins like a port is one
+# The second form is a password with characters that should be percent-encoded. Digits before a slash are a port.
 _LOGIN = (
     r"(?P<keep>\b[a-z][a-z0-9+.-]{0,20}://)"
     r"(?P<secret>[^/\s\"'?#]{1,400}|[^/\s:@\"'?#]{1,200}:(?!\d{1,5}[/?#])[^\s\"'<>]{1,400})"
@@ -28,53 +28,50 @@ _LOGIN = (
 LOGIN = re.compile(_LOGIN + "(?=@)", re.IGNORECASE)
 LOGIN_AT = re.compile(_LOGIN + "@", re.IGNORECASE)
 _QUERY = re.compile(r"\b[a-z][a-z0-9+.-]{0,20}://[^\s?\"'<>]*\?([^\s\"'<>]+)", re.IGNORECASE)
-# Between scheme and path, however many slashes there are; where the text is an address it may have spaces
+# A login between scheme and path, after any number of slashes. It may contain spaces if the whole text is an address.
 _HEAD = r"(?:[a-z][a-z0-9+.-]{0,20}:[/\\]{2,9}|(?:https?|ftps?):[/\\])"
 _AUTHORITY = re.compile(r"\b" + _HEAD + r"[^/\\?#\s@]{0,400}@", re.IGNORECASE)
 _ADDRESS = re.compile(r"\s*" + _HEAD + r"[^/\\?#@]{0,400}@", re.IGNORECASE)
-# user:password@host without a scheme; an image may have its digest there
+# user:password@host without a scheme. An image has its digest after the @.
 _SCHEMELESS = re.compile(r"(?<![\w/:.@-])[^\s/@:]{1,200}:[^\s/@]{1,400}@(?!sha(?:256|512):)[\w\[]", re.IGNORECASE)
-# Of a store that Triton reads, the address of its server comes behind the scheme of the store
+# The scheme of an object store, which Triton accepts before the address of its server
 _STORE = re.compile(r"^\s*(?:s3|gs|as)://(?=https?://)", re.IGNORECASE)
-# How often an address is decoded: a login may be written as %40, and that as %2540
+# An @ may be encoded repeatedly: as %40, and that as %2540.
 DECODED = 3
 
 DIGITS = 12
-# A shorter value would be found inside of ordinary words everywhere
+# Shorter values occur in ordinary words.
 SHORTEST = 6
-# Numbers, sizes and switches, which nobody takes for a secret
+# Numbers, sizes and switches, which are not secret
 SMALL = re.compile(r"|-?\d{1,4}(?:[.,:]\d{1,4}){0,15}|\d{1,9}[kmgt]i?b?|true|false|yes|no|on|off|none", re.IGNORECASE)
 PATHS = re.compile(r"(?:/[\w.+-]+)+/?(?::(?:/[\w.+-]+)+/?){0,9}")
-PLACE = re.compile(r"(?:^|_)(?:path|dir|directory|file|home|root)$", re.IGNORECASE)
-# Options of tritonserver that have no room for a secret, and what their values look like
+PATH_NAME = re.compile(r"(?:^|_)(?:path|dir|directory|file|home|root)$", re.IGNORECASE)
+# Options of tritonserver whose values cannot be secret, and the form of these values
 CLEAR_OPTIONS = (
     "model-repository", "model-store", "model-control-mode", "load-model", "log-format", "backend-directory", "repoagent-directory",
     "cache-directory", "http-address", "grpc-address", "metrics-address", "rate-limit", "rate-limit-resource",
 )  # fmt: skip
 CLEAR_VALUE = re.compile(r"[\w.*:/-]{1,300}")
-# ... and those whose value is `settings=value`
+# Options with a value in the form `setting=value`, and the form of the setting
 SETTINGS = re.compile(r"[\w-]+-config|host-policy|(?:http|grpc)-restricted-(?:api|protocol)")
-HEAD = re.compile(r"[\w-]{1,60}(?:[,:][\w-]{1,60}){0,9}")
+SETTING = re.compile(r"[\w-]{1,60}(?:[,:][\w-]{1,60}){0,9}")
 OPTION = re.compile(r"(--[\w-]{1,64})(?:=(.*))?", re.DOTALL)
-# Lines of a unit in which a value is no secret
+# Lines of a unit that cannot hold a secret
 UNIT_LINE = re.compile(r"|#.*|\[\w+\]|(?:Limit\w+|Wants|After|EnvironmentFile)=[^@]*")
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a value of this name is one to take out."""
+    """Return True if a value of this name may be secret."""
     return SECRET_NAME.search(name) is not None or name.lower() in EXACT_NAMES
 
 
-def without_login(text: str, instead: str = "") -> str:
-    """A text without the logins in its addresses."""
-    return LOGIN_AT.sub(lambda found: found["keep"] + instead, text)
+def replace_logins(text: str, replacement: str = "") -> str:
+    """Return the text with each login of an address, including its @, replaced."""
+    return LOGIN_AT.sub(lambda found: found["keep"] + replacement, text)
 
 
 def has_login(text: str, schemeless: bool = True) -> bool:
-    """Return True where an address in the text has a login: a user, a password or a token before an @, whatever its form.
-
-    With `schemeless` user:password@host counts too.
-    """
+    """Return True if an address in the text has a login; with `schemeless`, user:password@host is an address, too."""
     if "@" not in text and "%" not in text:
         return False
     for _time in range(DECODED):
@@ -84,28 +81,28 @@ def has_login(text: str, schemeless: bool = True) -> bool:
             return True
         if "%" not in text:
             return False
-        # Here, as few texts have any
+        # Few texts need this import.
         from urllib.parse import unquote
 
         text = unquote(text)
     return False
 
 
-def masked(text: str) -> str:
-    """Return a text as it may be shown: without the logins in its addresses, or nothing of it where one cannot be told apart."""
-    shown = without_login(text, "***@")
+def mask_logins(text: str) -> str:
+    """Return the text with its logins masked, or a mask if a login cannot be separated from the rest."""
+    shown = replace_logins(text, "***@")
     return "***" if has_login(shown.replace("***@", ""), schemeless=False) else shown
 
 
-def of_addresses(value: Any) -> List[str]:
-    """What addresses at any depth keep to themselves: a login with its @, and a signature or token behind the question mark.
+def address_secrets(value: Any) -> List[str]:
+    """Return the secrets of the addresses in a value: logins with their @, and queries, which may hold a signature or token.
 
-    For an option of a module that is not logged: no other option is shown with it then.
+    As values of a no_log option, these are masked in all other options of a module, too.
     """
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
-        return sorted({address for inner in value for address in of_addresses(inner)})
+        return sorted({address for inner in value for address in address_secrets(inner)})
     if not isinstance(value, str):
         return []
     found = [match["secret"] + "@" for match in LOGIN_AT.finditer(value)] + _QUERY.findall(value)
@@ -113,51 +110,51 @@ def of_addresses(value: Any) -> List[str]:
 
 
 def new_key() -> str:
-    """A key for one look."""
+    """Return a key for the digests of one query."""
     import secrets
 
     return secrets.token_hex(16)
 
 
 def seal(value: str, key: str) -> str:
-    """A value as a digest under this key."""
+    """Return the digest of a value under a key."""
     return "digest:" + hmac.new(key.encode(), value.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()[:DIGITS]
 
 
-def settings(values: Any, key: str, clear: Sequence[str] = (), name: str = "") -> Any:
-    """Named values with each that may be secret sealed, at any depth; those of the names `clear` only where a login is in them."""
+def seal_values(values: Any, key: str, clear: Sequence[str] = (), name: str = "") -> Any:
+    """Return nested values with each sealed that may be secret. A value named in `clear` is sealed only if it has an @."""
     if isinstance(values, Mapping):
-        return {number: settings(values[number], key, clear, str(number)) for number in values}
+        return {field: seal_values(values[field], key, clear, str(field)) for field in values}
     if isinstance(values, (list, tuple)):
-        return [settings(number, key, clear, name) for number in values]
+        return [seal_values(entry, key, clear, name) for entry in values]
     if values is None or isinstance(values, bool):
         return values
     value = str(values)
-    if not value or (PLACE.search(name) and PATHS.fullmatch(value)):
+    if not value or (PATH_NAME.search(name) and PATHS.fullmatch(value)):
         return values
     shown = not isinstance(values, str) or SMALL.fullmatch(value) or (name in clear and "@" not in value)
     return values if shown and not looks_secret(name) else seal(value, key)
 
 
-def command(words: Sequence[str], key: str) -> List[str]:
-    """A command line with every value that may be secret sealed: options stay to be read, with what is known of theirs."""
+def seal_command(words: Sequence[str], key: str) -> List[str]:
+    """Return a command line with each value sealed that may be secret; names of options remain readable."""
     shown: List[str] = []
     option = ""
     for place, word in enumerate(words):
-        given = OPTION.fullmatch(word)
-        if given:
-            shown.append(word if given[2] is None else f"{given[1]}={_of_option(given[1], given[2], key)}")
-            option = given[1] if given[2] is None else ""
+        match = OPTION.fullmatch(word)
+        if match:
+            shown.append(word if match[2] is None else f"{match[1]}={_seal_option(match[1], match[2], key)}")
+            option = match[1] if match[2] is None else ""
         else:
             program = place == 0 and CLEAR_VALUE.fullmatch(word)
             clear = program or word == "tritonserver" or re.fullmatch("-[a-z]", word)
-            shown.append(word if clear else _of_option(option, word, key))
+            shown.append(word if clear else _seal_option(option, word, key))
             option = ""
     return shown
 
 
-def _of_option(option: str, value: str, key: str) -> str:
-    """The value of an option, `option` empty for a word that belongs to none."""
+def _seal_option(option: str, value: str, key: str) -> str:
+    """Return the value of an option, sealed if it may be secret; `option` is empty for a positional argument."""
     name = option.lstrip("-")
     if looks_secret(name):
         return seal(value, key)
@@ -166,14 +163,14 @@ def _of_option(option: str, value: str, key: str) -> str:
     if value.isdigit() or SMALL.fullmatch(value) or PATHS.fullmatch(value):
         return value
     head, equals, tail = value.partition("=")
-    if SETTINGS.fullmatch(name) and equals and HEAD.fullmatch(head):
+    if SETTINGS.fullmatch(name) and equals and SETTING.fullmatch(head):
         harmless = not looks_secret(head) and "restricted" not in name
         return f"{head}={tail if harmless and (tail.isdigit() or SMALL.fullmatch(tail)) else seal(tail, key)}"
     return seal(value, key)
 
 
-def unit(text: str, key: str) -> str:
-    """A unit file, of which no more than limits and order is shown as it is."""
+def seal_unit(text: str, key: str) -> str:
+    """Return a unit file with all values sealed but limits and order."""
 
     def line(word: str) -> str:
         if UNIT_LINE.fullmatch(word):
@@ -184,12 +181,12 @@ def unit(text: str, key: str) -> str:
     return "".join(line(entry.rstrip("\n")) + "\n" * entry.endswith("\n") for entry in text.splitlines(keepends=True))
 
 
-def without(text: str, raw: Iterable[str], shown: Iterable[str]) -> str:
-    """A text without those of these raw values that are not shown, such as an option that a server repeats in its complaint."""
-    known = set()
+def remove_values(text: str, raw: Iterable[str], shown: Iterable[str]) -> str:
+    """Return the text with each raw value masked that is not among those shown; a server repeats its options in errors."""
+    hidden = set()
     for value in set(raw) - set(shown):
-        known |= {value, value.partition("=")[2], value.rpartition("=")[2]}
-    for value in sorted(known, key=len, reverse=True):
+        hidden |= {value, value.partition("=")[2], value.rpartition("=")[2]}
+    for value in sorted(hidden, key=len, reverse=True):
         if len(value) >= SHORTEST:
             text = text.replace(value, "***")
     return text

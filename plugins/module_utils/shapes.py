@@ -1,10 +1,10 @@
-"""JSON from elsewhere: parsed within limits, and compared with the shape that it has to have, in words where it has another one.
+"""JSON of servers, tools and host files: parsed within limits, and compared with an expected shape.
 
-Whatever a server, a tool or a file of the host says comes in by `parse`, and nothing else calls Python's parser for it.
+No other code parses such JSON.
 
-A shape is a type, a compiled pattern for text that fits all of it, {"field": shape} for an object (one with `?` behind its
-name may be missing, ones that are not named may be there), {pattern: shape} for an object with names that fit, [shape] for
-a list, or a tuple of shapes of which one has to fit.
+A shape is a type, a compiled pattern that all of a text matches, [shape] for a list, a tuple of alternative shapes,
+{"field": shape} for an object (a field whose name ends with `?` is optional, other fields are ignored), or {pattern: shape} for an
+object whose names match the pattern.
 """
 
 from __future__ import annotations
@@ -29,56 +29,54 @@ NAMES = {
     float: "a number",
     NULL: "null",
 }
-# Characters of a name or a value that a message shows
+# Limit of the characters of a name or value in a message
 SHOWN = 60
-# Bytes of a text, unless its reader expects more, levels of lists and objects in each other, and digits of a number, that JSON from
-# elsewhere may have
+# Limits of untrusted JSON: bytes (default), nested levels, digits of a number
 SIZE, DEPTH, DIGITS = 1 << 24, 64, 20
 
 
-class Found(NamedTuple):
-    """The content of a file; `flaw` says why it cannot be used, `there` whether there is a file at all."""
+class FileContent(NamedTuple):
+    """The content of a file, or the reason why it cannot be used (`flaw`)."""
 
     content: Any
     flaw: Optional[str]
-    there: bool
+    exists: bool
 
 
-def read(path: str, shape: Shape, size: int = SIZE) -> Found:
-    """A JSON file of this shape, and of at most so many bytes."""
+def read(path: str, shape: Shape, size: int = SIZE) -> FileContent:
+    """Return the content of a JSON file, with a flaw if it is too large or does not match the shape."""
     try:
         with open(path, "rb") as source:
             content = parse(source.read(size + 1), size)
-    except FileNotFoundError:
-        linked = os.path.islink(path)
-        return Found(None, "it is a link that leads nowhere" if linked else None, linked)
     except OSError as error:
-        return Found(None, f"it cannot be read ({error.strerror})", True)
+        return FileContent(None, *_unreadable(path, error))
     except ValueError as error:
-        return Found(None, f"it is no JSON ({error})", True)
-    flaw = misfit(content, shape)
-    return Found(None if flaw else content, flaw, True)
+        return FileContent(None, f"it is not JSON ({error})", True)
+    flaw = mismatch(content, shape)
+    return FileContent(None if flaw else content, flaw, True)
+
+
+def _unreadable(path: str, error: OSError) -> Tuple[Optional[str], bool]:
+    """Return why a file cannot be read (None if it does not exist), and if it exists."""
+    if not isinstance(error, FileNotFoundError):
+        return f"it cannot be read ({error.strerror})", True
+    return ("it is a broken link", True) if os.path.islink(path) else (None, False)
 
 
 def parse(raw: Union[str, bytes], size: int = SIZE) -> Any:
-    """Return the data of JSON from elsewhere: whole numbers of a processor, finite numbers, objects whose names differ.
-
-    Raises ValueError with what is wrong with it, whatever the text is.
-    """
+    """Return the data of untrusted JSON. Raises ValueError for invalid JSON and for values beyond the limits of this module."""
     if len(raw) > size:
         raise ValueError(f"it has more than {size} bytes")
     try:
-        # Not as json.loads takes bytes, which guesses other encodings
+        # json.loads would guess the encoding of bytes.
         text = raw.decode() if isinstance(raw, bytes) else raw
-        found = json.loads(
-            text, parse_constant=_no_number, parse_int=_whole, parse_float=_finite, object_pairs_hook=_with_names_that_differ
-        )
+        data = json.loads(text, parse_constant=_reject_constant, parse_int=_whole, parse_float=_finite, object_pairs_hook=_unique)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    level = [found] if isinstance(found, (dict, list)) else []
+    level = [data] if isinstance(data, (dict, list)) else []
     for _level in range(DEPTH + 1):
         if not level:
-            return found
+            return data
         parts = (part for whole in level for part in (whole.values() if isinstance(whole, dict) else whole))
         level = [part for part in parts if isinstance(part, (dict, list))]
     raise ValueError(_TOO_DEEP)
@@ -87,12 +85,12 @@ def parse(raw: Union[str, bytes], size: int = SIZE) -> Any:
 _TOO_DEEP = f"it has more than {DEPTH} levels"
 
 
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a finite number")
 
 
 def _whole(digits: str) -> int:
-    # More of them take Python seconds, and nothing that is counted has as many
+    # Python needs seconds to convert very long numbers.
     if len(digits) > DIGITS:
         raise ValueError(f"it has a number of {len(digits)} digits")
     return int(digits)
@@ -101,87 +99,87 @@ def _whole(digits: str) -> int:
 def _finite(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise ValueError(f"{digits[:SHOWN]} is no number")
+        raise ValueError(f"{digits[:SHOWN]} is not a finite number")
     return number
 
 
-def _with_names_that_differ(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _unique(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+    """Return an object of these names and values. Raises ValueError for a duplicate name."""
+    data = dict(pairs)
+    if len(data) < len(pairs):
         names = [name for name, _value in pairs]
         raise ValueError(f"it has {_shown(next(name for name in names if names.count(name) > 1))} twice")
-    return found
+    return data
 
 
-def fitted(raw: Union[str, bytes], shape: Shape, size: int = SIZE) -> Any:
-    """Return the data of JSON from elsewhere that has this shape. Raises ValueError with what is wrong with it."""
-    found = parse(raw, size)
-    flaw = misfit(found, shape)
+def parse_as(raw: Union[str, bytes], shape: Shape, size: int = SIZE) -> Any:
+    """Return the data of untrusted JSON. Raises ValueError if it is invalid or does not match the shape."""
+    data = parse(raw, size)
+    flaw = mismatch(data, shape)
     if flaw:
         raise ValueError(flaw)
-    return found
+    return data
 
 
-def misfit(value: Any, shape: Shape) -> Optional[str]:
-    """Where a value does not fit its shape, what was found there and what is wanted; None where it fits."""
-    return next(_misfits(value, shape, ""), None)
+def mismatch(value: Any, shape: Shape) -> Optional[str]:
+    """Return the first difference of a value from its shape, None if it matches."""
+    return next(_mismatches(value, shape, ""), None)
 
 
-def _misfits(value: Any, shape: Shape, where: str) -> Iterator[str]:
+def _mismatches(value: Any, shape: Shape, where: str) -> Iterator[str]:
     if isinstance(shape, dict):
-        yield from _of_object(value, shape, where)
+        yield from _object_mismatches(value, shape, where)
     elif isinstance(shape, list):
         if not isinstance(value, list):
-            yield _mismatch(value, (list,), where)
+            yield _wrong_type(value, (list,), where)
         else:
             for number, part in enumerate(value):
-                yield from _misfits(part, shape[0], f"{where}[{number}]")
+                yield from _mismatches(part, shape[0], f"{where}[{number}]")
     elif isinstance(shape, re.Pattern):
         if not isinstance(value, str):
-            yield _mismatch(value, (str,), where)
+            yield _wrong_type(value, (str,), where)
         elif not shape.fullmatch(value):
-            yield f"{where or 'it'} is {_shown(value)}, wanted {shape.pattern}"
+            yield f"{where or 'it'} is {_shown(value)}, expected {shape.pattern}"
     elif isinstance(shape, tuple):
-        of_kind = [size for size in shape if _kind(size) is type(value)]
-        # What is of the right kind is told in full, else what kinds there may be
-        if of_kind:
-            yield from _misfits(value, of_kind[0], where)
+        of_type = [alternative for alternative in shape if _type(alternative) is type(value)]
+        if of_type:
+            yield from _mismatches(value, of_type[0], where)
         else:
-            yield _mismatch(value, [_kind(size) for size in shape], where)
-    # JSON knows true from 1, Python does not
+            yield _wrong_type(value, [_type(alternative) for alternative in shape], where)
+    # isinstance() would take true for 1.
     elif type(value) is not shape:  # pylint: disable=unidiomatic-typecheck
-        yield _mismatch(value, (shape,), where)
+        yield _wrong_type(value, (shape,), where)
 
 
-def _kind(shape: Shape) -> type:
-    """The type of what fits a shape."""
+def _type(shape: Shape) -> type:
+    """Return the type of the values that match a shape."""
     if isinstance(shape, re.Pattern):
         return str
     return shape if isinstance(shape, type) else type(shape)
 
 
-def _of_object(value: Any, shape: Mapping[Any, Shape], where: str) -> Iterator[str]:
+def _object_mismatches(value: Any, shape: Mapping[Any, Shape], where: str) -> Iterator[str]:
     if not isinstance(value, dict):
-        yield _mismatch(value, (dict,), where)
+        yield _wrong_type(value, (dict,), where)
         return
     for name, inner in shape.items():
         if isinstance(name, re.Pattern):
             for key, part in value.items():
                 if name.fullmatch(key):
-                    yield from _misfits(part, inner, f"{where}.{key}".lstrip("."))
+                    yield from _mismatches(part, inner, f"{where}.{key}".lstrip("."))
                 else:
-                    yield f"{where or 'it'} has a {_shown(key)}, wanted names as {name.pattern}"
+                    yield f"{where or 'it'} has the name {_shown(key)}, expected {name.pattern}"
             continue
         key = name.rstrip("?")
         if key in value:
-            yield from _misfits(value[key], inner, f"{where}.{key}".lstrip("."))
+            yield from _mismatches(value[key], inner, f"{where}.{key}".lstrip("."))
         elif key == name:
             yield f"{where or 'it'} has no {key}"
 
 
-def _mismatch(value: Any, types: Sequence[type], where: str) -> str:
-    wanted = " or ".join(dict.fromkeys(NAMES[kind] for kind in types))
-    return f"{where or 'it'} is {NAMES.get(type(value), type(value).__name__)}, wanted {wanted}"
+def _wrong_type(value: Any, types: Sequence[type], where: str) -> str:
+    expected = " or ".join(dict.fromkeys(NAMES[kind] for kind in types))
+    return f"{where or 'it'} is {NAMES.get(type(value), type(value).__name__)}, expected {expected}"
 
 
 def _shown(text: str) -> str:
@@ -189,27 +187,24 @@ def _shown(text: str) -> str:
     return line if len(line) <= SHOWN else line[: SHOWN - 4] + '..."'
 
 
-def lines(path: str, shape: Shape) -> Tuple[List[Any], Optional[str], bool]:
-    """A file of one JSON value a line: (those that fit, what is wrong with the others, whether there is a file)."""
+def read_lines(path: str, shape: Shape) -> Tuple[List[Any], Optional[str], bool]:
+    """Return the valid values of a file with one JSON value per line, the flaws of the other lines, and if the file exists."""
     try:
         with open(path, "rb") as source:
             raw = source.read().split(b"\n")
-    except FileNotFoundError:
-        linked = os.path.islink(path)
-        return [], "it is a link that leads nowhere" if linked else None, linked
     except OSError as error:
-        return [], f"it cannot be read ({error.strerror})", True
-    fitting, wrong = [], []
+        return ([], *_unreadable(path, error))
+    valid, flaws = [], []
     for number, line in enumerate(raw, 1):
         if not line.strip():
             continue
         try:
-            load = parse(line)
-            flaw = misfit(load, shape)
+            value = parse(line)
+            flaw = mismatch(value, shape)
         except ValueError as error:
-            load, flaw = None, f"it is no JSON ({error})"
+            value, flaw = None, f"it is not JSON ({error})"
         if flaw:
-            wrong.append(f"line {number}: {flaw}")
+            flaws.append(f"line {number}: {flaw}")
         else:
-            fitting.append(load)
-    return fitting, "; ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "") if wrong else None, True
+            valid.append(value)
+    return valid, "; ".join(flaws[:3]) + (f" and {len(flaws) - 3} more" if len(flaws) > 3 else "") if flaws else None, True

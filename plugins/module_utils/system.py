@@ -1,8 +1,8 @@
-"""Small readers of a host: commands, files, packages. Nothing here changes anything."""
+"""Read-only access to a host: commands, files, packages, units."""
 
 from __future__ import annotations
 
-# Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
+# Programs without an AnsibleModule import this file, too. pylint: disable=ansible-bad-function
 import os
 import re
 import subprocess
@@ -10,53 +10,51 @@ import time
 from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-# Bytes that a command may print
+# Default limit of the output of a command, in bytes
 OUTPUT = 1 << 26
-# Where dpkg keeps what it knows
+# The database of dpkg
 DPKG = "/var/lib/dpkg"
-# What it knew when it was asked last
-_KNOWN: Dict[Tuple[object, ...], List[List[str]]] = {}
+# The rows of dpkg-query by the state of the database
+_CACHE: Dict[Tuple[object, ...], List[List[str]]] = {}
 
 
 def untranslated() -> Dict[str, str]:
-    """Return the environment of a command whose output is parsed: its messages are in English, whatever the host's language.
-
-    Programs that translate by themselves, such as those of Python, read LANGUAGE before LC_ALL.
-    """
+    """Return the environment of a command whose output is parsed: its messages are in English."""
+    # Some programs, such as those in Python, read LANGUAGE before LC_ALL.
     return {**os.environ, "LC_ALL": "C", "LANGUAGE": "C"}
 
 
-class TooMuch(OSError):
-    """A command that printed more than anybody reads."""
+class OutputTooLarge(OSError):
+    """The error of a command whose output is too large."""
 
 
 def capture(
     command: Sequence[str],
     seconds: float,
-    given: str = "",
+    stdin: str = "",
     env: Optional[Mapping[str, str]] = None,
     size: Optional[int] = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command, whose output may be a liar's, and return what it printed.
+    """Run a command, and return its exit code and output.
 
-    Raises subprocess.TimeoutExpired after so many seconds, and TooMuch for more than `size` bytes; it is killed then.
+    Kills the command and raises subprocess.TimeoutExpired after `seconds`, or OutputTooLarge after `size` bytes.
     """
-    # Here, as most calls run nothing. subprocess has imported them
+    # Most calls of a module run no command, and do not need these imports.
     import selectors
     import threading
 
-    deadline, most = time.monotonic() + seconds, OUTPUT if size is None else size
+    deadline, limit = time.monotonic() + seconds, OUTPUT if size is None else size
     out, err = bytearray(), bytearray()
     pipe = subprocess.PIPE
-    stdin = pipe if given else subprocess.DEVNULL
-    with subprocess.Popen(command, bufsize=0, stdin=stdin, stdout=pipe, stderr=pipe, env=env or untranslated()) as process:
+    source = pipe if stdin else subprocess.DEVNULL
+    with subprocess.Popen(command, bufsize=0, stdin=source, stdout=pipe, stderr=pipe, env=env or untranslated()) as process:
         try:
-            if given:
-                threading.Thread(target=_hand, args=(process.stdin, given.encode()), daemon=True).start()
+            if stdin:
+                threading.Thread(target=_write, args=(process.stdin, stdin.encode()), daemon=True).start()
             with selectors.DefaultSelector() as selector:
-                for source, sink in ((process.stdout, out), (process.stderr, err)):
-                    if source is not None:
-                        selector.register(source, selectors.EVENT_READ, sink)
+                for stream, buffer in ((process.stdout, out), (process.stderr, err)):
+                    if stream is not None:
+                        selector.register(stream, selectors.EVENT_READ, buffer)
                 while selector.get_map():
                     left = deadline - time.monotonic()
                     if left <= 0:
@@ -66,8 +64,8 @@ def capture(
                         key.data.extend(block)
                         if not block:
                             selector.unregister(key.fileobj)
-                    if len(out) + len(err) > most:
-                        raise TooMuch(f"{command[0]} printed more than {most} bytes")
+                    if len(out) + len(err) > limit:
+                        raise OutputTooLarge(f"{command[0]} printed more than {limit} bytes")
             process.wait(max(deadline - time.monotonic(), 0.1))
         except BaseException:
             process.kill()
@@ -75,21 +73,21 @@ def capture(
     return subprocess.CompletedProcess(command, process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
 
 
-def _hand(stdin: Any, given: bytes) -> None:
-    """Write what a command takes. One that ends before has no need of it."""
+def _write(stdin: Any, content: bytes) -> None:
+    """Write the standard input of a command, which may end before it has read everything."""
     with suppress(OSError, ValueError), stdin:
-        left = memoryview(given)
+        left = memoryview(content)
         while left:
             left = left[stdin.write(left) :]
 
 
 def run(*command: str, timeout: float = 60) -> Tuple[int, str]:
-    """Return exit code and output (standard output, or standard error where that is all there is); 127 when not installed."""
+    """Return the exit code and the output of a command: its standard output, or its standard error if that is empty."""
     try:
         done = capture(command, timeout)
     except FileNotFoundError:
         return 127, f"{command[0]} is not installed"
-    except TooMuch as error:
+    except OutputTooLarge as error:
         return 126, str(error)
     except OSError as error:
         return 126, f"{command[0]} cannot be run: {error.strerror}"
@@ -98,30 +96,30 @@ def run(*command: str, timeout: float = 60) -> Tuple[int, str]:
     return done.returncode, (done.stdout or done.stderr).strip()
 
 
-def now(at: Optional[float] = None) -> str:
-    """A time in UTC as the files of a host have it: this moment, or seconds since 1970."""
+def timestamp(at: Optional[float] = None) -> str:
+    """Return a time in UTC as the files of a host have it: now, or a number of seconds since 1970."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
-def file_system(path: str) -> Tuple[int, int]:
-    """(file system, free bytes) of a directory that may not be there yet."""
+def free_space(path: str) -> Tuple[int, int]:
+    """Return (file system, free bytes) of a directory, which does not have to exist yet."""
     while not os.path.isdir(path):
         path = os.path.dirname(path)
-    found = os.statvfs(path)
-    return os.stat(path).st_dev, found.f_bavail * found.f_frsize
+    status = os.statvfs(path)
+    return os.stat(path).st_dev, status.f_bavail * status.f_frsize
 
 
-def which(name: str, beside: str = "") -> Optional[str]:
-    """Where a program is, in the directories of PATH or of `beside`, as `shutil.which` finds it; None for nowhere."""
-    for place in f"{os.environ.get('PATH', os.defpath)}:{beside}".split(":"):
-        path = os.path.join(place, name)
-        if place and os.path.isfile(path) and os.access(path, os.X_OK):
+def which(name: str, extra_path: str = "") -> Optional[str]:
+    """Return the path of a program in PATH or `extra_path`, None if it does not exist. Importing shutil would take longer."""
+    for directory in f"{os.environ.get('PATH', os.defpath)}:{extra_path}".split(":"):
+        path = os.path.join(directory, name)
+        if directory and os.path.isfile(path) and os.access(path, os.X_OK):
             return path
     return None
 
 
-def text(path: str) -> Optional[str]:
-    """Content of a small file, None where it cannot be read."""
+def read_text(path: str) -> Optional[str]:
+    """Return the content of a small file, None if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as source:
             return source.read()
@@ -129,28 +127,25 @@ def text(path: str) -> Optional[str]:
         return None
 
 
-def packages(names: List[str], broken: bool = False) -> Dict[str, Dict[str, Any]]:
-    """Installed Debian packages out of `names`: {name: {"version", "held"}}. One with `*` at its end stands for all that begin so.
+def installed_packages(names: List[str], broken: bool = False) -> Dict[str, Dict[str, Any]]:
+    """Return {name: {"version", "held"}} of the installed Debian packages; a name may end with `*`.
 
-    With `broken` also those that were unpacked and not set up, without a version.
+    With `broken`, packages that are unpacked but not configured are included, without a version.
     """
     if not names:
         return {}
-    named, begun = set(names), tuple(name[:-1] for name in names if name.endswith("*"))
+    exact, prefixes = set(names), tuple(name[:-1] for name in names if name.endswith("*"))
     found = {}
-    for name, version, selection, status in _of_dpkg(_dpkg_changed()):
-        whole = status == "installed"
-        there = whole or (broken and status not in ("not-installed", "config-files"))
-        if there and (name in named or name.startswith(begun)):
-            found[name] = {"version": version if whole else None, "held": selection == "hold"}
+    for name, version, selection, status in _dpkg_rows(_dpkg_state()):
+        complete = status == "installed"
+        present = complete or (broken and status not in ("not-installed", "config-files"))
+        if present and (name in exact or name.startswith(prefixes)):
+            found[name] = {"version": version if complete else None, "held": selection == "hold"}
     return found
 
 
-def _dpkg_changed() -> Tuple[object, ...]:
-    """What is another one after each change of dpkg's database, which writes files of updates and then a new one of states.
-
-    Empty where that cannot be told.
-    """
+def _dpkg_state() -> Tuple[object, ...]:
+    """Return a value that changes with the database of dpkg, empty if that cannot be read."""
     try:
         status = os.stat(DPKG + "/status")
         return (status.st_ino, status.st_mtime_ns, *sorted(os.listdir(DPKG + "/updates")))
@@ -158,35 +153,33 @@ def _dpkg_changed() -> Tuple[object, ...]:
         return ()
 
 
-def _of_dpkg(changed: Tuple[object, ...]) -> List[List[str]]:
-    """Of each package that dpkg knows name, version, selection and status. It reads all of them whatever it is asked for."""
-    if changed not in _KNOWN:
+def _dpkg_rows(state: Tuple[object, ...]) -> List[List[str]]:
+    """Return [name, version, selection, status] of each package. dpkg-query always reads the whole database."""
+    if state not in _CACHE:
         form = "${binary:Package}\t${Version}\t${db:Status-Want}\t${db:Status-Status}\n"
         code, output = run("dpkg-query", "--show", "--showformat", form)
         rows = [line.split("\t") for line in output.splitlines()]
         found = [[row[0].split(":")[0], *row[1:]] for row in rows if len(row) == 4]
-        if code or not changed:
+        if code or not state:
             return found
-        _KNOWN.clear()
-        _KNOWN[changed] = found
-    return _KNOWN[changed]
+        _CACHE.clear()
+        _CACHE[state] = found
+    return _CACHE[state]
 
 
-def units(*names: str) -> Dict[str, Dict[str, Any]]:
-    """What systemd says of units, all by one call: {name: {"enabled", "active": as ActiveState, such as `active` or `failed`}}."""
+def unit_states(*names: str) -> Dict[str, Dict[str, Any]]:
+    """Return {name: {"enabled", "active"}} of systemd units; "active" is the ActiveState, such as `active` or `failed`."""
     found: Dict[str, Dict[str, Any]] = {name: {"enabled": False, "active": "unknown"} for name in names}
-    said = run("systemctl", "show", "--property=Id,ActiveState,UnitFileState", *names)[1] if names else ""
-    for part in said.split("\n\n"):
-        states = dict(line.split("=", 1) for line in part.splitlines() if "=" in line)
-        if states.get("Id") in found:
-            found[states["Id"]] = {
-                "enabled": states.get("UnitFileState") == "enabled",
-                "active": states.get("ActiveState", "unknown"),
-            }
+    output = run("systemctl", "show", "--property=Id,ActiveState,UnitFileState", *names)[1] if names else ""
+    for block in output.split("\n\n"):
+        fields = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if fields.get("Id") in found:
+            enabled = fields.get("UnitFileState") == "enabled"
+            found[fields["Id"]] = {"enabled": enabled, "active": fields.get("ActiveState", "unknown")}
     return found
 
 
-def available(name: str) -> Optional[str]:
-    """The version of a Debian package that the host's repositories would install, None for none."""
+def candidate_version(name: str) -> Optional[str]:
+    """Return the version of a Debian package that apt would install, None if no repository has it."""
     found = re.search(r"Candidate: (\d\S*)", run("apt-cache", "policy", name)[1])
     return found[1] if found else None

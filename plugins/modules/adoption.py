@@ -277,7 +277,7 @@ def served(address: str, port: int, key: Optional[Dict[str, str]] = None) -> Tup
     """(what the server says of itself, its index); `key` are the headers that open its restricted APIs."""
     status, about = http_json(address, port, "GET", "/v2", ANSWER_SECONDS, headers=key)
     code, index = http_json(address, port, "POST", "/v2/repository/index", ANSWER_SECONDS, headers=key)
-    if status != 200 or code != 200 or shapes.misfit(index, INDEX) or not isinstance(about, dict):
+    if status != 200 or code != 200 or shapes.mismatch(index, INDEX) or not isinstance(about, dict):
         raise Failure(
             f"the server does not answer at {address}:{port} ({about if status != 200 else index}), wanted its model index: "
             "adoption needs its HTTP service"

@@ -324,7 +324,7 @@ REQUEST: Dict[str, Any] = {
 def keep(module: request.Module, document: Mapping[str, Any], program: str) -> bool:
     """Whether the file of the probe had to be written: a line with its digests, then what the client takes on standard input."""
     path, digest = module.params["keep"]["path"], module.params["keep"]["digest"]
-    body = check_client.given(document, program)
+    body = check_client.standard_input(document, program)
     head = {"checks": digest, "document": hashlib.sha256(body).hexdigest()}
     whole = json.dumps(head, sort_keys=True).encode() + b"\n" + body
     try:
@@ -359,7 +359,7 @@ def run(module: request.Module) -> None:
     host = document["host"]
     try:
         result = check_client.prove(wanted["image"], document, wanted["program"], keys.headers(wanted["key"]))
-    except check_client.Unasked as error:
+    except check_client.ClientError as error:
         module.fail_json(msg=f"{host}: {error}")
     if not result["proven"]:
         module.fail_json(**result)

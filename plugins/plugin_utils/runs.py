@@ -8,7 +8,7 @@ import re
 import socket
 from typing import Dict
 
-from ansible_collections.npufleet.triton.plugins.module_utils.system import text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
 # As run_id() writes it
 RUN = re.compile(r"(?P<place>[^/]*)/(?P<pid>[0-9]{1,10})/(?P<began>[0-9]*)", re.ASCII)
@@ -37,7 +37,7 @@ def holder(host: str) -> Dict[str, str]:
 
 def _place() -> str:
     """Machine, its boot and the namespace of process ids: within these a process id and its beginning mean one process."""
-    boot = (text("/proc/sys/kernel/random/boot_id") or "").strip()
+    boot = (read_text("/proc/sys/kernel/random/boot_id") or "").strip()
     try:
         space = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -47,5 +47,5 @@ def _place() -> str:
 
 def _began(pid: int) -> str:
     """When a process began, in ticks since the boot; empty for one that is not there."""
-    after_name = (text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
+    after_name = (read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
     return after_name[19] if len(after_name) > 19 else ""

@@ -493,7 +493,7 @@ def test_links_and_damage_come_through_the_playbook(site: Path, tmp_path: Path) 
     asked, mended, again = (results[name]["npu1"] for name in ("Ask what differs", "Put it right", "Ask again"))
     names = ["history.jsonl", f"releases/digits/{record.name}"]
     assert [(item["name"], item["action"]) for item in asked["plan"]] == [(name, "mend") for name in names]
-    assert all("found it is no JSON" in entry or "line 1: it is no JSON" in entry for entry in asked["report"])
+    assert all("found it is not JSON" in entry or "line 1: it is not JSON" in entry for entry in asked["report"])
     assert (sorted(mended["mended"]), mended["switched"], again["plan"]) == (names, {}, [])
     assert record.read_text() == whole
 

@@ -131,7 +131,7 @@ def test_the_first_that_names_single_npus_is_0_2(version: str, old: bool) -> Non
 def test_a_toolkit_that_nothing_brings_is_refused(
     monkeypatch: pytest.MonkeyPatch, found: str | None, offered: str | None, refused: bool
 ) -> None:
-    monkeypatch.setattr(cdi, "available", lambda name: offered if name == "rbln-container-toolkit" else "another")
+    monkeypatch.setattr(cdi, "candidate_version", lambda name: offered if name == "rbln-container-toolkit" else "another")
     reasons = list(cdi.unavailable(found))
     assert bool(reasons) is refused
     if refused:

@@ -55,7 +55,7 @@ class Host:
         self.renewed = 0
         monkeypatch.setattr(turn.probe_timer, "renew", self.renew)
         monkeypatch.setattr(proof, "see", self.see)
-        monkeypatch.setattr(check_client, "ask", lambda *_given: self.answers)
+        monkeypatch.setattr(check_client, "run_in_container", lambda *_given: self.answers)
         monkeypatch.setattr(turn.contexts, "look", lambda _name: {"running": self.running, "reasons": self.held})
 
     def see(
@@ -495,7 +495,7 @@ def test_any_error_at_any_step_restores_the_previous_state(host: Host, number: i
     if len(host.said) < number:
         assert outcome.why is None
         return
-    assert outcome.why and outcome.why.startswith(f"npufleet met an error that it does not expect: {type(error).__name__}(")
+    assert outcome.why and outcome.why.startswith(f"npufleet met an unexpected error: {type(error).__name__}(")
     assert " at test_change_turn.py:" in outcome.why and "playbooks/collect.yml" in outcome.why
     assert host.serves() == {"digits": "a", "faces": "1"}
     assert (open_ends(host), host.engine.serving()) == ([], old)
@@ -708,7 +708,7 @@ def test_a_server_that_polls_is_shown_newer_files(host: Host, guard: PlayedGuard
     host.plan = [WAIT]
     found: list[float] = []
     monkeypatch.setattr(
-        check_client, "ask", lambda *_given: found.append(store.read_transaction(str(host.root))["renewed"]) or [RIGHT]
+        check_client, "run_in_container", lambda *_given: found.append(store.read_transaction(str(host.root))["renewed"]) or [RIGHT]
     )
     assert host.run(server={"mode": "poll", "models": B}).why is None
     # The other model serves already: it is not to be loaded again

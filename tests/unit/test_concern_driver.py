@@ -214,8 +214,8 @@ def read(
         asked.append(names)
         return {name: facts for name, facts in installed.items() if any(fnmatch(name, pattern) for pattern in names)}
 
-    monkeypatch.setattr(driver, "packages", packages)
-    monkeypatch.setattr(driver, "text", files.get)
+    monkeypatch.setattr(driver, "installed_packages", packages)
+    monkeypatch.setattr(driver, "read_text", files.get)
     monkeypatch.setattr(driver.glob, "glob", glob)
     monkeypatch.setattr(driver, "run", lambda *command: modinfo)
     monkeypatch.setattr(driver.os.path, "islink", lambda path: path in files)

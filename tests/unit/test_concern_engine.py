@@ -195,7 +195,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(engine, "DAEMON_JSON", str(tmp_path / "daemon.json"))
     monkeypatch.setattr(engine, "CA_FILE", str(tmp_path / "ca.crt"))
     monkeypatch.setattr(engine.daemon_config, "read_flags", dict)
-    monkeypatch.setattr(engine, "packages", lambda names: {name: {} for name in names if name == "rsync"})
+    monkeypatch.setattr(engine, "installed_packages", lambda names: {name: {} for name in names if name == "rsync"})
     monkeypatch.setattr(engine, "Engine", FakeEngine({"/info": {"ServerVersion": "20.10.24", "LoggingDriver": "journald"}}))
     return tmp_path
 
@@ -372,7 +372,7 @@ def test_an_engine_that_cannot_is_told(version: str, old: bool) -> None:
 
 def test_an_engine_that_would_be_installed_is_judged_by_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(engine, "available", lambda name: asked.append(name) or "20.10.24+dfsg1-1")
+    monkeypatch.setattr(engine, "candidate_version", lambda name: asked.append(name) or "20.10.24+dfsg1-1")
     (reason,) = engine.finds_by_name({"running": None}, [found("packages", None, ["docker.io", "rsync"], "install")])
     assert reason.startswith(
         "found Docker 20.10.24+dfsg1-1, wanted 25 or newer, which finds devices by name: install a newer one first"

@@ -134,7 +134,7 @@ def test_the_roles_scrape_job_reads_the_targets_file() -> None:
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What is wanted of a host whose files are below tmp_path."""
-    monkeypatch.setattr(monitoring, "packages", lambda names: {name: {} for name in names})
+    monkeypatch.setattr(monitoring, "installed_packages", lambda names: {name: {} for name in names})
     wanted = desired(
         monitoring_targets_file=str(tmp_path / "triton.json"),
         monitoring_prometheus_config=str(tmp_path / "prometheus.yml"),
@@ -204,7 +204,7 @@ def test_prometheus_that_does_not_answer(host: dict[str, Any]) -> None:
 
 
 def test_bare_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitoring, "packages", lambda names: {})
+    monkeypatch.setattr(monitoring, "installed_packages", lambda names: {})
     with http_server({}) as gone:
         pass
     config, targets = str(tmp_path / "prometheus.yml"), str(tmp_path / "triton.json")

@@ -864,7 +864,7 @@ def test_read_of_a_running_container(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read(monkeypatch, INSPECT, served) == {
         "engine": True,
         "image": None,
-        "inherited": secret.settings(container.environment(IMAGE["Config"]), KEY),
+        "inherited": secret.seal_values(container.environment(IMAGE["Config"]), KEY),
         "container": sealed()["container"],
         "state": "running",
         "restarts": 0,

@@ -29,7 +29,7 @@ REUSED = {"npu": 1, "cards": ["rbln1"], "pid": 40, "process": "tritonserver"}
 @pytest.fixture
 def look(monkeypatch: pytest.MonkeyPatch) -> Any:
     """contexts.look on a host whose container runs or not, whose tool lists these holders."""
-    monkeypatch.setattr(contexts, "text", PROC.get)
+    monkeypatch.setattr(contexts, "read_text", PROC.get)
     monkeypatch.setattr(contexts, "PROC", "/nowhere")
 
     def ask(*holders: dict[str, Any], running: bool = True, tool: dict[str, Any] | None = None) -> dict[str, Any]:

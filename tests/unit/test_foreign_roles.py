@@ -139,9 +139,9 @@ def test_nothing_of_the_host_is_fetched_that_a_source_leads_to(build: Build, wha
         ({**RECORD, "sha256": "0" * 64}, "of a file with SHA-256 000"),
         ({**RECORD, "sha256": 7}, "sha256 is a whole number"),
         ({**RECORD, "buckets": [{"inputs": [[]], "outputs": [TENSOR]}]}, "buckets[0].inputs[0] is a list"),
-        ("[" * 100000, "it is no JSON"),
-        (json.dumps(RECORD).replace("1000", "Infinity"), "it is no JSON"),
-        ("root:$y$j9T$HASH-OF-ROOT:19000:0:99999:7:::", "it is no JSON"),
+        ("[" * 100000, "it is not JSON"),
+        (json.dumps(RECORD).replace("1000", "Infinity"), "it is not JSON"),
+        ("root:$y$j9T$HASH-OF-ROOT:19000:0:99999:7:::", "it is not JSON"),
         ([], "it is a list"),
     ],
 )

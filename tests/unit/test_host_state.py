@@ -61,7 +61,9 @@ def test_only_what_is_wanted_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_units_of_systemd_are_read_with_their_concerns_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(proof.system, "units", lambda *names: asked.append(names) or {name: {"active": name} for name in names})
+    monkeypatch.setattr(
+        proof.system, "unit_states", lambda *names: asked.append(names) or {name: {"active": name} for name in names}
+    )
     part = SimpleNamespace(read=lambda wanted: {"of": wanted}, diff=lambda _wanted, actual: [actual])
     monkeypatch.setattr(proof, "CONCERNS", dict.fromkeys(("driver", "watchdog", "probe"), part))
     actual, plan = proof.look({"driver": 1, "watchdog": 2, "probe": 3})

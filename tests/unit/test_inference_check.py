@@ -623,7 +623,7 @@ def test_without_anything_to_ask_no_container_runs() -> None:
     found, ran = call(None, document={**DOCUMENT, "checks": []})
     assert (found["failed"], found["proven"], found["msg"], ran) == (False, True, "npu1: no model to check", [])
     found, ran = call(answers(), document={**DOCUMENT, "checks": [], "unasked": ["words"]})
-    assert (found["proven"], found["msg"], ran) == (True, "npu1: nothing was asked of words", [])
+    assert (found["proven"], found["msg"], ran) == (True, "npu1: no checks ran for words", [])
 
 
 @pytest.mark.parametrize(
@@ -716,11 +716,11 @@ def test_check_mode_asks_all_the_same() -> None:
 @pytest.mark.parametrize(
     ("answer", "docker", "msg"),
     [
-        (None, None, "npu1: found no docker, wanted the engine to run the client in: apply the role docker_engine"),
+        (None, None, "npu1: docker is not installed, expected an engine to run the client. Apply the role docker_engine"),
         (
             (125, "", "docker: Error response from daemon: No such image: sha256:abc.\nSee 'docker run --help'."),
             "/usr/bin/docker",
-            "npu1: image sha256:abc is not on the host: apply the role triton_image, or name another image",
+            "npu1: image sha256:abc is not on the host. Apply the role triton_image, or name another image",
         ),
         (
             (125, "", "docker: Cannot connect to the Docker daemon at unix:///x.\nIs the docker daemon running?"),
@@ -737,7 +737,7 @@ def test_check_mode_asks_all_the_same() -> None:
         (
             (0, '{"error": "No module named x"}\n', ""),
             "/usr/bin/docker",
-            "npu1: image sha256:abc lacks the client: No module named x; wanted numpy and tritonclient[http,grpc]",
+            "npu1: image sha256:abc has no client (No module named x), expected numpy and tritonclient[http,grpc]",
         ),
     ],
 )
@@ -1064,4 +1064,4 @@ def test_checks_are_kept_by_the_play_as_the_concern_wants_them(fleet: Path, tmp_
 def test_the_client_may_print_a_picture_with_each_of_many_requests() -> None:
     checks = [{"name": f"m/http/row {number}", "ok": True, "why": "", "picture": "A" * 16384} for number in range(1100)]
     done = subprocess.CompletedProcess(["docker"], 0, "Welcome\n" + json.dumps({"checks": checks}) + "\n", "")
-    assert check_client._answers(done, "image x") == checks
+    assert check_client._results(done, "image x") == checks

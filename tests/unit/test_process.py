@@ -100,7 +100,7 @@ def triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(conditions, "HOME", str(home))
     monkeypatch.setattr(change, "LOOK", 0.05)
     monkeypatch.setattr(supervised, "LOOK", 0.02)
-    monkeypatch.setattr(check_client, "ask_here", lambda *_given: [{"name": "digits", "ok": True, "why": ""}])
+    monkeypatch.setattr(check_client, "run_in_process", lambda *_given: [{"name": "digits", "ok": True, "why": ""}])
     return home
 
 
@@ -358,7 +358,9 @@ def test_a_secret_that_the_server_repeats_is_not_told(root: str, order: Any) -> 
 def test_wrong_answers_bring_back_what_served(root: str, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before = order({"digits": 1})
     change.Server(root, before).change()
-    monkeypatch.setattr(check_client, "ask_here", lambda *_given: [{"name": "digits", "ok": False, "why": "found 8, wanted 3"}])
+    monkeypatch.setattr(
+        check_client, "run_in_process", lambda *_given: [{"name": "digits", "ok": False, "why": "found 8, wanted 3"}]
+    )
     outcome = change.Server(root, order({"digits": 2})).change()
     assert outcome.why is not None and outcome.why.startswith("0 of 1 checks passed") and "found 8, wanted 3" in outcome.why
     assert [check["ok"] for check in outcome.checks] == [False]
@@ -598,10 +600,10 @@ def test_the_file_of_a_server_is_json(root: str) -> None:
 def test_a_client_that_gives_no_answer_is_told_with_its_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     document = {"host": "localhost", "checks": [], "timeout": 1}
-    with pytest.raises(check_client.Unasked, match=r"the client in .*python.* ended with 1 and without a result"):
-        check_client.ask_here(sys.executable, document, base64.b64encode(b"no archive").decode())
-    with pytest.raises(check_client.Unasked, match="the client of /no/python gave no answer"):
-        check_client.ask_here("/no/python", document, "")
+    with pytest.raises(check_client.ClientError, match=r"the client in .*python.* ended with 1 and without a result"):
+        check_client.run_in_process(sys.executable, document, base64.b64encode(b"no archive").decode())
+    with pytest.raises(check_client.ClientError, match="the client of /no/python did not run"):
+        check_client.run_in_process("/no/python", document, "")
 
 
 @pytest.mark.parametrize("error", [KeyError("State"), MemoryError(), RecursionError("too deep")])

@@ -15,9 +15,9 @@ SECRET = "Xy7" + "kQ-9z"
 @pytest.mark.parametrize("name", ["HF_TOKEN", "LICENSE_KEY", "CUSTOM", "RBLN_NOTE", "AWS_SECRET_ACCESS_KEY", "PATH_TO", "WEBHOOK"])
 @pytest.mark.parametrize("value", [SECRET, f"http://me:{SECRET}@host", f"a {SECRET}", f"/{SECRET}", f"{SECRET}==", f"1,{SECRET}"])
 def test_no_value_of_an_environment_that_may_be_secret_is_shown(name: str, value: str) -> None:
-    shown = secret.settings({name: value}, KEY)
+    shown = secret.seal_values({name: value}, KEY)
     assert list(shown) == [name] and SECRET not in shown[name]
-    assert shown == secret.settings({name: value}, KEY) != secret.settings({name: value + "x"}, KEY)
+    assert shown == secret.seal_values({name: value}, KEY) != secret.seal_values({name: value + "x"}, KEY)
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,12 @@ def test_no_value_of_an_environment_that_may_be_secret_is_shown(name: str, value
      ("none", None)],
 )  # fmt: skip
 def test_what_nobody_takes_for_a_secret_stays_readable(name: str, value: object) -> None:
-    assert secret.settings({name: value}, KEY) == {name: value}
+    assert secret.seal_values({name: value}, KEY) == {name: value}
 
 
 @pytest.mark.parametrize("value", ["1234", "true", "0", 12345678])
 def test_a_secret_may_look_like_a_number(value: object) -> None:
-    assert str(secret.settings({"PIN_PASSWORD": value}, KEY)["PIN_PASSWORD"]).startswith("digest:")
+    assert str(secret.seal_values({"PIN_PASSWORD": value}, KEY)["PIN_PASSWORD"]).startswith("digest:")
 
 
 def test_digest_is_nothing_to_try_out_guesses_with() -> None:
@@ -64,13 +64,15 @@ COMMANDS = [
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_no_value_of_a_command_that_may_be_secret_is_shown(words: list[str]) -> None:
-    shown = secret.command(words, KEY)
+    shown = secret.seal_command(words, KEY)
     assert SECRET not in json.dumps(shown) and len(shown) == len(words)
-    assert shown == secret.command(words, KEY) != secret.command([word.replace(SECRET, SECRET + "x") for word in words], KEY)
+    assert (
+        shown == secret.seal_command(words, KEY) != secret.seal_command([word.replace(SECRET, SECRET + "x") for word in words], KEY)
+    )
 
 
 def test_numbers_of_a_restricted_api_are_a_key() -> None:
-    (shown,) = secret.command(["--http-restricted-api=health:admin=1234"], KEY)
+    (shown,) = secret.seal_command(["--http-restricted-api=health:admin=1234"], KEY)
     assert shown.startswith("--http-restricted-api=health:admin=digest:")
 
 
@@ -82,17 +84,17 @@ def test_harmless_options_stay_readable() -> None:
         "--cache-config=local,size=1048576", "--metrics-config=summary_latencies=true",
         "--model-repository=s3://bucket/models", "--log-format", "default",
     ]  # fmt: skip
-    assert secret.command(words, KEY) == words
-    shown = secret.command(["sh", "-c", f'A={SECRET}; exec "$@"', "fleet", *words], KEY)
+    assert secret.seal_command(words, KEY) == words
+    shown = secret.seal_command(["sh", "-c", f'A={SECRET}; exec "$@"', "fleet", *words], KEY)
     assert shown[:2] + shown[4:] == ["sh", "-c", *words]
 
 
 def test_unit_shows_limits_and_order_alone() -> None:
     text = f'# Written by npufleet\n[Service]\nLimitMEMLOCK=infinity\nEnvironment="A={SECRET}"\n{SECRET}\nExecStart=/bin/x {SECRET}'
-    lines = secret.unit(text, KEY).splitlines()
+    lines = secret.seal_unit(text, KEY).splitlines()
     assert lines[:3] == ["# Written by npufleet", "[Service]", "LimitMEMLOCK=infinity"]
     assert lines[3].startswith("Environment=digest:") and SECRET not in "".join(lines)
-    assert secret.unit(text, KEY) != secret.unit(text + "\n", KEY)
+    assert secret.seal_unit(text, KEY) != secret.seal_unit(text + "\n", KEY)
 
 
 @pytest.mark.parametrize(
@@ -106,13 +108,13 @@ def test_unit_shows_limits_and_order_alone() -> None:
     ],
 )
 def test_address_without_its_login(address: str, bare: str) -> None:
-    assert secret.without_login(address) == bare
+    assert secret.replace_logins(address) == bare
 
 
 def test_what_a_server_repeats_of_its_secrets_is_taken_out() -> None:
     raw = ["tritonserver", f"--http-restricted-api=health:k={SECRET}", "--http-port=8000"]
     said = f"error: '{raw[1]}' is no option, found {SECRET}, see --http-port=8000"
-    told = secret.without(said, raw, secret.command(raw, KEY))
+    told = secret.remove_values(said, raw, secret.seal_command(raw, KEY))
     assert SECRET not in told and told.endswith("see --http-port=8000")
 
 
@@ -124,4 +126,4 @@ def test_logins_and_signatures_of_addresses_are_found_at_any_depth() -> None:
         "blobs": {"0" * 64: {"url": "https://store.example.com/a.rbln?sv=1&sig=s1gnature", "size": 5}},
         "plain": ["https://example.com/simple/", "https://example.com/?a", "", None],
     }
-    assert secret.of_addresses(options) == ["site:pr0xy-secret@", "sv=1&sig=s1gnature"]
+    assert secret.address_secrets(options) == ["site:pr0xy-secret@", "sv=1&sig=s1gnature"]

@@ -71,7 +71,7 @@ def test_a_record_made_anew_out_of_its_release_is_the_one_that_was_lost(tmp_path
         return None if blobs.flaw(str(root), digest) else store.blob_path(str(root), digest)
 
     wanted = json.loads(Path(store.record_path(str(root), "digits", label)).read_text())
-    assert shapes.misfit(wanted, records.SHAPE) is None
+    assert shapes.mismatch(wanted, records.SHAPE) is None
     assert records.made_anew(base, label, kept) == wanted
     # Of another release, or of changed files, it is none
     assert records.made_anew(base, "0001-" + "0" * 12, kept) is None

@@ -36,9 +36,9 @@ def test_run_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_text(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"caf\xe9\n")
-    assert system.text(str(tmp_path / "file")) == "caf�\n"
-    assert system.text(str(tmp_path / "missing")) is None
-    assert system.text(str(tmp_path)) is None
+    assert system.read_text(str(tmp_path / "file")) == "caf�\n"
+    assert system.read_text(str(tmp_path / "missing")) is None
+    assert system.read_text(str(tmp_path)) is None
 
 
 @pytest.fixture
@@ -57,48 +57,48 @@ def dpkg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...
     monkeypatch.setattr(system, "DPKG", str(tmp_path))
     (tmp_path / "updates").mkdir()
     (tmp_path / "status").write_text("first")
-    system._KNOWN.clear()
+    system._CACHE.clear()
     return asked
 
 
 def test_packages_are_those_that_are_installed(dpkg: list[tuple[str, ...]]) -> None:
     held = {"rebellions": {"version": "1.2.92", "held": True}}
-    assert system.packages(["rebellions", "libc6", "docker.io", "rsync", "linux-image-6.1"]) == {
+    assert system.installed_packages(["rebellions", "libc6", "docker.io", "rsync", "linux-image-6.1"]) == {
         **held,
         "libc6": {"version": "2.36-9", "held": False},
     }
-    assert system.packages(["rebellions*", "lib"]) == held
-    assert system.packages(["rebellions-*"], broken=True) == {"rebellions-dkms": {"version": None, "held": False}}
+    assert system.installed_packages(["rebellions*", "lib"]) == held
+    assert system.installed_packages(["rebellions-*"], broken=True) == {"rebellions-dkms": {"version": None, "held": False}}
 
 
 def test_dpkg_is_asked_once_until_its_database_changes(dpkg: list[tuple[str, ...]], tmp_path: Path) -> None:
     for _time in range(2):
-        system.packages(["rebellions"])
+        system.installed_packages(["rebellions"])
     assert len(dpkg) == 1
     (tmp_path / "updates/0001").touch()
-    system.packages(["rebellions"])
+    system.installed_packages(["rebellions"])
     assert len(dpkg) == 2
     (tmp_path / "updates/0001").unlink()
     (tmp_path / "new").write_text("second")
     (tmp_path / "new").rename(tmp_path / "status")
-    system.packages(["rebellions"])
+    system.installed_packages(["rebellions"])
     assert len(dpkg) == 3
     # Where its changes cannot be seen, nothing is kept
     (tmp_path / "updates").rmdir()
     for _time in range(2):
-        system.packages(["rebellions"])
+        system.installed_packages(["rebellions"])
     assert len(dpkg) == 5
 
 
 def test_what_dpkg_could_not_say_is_asked_again(dpkg: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(system, "run", lambda *_command: asked.append(1) or (124, "dpkg-query did not answer within 60 s"))
-    assert (system.packages(["rebellions"]), system.packages(["rebellions"]), len(asked)) == ({}, {}, 2)
+    assert (system.installed_packages(["rebellions"]), system.installed_packages(["rebellions"]), len(asked)) == ({}, {}, 2)
 
 
 def test_no_packages_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "run", lambda *_command: pytest.fail("asked"))
-    assert system.packages([]) == {}
+    assert system.installed_packages([]) == {}
 
 
 SHOWN = """Id=npufleet-watchdog.service
@@ -117,7 +117,7 @@ UnitFileState=enabled"""
 def test_units_are_all_told_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
     monkeypatch.setattr(system, "run", lambda *command: asked.append(command) or (0, SHOWN))
-    assert system.units("npufleet-watchdog.service", "npufleet-probe.timer", "gone.service") == {
+    assert system.unit_states("npufleet-watchdog.service", "npufleet-probe.timer", "gone.service") == {
         "npufleet-watchdog.service": {"enabled": True, "active": "active"},
         "npufleet-probe.timer": {"enabled": False, "active": "inactive"},
         "gone.service": {"enabled": False, "active": "unknown"},
@@ -127,12 +127,12 @@ def test_units_are_all_told_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_units_where_there_is_no_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "run", lambda *_command: (127, "systemctl is not installed"))
-    assert system.units("a.service") == {"a.service": {"enabled": False, "active": "unknown"}}
+    assert system.unit_states("a.service") == {"a.service": {"enabled": False, "active": "unknown"}}
 
 
 def test_no_units_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "run", lambda *_command: pytest.fail("asked"))
-    assert system.units() == {}
+    assert system.unit_states() == {}
 
 
 # The engine
@@ -234,14 +234,14 @@ def test_a_program_is_found_on_the_path_and_beside_it(tmp_path: Path, monkeypatc
 
 
 def test_free_bytes_are_those_of_users(tmp_path: Path) -> None:
-    device, free = system.file_system(str(tmp_path / "not/there/yet"))
+    device, free = system.free_space(str(tmp_path / "not/there/yet"))
     assert device == tmp_path.stat().st_dev
     assert abs(free - shutil.disk_usage(tmp_path).free) < 1 << 30
 
 
 def test_a_command_that_prints_without_end_is_killed(tmp_path: Path) -> None:
     for script in ("yes", "yes >&2"):
-        with pytest.raises(system.TooMuch, match="sh printed more than 1000000 bytes"):
+        with pytest.raises(system.OutputTooLarge, match="sh printed more than 1000000 bytes"):
             system.capture(["sh", "-c", f"{script}; touch {tmp_path}/ended"], 60, size=1_000_000)
     assert not (tmp_path / "ended").exists()
 

@@ -273,7 +273,7 @@ def order(name: str, **files: Any) -> dict[str, Any]:
 
 
 def test_no_room_is_told_before_anything_is_written(incoming: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blobs, "file_system", lambda _path: (1, 1000))
+    monkeypatch.setattr(blobs, "free_space", lambda _path: (1, 1000))
     root = str(incoming.parent)
     with pytest.raises(store.StoreError, match=f"found 1000 bytes .* free for {root}, wanted 1001"):
         receive.serve(root, str(incoming), order("prepare", **{digest(OTHER): {"size": 1001}}), {})

@@ -88,5 +88,5 @@ def test_a_command_that_translates_itself_is_run_in_english(tmp_path: Path, monk
     policy = 'case "$LC_ALL,$LANGUAGE" in C,C) echo "  Candidate: 5:27.3.1-1";; *) echo "  후보: 5:27.3.1-1";; esac\n'
     script(tmp_path / "apt-cache", policy)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert system.available("docker-ce") == "5:27.3.1-1"
+    assert system.candidate_version("docker-ce") == "5:27.3.1-1"
     assert system.untranslated()["PATH"] == os.environ["PATH"]

@@ -7,7 +7,7 @@ import os
 import subprocess
 
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
-from ansible_collections.npufleet.triton.plugins.module_utils.system import text, untranslated
+from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text, untranslated
 
 UNIT = "npufleet-resume.service"
 UNIT_FILE = "/etc/systemd/system/" + UNIT
@@ -32,7 +32,7 @@ WantedBy=multi-user.target
 def install(root: str) -> bool:
     """Write and enable the unit, where it differs. Returns whether it did."""
     unit = UNIT_TEXT.format(root=root, library=library.path())
-    if text(UNIT_FILE) == unit:
+    if read_text(UNIT_FILE) == unit:
         return False
     with open(UNIT_FILE + ".new", "w", encoding="utf-8") as sink:
         sink.write(unit)

@@ -68,7 +68,7 @@ def _ask(engine: Docker, name: str) -> Tuple[int, str]:
 
 def _answer(code: int, said: str, where: str) -> Dict[str, Any]:
     try:
-        answer: Dict[str, Any] = shapes.fitted(said.strip().rpartition("\n")[2], SHAPE)
+        answer: Dict[str, Any] = shapes.parse_as(said.strip().rpartition("\n")[2], SHAPE)
     except ValueError:
         answer = {}
     if code or not answer:

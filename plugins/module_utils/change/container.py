@@ -22,7 +22,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change.docker impo
     refuse_absent,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
-from ansible_collections.npufleet.triton.plugins.module_utils.system import capture, now, text, untranslated
+from ansible_collections.npufleet.triton.plugins.module_utils.system import capture, read_text, timestamp, untranslated
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import last_words
@@ -61,7 +61,15 @@ def replace(
     ran = before["ran"] if before else bool(current and current["State"]["Running"]) or not current
     old = (previous or current or {}).get("Id")
     kept = before["inside"] if before and previous else _with_command(inside or {})
-    entry = {"run": run.run, "by": run.by, "since": now(), "phase": replacement.SWAPPING, "ran": ran, "old": old, "inside": kept}
+    entry = {
+        "run": run.run,
+        "by": run.by,
+        "since": timestamp(),
+        "phase": replacement.SWAPPING,
+        "ran": ran,
+        "old": old,
+        "inside": kept,
+    }
     replacement.write(root, entry)
     done = []
     if current:
@@ -92,7 +100,7 @@ def stop(engine: Docker, root: str, run: lease.Holder, name: str, settings: Mapp
     if not found or not found["State"]["Running"]:
         return False
     if replacement.read(root) is None and not engine.inspect(name + "-previous"):
-        who = {"run": run.run, "by": run.by, "since": now()}
+        who = {"run": run.run, "by": run.by, "since": timestamp()}
         replacement.write(root, {**replacement.UNKNOWN, **who, "phase": replacement.STOPPED, "old": found["Id"]})
     engine.stop(found["Id"], settings["stop_timeout"])
     return True
@@ -220,14 +228,14 @@ def _drop(engine: Docker, name: str) -> None:
 
 
 def _is_server(pid: Any) -> bool:
-    return "tritonserver" in (text(f"/proc/{pid}/comm") or "")
+    return "tritonserver" in (read_text(f"/proc/{pid}/comm") or "")
 
 
 def _with_command(inside: Mapping[str, Any]) -> Dict[str, Any]:
     """A server inside with its command line, which the kernel has: it may hold keys and does not come from the controller."""
     if not inside:
         return {}
-    raw = text(f"/proc/{int(inside['pid'])}/cmdline") or ""
+    raw = read_text(f"/proc/{int(inside['pid'])}/cmdline") or ""
     return {"command": raw.split("\0")[:-1], **inside}
 
 

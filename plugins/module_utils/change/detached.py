@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import failures, s
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
-from ansible_collections.npufleet.triton.plugins.module_utils.system import OUTPUT, now, text, which
+from ansible_collections.npufleet.triton.plugins.module_utils.system import OUTPUT, read_text, timestamp, which
 
 # What is asked, taken away as soon as it is read: checks may have headers that are secret; what came of it; each step as it begins
 ORDER, RESULT, STEPS = "turn.order.json", "turn.result.json", "turn.steps"
@@ -116,7 +116,7 @@ def wait(root: str, ident: str, seconds: float, proven: bool = False) -> Optiona
             pause = min(pause * LONGER, locks.LOOK)
         result = last(root)
     if result is None or result["id"] != ident or "seconds_to_accept" in result:
-        words = " ".join((text(os.path.join(root, STEPS)) or "").split())[-TOLD:]
+        words = " ".join((read_text(os.path.join(root, STEPS)) or "").split())[-TOLD:]
         raise Ended(f"the change ended without a result: {words}: the next run goes on from here")
     return result
 
@@ -141,7 +141,7 @@ def begun(root: str, ident: str) -> str:
 
     Empty where it has done neither.
     """
-    here = text(os.path.join(root, LOCK)) or ""
+    here = read_text(os.path.join(root, LOCK)) or ""
     if ident and here == ident:
         return here
     decision = shapes.read(os.path.join(root, DECISION), {"by?": str})
@@ -151,15 +151,15 @@ def begun(root: str, ident: str) -> str:
 def last(root: str) -> Optional[Dict[str, Any]]:
     """What became of the last turn on this host; None where there was none, or it has left nothing."""
     found = shapes.read(os.path.join(root, RESULT), RESULT_SHAPE, LARGEST)
-    return dict(found.content) if found.there and not found.flaw else None
+    return dict(found.content) if found.exists and not found.flaw else None
 
 
 def steps(root: str) -> List[Dict[str, Any]]:
     """Each step of the turn that is at work, {"at", "step"}, the latest last."""
     found = []
-    for line in (text(os.path.join(root, STEPS)) or "").splitlines():
+    for line in (read_text(os.path.join(root, STEPS)) or "").splitlines():
         with suppress(ValueError):
-            found.append(shapes.fitted(line, {"step": str, "at": str}))
+            found.append(shapes.parse_as(line, {"step": str, "at": str}))
     return found
 
 
@@ -174,7 +174,7 @@ def perform(root: str) -> int:
     nothing = turn.Outcome([], back=turn.NOTHING)
 
     def say(step: str) -> None:
-        print(json.dumps({"at": now(), "step": step}), flush=True)
+        print(json.dumps({"at": timestamp(), "step": step}), flush=True)
 
     result: Dict[str, Any] = {"id": order["id"], "run": order["run"], **nothing._asdict(), "refused": None}
 
@@ -206,7 +206,7 @@ def _answer(root: str, order: Mapping[str, Any]) -> Optional[str]:
         found = shapes.read(os.path.join(root, DECISION), DECISION_SHAPE)
         if found.flaw:
             return f"{DECISION} cannot be used: {found.flaw}"
-        if found.there:
+        if found.exists:
             return None if found.content["accepted"] else str(found.content["why"])
         time.sleep(locks.LOOK)
     return None if order["kept_unanswered"] else f"nobody accepted it within {order['accept_within']:.0f} s"

@@ -35,7 +35,7 @@ class Docker(Engine):
         body = raw.decode("utf-8", "replace")
         if status not in allowed:
             with suppress(ValueError):
-                body = shapes.fitted(body, {"message": str})["message"]
+                body = shapes.parse_as(body, {"message": str})["message"]
             raise ContainerError(f"the engine refused {method} {resource.partition('?')[0]}: {' '.join(body.split())[:500]}")
 
     def stop(self, identity: str, patience: float) -> None:

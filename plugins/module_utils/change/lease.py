@@ -20,7 +20,7 @@ from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock, locks
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel.clock import boot
-from ansible_collections.npufleet.triton.plugins.module_utils.system import now
+from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
 # That the host is in maintenance
 MARK = "maintenance.json"
@@ -92,7 +92,7 @@ class Holder(NamedTuple):
 def read(root: str) -> Optional[Dict[str, Any]]:
     """The lease, None where there is none. One that cannot be read counts: somebody was changing the host."""
     found = shapes.read(os.path.join(root, LEASE), SHAPE)
-    if not found.there:
+    if not found.exists:
         return None
     return dict(UNREADABLE) if found.flaw else dict(found.content)
 
@@ -100,7 +100,7 @@ def read(root: str) -> Optional[Dict[str, Any]]:
 def last(root: str) -> str:
     """The run that took the host last; empty where none ever has, or nobody can tell."""
     found = shapes.read(os.path.join(root, LAST), {"run": str})
-    return str(found.content["run"]) if found.there and not found.flaw else ""
+    return str(found.content["run"]) if found.exists and not found.flaw else ""
 
 
 def write(path: str, value: Mapping[str, Any], mode: int = 0o644) -> None:
@@ -173,7 +173,7 @@ def watchdog_idle() -> Any:
 def maintenance(path: str) -> Optional[Dict[str, Any]]:
     """The mark of a host in maintenance. One that cannot be read counts: whoever wrote it meant the host to be left alone."""
     found = shapes.read(path, {"reason": str, "by": str, "since": str})
-    if not found.there:
+    if not found.exists:
         return None
     unreadable = {"reason": f"not to be read from {path}", "by": "unknown", "since": "unknown"}
     return unreadable if found.flaw else dict(found.content)
@@ -204,7 +204,7 @@ def acquire(
                     # Whoever holds it for maintenance does so in every step
                     holder = holder._replace(maintenance=holder.maintenance or before["maintenance"])
                 refuse_maintenance(root, holder.maintenance)
-                _write(root, holder, patience, container, before["since"] if mine and before else now())
+                _write(root, holder, patience, container, before["since"] if mine and before else timestamp())
                 if not mine:
                     write(os.path.join(root, LAST), {"run": holder.run})
                 return not mine, None if mine else before

@@ -25,7 +25,7 @@ def look(desired: Mapping[str, Any], root: str = "", run: str = "", ended: str =
     """(what was read by concern, the plan) for every concern that `desired` has; of a server also what a run left unfinished."""
     actual: Dict[str, Any] = {}
     plan: List[Item] = []
-    units = system.units(*(unit for name, unit in UNITS.items() if name in desired))
+    units = system.unit_states(*(unit for name, unit in UNITS.items() if name in desired))
     for name, concern in CONCERNS.items():
         if name in desired:
             actual[name] = {**concern.read(desired[name]), **units.get(UNITS.get(name, ""), {})}

@@ -40,7 +40,7 @@ UNKNOWN: Dict[str, Any] = {
 def read(root: str) -> Optional[Dict[str, Any]]:
     """The replacement under way, None where there is none. One that cannot be read is one of which nothing more is known."""
     found = shapes.read(os.path.join(root, REPLACEMENT), SHAPE)
-    if not found.there:
+    if not found.exists:
         return None
     return dict(UNKNOWN) if found.flaw else dict(found.content)
 

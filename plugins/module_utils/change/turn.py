@@ -110,7 +110,7 @@ def forget_keys(wanted: Optional[Mapping[str, Any]]) -> List[str]:
 # Asked with what is proven, until it is accepted (None) or refused (why)
 Decide = Callable[[Outcome], Optional[str]]
 # Errors whose message is meant for an operator. Any other error restores the previous state as well, and is reported with its place
-EXPECTED = (Unproven, Refused, check_client.Unasked, container.ContainerError, store.StoreError, lease.LeaseError, OSError)
+EXPECTED = (Unproven, Refused, check_client.ClientError, container.ContainerError, store.StoreError, lease.LeaseError, OSError)
 
 
 class Turn:
@@ -169,7 +169,7 @@ class Turn:
         """Return the seconds that the change and its way back take at most, each of their steps at its own limit."""
         step = sum(float(self.settings.get(name) or 0) for name in ("ready_timeout", "stop_timeout", "free_timeout"))
         models = len(self.order["desired"]["models"].get("models") or {}) + len(self.server.get("models") or {})
-        asked = check_client.seconds(self.order["checks"]["document"]) if self.order["checks"] else 0.0
+        asked = check_client.time_limit(self.order["checks"]["document"]) if self.order["checks"] else 0.0
         return 2 * (STEPS + models) * (step + 2 * control.GRACE) + asked + self.order["accept_within"] + lease.CALL
 
     def _outcome(self, checks: Sequence[Mapping[str, Any]], why: Optional[str] = None, back: str = "") -> Outcome:

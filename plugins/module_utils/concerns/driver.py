@@ -13,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract 
 from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import TOOLS, ask_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
-from ansible_collections.npufleet.triton.plugins.module_utils.system import packages, run, text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import installed_packages, read_text, run
 
 CONCERN = "driver"
 GROUP = NPU_HOSTS
@@ -106,8 +106,8 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     """What the package manager, the kernel and the vendor's tool say."""
     kernel = ["linux-image-" + os.uname().release, "linux-headers-" + os.uname().release]
     built = wanted["form"] in (PRESENT, RUN)
-    installed = packages([wanted["package"], *kernel, "linux-*", *PACKAGES], broken=True)
-    version = text(f"/sys/module/{MODULE}/version")
+    installed = installed_packages([wanted["package"], *kernel, "linux-*", *PACKAGES], broken=True)
+    version = read_text(f"/sys/module/{MODULE}/version")
     return {
         "package": installed.get(wanted["package"]),
         # Every package of a driver, and of one that an installer has left its module on the disk, and where DKMS has installed it
@@ -123,15 +123,15 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         "kernel": os.uname().release,
         "module": version.strip() if version else None,
         "reboot": os.path.exists(REBOOT_FILE),
-        "boot": (text(BOOT_FILE) or "").split() == [MODULE],
+        "boot": (read_text(BOOT_FILE) or "").split() == [MODULE],
         "bus": sorted(
             os.path.basename(os.path.dirname(path))
             for path in glob.glob("/sys/bus/pci/devices/*/vendor")
-            if (text(path) or "").strip() == PCI_VENDOR
+            if (read_text(path) or "").strip() == PCI_VENDOR
         ),
         "nodes": sorted(os.path.basename(path) for path in glob.glob("/dev/rbln[0-9]*")),
         "rsd0": _is_device("/dev/rsd0"),
-        "unit": text(UNIT_FILE),
+        "unit": read_text(UNIT_FILE),
         "unit_enabled": os.path.islink(UNIT_ENABLED),
         "tool": ask_tool(),
         "toolkit": cdi.read(wanted["npus"] if wanted["cdi"] else None),

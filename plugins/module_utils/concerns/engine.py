@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine import daem
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.daemon_config import DAEMON_JSON, merge
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
-from ansible_collections.npufleet.triton.plugins.module_utils.system import available, packages, text, which
+from ansible_collections.npufleet.triton.plugins.module_utils.system import candidate_version, installed_packages, read_text, which
 
 CONCERN = "engine"
 GROUP = NPU_HOSTS
@@ -74,7 +74,7 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
 
 
 def _private(daemon: Mapping[str, Any]) -> bool:
-    return bool(secret.settings(daemon, "", CLEAR) != daemon)
+    return bool(secret.seal_values(daemon, "", CLEAR) != daemon)
 
 
 def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
@@ -86,8 +86,10 @@ def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
 def _shown(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
     """daemon.json and drop-ins, wanted or found, with all that may be secret as digests."""
     return {
-        "daemon": secret.settings(part["daemon"], key, CLEAR),
-        "drop_ins": {path: content if content is None else secret.unit(content, key) for path, content in part["drop_ins"].items()},
+        "daemon": secret.seal_values(part["daemon"], key, CLEAR),
+        "drop_ins": {
+            path: content if content is None else secret.seal_unit(content, key) for path, content in part["drop_ins"].items()
+        },
     }
 
 
@@ -134,15 +136,15 @@ def lacking(wanted: List[str], installed: List[str]) -> List[str]:
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     """Files as they are and what the running engine says of itself."""
-    raw = text(DAEMON_JSON)
+    raw = read_text(DAEMON_JSON)
     actual: Dict[str, Any] = {
-        "packages": sorted(packages([name for package in wanted["packages"] for name in package.split("|")])),
-        "drop_ins": {path: text(path) for path in wanted["drop_ins"]},
+        "packages": sorted(installed_packages([name for package in wanted["packages"] for name in package.split("|")])),
+        "drop_ins": {path: read_text(path) for path in wanted["drop_ins"]},
         "client": which(CLIENT, ALSO) is not None,
         "program": which(daemon_config.PROGRAM, ALSO),
         "flags": daemon_config.read_flags(),
         "running": None,
-        "ca": text(CA_FILE),
+        "ca": read_text(CA_FILE),
     }
     try:
         actual["daemon"] = daemon_config.parse(raw)
@@ -231,7 +233,7 @@ def finds_by_name(actual: Mapping[str, Any], plan: List[Item]) -> Iterator[str]:
         found, todo = actual["running"]["version"], "upgrade it"
     else:
         wanted = [name for entry in plan if entry["name"] == "packages" for name in entry["desired"]]
-        candidates = [available(name) for name in wanted if name in ENGINES]
+        candidates = [candidate_version(name) for name in wanted if name in ENGINES]
         found, todo = next(iter(candidates), None), "install a newer one first, such as docker-ce of Docker's own repository"
     if older(found, OLDEST_BY_NAME):
         yield (

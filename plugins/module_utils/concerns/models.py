@@ -23,7 +23,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import (
     served_label,
     served_names,
 )
-from ansible_collections.npufleet.triton.plugins.module_utils.system import file_system
+from ansible_collections.npufleet.triton.plugins.module_utils.system import free_space
 
 CONCERN = "models"
 GROUP = NPU_HOSTS
@@ -70,7 +70,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     if damaged:
         found.update(damaged=damaged, undecided=damage.undecided(root))
     if found["missing"]:
-        found.update(free=file_system(root)[1], arrived=blobs.arrived(wanted.get("incoming")))
+        found.update(free=free_space(root)[1], arrived=blobs.arrived(wanted.get("incoming")))
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import MONITORING_HOSTS, NOTHING, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
-from ansible_collections.npufleet.triton.plugins.module_utils.system import packages, text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import installed_packages, read_text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json, netloc
 
 CONCERN = "monitoring"
@@ -64,12 +64,12 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     if health and not wanted["now"]:
         lately = _up_lately(wanted["port"])
         health = {host: "up" if host in lately else words for host, words in health.items()}
-    config = text(wanted["config"]) or ""
+    config = read_text(wanted["config"]) or ""
     return {
-        "packages": sorted(packages(wanted["packages"])),
-        "targets": text(wanted["targets_file"]),
+        "packages": sorted(installed_packages(wanted["packages"])),
+        "targets": read_text(wanted["targets_file"]),
         "job": wanted["job"] in config,
-        "rules": text(wanted["rules_file"]),
+        "rules": read_text(wanted["rules_file"]),
         "rule_files": RULE_FILES.search(config) is not None,
         "rules_listed": re.search(f"^ *- +{re.escape(wanted['rules_file'])} *$", config, re.MULTILINE) is not None,
         "rules_loaded": _rules(wanted["port"], wanted["rules_file"]),
@@ -80,7 +80,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
 def _rules(port: int, path: str) -> List[str]:
     """Names of the alerts that Prometheus has from a file."""
     status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/rules?type=alert")
-    groups = answer["data"]["groups"] if status == 200 and not shapes.misfit(answer, RULES) else []
+    groups = answer["data"]["groups"] if status == 200 and not shapes.mismatch(answer, RULES) else []
     return sorted(rule["name"] for group in groups if group.get("file") == path for rule in group["rules"])
 
 
@@ -88,7 +88,7 @@ def _targets(port: int) -> Optional[Dict[str, str]]:
     """{host: `up` or the last error} of the job's targets, None while Prometheus does not answer."""
     status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/targets?state=active")
     # What answers in another shape is no Prometheus
-    if status != 200 or shapes.misfit(answer, TARGETS):
+    if status != 200 or shapes.mismatch(answer, TARGETS):
         return None
     return {
         entry["labels"].get("host", entry["scrapeUrl"]): "up" if entry["health"] == "up" else entry["lastError"] or entry["health"]
@@ -103,7 +103,7 @@ def _up_lately(port: int) -> List[str]:
 
     query = quote(f'max_over_time(up{{job="{JOB}"}}[{WINDOW}]) == 1')
     status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/query?query=" + query)
-    found = answer["data"]["result"] if status == 200 and not shapes.misfit(answer, QUERY) else []
+    found = answer["data"]["result"] if status == 200 and not shapes.mismatch(answer, QUERY) else []
     return [entry["metric"].get("host", "") for entry in found]
 
 

@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, short
-from ansible_collections.npufleet.triton.plugins.module_utils.system import run, text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text, run
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 
 CONCERN = "probe"
@@ -112,11 +112,11 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     """The files, and the result that was left last."""
-    program = text(PROGRAM)
+    program = read_text(PROGRAM)
     return {
-        "service": text(SERVICE_FILE),
-        "timer": text(TIMER_FILE),
-        "config": text(CONFIG),
+        "service": read_text(SERVICE_FILE),
+        "timer": read_text(TIMER_FILE),
+        "config": read_text(CONFIG),
         "program": None if program is None else hashlib.sha256(program.encode()).hexdigest(),
         "checks": _checks(DOCUMENT),
         "state": _state(wanted["root"] + "/probe.json"),
@@ -139,7 +139,7 @@ def _checks(path: str) -> Optional[str]:
 def _state(path: str) -> Dict[str, Any]:
     """The last result without the checks that passed."""
     try:
-        state = shapes.parse(text(path) or "{}")
+        state = shapes.parse(read_text(path) or "{}")
         failed = [f"{check['name']}: {check['why']}" for check in state.get("checks", []) if not check["ok"]]
         names = ("when", "at", "boot", "uptime", "interval", "paused", "unavailable", "document")
         kept = {key: state[key] for key in names if key in state}
@@ -158,7 +158,7 @@ def moment() -> Dict[str, Any]:
 def renew(since: Mapping[str, Any]) -> Optional[str]:
     """Have a probe that found something wrong ask anew: it spoke of what was before a moment. Returns what kept it from that."""
     try:
-        path = str(shapes.parse(text(CONFIG) or "")["state"])
+        path = str(shapes.parse(read_text(CONFIG) or "")["state"])
     except (ValueError, KeyError, TypeError):
         return None
     said = _state(path)

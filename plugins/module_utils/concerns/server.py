@@ -146,10 +146,10 @@ def sealed_container(facts: Mapping[str, Any], key: str) -> Dict[str, Any]:
     entrypoint = facts["entrypoint"]
     return {
         **facts,
-        "command": secret.command(facts["command"], key),
-        "entrypoint": secret.command(entrypoint, key) if isinstance(entrypoint, (list, tuple)) else entrypoint,
-        "environment": secret.settings(facts["environment"], key),
-        "log": {**facts["log"], "options": secret.settings(facts["log"]["options"], key)},
+        "command": secret.seal_command(facts["command"], key),
+        "entrypoint": secret.seal_command(entrypoint, key) if isinstance(entrypoint, (list, tuple)) else entrypoint,
+        "environment": secret.seal_values(facts["environment"], key),
+        "log": {**facts["log"], "options": secret.seal_values(facts["log"]["options"], key)},
     }
 
 
@@ -216,7 +216,7 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     shown = sealed_container(facts, wanted["seal"])
     actual = {"engine": True, "container": shown, "served": None, "image": ident}
     actual["release"] = (((image or {}).get("Config") or {}).get("Labels") or {}).get(RELEASE_ROW)
-    actual["inherited"] = secret.settings(environment((image or {}).get("Config") or {}), wanted["seal"])
+    actual["inherited"] = secret.seal_values(environment((image or {}).get("Config") or {}), wanted["seal"])
     state = found["State"]
     actual["state"] = "running" if state["Status"] == "running" else "{} ({})".format(state["Status"], state["ExitCode"])
     # How often the engine had to start it again since hands or a run have
@@ -241,7 +241,7 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         actual["cut_off"] = cut_off(engine, wanted, state)
     if "log" in actual:
         raw, kept = ([*fact["environment"].values(), *fact["command"]] for fact in (facts, shown))
-        actual["log"] = secret.without(str(actual["log"]), raw, kept)
+        actual["log"] = secret.remove_values(str(actual["log"]), raw, kept)
     return actual
 
 

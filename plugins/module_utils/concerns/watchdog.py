@@ -12,7 +12,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
 from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import TOOLS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, short
-from ansible_collections.npufleet.triton.plugins.module_utils.system import text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, keys
 
 CONCERN = "watchdog"
@@ -99,11 +99,11 @@ def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, A
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     """The files, and what the running program says of itself."""
-    program, beside = text(PROGRAM), text(BESIDE)
+    program, beside = read_text(PROGRAM), read_text(BESIDE)
     state = shapes.read(wanted["root"] + "/watchdog.json", STATE).content
     return {
-        "unit": text(UNIT_FILE),
-        "config": text(CONFIG),
+        "unit": read_text(UNIT_FILE),
+        "config": read_text(CONFIG),
         "program": None if program is None else hashlib.sha256((program + (beside or "")).encode()).hexdigest(),
         "state": state or {},
     }

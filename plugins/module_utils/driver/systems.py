@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, List, Mapping
 
-from ansible_collections.npufleet.triton.plugins.module_utils.system import text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
 
 def system(wanted: Mapping[str, Any], os_release: str, kernel: str) -> List[str]:
@@ -50,7 +50,7 @@ def kernel_fits(kernel: str, rule: str) -> bool:
 
 def remarks(wanted: Mapping[str, Any], os_release: str = "/etc/os-release") -> List[str]:
     """Return what is known of the operating system under the release row, and refuses nothing."""
-    found = _system(text(os_release) or "")
+    found = _system(read_text(os_release) or "")
     if found not in wanted.get("untested_systems", []):
         return []
     return [f"{found} is listed as not fully tested by the vendor for release {wanted['release']}. Prove a host of it first"]

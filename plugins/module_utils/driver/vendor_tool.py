@@ -138,7 +138,7 @@ def _holders(contexts: Sequence[Mapping[str, Any]], devices: Sequence[Mapping[st
 def parse_tool(output: str) -> Dict[str, Any]:
     """Parse the JSON of `rbln-stat -j`. `npu` is a string before 2.0 and a number since; most other numbers stay strings."""
     try:
-        answer = shapes.fitted(output, ANSWER)
+        answer = shapes.parse_as(output, ANSWER)
         devices = [
             {
                 "npu": int(device["npu"]),

@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, item
-from ansible_collections.npufleet.triton.plugins.module_utils.system import available, run, text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import candidate_version, read_text, run
 
 PACKAGE, TOOLKIT = "rbln-container-toolkit", "/usr/bin/rbln-ctk"
 # Before it a spec has no name for a single NPU
@@ -83,7 +83,7 @@ def read(npus: Optional[int]) -> Dict[str, Any]:
     name that the driver has to have and has not.
     """
     there: Dict[str, Any] = {
-        "units": {name: text(f"{SYSTEMD}/{name}") for name in WANTED_BY},
+        "units": {name: read_text(f"{SYSTEMD}/{name}") for name in WANTED_BY},
         "enabled": [name for name, by in WANTED_BY.items() if os.path.islink(f"{SYSTEMD}/{by}.wants/{name}")],
     }
     if npus is None:
@@ -92,7 +92,7 @@ def read(npus: Optional[int]) -> Dict[str, Any]:
     if facts["version"] is None:
         return facts
     (code, now), (failed, told) = (run(*GENERATE, "-", "--format", form) for form in ("yaml", "json"))
-    spec = text(SPEC)
+    spec = read_text(SPEC)
     if code or failed:
         facts["error"] = f"{TOOLKIT} cdi generate ended with {code or failed}: {(now if code else told)[-200:]}"
     else:
@@ -120,7 +120,7 @@ def unavailable(found: Optional[str]) -> Iterator[str]:
     """Why there can be no toolkit where none is brought: neither the one `found` nor what the host's repositories have will do."""
     if found is not None and not too_old(found):
         return
-    offered = available(PACKAGE)
+    offered = candidate_version(PACKAGE)
     if offered is None or too_old(offered):
         yield (
             f"found {PACKAGE} {found or 'nowhere'}, and {offered or 'none'} in the host's repositories, wanted {OLDEST} or newer, "

@@ -1,8 +1,8 @@
-"""How the checks run on a host: in a short-lived container of the release image, which carries its client."""
+"""The client of the checks, which runs in a short-lived container of the release image."""
 
 from __future__ import annotations
 
-# Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
+# Programs without an AnsibleModule import this file, too. pylint: disable=ansible-bad-function
 import json
 import os
 import subprocess
@@ -11,24 +11,23 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
-from ansible_collections.npufleet.triton.plugins.module_utils.system import OUTPUT, TooMuch, capture, untranslated, which
+from ansible_collections.npufleet.triton.plugins.module_utils.system import OUTPUT, OutputTooLarge, capture, untranslated, which
 
-# What the client writes at its end
+# The last line of the client's output
 ANSWER = {"error?": str, "checks?": [{"name": str, "ok": bool, "why": str}]}
 ENTRY = "inference.runner"
-# Failed checks that a message names
+# Limit of the failed checks in a message
 SHOWN = 20
-# Seconds for a container to start and to be taken away; a check asks over both protocols, and may ask again
-ENGINE_SECONDS, ASKED_PER_CHECK = 300.0, 4
-# What the engine itself answers with when it cannot run a container
+# Seconds to start and remove a container; a check sends requests by two protocols, and may repeat them
+ENGINE_SECONDS, REQUESTS_PER_CHECK = 300.0, 4
+# The exit code of `docker run` if the engine cannot run the container
 ENGINE_FAILED = 125
-# Where it may lie beside the paths of whoever asks
-ALSO = "/sbin:/usr/sbin:/usr/local/sbin"
-# What such a container may do: ask, and write what it was given to a file
-LEAST = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
-# What python3 in the container starts with: program and document come together on standard input. numpy's own threads, one for each
-# core, have nothing to do but to wait busily. Nearly all that it makes are imports, which stay: it seldom looks for what can
-# be freed, and does not take them apart at its end.
+# Directories of the docker program beside PATH
+EXTRA_PATH = "/sbin:/usr/sbin:/usr/local/sbin"
+# The client needs the network, and a directory for its own program.
+LEAST_PRIVILEGES = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+# The first program of python3 in the container, which reads the client and its document from standard input. Threads of numpy would
+# only wait actively. Most objects are imports, so that rare garbage collection and an exit without cleanup save time.
 START = f"""
 import base64, gc, json, os, sys, tempfile
 gc.set_threshold(50000)
@@ -44,90 +43,96 @@ os._exit(0)
 """
 
 
-def given(document: Mapping[str, Any], program: str) -> bytes:
-    """What such a container takes on standard input; `program` is the archive as base64."""
+def standard_input(document: Mapping[str, Any], program: str) -> bytes:
+    """Return the standard input of the container; `program` is the client as a base64 archive."""
     return json.dumps({"program": program, "document": document}, sort_keys=True).encode()
 
 
-def command(docker: str, image: str, more: Sequence[str] = ()) -> List[str]:
-    """The command line of such a container; what it is to ask comes on standard input.
-
-    Without a look at registries: what was not brought here on purpose is not what was proven.
-    """
-    options = ["--rm", "--interactive", "--pull", "never", "--network", "host", *LEAST, *more, "--entrypoint", "python3"]
+def command(docker: str, image: str, extra: Sequence[str] = ()) -> List[str]:
+    """Return the command line that runs the container. It pulls no image: only the delivered image was proven."""
+    options = [
+        "--rm",
+        "--interactive",
+        "--pull",
+        "never",
+        "--network",
+        "host",
+        *LEAST_PRIVILEGES,
+        *extra,
+        "--entrypoint",
+        "python3",
+    ]
     return [docker, "run", *options, image, "-c", START]
 
 
-class Unasked(Exception):
-    """Why the checks could not be asked at all."""
+class ClientError(Exception):
+    """The reason why the client of the checks did not run or return results."""
 
 
-def seconds(document: Mapping[str, Any]) -> float:
-    """Return the seconds that asking a document may take."""
-    return ENGINE_SECONDS + ASKED_PER_CHECK * float(document.get("timeout", 30)) * len(document["checks"])
+def time_limit(document: Mapping[str, Any]) -> float:
+    """Return the seconds that the checks of a document may take."""
+    return ENGINE_SECONDS + REQUESTS_PER_CHECK * float(document.get("timeout", 30)) * len(document["checks"])
 
 
-def ask(image: str, document: Mapping[str, Any], program: str) -> List[Dict[str, Any]]:
-    """The results of a document, from a container that is gone afterwards. Raises Unasked."""
-    docker = which("docker", ALSO)
+def run_in_container(image: str, document: Mapping[str, Any], program: str) -> List[Dict[str, Any]]:
+    """Return the results of the checks, run in a container that is then removed. Raises ClientError."""
+    docker = which("docker", EXTRA_PATH)
     if not docker:
-        raise Unasked("found no docker, wanted the engine to run the client in: apply the role docker_engine")
-    # An engine that refuses at once does not read what it is given, and its words count
-    asked = given(document, program).decode()
-    limit = seconds(document)
+        raise ClientError("docker is not installed, expected an engine to run the client. Apply the role docker_engine")
+    limit = time_limit(document)
     name = f"npufleet-check-{os.getpid()}"
     line = command(docker, image, ["--name", name])
     try:
-        done = capture(line, limit, asked)
-    except (subprocess.TimeoutExpired, TooMuch) as error:
+        done = capture(line, limit, standard_input(document, program).decode())
+    except (subprocess.TimeoutExpired, OutputTooLarge) as error:
         with suppress(subprocess.SubprocessError):
             subprocess.run([docker, "rm", "--force", name], capture_output=True, timeout=60, check=False, env=untranslated())
-        late = isinstance(error, subprocess.TimeoutExpired)
-        what = f"has not ended within {limit:.0f} s" if late else f"is no client: {error}"
-        raise Unasked(f"the client in image {image} {what}, wanted its answers: see `docker ps`") from None
-    words = " ".join(done.stderr.split())[-600:]
+        failure = f"did not end within {limit:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else f"failed: {error}"
+        raise ClientError(f"the client in image {image} {failure}. See `docker ps`") from None
     if done.returncode == ENGINE_FAILED and "no such image" in done.stderr.lower():
-        raise Unasked(f"image {image} is not on the host: apply the role triton_image, or name another image")
+        raise ClientError(f"image {image} is not on the host. Apply the role triton_image, or name another image")
     if done.returncode == ENGINE_FAILED:
-        raise Unasked(f"the engine does not run the client in image {image}: {words}")
-    return _answers(done, f"image {image}")
+        raise ClientError(f"the engine does not run the client in image {image}: {_end(done.stderr)}")
+    return _results(done, f"image {image}")
 
 
-def ask_here(python: str, document: Mapping[str, Any], program: str) -> List[Dict[str, Any]]:
-    """The results of a document by this Python, which has to have the client. Raises Unasked."""
-    limit = seconds(document)
-    asked = given(document, program).decode()
+def run_in_process(python: str, document: Mapping[str, Any], program: str) -> List[Dict[str, Any]]:
+    """Return the results of the checks, run by a Python interpreter with the client's packages. Raises ClientError."""
     try:
-        line = [python, "-c", START]
-        done = capture(line, limit, asked)
+        done = capture([python, "-c", START], time_limit(document), standard_input(document, program).decode())
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unasked(f"the client of {python} gave no answer: {error}") from None
-    return _answers(done, python)
+        raise ClientError(f"the client of {python} did not run: {error}") from None
+    return _results(done, python)
 
 
-def _answers(done: subprocess.CompletedProcess[str], of: str) -> List[Dict[str, Any]]:
-    """What the client has written at its end. Raises Unasked."""
-    words = " ".join(done.stderr.split())[-600:]
+def _end(output: str) -> str:
+    return " ".join(output.split())[-600:]
+
+
+def _results(done: subprocess.CompletedProcess[str], source: str) -> List[Dict[str, Any]]:
+    """Return the results that the client has printed. Raises ClientError."""
     try:
-        # All that may be printed: with each request comes its picture
-        answer = shapes.fitted(done.stdout.strip().rpartition("\n")[2], ANSWER, OUTPUT)
+        # The results may be as large as any output: each request may include a picture.
+        answer = shapes.parse_as(done.stdout.strip().rpartition("\n")[2], ANSWER, OUTPUT)
         if "error" in answer:
-            raise Unasked(f"{of} lacks the client: {answer['error']}; wanted numpy and tritonclient[http,grpc]")
+            raise ClientError(f"{source} has no client ({answer['error']}), expected numpy and tritonclient[http,grpc]")
         checks: List[Dict[str, Any]] = answer["checks"]
         return checks
     except (ValueError, KeyError):
-        raise Unasked(f"the client in {of} ended with {done.returncode} and without a result: {words}") from None
+        raise ClientError(
+            f"the client in {source} ended with {done.returncode} and without a result: {_end(done.stderr)}"
+        ) from None
 
 
-def report(host: str, results: List[Dict[str, Any]], unasked: Sequence[str] = ()) -> Dict[str, Any]:
-    """The module's return values; `unasked` are models that nobody has to prove."""
+def report(host: str, results: List[Dict[str, Any]], excluded: Sequence[str] = ()) -> Dict[str, Any]:
+    """Return the result of the module; `excluded` models need no proof."""
     failed = [result for result in results if not result["ok"]]
     passed = len(results) - len(failed)
     lines = [f"  - {check['name']}: {check['why']}" for check in failed[:SHOWN]]
     if len(failed) > SHOWN:
         lines.append(f"  - and {len(failed) - SHOWN} more")
-    nothing = "nothing was asked of " + ", ".join(unasked) if unasked else "no model to check"
-    count = f"{passed} of {len(results)} checks passed" if results else nothing
+    no_checks = "no checks ran for " + ", ".join(excluded) if excluded else "no model to check"
+    count = f"{passed} of {len(results)} checks passed" if results else no_checks
     return {"msg": "\n".join([f"{host}: {count}", *lines]), "proven": not failed, "passed": passed, "checks": results}
 
 
@@ -136,15 +141,15 @@ def prove(
     document: Mapping[str, Any],
     program: str,
     headers: Mapping[str, str],
-    by: Optional[Callable[[str, Mapping[str, Any], str], List[Dict[str, Any]]]] = None,
+    run: Optional[Callable[[str, Mapping[str, Any], str], List[Dict[str, Any]]]] = None,
 ) -> Dict[str, Any]:
-    """Ask a document's checks, with these headers where it names no others, and report them. Raises Unasked.
+    """Run the checks of a document with these default headers, and return their report. Raises ClientError.
 
-    `client` is the image that has it, or what `by` takes in the place of `ask`.
+    `client` is the first argument of `run`: an image for `run_in_container`, which is the default.
     """
     server = document["server"]
-    asked = {key: value for key, value in document.items() if key != "unproven"}
+    request = {key: value for key, value in document.items() if key != "unproven"}
     if headers:
-        asked["server"] = {**server, "headers": {**headers, **(server.get("headers") or {})}}
-    answers = (by or ask)(client, asked, program) if asked["checks"] else []
-    return report(asked["host"], [*document.get("unproven", []), *answers], asked.get("unasked", []))
+        request["server"] = {**server, "headers": {**headers, **(server.get("headers") or {})}}
+    results = (run or run_in_container)(client, request, program) if request["checks"] else []
+    return report(request["host"], [*document.get("unproven", []), *results], request.get("unasked", []))

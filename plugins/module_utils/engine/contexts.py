@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import ask_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
-from ansible_collections.npufleet.triton.plugins.module_utils.system import text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
 # Both of the engine's cgroup drivers: /docker/<id>, and docker-<id>.scope below a slice
 CONTAINER = re.compile(r"docker[-/]([0-9a-f]{64})")
@@ -73,10 +73,10 @@ def _inspect(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
 def whose(holder: Mapping[str, Any]) -> Dict[str, Any]:
     """{"gone": whether no process of this number and name is left, "container": the id of the one it runs in}."""
     pid = holder["pid"]
-    name = (text(f"/proc/{pid}/comm") or "").strip()
+    name = (read_text(f"/proc/{pid}/comm") or "").strip()
     if not name or name != holder["process"][:COMM]:
         return {"gone": True, "container": None}
-    found = CONTAINER.search(text(f"/proc/{pid}/cgroup") or "")
+    found = CONTAINER.search(read_text(f"/proc/{pid}/cgroup") or "")
     return {"gone": False, "container": found.group(1) if found else None}
 
 

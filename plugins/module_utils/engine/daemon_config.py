@@ -14,7 +14,7 @@ import shlex
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.system import text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
 DAEMON_JSON = "/etc/docker/daemon.json"
 # Options whose values only fit one value of another option
@@ -165,8 +165,8 @@ def _unit_files() -> List[Tuple[str, str]]:
         for path in UNIT_PATHS:
             for found in glob.glob(os.path.join(glob.escape(path), directory, "*.conf")):
                 drop_ins.setdefault(os.path.basename(found), found)
-    whole = (unit, text(unit) or "") if unit else PACKAGED
-    return [whole, *((drop_ins[name], text(drop_ins[name]) or "") for name in sorted(drop_ins))]
+    whole = (unit, read_text(unit) or "") if unit else PACKAGED
+    return [whole, *((drop_ins[name], read_text(drop_ins[name]) or "") for name in sorted(drop_ins))]
 
 
 def _command_line(units: Sequence[Tuple[str, str]]) -> List[Tuple[str, str]]:
@@ -184,7 +184,7 @@ def _command_line(units: Sequence[Tuple[str, str]]) -> List[Tuple[str, str]]:
                 files = [*files, value.lstrip("-")] if value else []
     for pattern in files:
         for path in sorted(glob.glob(pattern)):
-            variables.update(_environment_file(text(path) or "", path))
+            variables.update(_environment_file(read_text(path) or "", path))
     return list(_expanded(_split(start), variables, source))
 
 
@@ -241,7 +241,7 @@ def _split(line: str) -> List[str]:
 
 
 def _running_command_line() -> List[Tuple[str, str]]:
-    pid = (text("/var/run/docker.pid") or "").strip()
-    words = (text(f"/proc/{pid}/cmdline") or "").split("\0")[:-1] if pid.isdigit() else []
+    pid = (read_text("/var/run/docker.pid") or "").strip()
+    words = (read_text(f"/proc/{pid}/cmdline") or "").split("\0")[:-1] if pid.isdigit() else []
     is_engine = bool(words) and os.path.basename(words[0]) == PROGRAM
     return [(word, f"the command line of process {pid}") for word in words] if is_engine else []

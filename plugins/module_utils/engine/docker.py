@@ -53,7 +53,7 @@ CONTAINER = {
 def _data(body: bytes, shape: Any = None) -> Any:
     """Return the data of an engine's answer, of this shape if there is one. Raises OSError for what no engine says."""
     try:
-        return shapes.parse(body) if shape is None else shapes.fitted(body, shape)
+        return shapes.parse(body) if shape is None else shapes.parse_as(body, shape)
     except ValueError as error:
         raise OSError(f"the engine answered what it should not ({error}): {body[:200]!a}") from None
 
@@ -111,7 +111,7 @@ class Engine:
         from urllib.parse import quote
 
         found: Optional[Dict[str, Any]] = self.get(f"/containers/{quote(name)}/json")
-        flaw = None if found is None else shapes.misfit(found, CONTAINER)
+        flaw = None if found is None else shapes.mismatch(found, CONTAINER)
         if flaw:
             raise OSError(f"the engine describes {name} in a shape that is not known ({flaw}): see `docker inspect {name}`")
         return found
@@ -123,7 +123,7 @@ class Engine:
         # The engine ends its answer with the command.
         said = frames(self._post(f"/exec/{made}/start", {"Detach": False, "Tty": False}))
         ended = self.get(f"/exec/{made}/json")
-        code = ended["ExitCode"] if ended and not shapes.misfit(ended, {"ExitCode": int}) else 0
+        code = ended["ExitCode"] if ended and not shapes.mismatch(ended, {"ExitCode": int}) else 0
         return int(code), said.decode("utf-8", "replace")
 
     def run(self, name: str, config: Mapping[str, Any], limit: float) -> Tuple[int, str]:

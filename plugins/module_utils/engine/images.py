@@ -51,7 +51,7 @@ def content_digest(inspected: Mapping[str, Any]) -> Optional[str]:
 def named(engine: Engine, name: str) -> Optional[Dict[str, Any]]:
     """`docker image inspect` of a name or an ID, None where there is none. Raises OSError without an engine."""
     found: Optional[Dict[str, Any]] = engine.get(f"/images/{name}/json")
-    flaw = None if found is None else shapes.misfit(found, IMAGE)
+    flaw = None if found is None else shapes.mismatch(found, IMAGE)
     if flaw:
         raise OSError(f"the engine describes image {name} in a shape that is not known ({flaw}): see `docker image inspect {name}`")
     return found

@@ -43,7 +43,7 @@ EXPECTED = (
     ContainerError,
     subprocess.TimeoutExpired,
     repository_api.Refused,
-    check_client.Unasked,
+    check_client.ClientError,
     store.StoreError,
     OSError,
 )
@@ -114,8 +114,8 @@ class Server:
         """What the server says, without values of its options and its environment that may be secret and that it repeats."""
         key = secret.new_key()
         environment, line = self.order["environment"], self.order["command"]
-        shown = [*secret.settings(environment, key).values(), *secret.command(line, key), keys.SHELL]
-        return secret.without(text, [*environment.values(), *line], map(str, shown))
+        shown = [*secret.seal_values(environment, key).values(), *secret.seal_command(line, key), keys.SHELL]
+        return secret.remove_values(text, [*environment.values(), *line], map(str, shown))
 
     def _unknown(self, word: str, known: Any) -> bool:
         name = word[2:].partition("=")[0]
@@ -334,7 +334,9 @@ class Server:
         """The answers to the checks, by the client of the same Python."""
         document = dict(self.order["checks"]["document"])
         key = keys.headers(document.pop("key", None))
-        found = check_client.prove(python_path(self.root), document, self.order["checks"]["program"], key, check_client.ask_here)
+        found = check_client.prove(
+            python_path(self.root), document, self.order["checks"]["program"], key, check_client.run_in_process
+        )
         self.answered = found["checks"]
         if not found["proven"]:
             raise Unproven(str(found["msg"]).replace(f"{document['host']}: ", "", 1), self.answered)

@@ -13,7 +13,7 @@ from typing import Any, Iterator, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
-from ansible_collections.npufleet.triton.plugins.module_utils.system import file_system, run, text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import free_space, read_text, run
 
 # Where the vendor's images have the server, and where they say which one it is
 HOME = "/opt/tritonserver"
@@ -95,7 +95,7 @@ def _of_server(wanted: Mapping[str, Any]) -> Iterator[str]:
     if program is None:
         yield f"found no tritonserver in {HOME}/bin and none in {PATHS}, wanted a container of Triton {wanted['triton']}"
         return
-    told = (text(os.path.join(server_home(program), "TRITON_VERSION")) or "").strip()
+    told = (read_text(os.path.join(server_home(program), "TRITON_VERSION")) or "").strip()
     if told and told != wanted["triton"]:
         yield f"found Triton {told}, wanted {wanted['triton']}: take another image, or choose another rbln_release"
     code, said = run(program, "--help")
@@ -124,7 +124,7 @@ def _of_cards(wanted: Mapping[str, Any]) -> Iterator[str]:
         )
     if not os.path.exists(os.path.join(DEVICES, "rsd0")):
         yield f"found no {DEVICES}/rsd0, wanted it: without it the SDK sees no NPU; start the container with it"
-    driver = (text(SYSFS) or "").strip()
+    driver = (read_text(SYSFS) or "").strip()
     if driver and not (driver + "-").startswith(wanted["driver"] + "-"):
         yield f"found driver {driver} on this machine, wanted {wanted['driver']}: choose the rbln_release of that driver"
     # Where there is no tool, the SDK tells it
@@ -140,8 +140,8 @@ def _of_place(wanted: Mapping[str, Any], root: str) -> Iterator[str]:
         place = os.path.dirname(place)
     if not os.access(place, os.W_OK | os.X_OK):
         yield f"found that user {os.getuid()} may not write to {place}, wanted a directory of its own: set npufleet_root"
-    elif file_system(place)[1] < wanted["room"]:
-        free = file_system(place)[1] // MIB
+    elif free_space(place)[1] < wanted["room"]:
+        free = free_space(place)[1] // MIB
         yield f"found {free} MiB free at {place}, wanted {wanted['room'] // MIB} for the SDK and the models: make room"
 
 

@@ -75,7 +75,7 @@ def running(root: str) -> Optional[Dict[str, Any]]:
     found = shapes.read(os.path.join(home(root), CONFIG), SHAPE)
     # One that cannot be read is of no wanted server
     known = [name.rstrip("?") for name in SHAPE]
-    return {name: found.content[name] for name in known if name in found.content} if found.there and not found.flaw else {}
+    return {name: found.content[name] for name in known if name in found.content} if found.exists and not found.flaw else {}
 
 
 def wanted(
@@ -135,7 +135,7 @@ def stop(root: str) -> bool:
     if pid is None:
         return False
     config = shapes.read(os.path.join(home(root), CONFIG), SHAPE)
-    patience = (config.content["stop_timeout"] if config.there and not config.flaw else 60) + GRACE
+    patience = (config.content["stop_timeout"] if config.exists and not config.flaw else 60) + GRACE
     if pid:
         os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + patience

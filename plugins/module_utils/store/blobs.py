@@ -19,7 +19,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Set
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes, store
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, blob_path, history, record_path, takeover
-from ansible_collections.npufleet.triton.plugins.module_utils.system import file_system
+from ansible_collections.npufleet.triton.plugins.module_utils.system import free_space
 
 DIGEST = re.compile("[0-9a-f]{64}")
 MIB = 1 << 20
@@ -119,7 +119,7 @@ def arrived(incoming: Optional[str]) -> Dict[str, int]:
 
 def room(root: str, incoming: str, sizes: Mapping[str, Optional[int]]) -> Optional[str]:
     """Why these blobs do not fit on the file system of the store: found and wanted, in bytes. None where they do."""
-    return short_of_room(root, file_system(root)[1], arrived(incoming), sizes)
+    return short_of_room(root, free_space(root)[1], arrived(incoming), sizes)
 
 
 def short_of_room(place: str, free: int, partial: Mapping[str, int], sizes: Mapping[str, Optional[int]]) -> Optional[str]:
@@ -284,7 +284,7 @@ def _document(root: str, name: str) -> Any:
 
 
 def _lines(root: str) -> List[Dict[str, Any]]:
-    lines, flaw, _there = shapes.lines(os.path.join(root, store.HISTORY), history.SHAPE)
+    lines, flaw, _exists = shapes.read_lines(os.path.join(root, store.HISTORY), history.SHAPE)
     return list(_usable(root, store.HISTORY, lines, flaw))
 
 

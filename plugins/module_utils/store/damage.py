@@ -24,7 +24,7 @@ def found(root: str) -> Dict[str, str]:
     for name, label in _releases(root):
         path = store.record_path(root, name, label)
         entry = shapes.read(path, records.SHAPE)
-        flaws[os.path.relpath(path, root)] = entry.flaw if entry.there else "it is gone"
+        flaws[os.path.relpath(path, root)] = entry.flaw if entry.exists else "it is gone"
     return {name: flaw for name, flaw in flaws.items() if flaw}
 
 
@@ -46,7 +46,7 @@ def undecided(root: str) -> Optional[str]:
 def lost_record(root: str, name: str, label: str) -> Optional[str]:
     """What is wrong with a record that cannot be made anew, None where it can, or is as it has to be."""
     entry = shapes.read(store.record_path(root, name, label), records.SHAPE)
-    flaw = entry.flaw if entry.there else "it is gone"
+    flaw = entry.flaw if entry.exists else "it is gone"
     return flaw if flaw and _made_anew(root, name, label) is None else None
 
 
@@ -74,7 +74,7 @@ def mend(root: str, forget: bool = False) -> List[str]:
     if store.HOLDS in flaws:
         holds = store.holds_from_history(root)
         _replace(
-            root, store.HOLDS, json.dumps({name: hold for name, hold in holds.items() if shapes.misfit(hold, store.HOLD) is None})
+            root, store.HOLDS, json.dumps({name: hold for name, hold in holds.items() if shapes.mismatch(hold, store.HOLD) is None})
         )
     if store.HUNG in flaws:
         # A load that still hangs is met, and written down, again
@@ -86,7 +86,7 @@ def mend(root: str, forget: bool = False) -> List[str]:
 
 
 def _history(root: str) -> Any:
-    return shapes.lines(os.path.join(root, store.HISTORY), history.SHAPE)
+    return shapes.read_lines(os.path.join(root, store.HISTORY), history.SHAPE)
 
 
 def _releases(root: str) -> List[Any]:

@@ -128,6 +128,6 @@ def write_text(root: str, path: str, text: str) -> None:
     os.replace(staging, path)
 
 
-def read(root: str, name: str) -> shapes.Found:
+def read(root: str, name: str) -> shapes.FileContent:
     """One of the files in SHAPES."""
     return shapes.read(os.path.join(root, name), SHAPES[name])

@@ -91,7 +91,7 @@ def holds(lines: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
 
 def read_history(root: str) -> List[Dict[str, Any]]:
     """Every change that is written down, oldest first. What is no line of it is passed over here, and told as damage."""
-    return shapes.lines(os.path.join(root, HISTORY), SHAPE)[0]
+    return shapes.read_lines(os.path.join(root, HISTORY), SHAPE)[0]
 
 
 def append_history(root: str, lines: List[Dict[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.files import
 from ansible_collections.npufleet.triton.plugins.module_utils.store.history import read_history
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import Move
 from ansible_collections.npufleet.triton.plugins.module_utils.store.releases import FACTS, read_record, wanted_of
-from ansible_collections.npufleet.triton.plugins.module_utils.system import now
+from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
 
 def read_holds(root: str) -> Dict[str, Any]:
@@ -61,7 +61,7 @@ def holds_after(root: str, run: Run, moves: Mapping[str, Move], why: str) -> Dic
                 "release": target["release"],
                 "versions": target["versions"],
                 "by": run.by,
-                "when": now(),
+                "when": timestamp(),
                 "why": why,
             }
     return holds

@@ -45,7 +45,7 @@ def next_serial(root: str, name: str) -> int:
 def read_record(root: str, name: str, label: str) -> Record:
     """What is written down of a release. Raises StoreError where it cannot be read."""
     found = shapes.read(record_path(root, name, label), records.SHAPE)
-    if found.flaw or not found.there:
+    if found.flaw or not found.exists:
         raise StoreError(f"model {name}: the record of release {label} cannot be used: {found.flaw or 'it is gone'}")
     record = found.content
     base = release_path(root, name, label)

@@ -23,14 +23,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.releases imp
     release_again,
     served_label,
 )
-from ansible_collections.npufleet.triton.plugins.module_utils.system import now
+from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
 
 def read_transaction(root: str) -> Optional[Dict[str, Any]]:
     """The open switch, None where there is none. One that cannot be used counts, with its `flaw`: somebody was at it,
     and what served before that the history tells."""
     found = read(root, TRANSACTION)
-    if not found.there:
+    if not found.exists:
         return None
     if not found.flaw:
         return dict(found.content)
@@ -70,7 +70,7 @@ def open_transaction(root: str, run: Run, moves: Mapping[str, Move], **more: Any
     value = {
         "run": run.run,
         "by": run.by,
-        "since": old["since"] if mine else now(),
+        "since": old["since"] if mine else timestamp(),
         "renewed": time.time(),
         **clock.mark(),
         "models": {**old["models"], **models},
@@ -92,7 +92,7 @@ def history_lines(root: str, run: Run, models: Mapping[str, Move], result: str, 
             record = read_record(root, name, move["to"] or move["from"] or "")
         lines.append(
             {
-                "when": now(),
+                "when": timestamp(),
                 "who": run.by,
                 "run": run.run,
                 "host": run.host,

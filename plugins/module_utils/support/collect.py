@@ -30,7 +30,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.support.readers im
     entry,
     listing,
 )
-from ansible_collections.npufleet.triton.plugins.module_utils.system import text
+from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS, can_be_asked, netloc
 
@@ -116,12 +116,12 @@ def _cards() -> Dict[str, Any]:
     """The vendor's cards on the bus and as the driver's class shows them, without any tool."""
     found: Dict[str, Any] = {}
     for path in sorted(glob.glob("/sys/bus/pci/devices/*")):
-        if (text(path + "/vendor") or "").strip() == PCI_VENDOR:
-            facts = {name: (text(f"{path}/{name}") or "").strip() for name in SYSFS}
+        if (read_text(path + "/vendor") or "").strip() == PCI_VENDOR:
+            facts = {name: (read_text(f"{path}/{name}") or "").strip() for name in SYSFS}
             found[path] = {**facts, "driver": _target(path + "/driver")}
     for path in sorted(glob.glob(f"/sys/class/{MODULE}/*/*") + glob.glob(f"/sys/module/{MODULE}/*")):
         if os.path.isfile(path) and os.access(path, os.R_OK) and os.stat(path).st_mode & 0o444:
-            found[path] = (text(path) or "").strip()
+            found[path] = (read_text(path) or "").strip()
     if not found:
         raise Unavailable("there is no card of the vendor on the bus, and its module is not loaded")
     return found
@@ -191,7 +191,7 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
 
 def _system() -> str:
     """The distribution's description of itself, which mostly is a link."""
-    found = text("/etc/os-release")
+    found = read_text("/etc/os-release")
     if found is None:
         raise Missing("there is no /etc/os-release")
     return found
@@ -300,7 +300,7 @@ def _server(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     def configs() -> Dict[str, Any]:
         found: Dict[str, Any] = {}
         index = _answer(address, port, limits, "/v2/repository/index", "POST", key)
-        for part in index if not shapes.misfit(index, [{"name": str}]) else ():
+        for part in index if not shapes.mismatch(index, [{"name": str}]) else ():
             path = "/v2/models/{}/versions/{}/config".format(part["name"], part.get("version", 1))
             if not can_be_asked(part["name"]):
                 found[path] = {"error": NAMELESS}

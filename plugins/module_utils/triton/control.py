@@ -74,7 +74,7 @@ def ask(run: Runner, verb: str, model: str, timeout: float, key: Optional[Mappin
     except OSError as error:
         raise Unasked(str(error)) from None
     try:
-        answer = shapes.fitted(said.strip().rpartition("\n")[2], ANSWER)
+        answer = shapes.parse_as(said.strip().rpartition("\n")[2], ANSWER)
         return answer["code"], (answer["words"] or "")[:WORDS]
     except ValueError:
         words = " ".join(said.split())[-600:]

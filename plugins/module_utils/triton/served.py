@@ -55,12 +55,12 @@ def read_served(wanted: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
 
 def version_of(metadata: Any) -> Optional[str]:
     """Return the version out of a server's metadata, None if they do not tell it."""
-    return None if shapes.misfit(metadata, METADATA) else str(metadata["version"])
+    return None if shapes.mismatch(metadata, METADATA) else str(metadata["version"])
 
 
 def steps_of(config: Any) -> List[str]:
     """Return the models that an ensemble calls out of its config; none for another model, or a config of another shape."""
-    if shapes.misfit(config, ENSEMBLE):
+    if shapes.mismatch(config, ENSEMBLE):
         return []
     return [step["model_name"] for step in config["ensemble_scheduling"]["step"]]
 

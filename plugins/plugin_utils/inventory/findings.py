@@ -11,7 +11,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Set,
 
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
-from ansible_collections.npufleet.triton.plugins.module_utils.secret import without_login
+from ansible_collections.npufleet.triton.plugins.module_utils.secret import replace_logins
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import bounds, image_supply, run_guard, values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import in_common
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected, of_error
@@ -175,7 +175,7 @@ def _contradictions(has: Mapping[str, Any]) -> Iterator[str]:
     repository = str(has["triton_image_delivery_repository"])
     if repository and not REPOSITORY.fullmatch(repository):
         yield (
-            f"triton_image_delivery_repository is {without_login(repository, '***@')}: write it as "
+            f"triton_image_delivery_repository is {replace_logins(repository, '***@')}: write it as "
             "registry.example.com:5000/npufleet/triton, in small letters, without a scheme, a login, a tag or a digest, and one of "
             "Docker Hub without docker.io/"
         )

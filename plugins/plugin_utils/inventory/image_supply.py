@@ -30,7 +30,7 @@ def flaws(found: Mapping[str, Any], locked: Mapping[str, Any], lock_file: str, r
     """Every difference between what a build would use and what the lock file keeps; none where it keeps nothing yet."""
     if not locked:
         return []
-    misfit = shapes.misfit(locked, SHAPE)
+    misfit = shapes.mismatch(locked, SHAPE)
     if misfit:
         return [
             f"{lock_file}: `supply` of release {release}: {misfit}; bring the file back as it was reviewed, or take `supply` out"
@@ -58,7 +58,7 @@ def flaws(found: Mapping[str, Any], locked: Mapping[str, Any], lock_file: str, r
 
 def same_requirements(requirements: Sequence[str], locked: Mapping[str, Any]) -> bool:
     """Whether the lock is of these requirements, and so names every wheel that there may be."""
-    return shapes.misfit(locked, SHAPE) is None and sorted(requirements) == sorted(locked["requirements"])
+    return shapes.mismatch(locked, SHAPE) is None and sorted(requirements) == sorted(locked["requirements"])
 
 
 def constraints(requirements: Sequence[str], locked: Mapping[str, Any]) -> str:

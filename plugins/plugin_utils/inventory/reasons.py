@@ -9,7 +9,7 @@ from typing import Iterator, List
 from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleUndefinedVariable
 from ansible.utils.display import Display
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.module_utils.secret import without_login
+from ansible_collections.npufleet.triton.plugins.module_utils.secret import replace_logins
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
 
 LONGEST = 600
@@ -36,7 +36,7 @@ def of_error(error: Exception) -> List[str]:
 
 def _line(text: object) -> str:
     """Return a text as one line without logins, which is cut where it is long."""
-    line = without_login(host_text.line(text), "***@")
+    line = replace_logins(host_text.line(text), "***@")
     return line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
 
 

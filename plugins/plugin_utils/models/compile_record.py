@@ -35,8 +35,8 @@ def received(content: str, sha256: str) -> Dict[str, str]:
         record = json.loads(base64.b64decode(content))
         text = json.dumps(record, allow_nan=False, indent=1, sort_keys=True) + "\n"
     except (ValueError, RecursionError) as error:
-        return {"text": "", "flaw": f"it is no JSON ({str(error)[:SHOWN]})"}
-    flaw = shapes.misfit(record, SHAPE)
+        return {"text": "", "flaw": f"it is not JSON ({str(error)[:SHOWN]})"}
+    flaw = shapes.mismatch(record, SHAPE)
     if not flaw:
         flaw = "; ".join(compiled.record_of({"record": record, "sha256": sha256}, record["npu"])[1])
     return {"text": "" if flaw else text, "flaw": flaw}

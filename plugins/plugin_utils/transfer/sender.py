@@ -151,7 +151,7 @@ class Sender:
         order = {"do": name, "user": self._user(), "by": f"{getpass.getuser()}@{socket.gethostname()}", "blobs": routes}
         order["bundle"] = "" if self.here else self.variables["model_repository_bundle"]
         order["way"] = way
-        hidden_too = {**secrets, "addresses": secret.of_addresses(order)}
+        hidden_too = {**secrets, "addresses": secret.address_secrets(order)}
         arguments = {"root": self.root, "incoming": self.incoming, "sha256": sorted(routes)}
         answer: Dict[str, Any] = self.action.ask("model_blobs", arguments, self.task_vars, {"step": order, "secrets": hidden_too})
         if answer.get("failed"):
