@@ -56,7 +56,7 @@ status: venv ## what differs on the running lab
 check: venv ## prove by inference on the running lab
 	@$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/check.yml $(ARGS)
 
-lint: venv ## ruff, mypy, yamllint, ansible-lint (production), changelog fragments, generated docs
+lint: venv ## ruff, mypy, yamllint, ansible-lint (production), changelog fragments, generated docs, plain words
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -64,6 +64,7 @@ lint: venv ## ruff, mypy, yamllint, ansible-lint (production), changelog fragmen
 	@$(BIN)/ansible-lint --offline --strict
 	@$(BIN)/antsibull-changelog lint
 	@$(PY) tests/docs.py --check
+	@$(PY) tests/words.py
 
 changelog: venv ## CHANGELOG.md out of changelogs/fragments, for the version in galaxy.yml
 	@$(BIN)/antsibull-changelog release --update-existing --version "$$(sed -n 's/^version: //p' galaxy.yml)"

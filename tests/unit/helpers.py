@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import importlib.util
 import json
 import os
 import shutil
@@ -50,6 +51,15 @@ ANSIBLE_PLAYBOOK = Path(sys.executable).with_name("ansible-playbook")
 def fixture(name: str) -> Any:
     """A JSON document below fixtures/."""
     return json.loads((FIXTURES / name).read_text())
+
+
+def load_program(name: str) -> ModuleType:
+    """Import a file of the checkout that is not in a package, such as tests/docs.py."""
+    spec = importlib.util.spec_from_file_location(Path(name).stem, ROOT / name)
+    assert spec is not None and spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    return program
 
 
 def fleet(**inventory: Any) -> Templated:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from ansible_collections.npufleet.triton.plugins.lookup import output_dir
-from helpers import ROOT, ansible_playbook
+from helpers import ROOT, ansible_playbook, load_program
 from packaging.requirements import Requirement
 
-_spec = importlib.util.spec_from_file_location("installed", ROOT / "tests/installed.py")
-assert _spec is not None and _spec.loader is not None
-installed = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(installed)
+installed = load_program("tests/installed.py")
 
 
 @pytest.fixture(scope="module")

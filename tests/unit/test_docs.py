@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,12 +11,9 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables
-from helpers import ROOT, fleet
+from helpers import ROOT, fleet, load_program
 
-_spec = importlib.util.spec_from_file_location("docs", ROOT / "tests/docs.py")
-assert _spec is not None and _spec.loader is not None
-docs = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(docs)
+docs = load_program("tests/docs.py")
 
 DEFAULTS = 'web_port: 80\nweb_root: "{{ npufleet_root }}/web"\n'
 SPECS = """

@@ -14,7 +14,7 @@ from typing import Any
 import ansible_collections.npufleet.triton.plugins.module_utils.plan as imported
 import pytest
 import yaml
-from helpers import ROOT, imports
+from helpers import ROOT, imports, load_program
 
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
 MODULES = sorted(path for path in (ROOT / "plugins/modules").glob("*.py") if path.stem != "__init__")
@@ -280,6 +280,15 @@ def test_every_mutant_can_be_seeded() -> None:
     counts = {mutant["name"]: (ROOT / mutant["file"]).read_text().count(mutant["find"]) for mutant in mutants}
     assert {name: count for name, count in counts.items() if count != 1} == {}
     assert [name for mutant in mutants for name in mutant["tests"] if not (ROOT / name.split("::")[0]).is_file()] == []
+
+
+# Words
+
+
+def test_texts_are_plain_and_no_local_name_hides_another() -> None:
+    words = load_program("tests/words.py")
+    assert len(words.files(ROOT, ["plugins"])) > 200
+    assert list(words.problems(ROOT)) == []
 
 
 # What runs on hosts
