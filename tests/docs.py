@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Keeps documents true to the code: variables, modules, both languages, links, and the names that documents mention.
+"""Compare the documents with the code: variables, modules, both languages, links, and the names that documents mention.
 
-Writes the table of variables into each role's README and those of all roles into docs/variables; with --check it writes nothing.
-Lists what only hands can put right, one line each, and exits 1 if there is any.
+Write the tables of variables and the list of symptoms; with --check write nothing.
+Print one line for each problem that needs an editor, and exit with 1 if there is any.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN = "<!-- variables: written by tests/docs.py out of meta/argument_specs.yml -->"
 END = "<!-- end of variables -->"
+BEGIN_SYMPTOMS = "<!-- symptoms: written by tests/docs.py out of the headings of the pages -->"
+END_SYMPTOMS = "<!-- end of symptoms -->"
+# The pages of docs/troubleshooting, in the order in which a host is built
+LAYERS = ("driver", "engine", "image", "models", "server", "inference", "monitoring", "controller")
 # The tables of all roles, and the heads of their columns
 PAGES = {
     "docs/variables.md": "| Variable | Type | Default | Required | What it is |",
@@ -35,6 +39,8 @@ WHOLE_ROLE = ("main", "variables")
 # What a module's documentation and its argument_spec both say of an option
 FACTS = ("type", "default", "required", "choices", "elements")
 LONG = 90
+# A code block of Markdown
+FENCED = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
 # Where files that documents name are, but for the places of a site's own
 PLACES = "docs|files|inventories|lab|meta|model_repository|molecule|playbooks|plugins|roles|tests"
 SITES = ("inventories/prod", "model_repository/resnet50", "files/checks/resnet50", "files/golden/resnet50")
@@ -147,15 +153,19 @@ def readme_problems(role: Path, check: bool) -> Iterator[str]:
 
 
 def written(root: Path, where: str, text: str, check: bool) -> Iterator[str]:
-    """Bring what stands between a document's markers up to date, or with `check` say that it is not."""
+    """Replace the generated part of a document, whose markers are the first and the last line of `text`.
+
+    With `check`, report that the part is out of date.
+    """
     path = root / where
-    before = path.read_text() if path.exists() else ""
-    pattern = re.compile(re.escape(BEGIN) + ".*" + re.escape(END), re.DOTALL)
+    before = read(path)
+    begin, end = text.splitlines()[0], text.splitlines()[-1]
+    pattern = re.compile(re.escape(begin) + ".*" + re.escape(end), re.DOTALL)
     after = pattern.sub(lambda _found: text, before)
     if not pattern.search(before):
-        yield f"{where}: found no place for the variables, wanted the lines {BEGIN} and {END}"
+        yield f"{where}: found no place for the generated part, wanted the lines {begin} and {end}"
     elif after != before and check:
-        yield f"{where}: the variables are out of date: run tests/docs.py"
+        yield f"{where}: the generated part is out of date: run tests/docs.py"
     elif after != before:
         path.write_text(after)
 
@@ -191,11 +201,34 @@ def module_problems(path: Path) -> Iterator[str]:
 
 
 def structure(text: str) -> tuple[list[str], list[str]]:
-    """(levels of headings in order such as `##`, fenced code blocks word by word) of a Markdown document."""
-    fence = r"^( *)```.*?^\1```$"
-    blocks = [found[0] for found in re.finditer(fence, text, re.DOTALL | re.MULTILINE)]
-    outside = re.sub(fence, "", text, flags=re.DOTALL | re.MULTILINE)
-    return re.findall(r"^(#+) ", outside, re.MULTILINE), blocks
+    """Return (levels of the headings such as `##`, fenced code blocks word by word) of a Markdown document."""
+    return [level for level, _title in headings(text)], [found[0] for found in FENCED.finditer(text)]
+
+
+def headings(text: str) -> list[tuple[str, str]]:
+    """Return (level such as `##`, title) of each heading of a Markdown document."""
+    return re.findall(r"^(#+) (.+)$", FENCED.sub("", text), re.MULTILINE)
+
+
+def anchors(text: str) -> list[str]:
+    """Return the anchor of each heading, as GitHub makes it."""
+    names: list[str] = []
+    for _level, title in headings(text):
+        name = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)).lower().replace(" ", "-")
+        names.append(f"{name}-{names.count(name)}" if name in names else name)
+    return names
+
+
+def symptoms(root: Path, suffix: str) -> str:
+    """Return all symptoms of docs/troubleshooting as Markdown lists, one for each layer, between the markers."""
+    lines = [BEGIN_SYMPTOMS]
+    for layer in LAYERS:
+        name = layer + suffix
+        text = read(root / "docs/troubleshooting" / name)
+        (_level, title), *found = headings(text)
+        lines += ["", f"## [{title}]({name})", ""]
+        lines += [f"- [{symptom}]({name}#{anchor})" for (_, symptom), anchor in zip(found, anchors(text)[1:])]
+    return "\n".join([*lines, "", END_SYMPTOMS])
 
 
 def documents(root: Path) -> list[Path]:
@@ -220,11 +253,16 @@ def translation_problems(root: Path) -> Iterator[str]:
 
 
 def link_problems(root: Path) -> Iterator[str]:
-    """Relative links that lead nowhere."""
+    """Yield the relative links whose file or heading does not exist."""
     for path in documents(root):
-        for target in re.findall(r"\]\(([^)\s#]+)[^)]*\)", path.read_text()):
-            if not re.match(r"[a-z]+:", target) and not (path.parent / target).exists():
+        for target, anchor in re.findall(r"\]\(([^)\s#]*)#?([^)\s]*)[^)]*\)", FENCED.sub("", path.read_text())):
+            if re.match(r"[a-z]+:", target):
+                continue
+            other = path.parent / target if target else path
+            if not other.exists():
                 yield f"{path.relative_to(root)}: found a link to {target}, which is not there"
+            elif anchor and other.suffix == ".md" and anchor not in anchors(other.read_text()):
+                yield f"{path.relative_to(root)}: found a link to {target}#{anchor}, a heading that is not there"
 
 
 def code(text: str) -> str:
@@ -269,6 +307,8 @@ def problems(root: Path, check: bool) -> Iterator[str]:
         yield from readme_problems(role, check)
     for page, head in PAGES.items():
         yield from written(root, page, all_tables(root, head), check)
+    for suffix in (".md", KOREAN):
+        yield from written(root, f"docs/troubleshooting/index{suffix}", symptoms(root, suffix), check)
     for module in sorted((root / "plugins/modules").glob("*.py")):
         yield from module_problems(module)
     yield from translation_problems(root)

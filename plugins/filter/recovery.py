@@ -65,7 +65,7 @@ def recovery(state: Mapping[str, Any], answers: str = "") -> Dict[str, List[str]
         words = host_text.line(sentence(entry))
         if concern == "driver":
             if action in BY_THE_ROLE or (action == INSPECT and name not in (*WEDGED, "reboot")):
-                refused.append(f"{words}: " + (BY_SITE if action in BY_THE_ROLE else "see docs/troubleshooting.md"))
+                refused.append(f"{words}: " + (BY_SITE if action in BY_THE_ROLE else "see docs/troubleshooting/driver.md"))
             elif name == "module" or action == INSPECT:
                 found.append(words)
                 needed = STEPS.index("reload")

@@ -173,7 +173,7 @@ def cards(wanted: Mapping[str, Any], driver: Mapping[str, Any], plan: List[Item]
         found = "no card" if part["name"] == "bus" and not driver["bus"] else short(part["current"])
         name = "" if part["name"] == "cards" else part["name"] + ": "
         yield "{}found {}, wanted {}: {}".format(
-            name, found, short(part["desired"]), BY_HAND.get(part["name"], "see docs/troubleshooting.md")
+            name, found, short(part["desired"]), BY_HAND.get(part["name"], "see docs/troubleshooting/driver.md")
         )
 
 

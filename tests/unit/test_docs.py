@@ -1,4 +1,4 @@
-"""tests/docs.py finds what it is for: descriptions, translations and links that are not true; and the example inventory is."""
+"""tests/docs.py finds wrong descriptions, translations and links; the example inventory is valid."""
 
 from __future__ import annotations
 
@@ -197,10 +197,12 @@ def test_translation_that_is_not(tmp_path: Path, before: str, after: str, words:
 
 def test_links_that_lead_nowhere(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/a.md").write_text("[b](../README.md) [c](c.md) [d](https://example.com/d) [e](#e) [f](a.md#f)")
-    (tmp_path / "README.md").write_text("[a](docs/a.md) [z](docs/z.md)")
+    (tmp_path / "docs/a.md").write_text("# E\n\n## F\n[b](../README.md) [c](c.md) [d](https://example.com/d#d) [e](#e) [f](a.md#f)")
+    (tmp_path / "README.md").write_text("[a](docs/a.md#g) [z](docs/z.md) [h](#h)")
     assert list(docs.link_problems(tmp_path)) == [
+        "README.md: found a link to docs/a.md#g, a heading that is not there",
         "README.md: found a link to docs/z.md, which is not there",
+        "README.md: found a link to #h, a heading that is not there",
         "docs/a.md: found a link to c.md, which is not there",
     ]
 

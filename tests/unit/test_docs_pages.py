@@ -1,4 +1,4 @@
-"""The pages below docs/: all variables, both languages, and that what they name exists in the words in which they name it."""
+"""The pages of docs/: the variables, both languages, and that the names and messages in them exist."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_names_of_what_is_not_there(tmp_path: Path, text: str, words: str | None
     role(tmp_path)
     for name, content in (
         ("playbooks/site.yml", "tags: [web]\n"),
-        ("docs/troubleshooting.md", text),
+        ("docs/troubleshooting/server.md", text),
         ("docs/other.md", "`web_prot`"),
     ):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     found = list(docs.name_problems(tmp_path))
     assert len(found) == (1 if words else 0), found
@@ -82,7 +82,7 @@ def test_every_page_that_has_a_korean_one_is_compared(tmp_path: Path) -> None:
     ]
 
 
-# Words of others in docs/troubleshooting.md: the SDK's, Triton's, the engine's, Ansible's
+# Messages of other programs in docs/troubleshooting: the SDK's, Triton's, the engine's, Ansible's
 FOREIGN = (
     "Module rebellions not found", "normal", "No module named rebel", "401", "failed to read text proto",
     "failed to load all models", "Connection refused", "/v2/health/ready", "Stub process 'digits_0_0' is not healthy.",
@@ -97,6 +97,32 @@ VARYING = r"RBLN-\w+|CA\d\d/[\d.]+|[\d.]+\d|\bnpu\d|\d+|rebellions|\.deb"
 VARYING += r"|: found |, wanted |^(?:found|wanted) | \(|\)|nothing|^(?:driver|engine|monitoring) "
 
 
+def layer_page(layer: str) -> Path:
+    return ROOT / f"docs/troubleshooting/{layer}.md"
+
+
+def test_every_page_of_symptoms_is_in_the_index() -> None:
+    pages = {path.name for path in layer_page("").parent.glob("*.md")}
+    assert pages == {name + suffix for name in (*docs.LAYERS, "index") for suffix in (".md", ".ko.md")}
+
+
+def test_index_lists_each_symptom_with_its_anchor(tmp_path: Path) -> None:
+    (tmp_path / "docs/troubleshooting").mkdir(parents=True)
+    for layer in docs.LAYERS:
+        (tmp_path / f"docs/troubleshooting/{layer}.md").write_text(
+            "# Cards\n\n## `found 3, wanted /dev/rsd0` (inspect)\n\n```sh\n# x\n```\n"
+        )
+    lines = docs.symptoms(tmp_path, ".md").splitlines()
+    assert "## [Cards](driver.md)" in lines
+    assert "- [`found 3, wanted /dev/rsd0` (inspect)](driver.md#found-3-wanted-devrsd0-inspect)" in lines
+    assert sum(line.startswith("- ") for line in lines) == len(docs.LAYERS)
+
+
+def test_anchors_are_those_of_github() -> None:
+    text = "# A_b `c.d`\n\n## [E](f.md) g\n\n## 누가 무엇을?\n\n## E g\n"
+    assert docs.anchors(text) == ["a_b-cd", "e-g", "누가-무엇을", "e-g-1"]
+
+
 def test_symptoms_are_in_the_words_of_the_code() -> None:
     sources = [
         *ROOT.glob("plugins/**/*.py"),
@@ -105,7 +131,7 @@ def test_symptoms_are_in_the_words_of_the_code() -> None:
         *ROOT.glob("files/backends/**/*.py"),
     ]
     code = " ".join(" ".join(path.read_text() for path in sources).split())
-    headings = [line for line in (ROOT / "docs/troubleshooting.md").read_text().splitlines() if line.startswith("### ")]
+    headings = [title for layer in docs.LAYERS for _level, title in docs.headings(layer_page(layer).read_text())[1:]]
     assert 25 <= len(headings) <= 80
     said = [words for line in headings for words in re.findall("`([^`]+)`", line) if words not in FOREIGN]
     assert len(said) > 25

@@ -71,7 +71,7 @@ def test_what_is_no_recovery_is_refused_beside_whatever_else_is_wrong(refused: A
     assert found["steps"] == []
     (reason,) = found["refused"]
     assert reason.startswith(f"{refused['concern']} {refused['name']}: found old, wanted new")
-    assert reason.endswith(("run playbooks/site.yml", "see docs/troubleshooting.md"))
+    assert reason.endswith(("run playbooks/site.yml", "see docs/troubleshooting/driver.md"))
 
 
 def test_without_an_engine_there_is_nothing_to_serve_with() -> None:

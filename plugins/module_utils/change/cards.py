@@ -30,7 +30,7 @@ def judge(code: int, said: str, wanted: Mapping[str, Any], where: str) -> None:
     if seen["npus"] is not None and seen["npus"] != wanted["npus"]:
         raise ContainerError(
             f"found {seen['npus']} NPUs by the SDK in {where}, wanted {wanted['npus']}: see that the host has /dev/rsd0 "
-            "and the driver's files (docs/troubleshooting.md)"
+            "and the driver's files (docs/troubleshooting/driver.md)"
         )
     other = sorted({card for card in seen["names"] if card and card != wanted["card"]})
     if other:
