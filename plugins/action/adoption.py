@@ -11,13 +11,12 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible.errors import AnsibleActionFail
 from ansible.template import trust_as_template
-from ansible_collections.npufleet.triton.plugins.module_utils import adoption
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
-from ansible_collections.npufleet.triton.plugins.module_utils.triton import options
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import SERVER
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
-from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt import first_check
+from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt import arguments, first_check, translation
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import desired, validate
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 
@@ -56,9 +55,9 @@ class ActionModule(FleetAction):
         name = found["inspect"]["Name"].lstrip("/")
         self.arguments["name"] = name
         process = found["process"]
-        translation = adoption.translate(found, host, fleet["npufleet_root"])
-        translation.left_out[:0] = found["left_out"]
-        secrets = adoption.secrets(found, translation.vault)
+        translated = translation.translate(found, host, fleet["npufleet_root"])
+        translated.left_out[:0] = found["left_out"]
+        secrets = translation.secrets(found, translated.vault)
         result: Dict[str, Any] = {
             "changed": False,
             "managed": found["managed"],
@@ -67,7 +66,7 @@ class ActionModule(FleetAction):
                 "id": found["inspect"]["Id"],
                 "image": found["inspect"]["Config"]["Image"],
                 "triton": found["server"]["version"],
-                "command": adoption.masked(process["argv"], secrets),
+                "command": translation.masked(process["argv"], secrets),
                 "pid": process["pid"],
                 "started_by_hand_inside": not process["main"],
             },
@@ -82,16 +81,16 @@ class ActionModule(FleetAction):
         dest = self._task.args.get("dest")
         if dest:
             dest = os.path.abspath(self._loader.path_dwim(dest))
-            overlay = self.write(dest, found, translation, fleet, task_vars)
+            overlay = self.write(dest, found, translated, fleet, task_vars)
             result.update(variables=overlay, changed=True)
         result.update(
-            left_out=adoption.masked(translation.left_out, secrets),
-            vault=sorted(translation.vault),
+            left_out=translation.masked(translated.left_out, secrets),
+            vault=sorted(translated.vault),
             again=self.again(found, secrets),
             obstacles=obstacles(found, secrets),
         )
         # A look does not wait for the vault; what the inventory asks for needs it.
-        vault = translation.vault if dest else {}
+        vault = translated.vault if dest else {}
         seen = self.variables({**task_vars, **vault, **trusted(overlay), "triton_server_name": name})
         with self.refusing(host):
             wanted, _manifests = desired(seen, [group for group in self.concerns(seen, task_vars) if group in CONCERNS])
@@ -108,9 +107,9 @@ class ActionModule(FleetAction):
             return {"failed": True, "msg": f"{host}: {state.get('msg')}"}
         # The plan decides what follows: of it only the values may be somebody's secret
         plan = [
-            {**entry, **adoption.masked({key: entry[key] for key in ("current", "desired")}, secrets)} for entry in state["plan"]
+            {**entry, **translation.masked({key: entry[key] for key in ("current", "desired")}, secrets)} for entry in state["plan"]
         ]
-        result.update(plan=plan, report=adoption.masked(state["report"], secrets))
+        result.update(plan=plan, report=translation.masked(state["report"], secrets))
         if dest:
             with open(os.path.join(dest, MARK), "w", encoding="utf-8") as target:
                 json.dump(
@@ -124,7 +123,7 @@ class ActionModule(FleetAction):
         self,
         dest: str,
         found: Mapping[str, Any],
-        translation: adoption.Translation,
+        translated: translation.Translation,
         fleet: Mapping[str, Any],
         task_vars: Mapping[str, Any],
     ) -> Dict[str, Any]:
@@ -144,8 +143,8 @@ class ActionModule(FleetAction):
         key = "{}/{}".format(fleet["npufleet_card"].replace("RBLN-", ""), fleet["npufleet_row"]["sdk"]["shape"])
         entries = []
         for name, model in found["models"].items():
-            placed = adoption.entry(name, model, key, int(fleet["npufleet_npus"]), translation.left_out)
-            compiled = adoption.compiled_file(model)
+            placed = translation.entry(name, model, key, int(fleet["npufleet_npus"]), translated.left_out)
+            compiled = translation.compiled_file(model)
             for path, file in model["files"].items():
                 whole = path == compiled
                 target = os.path.join(dest, "compiled", file["sha256"]) if whole else host_text.below(f"{dest}/models/{name}", path)
@@ -155,18 +154,18 @@ class ActionModule(FleetAction):
                     placed["artefacts"][key]["file"] = target
             self.config(os.path.join(dest, "models", name, "config.pbtxt"), name, model["config"])
             entries.append(placed)
-        self.checks(dest, found, translation, task_vars)
+        self.checks(dest, found, translated, task_vars)
         variables = {
-            **translation.variables,
+            **translated.variables,
             "npufleet_model_repository": os.path.join(dest, "models"),
             "inference_check_checks_dir": [os.path.join(dest, "checks")],
             "inference_check_golden_dir": [os.path.join(dest, "golden")],
             "triton_models": entries,
         }
         notes = [HEAD.format(host, found["inspect"]["Name"].lstrip("/"))]
-        secrets = adoption.secrets(found, translation.vault)
-        notes += [f"Left out: {line}" for line in adoption.masked(translation.left_out, secrets)]
-        notes += [f"For the vault: {entry}" for entry in sorted(translation.vault)]
+        secrets = translation.secrets(found, translated.vault)
+        notes += [f"Left out: {line}" for line in translation.masked(translated.left_out, secrets)]
+        notes += [f"For the vault: {entry}" for entry in sorted(translated.vault)]
         with open(os.path.join(dest, "host_vars.yml"), "w", encoding="utf-8") as out:
             out.write("---\n" + "".join(map(host_text.comment, notes)) + host_text.variables(variables))
         return variables
@@ -201,11 +200,13 @@ class ActionModule(FleetAction):
         with open(path, "wb") as target:
             target.write(manifest.config_of(served))
 
-    def checks(self, dest: str, found: Mapping[str, Any], translation: adoption.Translation, task_vars: Mapping[str, Any]) -> None:
+    def checks(
+        self, dest: str, found: Mapping[str, Any], translated: translation.Translation, task_vars: Mapping[str, Any]
+    ) -> None:
         """A check for each model whose server answers a made-up request: that it answers the same afterwards."""
         import numpy as np
 
-        protocols = [key for key in ("http", "grpc") if translation.variables.get(f"triton_server_allow_{key}", True)]
+        protocols = [key for key in ("http", "grpc") if translated.variables.get(f"triton_server_allow_{key}", True)]
         reasons: Dict[str, str] = {}
         # One model after the other: what a server wants and answers is in memory for one of them alone
         for number, (name, model) in enumerate(found["models"].items()):
@@ -225,7 +226,7 @@ class ActionModule(FleetAction):
             with open(os.path.join(dest, "checks", f"{name}.yml"), "w", encoding="utf-8") as target:
                 target.write("---\n# Recorded from the hand-made server\n" + host_text.document(document))
         for name, why in sorted(reasons.items()):
-            translation.left_out.append(f"model {name}: no check could be recorded, {why}; write checks/{name}.yml yourself")
+            translated.left_out.append(f"model {name}: no check could be recorded, {why}; write checks/{name}.yml yourself")
 
     def infer(self, name: str, body: str, task_vars: Mapping[str, Any]) -> Any:
         """Return (status, answer) of the server to one request."""
@@ -242,10 +243,10 @@ class ActionModule(FleetAction):
         process = found["process"]
         if process["main"] or hidden(found, secrets):
             return {}
-        arguments = ["--workdir", process["directory"], "--user", process["user"]]
-        for name, value in sorted(adoption.own_environment(found)[1].items()):
-            arguments += ["--env", f"{name}={value}"]
-        return {"pid": process["pid"], "options": arguments}
+        line = ["--workdir", process["directory"], "--user", process["user"]]
+        for name, value in sorted(translation.own_environment(found)[1].items()):
+            line += ["--env", f"{name}={value}"]
+        return {"pid": process["pid"], "options": line}
 
 
 # What has to be set before anything of a host can be wanted
@@ -278,7 +279,7 @@ def check(found: Mapping[str, Any]) -> None:
 
 def trusted(value: Any) -> Any:
     """Variables whose templates, and nothing that was found on a host, are evaluated."""
-    if isinstance(value, options.Template):
+    if isinstance(value, host_text.Template):
         return trust_as_template(str(value))
     if isinstance(value, dict):
         return {key: trusted(part) for key, part in value.items()}
@@ -287,11 +288,11 @@ def trusted(value: Any) -> Any:
 
 def hidden(found: Mapping[str, Any], secrets: Sequence[str] = ()) -> List[str]:
     """Return the names of variables of a server started inside that may hold a secret, which a command line must not show."""
-    exported = adoption.own_environment(found)[1]
+    exported = translation.own_environment(found)[1]
     return sorted(
         name
         for name, value in exported.items()
-        if options.is_secret(name, value) or any(entry in value for entry in secrets if entry)
+        if arguments.is_secret(name, value) or any(entry in value for entry in secrets if entry)
     )
 
 
@@ -303,10 +304,8 @@ def obstacles(found: Mapping[str, Any], secrets: Sequence[str] = ()) -> List[str
             "it was started with --rm and would be gone when it stops: start it without --rm at a quiet hour, then adopt"
         )
     for other in found.get("others") or []:
-        if other["program"] == options.SERVER:
-            reasons.append(
-                f"another {options.SERVER} (process {int(other['pid'])}) runs in it: give that one a container of its own"
-            )
+        if other["program"] == SERVER:
+            reasons.append(f"another {SERVER} (process {int(other['pid'])}) runs in it: give that one a container of its own")
     process = found["process"]
     names = hidden(found, secrets)
     if not process["main"] and names:

@@ -10,13 +10,14 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 from ansible import __version__ as ansible_version
 from ansible.errors import AnsibleActionFail, AnsibleError
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import address
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.module_utils.redact import base64_cores, forms, secret_values
+from ansible_collections.npufleet.triton.plugins.module_utils.redact import base64_cores, forms
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import SHORTEST, looks_secret
 from ansible_collections.npufleet.triton.plugins.modules.support_bundle import pack
 from ansible_collections.npufleet.triton.plugins.plugin_utils import archives, host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import address
+from ansible_collections.npufleet.triton.plugins.plugin_utils.host_secrets import secret_values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, desired
 from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
 

@@ -7,14 +7,15 @@ import os
 import re
 from typing import Any, Dict, List, Mapping, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container, server
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.process import change
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError
-from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.keys import FILE
 from ansible_collections.npufleet.triton.plugins.plugin_utils import check_results, host_text, runs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import order
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import container, server_key
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.server import MODEL
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, survey
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION, files_of
@@ -88,7 +89,7 @@ class ActionModule(FleetAction):
     ) -> Tuple[Dict[str, Any], List[str], Dict[str, Any]]:
         """(what is wanted, reasons against it, manifests by model)."""
         desired, manifests, reasons = survey(variables, ["models"])
-        reasons += keys.reasons(variables)
+        reasons += server_key.reasons(variables)
         if not PLAIN.fullmatch(root):
             reasons.append(f"npufleet_root is {root}, wanted a path of letters, digits, dots, hyphens and underlines")
         if variables["triton_server_model_repositories"] != [f"{variables['npufleet_root']}/served"]:
@@ -100,14 +101,14 @@ class ActionModule(FleetAction):
             checks = {}
         if not desired:
             return {}, reasons, manifests
-        key = keys.desired(variables)
+        key = server_key.desired(variables)
         backends = files_of(variables["triton_image_backends"])
         served = {
             "address": container.address(variables),
             "http_port": int(variables["npufleet_http_port"]),
             "key": {**key, "path": change.key_path(root)} if key else None,
             "mode": variables["triton_server_model_control_mode"],
-            "models": {name: {fact: dict(model)[fact] for fact in server.MODEL} for name, model in manifests.items()},
+            "models": {name: {fact: dict(model)[fact] for fact in MODEL} for name, model in manifests.items()},
         }
         wanted = {
             "models": {**desired["models"], "root": root},
@@ -119,7 +120,7 @@ class ActionModule(FleetAction):
             "ready_timeout": int(variables["triton_server_ready_timeout"]),
             "stuck_load_limit": int(variables["triton_server_stuck_load_limit"]),
             "keep": int(variables["model_repository_keep"]),
-            "fingerprint": keys.digest(variables),
+            "fingerprint": server_key.digest(variables),
             "grpc": container.by_grpc(variables),
             "grpc_port": int(variables["npufleet_grpc_port"]),
             "triton": str(variables["npufleet_row"]["triton"]["version"]),
@@ -152,10 +153,10 @@ def command(variables: Mapping[str, Any], models: List[str], root: str) -> List[
     """The server's command line: as in a container of its own, with the ports that are published there, and this place's key."""
     ports = {f"--{name}-port={inside}": f"--{name}-port={variables[f'npufleet_{name}_port']}" for name, inside in PORTS}
     line = [ports.get(word, word) for word in container.command(variables, models, MAYBE)]
-    listen = container.listens(variables)
+    listen = container.listen_address(variables)
     if listen:
         line += [f"--{name}-address={listen}" for name, _inside in PORTS]
-    return [word.replace(keys.FILE, change.key_path(root)) for word in keys.command(variables, line)]
+    return [word.replace(FILE, change.key_path(root)) for word in server_key.command(variables, line)]
 
 
 PORTS = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
@@ -170,7 +171,7 @@ def conditions(variables: Mapping[str, Any]) -> Dict[str, Any]:
         "driver": str(row["driver"]["version"]),
         "cards": container.cards(variables),
         "requirements": [str(requirement) for requirement in variables["triton_image_requirements"]],
-        "listen": container.listens(variables) or "0.0.0.0",
+        "listen": container.listen_address(variables) or "0.0.0.0",
         "ports": [int(variables[f"npufleet_{name}_port"]) for name, _inside in PORTS if variables[f"triton_server_allow_{name}"]],
         "shm_size": container.size_of(variables, "triton_server_shm_size"),
         "room": ROOM,

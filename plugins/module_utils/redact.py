@@ -15,15 +15,12 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Match
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, SHORTEST, WORDS, looks_secret
 
 MARK = "<redacted>"
-# A variable of such a name holds the location of a secret and not the secret.
-LOCATION_NAME = re.compile(r"(?<!webhook)_(file|path|dir|url|user|username|name)$", re.IGNORECASE)
 # A map of HTTP headers, whose names are arbitrary, so that each value may be secret
 HEADERS_NAME = re.compile(r"headers$", re.IGNORECASE)
 _FLAG = re.compile(r"--?(?:[\w-]{0,64}" + WORDS + r"[\w-]{0,64}|(?:http|grpc)-restricted-(?:api|protocol))", re.IGNORECASE)
 _ASSIGNED = re.compile(r"([\w.-]{0,64}?" + WORDS + r"[\w.-]{0,64}=)(.+)", re.IGNORECASE | re.DOTALL)
 _END = r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----"
 _QUOTED = r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\''
-_SCALAR = (str, int, float)
 
 
 def _pattern(text: str, flags: int = 0) -> Pattern[str]:
@@ -77,37 +74,9 @@ NEEDLES = (
 )  # fmt: skip
 
 
-def secret_values(variables: Mapping[str, Any]) -> Set[str]:
-    """Return the values at any depth of variables that have the name of a secret or are a login in an address."""
-    found: Set[str] = set()
-
-    def walk(value: Any, secret: bool) -> None:
-        if isinstance(value, Mapping):
-            for name, part in value.items():
-                named = (looks_secret(str(name)) and not LOCATION_NAME.search(str(name))) or _is_headers(name, part)
-                walk(part, secret or named)
-        elif isinstance(value, (list, tuple)):
-            for part in value:
-                walk(part, secret)
-        elif isinstance(value, _SCALAR) and not isinstance(value, bool):
-            text = str(value)
-            found.update([text] if secret else _logins(text))
-
-    walk(variables, False)
-    return {value for value in found if len(value) >= SHORTEST}
-
-
-def _is_headers(name: Any, value: Any) -> bool:
+def is_headers(name: Any, value: Any) -> bool:
     """Return True if the value is a map of HTTP headers."""
     return isinstance(value, Mapping) and HEADERS_NAME.search(str(name)) is not None
-
-
-def _logins(text: str) -> List[str]:
-    """Return the passwords and signatures in addresses, and the keys in options of a server."""
-    words = [urllib.parse.unquote(match["secret"]).split(":", 1)[-1] for match in LOGIN.finditer(text)]
-    for pattern in (RESTRICTED, SIGNED, WEBHOOK):
-        words += [urllib.parse.unquote(match["secret"]) for match in pattern.finditer(text)]
-    return words
 
 
 def forms(value: str) -> Set[str]:
@@ -219,7 +188,7 @@ class _Cleaner:
 
     def _mapping(self, value: Mapping[Any, Any], secret: bool) -> Dict[str, Any]:
         return {
-            self.text(str(name)): self.content(part, secret or looks_secret(str(name)) or _is_headers(name, part))
+            self.text(str(name)): self.content(part, secret or looks_secret(str(name)) or is_headers(name, part))
             for name, part in value.items()
         }
 

@@ -89,12 +89,17 @@ import re
 from typing import Any, BinaryIO, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import request, shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.adoption import endpoint
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.store import foreign
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import SERVER, idles, key_headers, repositories
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import (
+    SERVER,
+    endpoint,
+    idles,
+    key_headers,
+    repositories,
+)
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import version_of
 
 OPTIONS: Dict[str, Any] = {

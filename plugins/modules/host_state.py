@@ -201,7 +201,7 @@ from typing import Any, Dict, List, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import request, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, proof
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer, watchdog
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe, watchdog
 from ansible_collections.npufleet.triton.plugins.module_utils.driver.systems import remarks
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import as_diff, sentence
@@ -275,7 +275,7 @@ def run(module: request.Module) -> None:
     actual, plan = seen.actual, seen.plan
     if params["prove"] and plan and not module.check_mode:
         module.fail_json(msg="{} is not as wanted:{}".format(params["host"], seen.words()), plan=plan, actual=actual)
-    for words in (watchdog.warning(actual.get("watchdog") or {}), probe_timer.warning(actual.get("probe") or {})):
+    for words in (watchdog.warning(actual.get("watchdog") or {}), probe.warning(actual.get("probe") or {})):
         if words:
             module.warn("{}: {}".format(params["host"], words))
     other = lease.of_another(root, run, ended) if root and desired else None

@@ -263,7 +263,7 @@ import os
 from typing import Any, Dict, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils import request
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 
@@ -363,7 +363,7 @@ def run(module: request.Module) -> None:
         module.fail_json(msg=f"{host}: {error}")
     if not result["proven"]:
         module.fail_json(**result)
-    trouble = probe_timer.renew(probe_timer.moment()) if result["checks"] and not module.check_mode else None
+    trouble = probe.renew(probe.moment()) if result["checks"] and not module.check_mode else None
     if trouble:
         module.warn(f"{host}: {trouble}")
     module.exit_json(changed=False, **result)

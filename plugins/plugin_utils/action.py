@@ -21,8 +21,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import of_groups
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library as host_library
-from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, library
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import reasons
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import (
     ROWS,
@@ -138,7 +138,7 @@ class FleetAction(ActionBase):
             "stop_timeout": int(variables["triton_server_stop_timeout"]),
             "ready_timeout": int(variables["triton_server_ready_timeout"]),
             "stuck_load_limit": int(variables["triton_server_stuck_load_limit"]),
-            "key": keys.desired(variables),
+            "key": server_key.desired(variables),
         }
 
     def ask(

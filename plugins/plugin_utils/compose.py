@@ -11,9 +11,9 @@ import re
 from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import DEFAULTS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import DEFAULTS
 
 SERVICE = "triton"
 # By which the values of .env are named in the file
@@ -145,7 +145,7 @@ def _kept_out(value: Any, shown: Any, values: Dict[str, str]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_kept_out(entry, seen, values) for entry, seen in zip(value, shown)]
     # The shell that reads the host's key has none in its words
-    if value == shown or (isinstance(value, str) and (value.startswith(keys.START) or value == keys.SHELL)):
+    if value == shown or (isinstance(value, str) and (value.startswith(server_key.START) or value == server_key.SHELL)):
         return _plain(value)
     # What a digest stands for is the tail of a word such as --cache-config=redis,password=...
     head = _common(str(value), str(shown)) if isinstance(value, str) else ""

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Any, Dict, Iterator, Mapping, Match
 
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import Template
 
 # What a terminal obeys, what ends a line elsewhere than here, and what turns the order of letters round
 UNSEEN = re.compile("\r\n|[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -30,6 +29,10 @@ DIGEST = re.compile("[0-9a-f]{64}")
 PLAIN = re.compile(r"[\w ./:,;@+=*~&()-]*", re.ASCII)
 # What may go wrong with an answer that is not of the shape that it should have
 MISFITS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+class Template(str):
+    """A text that Ansible evaluates. Any other text may come from a host and is written as it is."""
 
 
 class NoData(ValueError):

@@ -25,11 +25,13 @@ import numpy as np
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import releases
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import repository as repository_api
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import models as desired_models
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
@@ -124,7 +126,9 @@ class Host:
             place.write_text(secrets.token_hex(32))
         # As the container's shell reads it
         closed = {"triton_server_restricted_apis": CLOSED, "triton_server_api_key_name": self.key["name"]}
-        command = [word.replace(keys.FILE, self.key["path"]) for word in keys.command(closed, [str(word) for word in command])]
+        command = [
+            word.replace(keys.FILE, self.key["path"]) for word in server_key.command(closed, [str(word) for word in command])
+        ]
         libraries = f"{server.parent.parent / 'nvidia_pytriton.libs'}:{os.environ.get('LD_LIBRARY_PATH', '')}"
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         with self.log.open("ab") as sink:
@@ -208,7 +212,9 @@ class Host:
         return "; ".join(map(sentence, self.plan(self.manifests(repository))))
 
     def plan(self, found: dict[str, Any]) -> list[dict[str, Any]]:
-        desired = models.desired({**VARIABLES, "npufleet_root": self.root, "npufleet_incoming": self.incoming}, Given(found))
+        desired = desired_models.desired(
+            {**VARIABLES, "npufleet_root": self.root, "npufleet_incoming": self.incoming}, Context(found)
+        )
         return models.diff(desired, models.read(desired))
 
     def run(self, repository: Path, dies: bool = False, between: Callable[[], None] | None = None, changed: bytes = b"") -> bool:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server, watchdog
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from ansible_collections.npufleet.triton.plugins.module_utils.support.collect import _answer
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Limits
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import http_api
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.repository import Server
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server as desired_server
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import watchdog as desired_watchdog
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
 from helpers import ROOT, fleet, http_server
 from small_triton import small_triton
 
@@ -34,9 +35,9 @@ IMAGE = {"id": "sha256:" + "a" * 64, "reference": "npufleet/triton:1", "content"
 )
 def test_everybody_asks_one_address(listens: str, asked: str) -> None:
     variables = fleet(triton_server_listen_address=listens, npufleet_http_port=9000)
-    wanted = server.desired(variables, Given(image=lambda: IMAGE))
+    wanted = desired_server.desired(variables, Context(image=lambda: IMAGE))
     assert wanted["address"] == asked
-    assert json.loads(watchdog.desired(variables)["files"]["config"])["address"] == asked
+    assert json.loads(desired_watchdog.desired(variables)["files"]["config"])["address"] == asked
     assert inputs.server_of(variables)["address"] == asked
     own = fleet(triton_server_listen_address=listens, inference_check_address="proxy.example.com")
     assert inputs.server_of(own)["address"] == "proxy.example.com", "a proxy before the server"
@@ -68,5 +69,5 @@ def test_the_hosts_own_clients_reach_an_ipv6_address() -> None:
         assert list(Server("::1", triton.port, 5.0).served()) == ["digits"]
         assert _answer("::1", triton.port, Limits(seconds=5, size=1000, lines=1), "/v2") == {"version": "2.42.0"}
         variables = fleet(triton_server_listen_address="::", npufleet_http_port=triton.port)
-        config = program["Config"](**json.loads(watchdog.desired(variables)["files"]["config"]))
+        config = program["Config"](**json.loads(desired_watchdog.desired(variables)["files"]["config"]))
         assert program["Host"](config).index() == {"digits": {"1": "READY"}}

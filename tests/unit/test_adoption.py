@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import adoption
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import options
+from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
+from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt import arguments, translation
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.bounds import BOUNDS
 from helpers import fixture
 
@@ -32,8 +33,8 @@ def found(name: str, argv: list[str] | None = None, main: bool = True, **environ
     }
 
 
-def translate(*arguments: Any, **more: Any) -> adoption.Translation:
-    return adoption.translate(found(*arguments, **more), "npu-1", "/var/lib/npufleet")
+def translate(*values: Any, **more: Any) -> translation.Translation:
+    return translation.translate(found(*values, **more), "npu-1", "/var/lib/npufleet")
 
 
 def test_the_guides_container_is_the_roles_own_but_for_the_mode() -> None:
@@ -102,8 +103,8 @@ def test_a_server_behind_a_shell_and_its_secrets() -> None:
 
 def test_what_looks_like_a_template_on_a_host_is_none() -> None:
     environment = translate("shell", GUIDE).variables["triton_server_environment"]
-    assert isinstance(environment["HF_TOKEN"], options.Template)
-    assert not isinstance(environment["PROMPT"], options.Template)
+    assert isinstance(environment["HF_TOKEN"], host_text.Template)
+    assert not isinstance(environment["PROMPT"], host_text.Template)
 
 
 def test_a_container_of_compose() -> None:
@@ -129,11 +130,11 @@ def test_a_container_of_compose() -> None:
         assert any(line.startswith(word) for line in left_out), (word, left_out)
 
 
-def unprivileged(**limits: Any) -> adoption.Translation:
+def unprivileged(**limits: Any) -> translation.Translation:
     """The guide's container, without its privileges."""
     given = found("guide", GUIDE)
     host = {**given["inspect"]["HostConfig"], "Privileged": False, **limits}
-    return adoption.translate({**given, "inspect": {**given["inspect"], "HostConfig": host}}, "npu-1", "/var/lib/npufleet")
+    return translation.translate({**given, "inspect": {**given["inspect"], "HostConfig": host}}, "npu-1", "/var/lib/npufleet")
 
 
 def node(path: str, inside: str = "", rights: str = "rwm") -> dict[str, str]:
@@ -220,7 +221,7 @@ def test_a_server_on_the_hosts_network_with_ipv6(given: list[str], listens: str,
     argv = ["tritonserver", "--model-repository=/models", *given]
     variables, _left_out, _vault = translate("host_network", argv)
     assert variables["triton_server_listen_address"] == listens
-    assert adoption.endpoint({"HostConfig": {"NetworkMode": "host"}}, argv) == (asked, 8000)
+    assert options.endpoint({"HostConfig": {"NetworkMode": "host"}}, argv) == (asked, 8000)
 
 
 def test_leftovers_of_another_kind_of_card() -> None:
@@ -314,13 +315,13 @@ def test_commands_that_only_keep_a_container(command: list[str] | None, idle: bo
     ],
 )
 def test_what_is_a_secret(name: str, value: str, secret: bool) -> None:
-    assert options.is_secret(name, value) is secret
+    assert arguments.is_secret(name, value) is secret
 
 
 def test_option_with_a_secret_goes_to_the_vault() -> None:
     variables: dict[str, Any] = {}
     vault: dict[str, str] = {}
-    options.carry([("cache-config", "redis,password=abcdef"), ("log-format", "default")], "npu1", variables, [], vault)
+    arguments.carry([("cache-config", "redis,password=abcdef"), ("log-format", "default")], "npu1", variables, [], vault)
     assert variables["triton_server_extra_args"] == ["--cache-config={{ vault_npu1_cache_config }}", "--log-format=default"]
     assert vault == {"vault_npu1_cache_config": "redis,password=abcdef"}
 
@@ -337,33 +338,35 @@ def test_option_with_a_secret_goes_to_the_vault() -> None:
 def test_instances_of_a_model(count: int, entry: dict[str, Any], said: str) -> None:
     left_out: list[str] = []
     config = {"instance_group": [{"kind": "KIND_MODEL", "count": count}]}
-    assert adoption.entry("words", {"files": {}, "config": config}, "CA12/0.6", 2, left_out) == {"name": "words", **entry}
+    assert translation.entry("words", {"files": {}, "config": config}, "CA12/0.6", 2, left_out) == {"name": "words", **entry}
     assert said in " ".join(left_out)
     assert bool(left_out) is bool(said)
 
 
 def test_one_compiled_file_is_an_artefact_and_several_are_not() -> None:
     item = {"1/words.rbln": {"sha256": "a"}, "1/model.py": {"sha256": "b"}}
-    entry = adoption.entry("words", {"files": item, "config": None}, "CA12/0.6", 2, [])
+    entry = translation.entry("words", {"files": item, "config": None}, "CA12/0.6", 2, [])
     assert entry["artefacts"] == {"CA12/0.6": {"sha256": "a", "path": "1/words.rbln"}}
-    assert "artefacts" not in adoption.entry("words", {"files": {**item, "1/b.rbln": {"sha256": "c"}}, "config": None}, "k", 2, [])
+    assert "artefacts" not in translation.entry(
+        "words", {"files": {**item, "1/b.rbln": {"sha256": "c"}}, "config": None}, "k", 2, []
+    )
 
 
 @pytest.mark.parametrize("path", ["1/a.rbln", "0/deep/a.rbln", "a.rbln", "weights/a.rbln", "01/a.rbln", f"{10**18}/a.rbln"])
 def test_a_compiled_file_that_artefacts_cannot_name_stays_with_its_model(path: str) -> None:
-    entry = adoption.entry("words", {"files": {path: {"sha256": "a"}}, "config": None}, "CA12/0.6", 2, [])
+    entry = translation.entry("words", {"files": {path: {"sha256": "a"}}, "config": None}, "CA12/0.6", 2, [])
     assert ("artefacts" in entry) is BOUNDS["triton_models[].artefacts[*].path"].fits(path)
 
 
 def test_where_the_host_reaches_the_server() -> None:
-    assert adoption.endpoint(CONTAINERS["guide"], GUIDE) == ("172.17.0.2", 8000)
-    assert adoption.endpoint(CONTAINERS["guide"], [*GUIDE, "--http-port=9000"]) == ("172.17.0.2", 9000)
-    assert adoption.endpoint(CONTAINERS["host_network"], CONTAINERS["host_network"]["Config"]["Cmd"]) == ("10.0.0.5", 9000)
+    assert options.endpoint(CONTAINERS["guide"], GUIDE) == ("172.17.0.2", 8000)
+    assert options.endpoint(CONTAINERS["guide"], [*GUIDE, "--http-port=9000"]) == ("172.17.0.2", 9000)
+    assert options.endpoint(CONTAINERS["host_network"], CONTAINERS["host_network"]["Config"]["Cmd"]) == ("10.0.0.5", 9000)
 
 
 def test_secrets_are_masked_wherever_they_stand() -> None:
     value = {"a": ["x s3cr3t y", 1], "b": {"c": "s3cr3t"}}
-    assert adoption.masked(value, ["s3cr3t"]) == {"a": ["x (secret) y", 1], "b": {"c": "(secret)"}}
+    assert translation.masked(value, ["s3cr3t"]) == {"a": ["x (secret) y", 1], "b": {"c": "(secret)"}}
 
 
 @pytest.mark.parametrize("name", ["x-restricted{{ lookup('pipe', 'id') }}", "x-restricted\n", "X", "", "{{ 7 }}", "#jinja2: x"])
@@ -378,14 +381,14 @@ def test_a_name_that_is_none_is_no_variable_of_an_environment() -> None:
     item = found("shell")
     item["process"]["environment"] = {"A{{ 7 }}": "1", "B\nC": "1", "A.B-C_1": "1"}
     item["process"]["main"] = False
-    variables, left_out, _vault = adoption.translate(item, "npu-1", "/var/lib/npufleet")
+    variables, left_out, _vault = translation.translate(item, "npu-1", "/var/lib/npufleet")
     assert {"A.B-C_1"} == {name for name in variables["triton_server_environment"] if name[0] in "AB"}
     assert len([line for line in left_out if "no program reads a variable of such a name" in line]) == 2
 
 
 def test_two_secrets_have_two_variables() -> None:
     vault: dict[str, str] = {}
-    names = [str(options.to_vault("h", *entry, vault)) for entry in (("A_KEY", "x"), ("A.KEY", "y"), ("A_KEY", "x"))]
+    names = [str(arguments.to_vault("h", *entry, vault)) for entry in (("A_KEY", "x"), ("A.KEY", "y"), ("A_KEY", "x"))]
     assert len(set(names)) == 2 and sorted(vault.values()) == ["x", "y"]
     assert all(name.isascii() and name.isidentifier() for name in vault)
 

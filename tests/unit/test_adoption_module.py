@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.action import adoption as action
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import Template, key_headers
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import key_headers
 from ansible_collections.npufleet.triton.plugins.modules import adoption as subject
 from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
 from helpers import FakeEngine, fixture, http_server, run_module
@@ -141,7 +141,7 @@ def test_pieces_make_the_whole(tmp_path: Path) -> None:
 
 
 def test_host_vars_evaluate_what_the_project_wrote_and_nothing_else() -> None:
-    text = host_text.variables({"ours": Template("{{ vault_x }}"), "theirs": "{{ lookup('pipe', 'id') }}"})
+    text = host_text.variables({"ours": host_text.Template("{{ vault_x }}"), "theirs": "{{ lookup('pipe', 'id') }}"})
     assert "ours: '{{ vault_x }}'" in text
     assert "theirs: !unsafe" in text
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.action import adoption as action
-from ansible_collections.npufleet.triton.plugins.module_utils import adoption
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container
-from ansible_collections.npufleet.triton.plugins.module_utils.engine import plain_run
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import options
 from ansible_collections.npufleet.triton.plugins.modules import adoption as module
+from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt import plain_run, translation
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import container as desired_container
 from helpers import FakeEngine
 from test_adoption import CONTAINERS, GUIDE, IMAGE, found
 
@@ -36,7 +35,7 @@ def changed(name: str = "guide", image: dict[str, Any] | None = None, **parts: A
 def lines(given: dict[str, Any]) -> list[str]:
     """What is left out beside what the recorded container itself leaves out."""
     usual = (NAME, RESTART, KEY, MODELS)
-    return [line for line in adoption.translate(given, "npu-1", "/var/lib/npufleet").left_out if not line.startswith(usual)]
+    return [line for line in translation.translate(given, "npu-1", "/var/lib/npufleet").left_out if not line.startswith(usual)]
 
 
 def test_the_recorded_container_is_plain() -> None:
@@ -45,7 +44,7 @@ def test_the_recorded_container_is_plain() -> None:
 
 def test_nothing_is_dropped_in_silence() -> None:
     given = changed(**SILENT)
-    variables, left_out, _vault = adoption.translate(given, "npu-1", "/var/lib/npufleet")
+    variables, left_out, _vault = translation.translate(given, "npu-1", "/var/lib/npufleet")
     for word in (
         'Healthcheck {"Interval": 10000000000, "Test": ["CMD", "curl", "-f", "localhost:8000/v2/health/ready"]}: there is no ',
         "Hostname triton.example: there is no variable",
@@ -60,7 +59,9 @@ def test_nothing_is_dropped_in_silence() -> None:
     ):
         assert any(line.startswith(word) for line in left_out), (word, left_out)
     assert variables["triton_server_volumes"][1:] == ["/srv/c:/cache:ro,Z", "/srv/d:/data:rw,rshared", "/srv/m:/models:rw,z"]
-    assert [container.volume(bind) for bind in variables["triton_server_volumes"][1:]] == variables["triton_server_volumes"][1:]
+    assert [desired_container.volume(bind) for bind in variables["triton_server_volumes"][1:]] == variables[
+        "triton_server_volumes"
+    ][1:]
 
 
 # Options of `docker run`, each as an engine records it
@@ -217,7 +218,7 @@ def mount(**more: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_mounts_keep_their_options(given: dict[str, Any], kept: str, told: str) -> None:
-    variables, left_out, _vault = adoption.translate(changed(mounts=[given]), "npu-1", "/var/lib/npufleet")
+    variables, left_out, _vault = translation.translate(changed(mounts=[given]), "npu-1", "/var/lib/npufleet")
     assert variables.get("triton_server_volumes", [""])[1:] == ([kept] if kept else [])
     found_lines = [line for line in left_out if not line.startswith((NAME, RESTART, KEY))]
     assert len(found_lines) == bool(told) and all(told in line for line in found_lines), left_out
@@ -228,7 +229,7 @@ def test_mounts_keep_their_options(given: dict[str, Any], kept: str, told: str) 
 
 @pytest.mark.parametrize("case", [name for name in PORTS if "net" in PORTS[name] and "host" in PORTS[name]])
 def test_a_port_that_the_engine_chose_is_the_port(case: str) -> None:
-    variables, left_out, _vault = adoption.translate(changed(**PORTS[case]), "npu-1", "/var/lib/npufleet")
+    variables, left_out, _vault = translation.translate(changed(**PORTS[case]), "npu-1", "/var/lib/npufleet")
     assert variables["npufleet_http_port"] == 32768
     assert variables["triton_server_listen_address"] == ""
     assert not [line for line in left_out if line.startswith("http ")]
@@ -236,10 +237,10 @@ def test_a_port_that_the_engine_chose_is_the_port(case: str) -> None:
 
 def test_a_server_on_a_network_of_ipv6_is_reached_there() -> None:
     inspect = changed(**PORTS["a network of IPv6 alone"])["inspect"]
-    assert adoption.endpoint(inspect, GUIDE) == ("2001:db8::2", 8000)
+    assert options.endpoint(inspect, GUIDE) == ("2001:db8::2", 8000)
     both = {"a": {"IPAddress": "", "GlobalIPv6Address": "2001:db8::2"}, "b": {"IPAddress": "10.0.0.2"}}
-    assert adoption.endpoint(changed(net={"Networks": both})["inspect"], GUIDE) == ("10.0.0.2", 8000)
-    assert adoption.endpoint(changed(net={"Networks": {}})["inspect"], GUIDE) == ("127.0.0.1", 8000)
+    assert options.endpoint(changed(net={"Networks": both})["inspect"], GUIDE) == ("10.0.0.2", 8000)
+    assert options.endpoint(changed(net={"Networks": {}})["inspect"], GUIDE) == ("127.0.0.1", 8000)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +258,7 @@ def test_a_server_on_a_network_of_ipv6_is_reached_there() -> None:
 def test_ports_of_every_form(asked: Any, chosen: list[tuple[str, str]], port: int, address: str) -> None:
     ports = {"8000/tcp": [{"HostIp": ip, "HostPort": number} for ip, number in chosen]}
     given = changed(host={"PortBindings": asked, "PublishAllPorts": not asked}, net={"Ports": ports})
-    variables = adoption.translate(given, "npu-1", "/var/lib/npufleet").variables
+    variables = translation.translate(given, "npu-1", "/var/lib/npufleet").variables
     assert (variables["npufleet_http_port"], variables["triton_server_listen_address"]) == (port, address)
 
 
@@ -293,8 +294,8 @@ def test_beginnings_of_options_stand_for_them(arguments: list[str], pairs: list[
 
 def test_a_server_with_abbreviated_options_is_read_like_any_other() -> None:
     argv = ["tritonserver", "--model-rep", "/models", "--http-po", "9000", "--allow-met=false", "--http-res=trace:admin-key=s3cr3t"]
-    variables, _left_out, vault = adoption.translate({**found("guide", argv)}, "npu-1", "/var/lib/npufleet")
-    assert adoption.endpoint(CONTAINERS["guide"], argv) == ("172.17.0.2", 9000)
+    variables, _left_out, vault = translation.translate({**found("guide", argv)}, "npu-1", "/var/lib/npufleet")
+    assert options.endpoint(CONTAINERS["guide"], argv) == ("172.17.0.2", 9000)
     assert options.repositories(argv, "/") == ["/models"] and options.key_headers(argv) == {"admin-key": "s3cr3t"}
     assert variables["triton_server_allow_metrics"] is False
     assert "triton_server_extra_args" not in variables and "s3cr3t" in vault.values()
@@ -320,7 +321,7 @@ def test_options_that_the_managed_server_has_otherwise_are_told() -> None:
 
 
 def test_a_command_that_does_more_than_to_start_the_server_is_told() -> None:
-    told = adoption.translate(found("shell", GUIDE), "npu-1", "/var/lib/npufleet").left_out
+    told = translation.translate(found("shell", GUIDE), "npu-1", "/var/lib/npufleet").left_out
     given = changed(config={"Cmd": ["/opt/bin/tritonserver", "--id=a"]})
     given["process"]["main"] = True
     assert "command sh: what it does beside starting tritonserver is not carried over, see `docker inspect`" in told

@@ -53,7 +53,7 @@ class Host:
         self.unwanted: str | None = None
         # How often the probe was asked anew
         self.renewed = 0
-        monkeypatch.setattr(turn.probe_timer, "renew", self.renew)
+        monkeypatch.setattr(turn.probe, "renew", self.renew)
         monkeypatch.setattr(proof, "see", self.see)
         monkeypatch.setattr(check_client, "run_in_container", lambda *_given: self.answers)
         monkeypatch.setattr(turn.contexts, "look", lambda _name: {"running": self.running, "reasons": self.held})
@@ -538,7 +538,7 @@ def test_a_clean_up_that_fails_leaves_a_proven_change_proven(host: Host, monkeyp
     monkeypatch.setattr(host.engine, "remove", fails)
     monkeypatch.setattr(turn, "forget_keys", fails)
     monkeypatch.setattr(turn.lease, "release", fails)
-    monkeypatch.setattr(turn.probe_timer, "renew", fails)
+    monkeypatch.setattr(turn.probe, "renew", fails)
     outcome = host.run(switch={**SWITCH, "incoming": str(host.root / "incoming")}, release_host=True)
     assert (outcome.why, outcome.released, host.serves()) == (None, False, {"digits": "b", "words": "2"})
     assert host.engine.serving() == new

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container, server
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils import compose as subject
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server as desired_server
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
 from helpers import fixture, fleet, http_server
 
 IMAGE = fixture("inspect_image.json")
@@ -26,13 +27,13 @@ SECRET = "hunter2 & $HOME"
 
 
 def wanted(image: Any = None, **inventory: Any) -> dict[str, Any]:
-    return server.desired(
-        fleet(**inventory), Given(image=lambda: {"reference": "triton:1", "content": "c" * 64, **(image or {"id": IMAGE["Id"]})})
+    return desired_server.desired(
+        fleet(**inventory), Context(image=lambda: {"reference": "triton:1", "content": "c" * 64, **(image or {"id": IMAGE["Id"]})})
     )
 
 
 def written(part: dict[str, Any], **actual: Any) -> dict[str, str]:
-    return subject.compose_file(part, server.sealed(part, "key"), {**ACTUAL, **actual}, "npu1", HEALTH)
+    return subject.compose_file(part, desired_server.sealed(part, "key"), {**ACTUAL, **actual}, "npu1", HEALTH)
 
 
 def service(texts: dict[str, str]) -> dict[str, Any]:
@@ -229,7 +230,7 @@ def test_the_engine_asks_whether_it_is_ready(said: int) -> None:
 def test_a_closed_question_is_asked_with_the_key_of_the_container(tmp_path: Path) -> None:
     part = wanted(triton_server_restricted_apis=["health", "model-repository"])
     closed = {**HEALTH, "restricted": ["health", "model-repository"]}
-    texts = subject.compose_file(part, server.sealed(part, "key"), ACTUAL, "npu1", closed)
+    texts = subject.compose_file(part, desired_server.sealed(part, "key"), ACTUAL, "npu1", closed)
     words = service(texts)["healthcheck"]["test"][3]
     assert "{'npufleet-key': open('/etc/npufleet/server/key').read().strip()}" in words
     (tmp_path / "key").write_text("not-for-everybody\n")

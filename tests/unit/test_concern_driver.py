@@ -14,9 +14,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import dr
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import driver as desired_driver
 from helpers import ROW, fleet
 
-UNIT = driver.unit(2, 120)
+UNIT = desired_driver.unit(2, 120)
 WANTED = {
     "form": "deb",
     "package": "rebellions",
@@ -177,21 +178,21 @@ def test_tool_that_fails_or_is_missing_is_an_error(tmp_path: Path, monkeypatch: 
 
 
 def test_desired_comes_from_the_release_row() -> None:
-    assert driver.desired(fleet(npufleet_npus="2")) == WANTED
-    assert driver.desired(fleet(rbln_driver_hold=False))["hold"] is False
+    assert desired_driver.desired(fleet(npufleet_npus="2")) == WANTED
+    assert desired_driver.desired(fleet(rbln_driver_hold=False))["hold"] is False
 
 
 def test_driver_of_a_form_that_cannot_be_installed_is_refused() -> None:
     row = {**ROW, "driver": {"package": "rebellions", "version": "2.1.0", "form": "rpm"}}
     with pytest.raises(Refusal) as refusal:
-        driver.desired(fleet(npufleet_row=row, rbln_release="26.01"))
+        desired_driver.desired(fleet(npufleet_row=row, rbln_release="26.01"))
     assert refusal.value.reasons == [
         "driver 2.1.0 of release 26.01 is a .rpm package, this version installs .deb and .run: install it by hand and set "
         "rbln_driver_form: present, or choose a release whose driver is one of these"
     ]
-    assert driver.desired(fleet(npufleet_row=row, rbln_driver_form="present"))["form"] == "present"
+    assert desired_driver.desired(fleet(npufleet_row=row, rbln_driver_form="present"))["form"] == "present"
     row["driver"]["form"] = "run"
-    assert driver.desired(fleet(npufleet_row=row))["form"] == "run"
+    assert desired_driver.desired(fleet(npufleet_row=row))["form"] == "run"
 
 
 # Reading
@@ -298,14 +299,14 @@ def test_bare_host() -> None:
 
 
 def test_unit_that_is_changed_or_disabled() -> None:
-    name, other = "npufleet-cards.service", driver.unit(4, 120)
+    name, other = "npufleet-cards.service", desired_driver.unit(4, 120)
     assert driver.diff(WANTED, host(unit=other)) == [found(name, other, UNIT, "configure")]
     assert driver.diff(WANTED, host(unit_enabled=False)) == [found(name, "disabled", "enabled", "configure")]
 
 
 def waiting(tmp_path: Path, nodes: list[str], timeout: int = 0) -> subprocess.CompletedProcess[str]:
     """One run of the unit's command by a shell, with links to /dev/null as device nodes below tmp_path."""
-    unit = driver.unit(2, timeout).replace("\\\n", "")
+    unit = desired_driver.unit(2, timeout).replace("\\\n", "")
     command = unit.split("/bin/sh -c '", 1)[1].split("'", 1)[0].replace("$$", "$").replace("/dev/r", f"{tmp_path}/r")
     for name in nodes:
         (tmp_path / name).symlink_to("/dev/null")
@@ -640,4 +641,4 @@ def test_the_unit_that_makes_it_at_boot_is_written_and_enabled_and_goes_with_it(
 
 def test_a_driver_without_what_the_toolkit_needs_is_refused_with_another_way() -> None:
     with pytest.raises(Refusal, match=r"npufleet_device_access is cdi and the driver of release .* wanted 3\.0 or newer"):
-        driver.desired(fleet(npufleet_device_access="cdi"))
+        desired_driver.desired(fleet(npufleet_device_access="cdi"))

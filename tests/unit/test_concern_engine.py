@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import engine as desired_engine
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables
 from helpers import ROW, FakeEngine, fleet
 
@@ -49,7 +50,7 @@ def found(name: str, current: Any, desired: Any, action: str) -> dict[str, Any]:
 
 
 def test_desired_is_what_the_inventory_says() -> None:
-    wanted = engine.desired(
+    wanted = desired_engine.desired(
         fleet(
             docker_engine_packages=["rsync", "docker.io"],
             docker_engine_unit_limits={"docker.service": {"LimitNOFILE": "1048576", "LimitMEMLOCK": "infinity"}},
@@ -87,7 +88,7 @@ def test_a_client_that_did_not_come_with_the_engine_is_installed_beside_it() -> 
 def test_proxies_reach_the_unit_and_mirrors_the_engine(tmp_path: Path) -> None:
     authority = tmp_path / "site.pem"
     authority.write_text("-----BEGIN CERTIFICATE-----\n")
-    wanted = engine.desired(
+    wanted = desired_engine.desired(
         fleet(
             npufleet_https_proxy="http://proxy.example.com:3128/%7e",
             npufleet_no_proxy=["example.com", "10.0.0.0/8"],
@@ -179,8 +180,10 @@ def test_changed_drop_in() -> None:
 
 
 def test_order_after_the_cards_needs_no_restart() -> None:
-    wanted = {**WANTED, "drop_ins": {engine.ORDER_FILE: engine.ORDER}}
-    assert engine.diff(wanted, host(drop_ins={engine.ORDER_FILE: None})) == [found(engine.ORDER_FILE, None, engine.ORDER, "order")]
+    wanted = {**WANTED, "drop_ins": {engine.ORDER_FILE: desired_engine.ORDER}}
+    assert engine.diff(wanted, host(drop_ins={engine.ORDER_FILE: None})) == [
+        found(engine.ORDER_FILE, None, desired_engine.ORDER, "order")
+    ]
 
 
 def test_engine_that_runs_with_another_log_driver_is_restarted() -> None:
@@ -267,9 +270,9 @@ PROXY = "http://me:pr0xy-secret@proxy.example.com:3128"
 
 
 def test_login_of_a_proxy_is_in_no_unit_and_in_no_plan() -> None:
-    raw = engine.desired(fleet(npufleet_https_proxy=PROXY))
+    raw = desired_engine.desired(fleet(npufleet_https_proxy=PROXY))
     assert "pr0xy-secret" in raw["proxies"]
-    assert "pr0xy-secret" not in json.dumps([raw["drop_ins"], engine.sealed(raw, KEY)])
+    assert "pr0xy-secret" not in json.dumps([raw["drop_ins"], desired_engine.sealed(raw, KEY)])
 
 
 @pytest.mark.parametrize(
@@ -281,11 +284,11 @@ def test_file_of_proxies_is_compared_without_being_shown(files: Path, content: s
     if content:
         (files / "proxy.env").write_text(content)
         (files / "proxy.env").chmod(mode)
-    asked = engine.sealed(wanted, KEY)
+    asked = desired_engine.sealed(wanted, KEY)
     (entry,) = [item for item in engine.diff(asked, engine.read(asked)) if item["name"] == wanted["proxy_file"]]
     assert entry["action"] == "configure" and "pr0xy" not in str(entry)
     assert (entry["current"] is None) if shown is None else (shown in entry["current"])
-    gone = engine.sealed({**wanted, "proxies": None}, KEY)
+    gone = desired_engine.sealed({**wanted, "proxies": None}, KEY)
     left = [item for item in engine.diff(gone, engine.read(gone)) if item["name"] == wanted["proxy_file"]]
     assert [rest["desired"] for rest in left] == ([None] if content else [])
 
@@ -298,11 +301,11 @@ def test_what_a_host_has_of_secrets_is_not_shown(files: Path) -> None:
     }
     (files / "daemon.json").write_text(json.dumps(options))
     (files / "drop-in.conf").write_text(f'[Service]\nLimitMEMLOCK=64M\nEnvironment="HTTPS_PROXY={PROXY}"\npr0xy-secret\n')
-    wanted = engine.desired(fleet(docker_engine_daemon_options={**options, "log-opts": {"splunk-token": "0ther-secret"}}))
+    wanted = desired_engine.desired(fleet(docker_engine_daemon_options={**options, "log-opts": {"splunk-token": "0ther-secret"}}))
     assert wanted["private"] is True
     # So that a site's own secrets stay unread by others when ours are laid over them
     assert read(files)["private"] is True
-    asked = engine.sealed({**wanted, "drop_ins": {str(files / "drop-in.conf"): LIMITS}}, KEY)
+    asked = desired_engine.sealed({**wanted, "drop_ins": {str(files / "drop-in.conf"): LIMITS}}, KEY)
     actual = engine.read(asked)
     plan = engine.diff(asked, actual)
     assert not [entry for entry in ("pr0xy", "t0ken", "0ther") if entry in json.dumps([asked, actual, plan])]
@@ -312,7 +315,7 @@ def test_what_a_host_has_of_secrets_is_not_shown(files: Path) -> None:
     assert daemon["current"]["proxies"] == daemon["desired"]["proxies"]
     (drop_in,) = [item for item in plan if item["name"].endswith("drop-in.conf")]
     assert drop_in["current"].startswith("[Service]\nLimitMEMLOCK=64M\nEnvironment=digest:")
-    same = engine.sealed({**wanted, "daemon": options, "drop_ins": {}}, KEY)
+    same = desired_engine.sealed({**wanted, "daemon": options, "drop_ins": {}}, KEY)
     assert "daemon.json" not in [item["name"] for item in engine.diff(same, engine.read(same))]
 
 
@@ -326,7 +329,7 @@ def test_what_a_host_has_of_secrets_is_not_shown(files: Path) -> None:
     ],
 )
 def test_proxy_that_would_write_lines_of_its_own_is_refused(variable: str, value: Any, signs: str) -> None:
-    (reason,) = engine.proxy_reasons({variable: value})
+    (reason,) = desired_engine.proxy_reasons({variable: value})
     assert reason.startswith(f"{variable} has ") and "secret" not in reason
     assert signs in reason
     for concerns in (["engine"], ["monitoring"]):
@@ -337,7 +340,9 @@ def test_proxy_that_would_write_lines_of_its_own_is_refused(variable: str, value
 
 def test_proxy_of_a_login_is_accepted() -> None:
     assert (
-        engine.proxy_reasons({"npufleet_https_proxy": "http://me:p%27a$s&w(rd)@[2001:db8::1]:3128/", "npufleet_no_proxy": ["*"]})
+        desired_engine.proxy_reasons(
+            {"npufleet_https_proxy": "http://me:p%27a$s&w(rd)@[2001:db8::1]:3128/", "npufleet_no_proxy": ["*"]}
+        )
         == []
     )
 
@@ -345,17 +350,17 @@ def test_proxy_of_a_login_is_accepted() -> None:
 @pytest.mark.parametrize("limits", [{"LimitNOFILE": "1\nExecStartPre=/bin/x"}, {"A\nB": "1"}])
 def test_limit_that_would_write_lines_of_its_own_is_refused(limits: dict[str, str]) -> None:
     with pytest.raises(Refusal, match="docker_engine_unit_limits"):
-        engine.drop_in(limits)
+        desired_engine.drop_in(limits)
 
 
 def test_an_engine_that_finds_devices_by_name_has_it_switched_on_beside_what_is_there() -> None:
     row = {"npufleet_row": {**ROW, "driver": {**ROW["driver"], "version": "3.2.2"}}}
-    wanted = engine.desired(fleet(npufleet_device_access="cdi", **row))
+    wanted = desired_engine.desired(fleet(npufleet_device_access="cdi", **row))
     assert (wanted["daemon"]["features"], wanted["oldest"]) == ({"cdi": True}, 25)
     options = {**OPTIONS, "features": {"containerd-snapshotter": True, "cdi": False}}
-    wanted = engine.desired(fleet(npufleet_device_access="cdi", docker_engine_daemon_options=options, **row))
+    wanted = desired_engine.desired(fleet(npufleet_device_access="cdi", docker_engine_daemon_options=options, **row))
     assert wanted["daemon"]["features"] == {"containerd-snapshotter": True, "cdi": True}
-    assert "features" not in engine.desired(fleet(npufleet_device_access="devices", **row))["daemon"]
+    assert "features" not in desired_engine.desired(fleet(npufleet_device_access="devices", **row))["daemon"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import image
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import image as desired_image
 from helpers import ROW, FakeEngine, fleet
 
 RECIPE = {"base": "triton:base", "base_archive": "", "python": "3.10", "requirements": ["rebel-compiler==0.6.2", "numpy<2"]}
@@ -24,7 +25,7 @@ def backends(tmp_path: Path) -> Path:
 
 
 def wanted(backends: Path, **changes: Any) -> dict[str, Any]:
-    return image.desired(fleet(triton_image_backends=str(backends), triton_image_recipe=RECIPE, **changes))
+    return desired_image.desired(fleet(triton_image_backends=str(backends), triton_image_recipe=RECIPE, **changes))
 
 
 # The recipe
@@ -32,22 +33,22 @@ def wanted(backends: Path, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("change", [{"base": "triton:other"}, {"base_archive": "c" * 64}, {"python": "3.12"}])
 def test_another_ingredient_is_another_recipe(backends: Path, change: dict[str, Any]) -> None:
-    assert image.recipe_digest({**RECIPE, **change}, str(backends)) != image.recipe_digest(RECIPE, str(backends))
+    assert desired_image.recipe_digest({**RECIPE, **change}, str(backends)) != desired_image.recipe_digest(RECIPE, str(backends))
 
 
 def test_another_requirement_is_another_recipe(backends: Path) -> None:
     digests = {
-        image.recipe_digest({**RECIPE, "requirements": requirements}, str(backends))
+        desired_image.recipe_digest({**RECIPE, "requirements": requirements}, str(backends))
         for requirements in (RECIPE["requirements"], ["rebel-compiler==0.6.3", "numpy<2"], ["rebel-compiler==0.6.2"])
     }
     assert len(digests) == 3
 
 
 def test_every_backend_file_counts(backends: Path) -> None:
-    seen = [image.recipe_digest(RECIPE, str(backends))]
+    seen = [desired_image.recipe_digest(RECIPE, str(backends))]
 
     def changed() -> bool:
-        seen.append(image.recipe_digest(RECIPE, str(backends)))
+        seen.append(desired_image.recipe_digest(RECIPE, str(backends)))
         return seen[-1] not in seen[:-1]
 
     (backends / "rbln/device.py").write_text("three\n")
@@ -64,10 +65,10 @@ def test_every_backend_file_counts(backends: Path) -> None:
 
 
 def test_contents_that_change_places_are_another_recipe(backends: Path) -> None:
-    before = image.recipe_digest(RECIPE, str(backends))
+    before = desired_image.recipe_digest(RECIPE, str(backends))
     (backends / "rbln/model.py").write_text("two\n")
     (backends / "rbln/device.py").write_text("one\n")
-    assert image.recipe_digest(RECIPE, str(backends)) != before
+    assert desired_image.recipe_digest(RECIPE, str(backends)) != before
 
 
 def test_a_backend_that_is_linked_counts(backends: Path, tmp_path: Path) -> None:
@@ -81,20 +82,20 @@ def test_a_backend_that_is_linked_counts(backends: Path, tmp_path: Path) -> None
 
 
 def test_bytecode_time_and_place_do_not_count(backends: Path, tmp_path: Path) -> None:
-    before = image.recipe_digest(RECIPE, str(backends))
+    before = desired_image.recipe_digest(RECIPE, str(backends))
     (backends / "rbln/__pycache__/deep").mkdir(parents=True)
     (backends / "rbln/__pycache__/model.cpython-310.pyc").write_bytes(b"bytecode")
     (backends / "rbln/__pycache__/deep/model.pyc").write_bytes(b"bytecode")
     (backends / "rbln/model.py").touch()
     elsewhere = backends.rename(tmp_path / "elsewhere")
-    assert image.recipe_digest(dict(reversed(RECIPE.items())), str(elsewhere)) == before
+    assert desired_image.recipe_digest(dict(reversed(RECIPE.items())), str(elsewhere)) == before
 
 
 def test_the_order_of_the_file_system_does_not_count(backends: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in ("a/one.py", "b/two.py", "b/c/three.py"):
         (backends / path).parent.mkdir(parents=True, exist_ok=True)
         (backends / path).write_text(path)
-    before = image.recipe_digest(RECIPE, str(backends))
+    before = desired_image.recipe_digest(RECIPE, str(backends))
     real = os.walk
 
     def backwards(top: str, **options: Any) -> Any:
@@ -102,8 +103,8 @@ def test_the_order_of_the_file_system_does_not_count(backends: Path, monkeypatch
             names.sort(reverse=True)
             yield directory, names, sorted(files, reverse=True)
 
-    monkeypatch.setattr(image.os, "walk", backwards)
-    assert image.recipe_digest(RECIPE, str(backends)) == before
+    monkeypatch.setattr(desired_image.os, "walk", backwards)
+    assert desired_image.recipe_digest(RECIPE, str(backends)) == before
 
 
 def test_the_roles_recipe_names_what_is_installed() -> None:
@@ -133,7 +134,7 @@ def test_a_base_without_vllm_is_a_choice(image: str) -> None:
 
 
 def test_nothing_is_locked_yet(backends: Path) -> None:
-    digest = image.recipe_digest(RECIPE, str(backends), fleet()["triton_image_instructions"])
+    digest = desired_image.recipe_digest(RECIPE, str(backends), fleet()["triton_image_instructions"])
     expected = {"reference": f"npufleet/triton:24.01-{digest[:12]}", "recipe": digest, "options": [], "by": "archive"}
     expected.update(dict.fromkeys(["id", "content", "archive", "repo_digest", "publish"]))
     assert wanted(backends) == expected
@@ -141,7 +142,7 @@ def test_nothing_is_locked_yet(backends: Path) -> None:
 
 
 def test_lock_of_this_recipe_pins_the_image(backends: Path) -> None:
-    digest = image.recipe_digest(RECIPE, str(backends), fleet()["triton_image_instructions"])
+    digest = desired_image.recipe_digest(RECIPE, str(backends), fleet()["triton_image_instructions"])
     lock = {"24.01": {"recipe": digest, "id": ID, "archive": "sha256:" + "d" * 64}}
     pinned = wanted(backends, npufleet_lock=lock)
     assert (pinned["id"], pinned["archive"]) == (ID, "sha256:" + "d" * 64)
@@ -153,7 +154,7 @@ def test_lock_of_this_recipe_pins_the_image(backends: Path) -> None:
 
 
 def test_lock_of_another_recipe_is_not_used(backends: Path) -> None:
-    digest = image.recipe_digest(RECIPE, str(backends))
+    digest = desired_image.recipe_digest(RECIPE, str(backends))
     lock = {"24.01": {"recipe": digest, "id": ID, "archive": "sha256:" + "d" * 64}}
     (backends / "rbln/model.py").write_text("a new version\n")
     pinned = wanted(backends, npufleet_lock=lock)
@@ -195,7 +196,7 @@ SAVED, PUSHED = "its archive on the controller", f"it in {REPOSITORY}"
 def test_way_to_the_hosts(
     backends: Path, locked: dict[str, str], repository: str, builder: str, by: str, publish: str | None
 ) -> None:
-    digest = image.recipe_digest(RECIPE, str(backends), fleet()["triton_image_instructions"])
+    digest = desired_image.recipe_digest(RECIPE, str(backends), fleet()["triton_image_instructions"])
     lock = {"24.01": {"recipe": digest, "id": ID, **locked}}
     made = wanted(backends, npufleet_lock=lock, triton_image_delivery_repository=repository, npufleet_build_host=builder)
     assert (made["by"], made["publish"]) == (by, publish)
@@ -274,5 +275,5 @@ def test_other_instructions_are_another_recipe(tmp_path: Path) -> None:
     digests = set()
     for words in ("FROM a", "FROM b"):
         (tmp_path / "Dockerfile").write_text(words)
-        digests.add(image.recipe_digest({}, str(tmp_path / "backends"), str(tmp_path / "Dockerfile")))
+        digests.add(desired_image.recipe_digest({}, str(tmp_path / "backends"), str(tmp_path / "Dockerfile")))
     assert len(digests) == 2

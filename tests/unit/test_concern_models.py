@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from ansible_collections.npufleet.triton.plugins.module_utils.store import prepare
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import models as desired_models
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
 from helpers import fleet
 
 LABEL = "0001-" + "e" * 12
@@ -66,7 +67,7 @@ def test_desired_leaves_the_contents_out() -> None:
         "files": FILES,
         "contents": {"config.pbtxt": b""},
     }
-    assert models.desired(fleet(), Given({"digits": manifest})) == {
+    assert desired_models.desired(fleet(), Context({"digits": manifest})) == {
         "root": "/var/lib/npufleet",
         "incoming": "/var/lib/npufleet/incoming",
         "verify": False,

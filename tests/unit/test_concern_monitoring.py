@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import monitoring
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import monitoring as desired_monitoring
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
 from helpers import fleet, http_server
 
 TARGETS = "/api/v1/targets?state=active"
@@ -28,7 +29,7 @@ def desired(now: bool = False, **inventory: Any) -> dict[str, Any]:
         },
         **inventory,
     }
-    return monitoring.desired(fleet(**variables), Given(now=now))
+    return desired_monitoring.desired(fleet(**variables), Context(now=now))
 
 
 @pytest.mark.parametrize(

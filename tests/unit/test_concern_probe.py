@@ -20,14 +20,15 @@ import numpy as np
 import pytest
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer as subject
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe as subject
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.modules import inference_check
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import probe as desired_probe
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import checks_digest
 from helpers import ROOT, fleet, run_module
@@ -44,7 +45,7 @@ PROGRAM = base64.b64encode(archive.of(check_client.ENTRY)).decode()
 
 
 def wanted(**inventory: Any) -> dict[str, Any]:
-    return subject.desired(fleet(npufleet_lock={"24.01": {"id": "sha256:abc"}}, **inventory), Given(checks=lambda: "d1"))
+    return desired_probe.desired(fleet(npufleet_lock={"24.01": {"id": "sha256:abc"}}, **inventory), Context(checks=lambda: "d1"))
 
 
 def actual(desired: dict[str, Any], **changes: Any) -> dict[str, Any]:

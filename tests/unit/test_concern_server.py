@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container, server
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, as_diff, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import log
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import container as desired_container
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server as desired_server
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
 from helpers import NAMELESS, UTF8, FakeEngine, fixture, fleet, http_server, unix_server
 
 INSPECT, IMAGE = fixture("inspect_triton.json"), fixture("inspect_image.json")
@@ -47,7 +49,7 @@ HTTP_JSON = "ansible_collections.npufleet.triton.plugins.module_utils.triton.ser
 
 def wanted(mode: str = "explicit", manifests: dict[str, Any] | None = None, **inventory: Any) -> dict[str, Any]:
     inventory = {"triton_server_environment": {"RBLN_DEVICES": "0,1"}, "triton_server_model_control_mode": mode, **inventory}
-    part = server.desired(fleet(**inventory), Given(MANIFESTS if manifests is None else manifests, image=lambda: LOCKED))
+    part = desired_server.desired(fleet(**inventory), Context(MANIFESTS if manifests is None else manifests, image=lambda: LOCKED))
     # As the host finds them
     binds = BROUGHT["binds"] if part["driver_files"] else []
     part["container"]["volumes"] = sorted([*part["container"]["volumes"], *binds])
@@ -56,7 +58,7 @@ def wanted(mode: str = "explicit", manifests: dict[str, Any] | None = None, **in
 
 def sealed(mode: str = "explicit", **inventory: Any) -> dict[str, Any]:
     """What a host is asked for."""
-    return server.sealed(wanted(mode, **inventory), KEY)
+    return desired_server.sealed(wanted(mode, **inventory), KEY)
 
 
 def ready(release: str | None = RELEASE) -> dict[str, Any]:
@@ -347,7 +349,7 @@ def test_a_mount_from_nowhere_is_for_hands(monkeypatch: pytest.MonkeyPatch, tmp_
     asked = wanted(triton_server_volumes=volumes)
     assert asked["sources"] == [str(tmp_path), gone]
     monkeypatch.setattr(server, "Engine", FakeEngine({}))
-    bare = server.read(server.sealed(asked, KEY))
+    bare = server.read(desired_server.sealed(asked, KEY))
     assert bare["absent"] == [gone]
     assert [(item["name"], item["current"], item["action"]) for item in server.diff(asked, bare)] == [
         ("volumes", f"nothing at {gone}", "inspect"),
@@ -366,14 +368,14 @@ def test_a_mount_from_nowhere_is_for_hands(monkeypatch: pytest.MonkeyPatch, tmp_
 )
 def test_libraries_come_with_the_driver_from_3_on(version: str, files: bool, brought: Any) -> None:
     row = {**fleet()["npufleet_row"], "driver": {"version": version}}
-    assert container.brought(fleet(npufleet_row=row, triton_server_driver_files=files)) == brought
+    assert desired_container.driver_files(fleet(npufleet_row=row, triton_server_driver_files=files)) == brought
 
 
 @pytest.mark.parametrize(
     ("environment", "npus"), [({}, 2), ({"RBLN_DEVICES": "1"}, 1), ({"RBLN_VISIBLE_DEVICES": "0, 1,", "RBLN_DEVICES": 0}, 2)]
 )
 def test_the_sdk_has_to_see_the_npus_that_it_is_shown(environment: dict[str, Any], npus: int) -> None:
-    assert container.cards(fleet(triton_server_environment=environment)) == {"npus": npus, "card": "RBLN-CA12"}
+    assert desired_container.cards(fleet(triton_server_environment=environment)) == {"npus": npus, "card": "RBLN-CA12"}
 
 
 def test_ended_container() -> None:
@@ -397,7 +399,7 @@ def test_server_that_does_not_answer_yet() -> None:
 
 
 def command(mode: str, models: list[str], **inventory: Any) -> list[str]:
-    return container.command(fleet(triton_server_model_control_mode=mode, **inventory), models)
+    return desired_container.command(fleet(triton_server_model_control_mode=mode, **inventory), models)
 
 
 REST = [
@@ -564,21 +566,21 @@ def test_a_service_that_is_off_publishes_no_port() -> None:
     ],
 )
 def test_size(words: Any, expected: int) -> None:
-    assert container.size(words) == expected
-    assert container.size_of({"triton_server_memory": words}, "triton_server_memory") == expected
+    assert desired_container.size(words) == expected
+    assert desired_container.size_of({"triton_server_memory": words}, "triton_server_memory") == expected
 
 
 @pytest.mark.parametrize("words", ["plenty", "1.5g", "-1g", "1t", "1gib", "g"])
 def test_size_that_is_none_is_refused(words: str) -> None:
     with pytest.raises(Refusal) as refusal:
-        container.size_of({"triton_server_memory": words}, "triton_server_memory")
+        desired_container.size_of({"triton_server_memory": words}, "triton_server_memory")
     assert refusal.value.reasons == [f"triton_server_memory: {words} is no size, wanted whole bytes or such as 512m or 1g"]
 
 
 @pytest.mark.parametrize("words", ["memlock", "memlock:", "memlock:unlimited", "memlock:1:2:3", ""])
 def test_ulimit_that_is_none_is_refused(words: str) -> None:
     with pytest.raises(Refusal) as refusal:
-        container.ulimits({"triton_server_ulimits": ["stack:1:2", words]}, "triton_server_ulimits")
+        desired_container.ulimits({"triton_server_ulimits": ["stack:1:2", words]}, "triton_server_ulimits")
     assert refusal.value.reasons == [f"triton_server_ulimits has {words}, wanted limit:soft:hard such as memlock:-1:-1"]
 
 
@@ -1063,7 +1065,7 @@ KEYS = {"s3": {"": {"key_id": "access-of-ours", "secret_key": "secret-of-ours", 
 def test_models_of_an_object_store_have_to_be_ready_and_nothing_more() -> None:
     repositories = ["/var/lib/npufleet/served", "s3://models"]
     given = fleet(triton_server_model_control_mode="explicit", triton_server_model_repositories=repositories)
-    asked = server.desired(given, Given(MANIFESTS, ["far"], lambda: LOCKED))
+    asked = desired_server.desired(given, Context(MANIFESTS, ["far"], lambda: LOCKED))
     assert [word for word in asked["container"]["command"] if word.startswith("--load-model")] == [
         "--load-model=digits",
         "--load-model=far",
@@ -1094,7 +1096,7 @@ def test_keys_are_mounted_and_in_no_setting_of_the_container() -> None:
 
 
 def test_keys_on_the_host_are_read_back(tmp_path: Path) -> None:
-    keys = {**server.credentials(KEYS), "path": str(tmp_path / "keys.json")}
+    keys = {**desired_server.credentials(KEYS), "path": str(tmp_path / "keys.json")}
     alone, shared = {"group": 61100, "needed": False}, {"group": 61100, "needed": True}
     assert server._read_credentials(keys, **alone) == "nothing"
     (tmp_path / "keys.json").write_text(json.dumps(KEYS, sort_keys=True))

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import watchdog as subject
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import probe as desired_probe
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import watchdog as desired_watchdog
 from helpers import ROOT, fleet
 from test_watchdog import subject as program
 
@@ -19,7 +20,7 @@ WANTED_TEXT = "enabled and active, as the inventory has it"
 
 
 def wanted(**inventory: Any) -> dict[str, Any]:
-    return subject.desired(fleet(**inventory))
+    return desired_watchdog.desired(fleet(**inventory))
 
 
 def digest(text: str) -> str:
@@ -49,12 +50,12 @@ def test_configuration_is_what_the_program_takes_with_the_servers_own_variables(
 
 def test_every_variable_of_the_role_reaches_the_program() -> None:
     before = json.loads(wanted()["files"]["config"])
-    for name in subject.LIMITS:
+    for name in desired_watchdog.LIMITS:
         value = before[name] + 7
         assert json.loads(wanted(**{"triton_server_watchdog_" + name: value})["files"]["config"])[name] == value
     text = (ROOT / "roles/triton_server/defaults/main.yml").read_text()
     named = {line.split(":")[0] for line in text.splitlines() if line.startswith("triton_server_watchdog_")}
-    assert named == {"triton_server_watchdog_" + name for name in subject.LIMITS}
+    assert named == {"triton_server_watchdog_" + name for name in desired_watchdog.LIMITS}
 
 
 def test_server_without_metrics() -> None:
@@ -142,5 +143,5 @@ def test_server_that_was_given_up_is_a_warning_while_the_watchdog_runs() -> None
 
 
 def test_units_have_a_limit_of_memory_and_tasks() -> None:
-    for text in (subject.UNIT_TEXT, probe_timer.SERVICE_TEXT):
+    for text in (desired_watchdog.UNIT_TEXT, desired_probe.SERVICE_TEXT):
         assert re.search(r"^MemoryMax=\d+G$", text, re.MULTILINE) and re.search(r"^TasksMax=\d+$", text, re.MULTILINE)

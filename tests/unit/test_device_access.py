@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container, device_access, server
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import container as desired_container
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access as desired_device_access
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server as desired_server
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
 from helpers import ROW, fleet
 
 ROOT = "/var/lib/npufleet"
@@ -21,8 +24,8 @@ NODES = ["/dev/rbln0:/dev/rbln0:rw", "/dev/rbln1:/dev/rbln1:rw", "/dev/rsd0:/dev
 
 
 def desired(**inventory: Any) -> dict[str, Any]:
-    return server.desired(
-        fleet(**inventory), Given(image=lambda: {"id": "sha256:1", "reference": "npufleet/triton:1", "content": None})
+    return desired_server.desired(
+        fleet(**inventory), Context(image=lambda: {"id": "sha256:1", "reference": "npufleet/triton:1", "content": None})
     )
 
 
@@ -63,7 +66,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
 def test_the_guides_container_is_privileged_and_given_nothing_by_name() -> None:
     asked = desired()
     assert asked["container"]["privileged"] is True
-    assert {key: asked["container"][key] for key in container.DEFAULTS} == container.DEFAULTS
+    assert {key: asked["container"][key] for key in desired_container.DEFAULTS} == desired_container.DEFAULTS
     assert (asked["access"], asked["reader"]["needed"]) == (None, False)
     assert device_access.find(None) == {"devices": [], "groups": [], "missing": [], "closed": []}
     assert "HOME" not in asked["container"]["environment"]
@@ -115,7 +118,7 @@ def test_what_cannot_be_is_refused(inventory: dict[str, Any], words: str) -> Non
 
 def test_nodes_that_are_open_to_all_need_no_group(nodes: Nodes) -> None:
     assert device_access.find(ASKED) == {"devices": NODES, "groups": [], "missing": [], "closed": []}
-    assert all(device_access.DEVICE.fullmatch(device) for device in NODES)
+    assert all(desired_device_access.DEVICE.fullmatch(device) for device in NODES)
     # Of a host with more of them it gets what it is to have
     nodes["/dev/rbln2"] = (0o666, 0)
     assert device_access.find(ASKED)["devices"] == NODES
@@ -124,7 +127,7 @@ def test_nodes_that_are_open_to_all_need_no_group(nodes: Nodes) -> None:
 def test_the_group_that_may_open_a_node_is_the_servers_too(nodes: Nodes) -> None:
     nodes.update({"/dev/rbln0": (0o660, 105), "/dev/rbln1": (0o660, 105), "/dev/rsd0": (0o660, 44)})
     assert device_access.find(ASKED) == {"devices": NODES, "groups": ["105", "44"], "missing": [], "closed": []}
-    assert all(device_access.GROUP.fullmatch(group) for group in ("105", "44"))
+    assert all(desired_device_access.GROUP.fullmatch(group) for group in ("105", "44"))
 
 
 @pytest.mark.parametrize(("mode", "group"), [(0o600, 105), (0o660, 0), (0o640, 105), (0o664, 0)])
@@ -152,7 +155,7 @@ def test_the_node_of_the_group_of_these_npus_is_rsd0_inside(nodes: Nodes) -> Non
     nodes.tool = {"groups": {"rbln0": 3, "rbln1": 3, "rbln2": 0}}
     found = device_access.find(ASKED)
     assert found == {"devices": [*NODES[:2], "/dev/rsd3:/dev/rsd0:rw"], "groups": ["107"], "missing": [], "closed": []}
-    assert device_access.DEVICE.fullmatch(found["devices"][2])
+    assert desired_device_access.DEVICE.fullmatch(found["devices"][2])
     nodes.tool = {"groups": {"rbln0": 3, "rbln1": 0}}
     assert device_access.find(ASKED)["missing"] == [
         "found the NPUs in groups 0, 3, wanted all in one: a container has the node of one group"
@@ -302,5 +305,5 @@ def test_npus_of_another_group_cannot_be_seen_inside(nodes: Nodes, spec: Path) -
 def test_capabilities_of_a_request_by_name_mean_nothing() -> None:
     request = {"Driver": "cdi", "Count": 0, "DeviceIDs": ["rebellions.ai/npu=0"]}
     texts = {container._request({**request, "Capabilities": kinds}) for kinds in (None, [], [["npu"]])}
-    assert texts == {"cdi rebellions.ai/npu=0"} == set(device_access.requests(1))
+    assert texts == {"cdi rebellions.ai/npu=0"} == set(desired_device_access.requests(1))
     assert container._request({"Driver": "", "Count": -1, "Capabilities": [["gpu"]]}) == "any gpu all"

@@ -11,7 +11,6 @@ from ansible.errors import AnsibleConnectionFailure
 from ansible.module_utils._internal import _messages
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, is_trusted_as_template
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import Template
 from ansible_collections.npufleet.triton.plugins.plugin_utils import action, host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt import first_check
 
@@ -102,7 +101,8 @@ def test_variables_are_read_again_as_they_were(text: str, tmp_path: Any) -> None
     """By Ansible itself, which evaluates what is trusted, and would evaluate more than is marked."""
     path = tmp_path / "vars.yml"
     path.write_text(
-        "---\n" + host_text.variables({"theirs": text, "list": [{"x": text}], "keys": {text: 1}, "ours": Template("{{ 6 * 7 }}")})
+        "---\n"
+        + host_text.variables({"theirs": text, "list": [{"x": text}], "keys": {text: 1}, "ours": host_text.Template("{{ 6 * 7 }}")})
     )
     loader = DataLoader()
     read = loader.load_from_file(str(path), trusted_as_template=True)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
@@ -640,7 +640,7 @@ def test_a_proof_renews_what_the_probe_has_said(
 ) -> None:
     config, state = tmp_path / "config.json", tmp_path / "probe.json"
     config.write_text(json.dumps({"state": str(state)}))
-    monkeypatch.setattr(probe_timer, "CONFIG", str(config))
+    monkeypatch.setattr(probe, "CONFIG", str(config))
     if said is not None:
         state.write_text(json.dumps({"at": 1, "interval": 3600, "paused": None, "unavailable": None, **said}))
     started: list[tuple[str, ...]] = []
@@ -650,7 +650,7 @@ def test_a_proof_renews_what_the_probe_has_said(
         state.write_text(json.dumps({"at": time.time(), "interval": 3600, "paused": None, "unavailable": None, "checks": []}))
         return 0, ""
 
-    monkeypatch.setattr(probe_timer, "run", systemctl)
+    monkeypatch.setattr(probe, "run", systemctl)
     # A look changes nothing, and a server that fails has renewed nothing.
     call(answers(result("a")), check=True)
     call(answers(result("a", False, "wrong")))
@@ -669,20 +669,20 @@ def test_a_probe_that_was_under_way_is_asked_once_more_and_one_that_cannot_is_to
     config.write_text(json.dumps({"state": str(state)}))
     bad = {"at": 1, "interval": 3600, "checks": [{"name": "m/http/a", "ok": False, "why": "wrong"}]}
     state.write_text(json.dumps(bad))
-    monkeypatch.setattr(probe_timer, "CONFIG", str(config))
+    monkeypatch.setattr(probe, "CONFIG", str(config))
     moments = iter([2, 12])
 
     def systemctl(*_words: str) -> tuple[int, str]:
         state.write_text(json.dumps({**bad, "at": next(moments)}))
         return 0, ""
 
-    monkeypatch.setattr(probe_timer, "run", systemctl)
-    assert probe_timer.renew({"at": 10}) is None
+    monkeypatch.setattr(probe, "run", systemctl)
+    assert probe.renew({"at": 10}) is None
     assert next(moments, None) is None
-    monkeypatch.setattr(probe_timer, "run", lambda *_words: (0, ""))
-    assert probe_timer.renew({"at": 20}) == "the probe was asked anew, and left no result: see journalctl --unit npufleet-probe"
-    monkeypatch.setattr(probe_timer, "run", lambda *_words: (1, "Unit npufleet-probe.service not found.\n" * 50))
-    told = str(probe_timer.renew({"at": 20}))
+    monkeypatch.setattr(probe, "run", lambda *_words: (0, ""))
+    assert probe.renew({"at": 20}) == "the probe was asked anew, and left no result: see journalctl --unit npufleet-probe"
+    monkeypatch.setattr(probe, "run", lambda *_words: (1, "Unit npufleet-probe.service not found.\n" * 50))
+    told = str(probe.renew({"at": 20}))
     assert told.startswith("the probe cannot be asked anew: Unit npufleet-probe.service not found. ")
     assert len(told) < 200
 
@@ -694,7 +694,7 @@ def test_a_probe_that_was_asked_anew_is_known_by_a_clock_that_does_not_step(
     config.write_text(json.dumps({"state": str(state)}))
     bad = {"at": 1, "interval": 3600, "checks": [{"name": "m/http/a", "ok": False, "why": "wrong"}]}
     state.write_text(json.dumps(bad))
-    monkeypatch.setattr(probe_timer, "CONFIG", str(config))
+    monkeypatch.setattr(probe, "CONFIG", str(config))
     calls: list[tuple[str, ...]] = []
 
     def systemctl(*words: str) -> tuple[int, str]:
@@ -703,8 +703,8 @@ def test_a_probe_that_was_asked_anew_is_known_by_a_clock_that_does_not_step(
         state.write_text(json.dumps({**bad, **clock.mark(), "at": 2}))
         return 0, ""
 
-    monkeypatch.setattr(probe_timer, "run", systemctl)
-    assert probe_timer.renew(probe_timer.moment()) is None
+    monkeypatch.setattr(probe, "run", systemctl)
+    assert probe.renew(probe.moment()) is None
     assert len(calls) == 1
 
 

@@ -13,11 +13,15 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer, server, watchdog
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import probe as desired_probe
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server as desired_server
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import watchdog as desired_watchdog
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
 from helpers import ROOT, ansible_playbook, fleet, http_server
 
 CLOSED = "shared-memory,model-repository,trace,logging"
@@ -29,9 +33,9 @@ GROUP = 61100
 
 
 def desired(**inventory: Any) -> dict[str, Any]:
-    return server.desired(
+    return desired_server.desired(
         fleet(**inventory),
-        Given(image=lambda: {**IMAGE, "options": []}),
+        Context(image=lambda: {**IMAGE, "options": []}),
     )
 
 
@@ -108,7 +112,7 @@ def test_what_cannot_be_meant_is_refused_without_telling_the_key(inventory: dict
 
 def test_services_of_clouds_are_off_where_the_image_knows_them() -> None:
     def line(options: list[str]) -> list[str]:
-        found = server.desired(fleet(), Given(image=lambda: {**IMAGE, "options": options}))["container"]["command"]
+        found = desired_server.desired(fleet(), Context(image=lambda: {**IMAGE, "options": options}))["container"]["command"]
         return [entry for entry in found if "sagemaker" in entry or "vertex" in entry]
 
     assert line(["allow-sagemaker", "allow-vertex-ai"]) == ["--allow-sagemaker=false", "--allow-vertex-ai=false"]
@@ -122,26 +126,26 @@ def test_services_of_clouds_are_off_where_the_image_knows_them() -> None:
 def test_an_operators_key_is_in_nothing_that_leaves_the_controller_but_its_fingerprint() -> None:
     variables = fleet(triton_server_api_key=OWN, triton_server_restricted_apis=list(keys.APIS))
     wanted = [
-        server.desired(variables, Given(image=lambda: IMAGE)),
-        watchdog.desired(variables),
-        probe_timer.desired(variables),
+        desired_server.desired(variables, Context(image=lambda: IMAGE)),
+        desired_watchdog.desired(variables),
+        desired_probe.desired(variables),
     ]
     assert OWN not in json.dumps(wanted)
-    assert wanted[0]["key_fingerprint"] == keys.digest(variables)
+    assert wanted[0]["key_fingerprint"] == server_key.digest(variables)
     assert json.loads(wanted[1]["files"]["config"])["key"] == wanted[0]["key"]
     assert json.loads(wanted[2]["files"]["config"])["key"] == wanted[0]["key"]
 
 
 def test_checks_have_the_key_only_where_they_need_it() -> None:
-    assert keys.for_checks(fleet()) is None
-    assert json.loads(probe_timer.desired(fleet())["files"]["config"])["key"] is None
-    assert keys.for_checks(fleet(triton_server_restricted_apis=["model-repository", "inference"])) is not None
+    assert server_key.for_checks(fleet()) is None
+    assert json.loads(desired_probe.desired(fleet())["files"]["config"])["key"] is None
+    assert server_key.for_checks(fleet(triton_server_restricted_apis=["model-repository", "inference"])) is not None
 
 
 def start(home: Path) -> subprocess.CompletedProcess[str]:
     """The container's own command, with its directory here, and a program that shows what it was given in the place of Triton."""
     shows = [sys.executable, "-c", "import sys; print('\\n'.join(sys.argv[1:]))", "--model-control-mode=explicit"]
-    command = [word.replace(keys.HOME, str(home)) for word in keys.command(fleet(), shows)]
+    command = [word.replace(keys.HOME, str(home)) for word in server_key.command(fleet(), shows)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

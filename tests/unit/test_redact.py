@@ -12,8 +12,9 @@ import urllib.parse
 from collections.abc import Callable
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.redact import MARK, Redactor, secret_values
+from ansible_collections.npufleet.triton.plugins.module_utils.redact import MARK, Redactor
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import looks_secret
+from ansible_collections.npufleet.triton.plugins.plugin_utils.host_secrets import secret_values
 
 ENCODINGS: dict[str, Callable[[str], str]] = {
     "plain": str,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from helpers import ROOT, imports
 
 PLUGINS = ROOT / "plugins"
@@ -29,18 +30,19 @@ FLOORS = [
     ["module_utils.store"],
     ["module_utils.fetch", "module_utils.inference"],
     ["module_utils.concerns"],
-    ["module_utils.adoption", "module_utils.change", "module_utils.preflight", "module_utils.support"],
+    ["module_utils.change", "module_utils.preflight", "module_utils.support"],
     ["module_utils.process"],
     ["modules"],
     [
         "plugin_utils.command_line",
-        "plugin_utils.compose",
+        "plugin_utils.host_secrets",
         "plugin_utils.host_text",
         "plugin_utils.outputs",
         "plugin_utils.paths",
         "plugin_utils.runs",
     ],
-    ["plugin_utils.archives", "plugin_utils.library", "plugin_utils.models", "plugin_utils.rollout"],
+    ["plugin_utils.desired"],
+    ["plugin_utils.archives", "plugin_utils.compose", "plugin_utils.library", "plugin_utils.models", "plugin_utils.rollout"],
     ["plugin_utils.checks"],
     ["plugin_utils.inventory"],
     ["plugin_utils.adopt", "plugin_utils.report", "plugin_utils.transfer"],
@@ -117,6 +119,85 @@ ALONE = [path for path in FILES if name_of(path).startswith(WITHOUT_ANSIBLE) and
 @pytest.mark.parametrize("path", ALONE, ids=name_of)
 def test_what_runs_without_ansible_imports_nothing_of_it(path: Path) -> None:
     assert [name for name in imports(path, inside=True) if name == "ansible" or name.startswith("ansible.")] == []
+
+
+def variables_read(tree: ast.Module) -> Iterator[str]:
+    """Yield each parameter named `variables`, and each inventory variable that is read by its name."""
+    prefixes = (
+        "npufleet_",
+        "triton_server_",
+        "triton_image_",
+        "monitoring_",
+        "docker_engine_",
+        "rbln_",
+        "model_repository_",
+        "inference_check_",
+    )
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg) and node.arg == "variables":
+            yield node.arg
+        key = node.slice if isinstance(node, ast.Subscript) else None
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "get" and node.args:
+            key = node.args[0]
+        if isinstance(key, ast.BinOp):
+            key = key.left
+        if isinstance(key, ast.JoinedStr) and key.values:
+            key = key.values[0]
+        if isinstance(key, ast.Constant) and str(key.value).startswith(prefixes):
+            yield str(key.value)
+
+
+def test_code_of_hosts_reads_no_variables_of_the_inventory() -> None:
+    """The digests of a model are parameters in its config.pbtxt and no variables."""
+    found = {
+        f"{path.relative_to(PLUGINS)}: {name}"
+        for path in FILES
+        if name_of(path).startswith("module_utils.")
+        for name in variables_read(ast.parse(path.read_text()))
+    }
+    records = {f"module_utils/store/records.py: {name}" for name in ("npufleet_release", "npufleet_source")}
+    assert found - records == set()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(variables): pass",
+        "x['npufleet_root']",
+        "x.get('triton_server_name')",
+        "x['monitoring_probe_' + name]",
+        "x[f'npufleet_{name}_port']",
+    ],
+)
+def test_reading_a_variable_is_seen(source: str) -> None:
+    assert len(list(variables_read(ast.parse(source)))) == 1
+
+
+def reachable_from(names: list[str]) -> set[str]:
+    """Return the files of module_utils that the given files import, directly or through others."""
+    paths = {name_of(path): path for path in FILES}
+    queue, seen = list(names), set()
+    while queue:
+        name = queue.pop()
+        if name in seen or name not in paths:
+            continue
+        seen.add(name)
+        for found in imports(paths[name], inside=True):
+            if found.startswith(OWN):
+                inner = found[len(OWN) :]
+                queue += [inner, inner.rpartition(".")[0], inner.partition(".")[0]]
+    return seen
+
+
+# What starts on a host beside the modules: the commands of the library, and the program of the client in a container
+STARTS = ("change.commands", check_client.ENTRY)
+
+
+def test_every_file_of_the_host_library_is_used_on_hosts() -> None:
+    modules = [name_of(path) for path in FILES if name_of(path).startswith("modules.")]
+    used = reachable_from([*modules, *(f"module_utils.{name}" for name in STARTS)])
+    library = {name_of(path) for path in FILES if name_of(path).startswith("module_utils.") and path.stem != "__init__"}
+    assert library - used == set()
 
 
 def test_rooms_are_small() -> None:

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import engine
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.redact import Redactor
 from ansible_collections.npufleet.triton.plugins.module_utils.support import collect
 from ansible_collections.npufleet.triton.plugins.module_utils.support.collect import Item
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Limits, Partial, Unavailable
 from ansible_collections.npufleet.triton.plugins.modules import support_bundle
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import engine as desired_engine
 from helpers import fleet, http_server, run_module, unix_server
 
 LIMITS = Limits(seconds=2, size=4096, lines=50)
@@ -215,7 +215,9 @@ def test_a_link_in_the_place_of_the_bundle_is_not_followed(tmp_path: Path) -> No
 
 
 def test_state_of_a_concern_is_its_plan(tmp_path: Path) -> None:
-    wanted = {"engine": engine.sealed(engine.desired(fleet(docker_engine_packages=["npufleet-no-such-package"])), "key")}
+    wanted = {
+        "engine": desired_engine.sealed(desired_engine.desired(fleet(docker_engine_packages=["npufleet-no-such-package"])), "key")
+    }
     items = {entry.name: entry for entry in collect.items(arguments(tmp_path, desired=wanted, concerns=[]), LIMITS)}
     state = items["state/engine.json"].get()
     assert {"concern": "engine", "name": "packages"}.items() <= state["plan"][0].items()

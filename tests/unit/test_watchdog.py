@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import watchdog
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import watchdog as desired_watchdog
 from helpers import FIXTURES, NAMELESS, ROOT, UTF8, fleet, http_server, unix_server, until
 
 PROGRAM = ROOT / "roles/triton_server/files/npufleet_watchdog.py"
@@ -1282,10 +1282,10 @@ def test_container_that_runs_no_client_says_why(engine: Any, triton: Any) -> Non
 
 
 def test_client_and_key_of_the_configuration_are_those_of_the_project(tmp_path: Path) -> None:
-    config = json.loads(watchdog.desired(fleet())["files"]["config"])
+    config = json.loads(desired_watchdog.desired(fleet())["files"]["config"])
     assert (config["client"], config["key"]) == (control.PROGRAM, {"name": "npufleet-key", "path": "/etc/npufleet/server/key"})
     for inventory in ({"triton_server_allow_grpc": False}, {"triton_server_extra_args": ["--grpc-use-ssl=true"]}):
-        assert json.loads(watchdog.desired(fleet(**inventory))["files"]["config"])["client"] is None
+        assert json.loads(desired_watchdog.desired(fleet(**inventory))["files"]["config"])["client"] is None
 
 
 @pytest.mark.parametrize(("status", "fails"), [(204, False), (304, False), (404, True), (500, True)])

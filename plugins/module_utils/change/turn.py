@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 from ansible_collections.npufleet.triton.plugins.module_utils import failures, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import cards, container, lease, proof, releases
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe_timer, server
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe, server
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client, contexts
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.repository import Change, Refused, Server
@@ -333,7 +333,7 @@ class Turn:
         if not found["proven"]:
             raise Unproven(found["msg"], checks=answers)
         if answers:
-            self._warn_of("the probe was not asked again", lambda: probe_timer.renew(probe_timer.moment()))
+            self._warn_of("the probe was not asked again", lambda: probe.renew(probe.moment()))
         return answers
 
     def _accept(self, checks: Sequence[Mapping[str, Any]]) -> None:

@@ -8,11 +8,10 @@ import re
 import stat
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NPU_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import TOOLS, ask_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.system import installed_packages, read_text, run
 
 CONCERN = "driver"
@@ -23,33 +22,6 @@ BOOT_FILE = "/etc/modules-load.d/npufleet.conf"
 UNIT = "npufleet-cards.service"
 UNIT_FILE = "/etc/systemd/system/" + UNIT
 UNIT_ENABLED = "/etc/systemd/system/multi-user.target.wants/" + UNIT
-# `$$` and `%%` are systemd's for `$` and `%`. Nodes are counted, not named: a dead card may shift the numbers of the others.
-UNIT_TEXT = r"""# Written by npufleet
-[Unit]
-Description=Device nodes of the NPUs
-After=systemd-modules-load.service
-Before=docker.service
-
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-Environment=NPUS={npus} TIMEOUT={timeout}
-ExecStart=/bin/sh -c '\
-    waited=0; \
-    while :; do \
-        set --; \
-        for node in /dev/rbln[0-9]*; do if [ -c "$$node" ]; then set -- "$$@" "$$node"; fi; done; \
-        if [ -c /dev/rsd0 ]; then rsd0=there; else rsd0=missing; fi; \
-        if [ $$# -ge "$$NPUS" ] && [ $$rsd0 = there ]; then exit 0; fi; \
-        if [ $$waited -ge "$$TIMEOUT" ]; then break; fi; \
-        sleep 1; waited=$$((waited + 1)); \
-    done; \
-    echo "after $$TIMEOUT s: found $$# of $$NPUS NPUs ($$*), /dev/rsd0 $$rsd0: see dmesg; the engine starts all the same" >&2; \
-    exit 1'
-
-[Install]
-WantedBy=multi-user.target
-"""
 # The role's mark of a driver that only a reboot helps, gone with the boot
 REBOOT = "reboot"
 REBOOT_FILE = "/run/npufleet/reboot-required"
@@ -57,7 +29,6 @@ REBOOT_FILE = "/run/npufleet/reboot-required"
 PRESENT, RUN = "present", "run"
 # The item of a plan that asks whoever looks after a driver for another one
 BY_OTHERS = "installed module"
-FORMS = ("deb", RUN, PRESENT)
 # Packages that an installed driver may be of: `rebellions` below 3.0; from there on those that the vendor's installer leaves
 PACKAGES = ("rebellions*", "librbln-*")
 PACKAGE = re.compile(r"(?:rebellions|librbln-)[a-z0-9.+-]*")
@@ -69,37 +40,6 @@ DKMS = "/var/lib/dkms/rebellions*"
 # Packages that bring another kernel with an upgrade: linux-generic, linux-image-generic-hwe-22.04, linux-headers-amd64
 FLAVOURS = "generic|virtual|lowlatency|oem|kvm|aws|azure|gcp|oracle|ibm|(?:cloud-|rt-)?amd64"
 KERNELS = re.compile(rf"linux-(?:image-|headers-)?(?:{FLAVOURS})(?:-hwe)?(?:-[0-9.]+)?(?:-edge)?")
-
-
-def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, Any]:
-    """The driver of the release row on a host with `npufleet_npus` NPUs."""
-    row = variables["npufleet_row"]
-    driver, form = row["driver"], variables["rbln_driver_form"]
-    if form not in FORMS:
-        raise Refusal(
-            [
-                f"driver {driver['version']} of release {variables['rbln_release']} is a .{form} "
-                "package, this version installs .deb and .run: install it by hand "
-                f"and set rbln_driver_form: {PRESENT}, or choose a release whose driver is one of these"
-            ]
-        )
-    return {
-        "form": form,
-        "package": driver["package"],
-        "version": driver["version"],
-        "npus": int(variables["npufleet_npus"]),
-        "cards": list(row["cards"]),
-        "hold": bool(variables["rbln_driver_hold"]),
-        "reboots": bool(variables["rbln_driver_reboot"]),
-        "unit": unit(int(variables["npufleet_npus"]), int(variables["rbln_driver_boot_timeout"])),
-        # Units of a host whose engine finds the cards by a spec of theirs
-        "cdi": cdi.units(variables["triton_server_name"]) if device_access.by_name(variables) else {},
-    }
-
-
-def unit(npus: int, timeout: int) -> str:
-    """The systemd unit that ends once the device nodes of `npus` NPUs are there, or fails after `timeout` seconds."""
-    return UNIT_TEXT.replace("{npus}", str(npus)).replace("{timeout}", str(timeout))
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:

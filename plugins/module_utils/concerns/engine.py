@@ -8,22 +8,16 @@ import stat
 from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import UNIT as CARDS
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NPU_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import daemon_config
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.daemon_config import DAEMON_JSON, merge
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.system import candidate_version, installed_packages, read_text, which
 
 CONCERN = "engine"
 GROUP = NPU_HOSTS
 CA_FILE = "/usr/local/share/ca-certificates/npufleet.crt"
-DROP_IN = "/etc/systemd/system/{0}.d/50-npufleet.conf"
-# Characters of an address in a file that a shell and systemd read
-PROXY = re.compile(r"[\w.~:/?#@!$&()*+,;=%\[\]-]+", re.ASCII)
-PROXY_VARIABLES = ("npufleet_http_proxy", "npufleet_https_proxy", "npufleet_no_proxy")
 # Options of daemon.json that are no secret
 CLEAR = (
     "log-driver", "storage-driver", "storage-opts", "data-root", "default-runtime", "path", "exec-opts", "cgroup-parent",
@@ -39,52 +33,17 @@ OLDEST_BY_NAME, VERSION = 25, "version"
 ALSO = "/usr/bin:/usr/local/bin:/usr/sbin"
 # The item of a plan that lists options with which dockerd does not start
 FLAGS = "flags"
-# Containers that come back at boot must find the cards. Wanted, not required: without cards, too, the engine has to be looked at.
+# The drop-in by which the engine starts after the cards
 ORDER_FILE = "/etc/systemd/system/docker.service.d/60-npufleet-cards.conf"
-ORDER = f"# Written by npufleet\n[Unit]\nWants={CARDS}\nAfter={CARDS}\n"
 
 
-def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, Any]:
-    """Options of daemon.json that are ours, packages, a drop-in for each unit that has limits, and the order after the cards."""
-    limits = variables["docker_engine_unit_limits"]
-    daemon = dict(variables["docker_engine_daemon_options"])
-    by_name = device_access.by_name(variables)
-    if by_name:
-        # On of itself from 28 on
-        daemon["features"] = {**(daemon.get("features") or {}), "cdi": True}
-    if variables["docker_engine_registry_mirrors"]:
-        daemon["registry-mirrors"] = list(variables["docker_engine_registry_mirrors"])
-    units = {unit: drop_in(limits[unit]) for unit in limits}
-    proxies = variables["npufleet_proxy_text"]
-    if proxies:
-        units["docker.service"] = drop_in(limits.get("docker.service") or {}, variables["npufleet_proxy_file"])
-    return {
-        "packages": sorted(variables["docker_engine_packages"]),
-        "daemon": daemon,
-        # The oldest that does what is wanted of it, None for any
-        "oldest": OLDEST_BY_NAME if by_name else None,
-        "drop_ins": {**{DROP_IN.format(unit): units[unit] for unit in sorted(units)}, ORDER_FILE: ORDER},
-        "ca": authority(variables),
-        # A unit would tell every user of the host what is in its environment (`systemctl show`)
-        "proxy_file": variables["npufleet_proxy_file"],
-        "proxies": proxies or None,
-        # Whether daemon.json holds what other users are not to read
-        "private": _private(daemon),
-    }
-
-
-def _private(daemon: Mapping[str, Any]) -> bool:
+def has_secrets(daemon: Mapping[str, Any]) -> bool:
+    """Return True if a daemon.json has values that other users must not read."""
     return bool(secret.seal_values(daemon, "", CLEAR) != daemon)
 
 
-def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
-    """What of this concern may be shown and compared, secrets as digests, and the key that the host makes them by."""
-    proxies = part["proxies"] and _of_root(part["proxies"], 0o600, 0, key)
-    return {**part, **_shown(part, key), "proxies": proxies, "seal": key}
-
-
-def _shown(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
-    """daemon.json and drop-ins, wanted or found, with all that may be secret as digests."""
+def digested(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
+    """Return daemon.json and drop-ins, desired or actual, with secrets as digests."""
     return {
         "daemon": secret.seal_values(part["daemon"], key, CLEAR),
         "drop_ins": {
@@ -93,40 +52,9 @@ def _shown(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
     }
 
 
-def _of_root(content: str, mode: int, user: int, key: str) -> str:
-    """A file of secrets as it may be shown."""
+def secret_file(content: str, mode: int, user: int, key: str) -> str:
+    """Return the description of a file of secrets in plans."""
     return f"{secret.seal(content, key)}, mode {mode:04o} of user {user}"
-
-
-def proxy_reasons(variables: Mapping[str, Any]) -> List[str]:
-    """Why the site's proxies cannot be written into a file of variables; their values, which may hold a login, are not told."""
-    reasons = []
-    for name in PROXY_VARIABLES:
-        given = variables.get(name) or ""
-        words = [str(entry) for entry in (given if isinstance(given, (list, tuple)) else [given]) if entry]
-        strange = sorted({sign for word in words for sign in word if not PROXY.fullmatch(sign)})
-        if strange:
-            listed = ", ".join(ascii(sign) for sign in strange)
-            reasons.append(f"{name} has {listed}, wanted an address without it: write such characters of a password as %27")
-    return reasons
-
-
-def authority(variables: Mapping[str, Any]) -> Optional[str]:
-    """The site's own certificate authority, a file of the controller, as PEM text; None where none is named."""
-    path = variables["npufleet_ca_file"]
-    if not path:
-        return None
-    with open(path, encoding="ascii") as source:
-        return source.read()
-
-
-def drop_in(limits: Mapping[str, str], environment: str = "") -> str:
-    """A systemd drop-in that sets these limits, and names the file of variables."""
-    lines = [f"{name}={limits[name]}" for name in sorted(limits)]
-    if not all(re.fullmatch(r"\w+=[^\x00-\x1f\x7f]*", line) for line in lines):
-        raise Refusal(["docker_engine_unit_limits has a limit that is more than one line: write each as a name and a value"])
-    lines += [f"EnvironmentFile={environment}"] if environment else []
-    return "# Written by npufleet\n[Service]\n" + "".join(line + "\n" for line in lines)
 
 
 def lacking(wanted: List[str], installed: List[str]) -> List[str]:
@@ -156,9 +84,9 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         actual["running"] = {"version": info.get("ServerVersion"), "log-driver": info.get("LoggingDriver")}
     except OSError:
         pass
-    actual["private"] = _private(actual["daemon"] or {})
+    actual["private"] = has_secrets(actual["daemon"] or {})
     key = wanted["seal"]
-    return {**actual, **_shown(actual, key), "proxies": _proxies(wanted["proxy_file"], key)}
+    return {**actual, **digested(actual, key), "proxies": _proxies(wanted["proxy_file"], key)}
 
 
 def _proxies(path: str, key: str) -> Optional[str]:
@@ -166,7 +94,7 @@ def _proxies(path: str, key: str) -> Optional[str]:
     try:
         with open(path, encoding="utf-8", errors="replace") as source:
             found = os.fstat(source.fileno())
-            return _of_root(source.read(), stat.S_IMODE(found.st_mode), found.st_uid, key)
+            return secret_file(source.read(), stat.S_IMODE(found.st_mode), found.st_uid, key)
     except OSError:
         return None
 
@@ -238,5 +166,5 @@ def finds_by_name(actual: Mapping[str, Any], plan: List[Item]) -> Iterator[str]:
     if older(found, OLDEST_BY_NAME):
         yield (
             f"found Docker {found}, wanted {OLDEST_BY_NAME} or newer, which finds devices by name: {todo}, or take "
-            f"npufleet_device_access: {device_access.DEVICES}"
+            "npufleet_device_access: devices"
         )

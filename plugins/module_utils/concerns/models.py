@@ -6,7 +6,7 @@ import hashlib
 import os
 from typing import Any, Dict, List, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NPU_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.store import (
@@ -31,17 +31,6 @@ GROUP = NPU_HOSTS
 PROVE = "prove"
 # What a change does to a file of the store that is damaged
 MEND = "mend"
-
-
-def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, Any]:
-    """Digests and files of every model placed on this host, without their contents."""
-    keys = ("source", "release", "files", "versions", "cached", "shape")
-    return {
-        "root": variables["npufleet_root"],
-        "incoming": variables["npufleet_incoming"],
-        "verify": bool(variables["model_repository_verify"]),
-        "models": {name: {key: manifest[key] for key in keys} for name, manifest in given.manifests.items()},
-    }
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:

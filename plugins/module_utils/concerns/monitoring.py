@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import MONITORING_HOSTS, NOTHING, Given
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import MONITORING_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.system import installed_packages, read_text
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json, netloc
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 
 CONCERN = "monitoring"
 GROUP = MONITORING_HOSTS
@@ -24,38 +23,6 @@ RULES = {"data": {"groups": [{"file?": str, "rules": [{"name": str}]}]}}
 _LABELS = {re.compile(".*", re.DOTALL): str}
 TARGETS = {"data": {"activeTargets": [{"labels": _LABELS, "scrapeUrl": str, "health": str, "lastError": str}]}}
 QUERY = {"data": {"result": [{"metric": _LABELS}]}}
-
-
-def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, Any]:
-    """Targets from the inventory: every host of the scraped group, under its inventory name.
-
-    A proof asks for targets that are up at this moment else for ones that were up lately (drift).
-    """
-    group = variables["monitoring_scrape_group"]
-    hostvars = variables["hostvars"]
-    targets: List[Dict[str, Any]] = []
-    for host in variables["groups"].get(group, []):
-        facts = hostvars[host]
-        address = facts.get("npufleet_address") or facts.get("ansible_host") or host
-        port = facts.get("npufleet_metrics_port", variables["npufleet_metrics_port"])
-        targets.append({"targets": [netloc(str(address).strip("[]"), port)], "labels": {"host": host}})
-    return {
-        "packages": sorted(variables["monitoring_packages"]),
-        "config": variables["monitoring_prometheus_config"],
-        "targets_file": variables["monitoring_targets_file"],
-        "targets": json.dumps(targets, indent=2, sort_keys=True) + "\n",
-        "hosts": sorted(target["labels"]["host"] for target in targets),
-        "job": variables["monitoring_scrape_job"],
-        "port": int(variables["monitoring_prometheus_port"]),
-        "rules_file": variables["monitoring_rules_file"],
-        "rules": _content(variables["monitoring_rules"]),
-        "now": given.now,
-    }
-
-
-def _content(path: str) -> str:
-    with open(path, encoding="utf-8") as source:
-        return source.read()
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:

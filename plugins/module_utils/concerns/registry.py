@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Tuple
+from typing import Dict, List, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
     driver,
@@ -10,21 +10,18 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import (
     image,
     models,
     monitoring,
-    probe_timer,
+    probe,
     server,
     watchdog,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NPU_HOSTS, Concern
 
-ALL: Tuple[Concern, ...] = (driver, engine, image, models, server, watchdog, probe_timer, monitoring)
+ALL: Tuple[Concern, ...] = (driver, engine, image, models, server, watchdog, probe, monitoring)
 CONCERNS: Dict[str, Concern] = {concern.CONCERN: concern for concern in ALL}
 # What systemd says of these units is read with the rest of their concern, for all by one call: {"enabled", "active"}
-UNITS: Dict[str, str] = {watchdog.CONCERN: watchdog.UNIT, probe_timer.CONCERN: probe_timer.TIMER}
-# What these want may be secret: it travels and is shown with digests in its place, made by a key
-SEALED: Dict[str, Callable[[Mapping[str, Any], str], Dict[str, Any]]] = {
-    engine.CONCERN: engine.sealed,
-    server.CONCERN: server.sealed,
-}
+UNITS: Dict[str, str] = {watchdog.CONCERN: watchdog.UNIT, probe.CONCERN: probe.TIMER}
+# The desired state of these may hold secrets. It travels and is shown with digests in their place.
+SEALED = (engine.CONCERN, server.CONCERN)
 
 
 def of_groups(groups: List[str], npus: str) -> List[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import stat
@@ -12,28 +11,13 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import secret, store
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import (
-    DEFAULTS,
-    address,
-    brought,
-    by_grpc,
-    cache,
-    cards,
-    command,
-    container_facts,
-    environment,
-    ports,
-    size_of,
-    sources,
-    ulimits,
-    volume,
-)
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import container_facts, environment
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NPU_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, Refusal, item
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import (
@@ -53,12 +37,9 @@ HANGING = "loads"
 RELEASE_ROW = "io.npufleet.release"
 # What a new container could not mount, or open
 TO_MOUNT = (ABSENT, DRIVER_FILES, ACCESS) = ("volumes", "driver files", "device access")
-# By this variable Triton finds its keys to object stores; they lie where only root looks
-CREDENTIALS = "TRITON_CLOUD_CREDENTIAL_PATH"
+# The directory of Triton's keys to object stores, for root only
 CREDENTIALS_HOME = "/etc/npufleet/credentials"
-# What the server's part of a host has to know of a model
-MODEL = ("versions", "release", "source", "steps", "memory", "switch", "cached")
-# ... and what it knows of one that Triton itself reads out of an object store
+# The facts of a model that Triton itself reads from an object store
 CLOUD: Mapping[str, Any] = {
     **dict.fromkeys(("versions", "release", "source")),
     "steps": [],
@@ -66,79 +47,6 @@ CLOUD: Mapping[str, Any] = {
     "switch": "beside",
     "cached": False,
 }
-
-
-def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, Any]:
-    """The container, and name, versions and release digest of every model that it has to serve.
-
-    Models that Triton itself reads out of an object store have to be READY, and no more is known of them.
-    """
-    image = given.image()
-    closed = keys.reasons(variables)
-    if closed:
-        raise Refusal(closed)
-    cloud_keys = credentials(variables["triton_server_cloud_credentials"])
-    mode = variables["triton_server_model_control_mode"]
-    binds = device_access.mounts(variables, list(map(volume, variables["triton_server_volumes"])))
-    container = {
-        "image": image["id"],
-        "command": keys.command(
-            variables, command(variables, sorted([*given.manifests, *given.cloud]), image.get("options") or [])
-        ),
-        "environment": {
-            **device_access.environment(variables),
-            **{key: str(value) for key, value in variables["triton_server_environment"].items()},
-            **({CREDENTIALS: cloud_keys["path"]} if cloud_keys else {}),
-        },
-        "log": {
-            "driver": variables["triton_server_log_driver"],
-            "options": dict(variables["triton_server_log_options"]),
-        },
-        "ports": ports(variables),
-        "restart": variables["triton_server_restart_policy"],
-        "shm_size": size_of(variables, "triton_server_shm_size"),
-        "stop_timeout": int(variables["triton_server_stop_timeout"]),
-        "ulimits": ulimits(variables, "triton_server_ulimits"),
-        "volumes": sorted(
-            [
-                *binds,
-                *("{0}:{0}:ro".format(key["path"]) for key in [cloud_keys] if key),
-                *keys.volumes(variables),
-            ]
-        ),
-        **DEFAULTS,
-        **device_access.limits(variables),
-        "cpuset": variables["triton_server_cpuset"],
-        "memory": size_of(variables, "triton_server_memory") if variables["triton_server_memory"] else 0,
-    }
-    models = {name: {key: manifest[key] for key in MODEL} for name, manifest in given.manifests.items()}
-    return {
-        "name": variables["triton_server_name"],
-        "image": {"reference": image["reference"], "content": image["content"]},
-        "credentials": cloud_keys,
-        "key": keys.desired(variables),
-        "key_fingerprint": keys.digest(variables),
-        "grpc": by_grpc(variables),
-        "container": container,
-        "sources": sources(variables),
-        "driver_files": brought(variables),
-        "access": device_access.wanted(variables, binds),
-        "reader": device_access.reader(variables),
-        "cards": cards(variables),
-        # Where no address is asked for, none is given
-        "published_ports": [f"{where}:{port.split('/')[0]}".lstrip(":") for port, where in sorted(container["ports"].items())],
-        "address": address(variables),
-        "http_port": int(variables["npufleet_http_port"]),
-        "mode": mode,
-        "root": variables["npufleet_root"],
-        "cache": cache(variables),
-        "models": {**models, **{name: dict(CLOUD) for name in given.cloud}},
-    }
-
-
-def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
-    """What of this concern may be shown and compared, secrets as digests, and the key that the host makes them by."""
-    return {**part, "container": sealed_container(part["container"], key), "seal": key}
 
 
 def sealed_container(facts: Mapping[str, Any], key: str) -> Dict[str, Any]:
@@ -151,18 +59,6 @@ def sealed_container(facts: Mapping[str, Any], key: str) -> Dict[str, Any]:
         "environment": secret.seal_values(facts["environment"], key),
         "log": {**facts["log"], "options": secret.seal_values(facts["log"]["options"], key)},
     }
-
-
-def credentials(given: Mapping[str, Any]) -> Optional[Dict[str, str]]:
-    """File of the host with Triton's keys to object stores, {"path", "sha256"}; None where there are no keys.
-
-    Other keys are another file, and so another mount: the container is replaced for them as for anything else, and the one before
-    it still has its own.
-    """
-    if not given:
-        return None
-    digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
-    return {"path": f"{CREDENTIALS_HOME}/cloud-{digest[:12]}.json", "sha256": digest}
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:

@@ -172,31 +172,31 @@ def _unit_files() -> List[Tuple[str, str]]:
 def _command_line(units: Sequence[Tuple[str, str]]) -> List[Tuple[str, str]]:
     """The words of ExecStart with the values of variables in their places, each with the file that it comes from."""
     start, source = "", ""
-    variables: Dict[str, Tuple[str, str]] = {}
+    environment: Dict[str, Tuple[str, str]] = {}
     files: List[str] = []
     for path, content in units:
         for name, value in _settings(content):
             if name == "ExecStart":
                 start, source = value, path
             elif name == "Environment":
-                variables = {**variables, **_environment(value, path)} if value else {}
+                environment = {**environment, **_environment(value, path)} if value else {}
             elif name == "EnvironmentFile":
                 files = [*files, value.lstrip("-")] if value else []
     for pattern in files:
         for path in sorted(glob.glob(pattern)):
-            variables.update(_environment_file(read_text(path) or "", path))
-    return list(_expanded(_split(start), variables, source))
+            environment.update(_environment_file(read_text(path) or "", path))
+    return list(_expanded(_split(start), environment, source))
 
 
-def _expanded(words: Sequence[str], variables: Mapping[str, Tuple[str, str]], source: str) -> Iterator[Tuple[str, str]]:
+def _expanded(words: Sequence[str], environment: Mapping[str, Tuple[str, str]], source: str) -> Iterator[Tuple[str, str]]:
     for word in words:
         name = word[1:] if re.fullmatch(r"\$\w+", word) else ""
         if name:
-            value, of = variables.get(name, ("", source))
+            value, of = environment.get(name, ("", source))
             yield from ((part, of) for part in _split(value))
         else:
-            inner = [variables[found][1] for found in _VARIABLE.findall(word) if found in variables]
-            yield _VARIABLE.sub(lambda found: variables.get(found[1], ("", ""))[0], word), (inner or [source])[0]
+            inner = [environment[found][1] for found in _VARIABLE.findall(word) if found in environment]
+            yield _VARIABLE.sub(lambda found: environment.get(found[1], ("", ""))[0], word), (inner or [source])[0]
 
 
 def _settings(content: str) -> Iterator[Tuple[str, str]]:

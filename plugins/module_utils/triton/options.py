@@ -1,4 +1,4 @@
-"""The command line of tritonserver: read, and said in the project's variables."""
+"""The command line of a tritonserver that is not managed: its options, repositories, keys and address."""
 
 from __future__ import annotations
 
@@ -35,37 +35,8 @@ NAMES = (
 LATER = ("allow-client-shm", "enable-peer-access", "http-max-input-size", "model-config-name")
 # Options of tritonserver that take no value
 BARE = ("disable-auto-complete-config", "help", "version")
-# Option -> variable, and the kind of its value
-VARIABLES = {
-    "model-control-mode": ("triton_server_model_control_mode", str),
-    "repository-poll-secs": ("triton_server_poll_seconds", int),
-    "exit-on-error": ("triton_server_exit_on_error", bool),
-    "exit-timeout-secs": ("triton_server_exit_timeout", int),
-    "allow-http": ("triton_server_allow_http", bool),
-    "allow-grpc": ("triton_server_allow_grpc", bool),
-    "allow-metrics": ("triton_server_allow_metrics", bool),
-    "log-verbose": ("triton_server_log_verbose", int),
-}
-SERVICES = {"http": 8000, "grpc": 8001, "metrics": 8002}
-# Options whose meaning is carried by something else than an option
-ELSEWHERE = (
-    "model-repository",
-    "model-store",
-    "load-model",
-    *(service + "-port" for service in SERVICES),
-    *(service + "-address" for service in SERVICES),
-)
-DROPPED = {
-    "allow-gpu-metrics": "a host with NPUs has no such metrics, the managed server never asks for them",
-    "log-file": "the managed server's log is that of its container (docker logs)",
-}
 # What the name of an option can be; anything else that was given is none, and becomes no part of a template
 OPTION = re.compile(r"[a-z0-9][a-z0-9_-]*")
-SECRET_NAME = re.compile(r"PASS|TOKEN|SECRET|CREDENTIAL|(?<![A-Z])(KEY|AUTH|PAT)(?![A-Z])|APIKEY", re.IGNORECASE)
-
-
-class Template(str):
-    """A value that Ansible is to evaluate. Anything else came out of a container, and is a text whatever stands in it."""
 
 
 def options(arguments: Sequence[str]) -> Tuple[List[Tuple[str, str]], List[str]]:
@@ -124,24 +95,6 @@ def idles(config: Mapping[str, Any]) -> bool:
     )
 
 
-def is_secret(name: str, value: str) -> bool:
-    """Whether this is nothing to write into an inventory in clear."""
-    # Here, as its patterns take longer than all else that is imported for a plan
-    from ansible_collections.npufleet.triton.plugins.module_utils.redact import MARK, Redactor
-
-    looks = SECRET_NAME.search(name) or MARK in Redactor([]).clean(f"{name}={value}")
-    return bool(looks) and not re.fullmatch(r"|\d{1,4}|true|false|/[\w./-]+", value)
-
-
-def to_vault(host: str, name: str, value: str, vault: Dict[str, str]) -> Template:
-    """The template of a variable of the vault for this value; two values have two variables."""
-    first = variable = "vault_" + re.sub(r"\W+", "_", f"{host}_{name}", flags=re.ASCII).lower()
-    while vault.get(variable, value) != value:
-        variable = f"{first}_{len(vault)}"
-    vault[variable] = value
-    return Template("{{ " + variable + " }}")
-
-
 def restricted(given: Sequence[Tuple[str, str]]) -> List[Tuple[List[str], str, str]]:
     """(APIs, name of the header, key) of every group of restricted APIs, HTTP's and gRPC's."""
     found = []
@@ -159,56 +112,18 @@ def key_headers(argv: Sequence[str]) -> Dict[str, str]:
     return {name: key for _apis, name, key in restricted([option for option in options(argv[1:])[0] if "http" in option[0]])}
 
 
-def _close(
-    given: Sequence[Tuple[str, str]], host: str, variables: Dict[str, Any], left_out: List[str], vault: Dict[str, str]
-) -> None:
-    """Restricted APIs and their key. The managed server has one key, the one that opened most, and one list for both protocols."""
-    groups = restricted(given)
-    for name, value in given:
-        unknown = [part for part in value.partition(":")[0].split(",") if part not in keys.APIS] if name in keys.OPTIONS else []
-        if unknown:
-            # Without a colon it may be a key
-            listed = ", ".join(part for part in unknown if ":" in value and OPTION.fullmatch(part)) or "something else"
-            left_out.append(f"--{name} of {listed}: the managed server closes only {', '.join(keys.APIS)}")
-    if not groups:
-        left_out.append(
-            "no key: the managed server asks for one (triton_server_restricted_apis), clients that load models, share memory "
-            "or set traces and logs have to send it"
-        )
-        return
-    groups.sort(key=lambda group: ("model-repository" not in group[0], -len(group[0])))
-    _apis, name, key = groups[0]
-    variables["triton_server_restricted_apis"] = sorted({api for apis, _name, _key in groups for api in apis})
-    variables["triton_server_api_key_name"] = name.lower()
-    variables["triton_server_api_key"] = to_vault(host, "triton_server_api_key", key, vault)
-    others = sorted({other for _apis, other, value in groups if (other, value) != (name, key)})
-    if others:
-        left_out.append(f"another key in {', '.join(others)}: the managed server has one, in the header {name}")
+def endpoint(inspect: Mapping[str, Any], argv: Sequence[str]) -> Tuple[str, int]:
+    """Return address and port at which the host itself reaches the server's HTTP service, published or not."""
+    given = options(argv[1:])[0]
+    port = int(last(given, "http-port", "8000"))
+    if inspect["HostConfig"].get("NetworkMode") == "host":
+        listen = listen_address(given, "http")
+        return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen), port
+    networks = ((inspect.get("NetworkSettings") or {}).get("Networks") or {}).values()
+    addresses = [network.get(key) for key in ("IPAddress", "GlobalIPv6Address") for network in networks]
+    return next(filter(None, addresses), "127.0.0.1"), port
 
 
-def carry(
-    given: Sequence[Tuple[str, str]], host: str, variables: Dict[str, Any], left_out: List[str], vault: Dict[str, str]
-) -> None:
-    """tritonserver's options; those without a variable of their own go on as they are."""
-    # Triton's own default, which is not the role's
-    variables["triton_server_model_control_mode"] = "none"
-    extra: List[str] = []
-    for name, value in given:
-        if name in VARIABLES:
-            variable, kind = VARIABLES[name]
-            truth = value.lower() in ("true", "1")
-            variables[variable] = (
-                truth if kind is bool else int(value) if value.isdecimal() else int(truth) if kind is int else value
-            )
-        elif name == "disable-auto-complete-config" or (name == "strict-model-config" and value.lower() in ("true", "1")):
-            variables["triton_server_auto_complete_config"] = False
-        elif name in DROPPED:
-            if value.lower() != "false":
-                left_out.append(f"--{name}={value}: {DROPPED[name]}")
-        elif is_secret(name, value) and "restricted" not in name:
-            extra.append(Template(f"--{name}=" + to_vault(host, name, value, vault)))
-        elif "restricted" not in name and name not in ELSEWHERE and name != "strict-model-config":
-            extra.append(f"--{name}" if name in BARE else f"--{name}={value}")
-    if extra:
-        variables["triton_server_extra_args"] = extra
-    _close(given, host, variables, left_out, vault)
+def listen_address(given: Sequence[Tuple[str, str]], service: str) -> str:
+    """Return the `--*-address` of a service, without the prefix of Triton's HTTP server for IPv6."""
+    return re.sub("^ipv6:", "", last(given, service + "-address"))

@@ -11,11 +11,11 @@ import os
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import address
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import address
 from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION, yaml_of
 
 CHECKS = os.path.join(COLLECTION, "files", "checks")

@@ -10,9 +10,9 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
-from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.check_files import documents
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import CHECKS, GOLDEN, place, server_of, with_pem
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import placed_here
 
 # Once in a run, for all processes that read the arrays of checks; where it is missing, whoever needs it says so
@@ -57,7 +57,7 @@ def of(host: str, arguments: Mapping[str, Any], variables: Mapping[str, Any]) ->
         if not arguments["image"]:
             raise Refusal(["found no image, wanted the one that is locked for the release: run playbooks/site.yml, or name one"])
         checks_dirs, golden_dirs = [*arguments["checks_dir"], CHECKS], [*arguments["golden_dir"], GOLDEN]
-        server, key = with_pem(arguments["server"]), keys.for_checks(variables)
+        server, key = with_pem(arguments["server"]), server_key.for_checks(variables)
         document = documents(models, checks_dirs, golden_dirs, arguments["host_index"])
     except KeyError as error:
         raise Refusal([f"found no {error.args[0]} in the models to check: set triton_models, or name models"]) from None

@@ -7,10 +7,6 @@ import re
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import cache, listens
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import authority
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.image import in_repository
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.fetch import download
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, Refusal
@@ -19,6 +15,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 from ansible_collections.npufleet.triton.plugins.module_utils.store.blobs import file_digest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.check_files import documents
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import directories
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import cache, listen_address
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.engine import authority
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.image import in_repository
 
 
 def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
@@ -33,7 +33,7 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
         "untested_systems": row.get("untested_systems") or [],
         "cards": row["cards"],
         "ports": {str(variables[name]): name for kind, name in names.items() if variables["triton_server_allow_" + kind]},
-        "listen": listens(variables),
+        "listen": listen_address(variables),
         "container": variables["triton_server_name"],
         "headers": bool(variables["preflight_kernel_headers"]),
         # Whether the role installs them

@@ -10,11 +10,12 @@ from types import MappingProxyType
 from typing import Any, Callable, Collection, Dict, Iterator, List, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import engine
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import Given
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, SEALED
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import of_concern
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.engine import proxy_reasons
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import in_common
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected
@@ -41,7 +42,7 @@ def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
         raise Refusal([f"there is no concern {', '.join(unknown)}: name some of {', '.join(CONCERNS)}"])
     crooked: List[str] = []
     with collected(crooked):
-        crooked += engine.proxy_reasons(variables)
+        crooked += proxy_reasons(variables)
     if concerns == ["monitoring"]:
         if crooked:
             raise Refusal(crooked)
@@ -104,19 +105,20 @@ def survey(
     if "server" in concerns:
         with collected(reasons):
             cloud = manifest.cloud_models(variables)
-    given = Given(
+    context = Context(
         manifests=found,
-        cloud=cloud,
+        cloud_models=cloud,
         # Reads every file of the backends, and two concerns want it
-        image=lru_cache(maxsize=None)(lambda: in_common(variables, "image", CONCERNS["image"].desired)),
+        image=lru_cache(maxsize=None)(lambda: in_common(variables, "image", of_concern("image").desired)),
         checks=lambda: inputs.digest(variables, checks_digest(variables)),
         now=now,
     )
     key = secret.new_key()
     for concern in concerns:
         with collected(reasons, about=concern):
-            made = given.image() if concern == "image" else CONCERNS[concern].desired(variables, given)
-            wanted[concern] = SEALED[concern](made, key) if seal and concern in SEALED else made
+            part = of_concern(concern)
+            made = context.image() if concern == "image" else part.desired(variables, context)
+            wanted[concern] = part.sealed(made, key) if seal and concern in SEALED else made
     return wanted, found, list(dict.fromkeys(reasons))
 
 

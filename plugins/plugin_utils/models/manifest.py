@@ -13,9 +13,9 @@ import os
 import re
 from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Tuple, TypedDict
 
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import size
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import tree_digest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import size
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled, digests, lint
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import schema
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.ensemble import Place

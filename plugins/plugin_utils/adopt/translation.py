@@ -10,22 +10,22 @@ import posixpath
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container, device_access
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
-from ansible_collections.npufleet.triton.plugins.module_utils.engine import plain_run
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import (
     SERVER,
-    SERVICES,
-    Template,
-    carry,
-    is_secret,
     last,
+    listen_address,
     options,
     repositories,
     restricted,
-    to_vault,
 )
+from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt import plain_run
+from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt.arguments import SERVICES, carry, is_secret, to_vault
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import DEFAULTS
+from ansible_collections.npufleet.triton.plugins.plugin_utils.host_text import Template
 
 # Options of a container that become variables, or that have a line of their own
 HANDLED = (
@@ -55,23 +55,6 @@ class Translation(NamedTuple):
     variables: Dict[str, Any]
     left_out: List[str]
     vault: Dict[str, str]
-
-
-def endpoint(inspect: Mapping[str, Any], argv: Sequence[str]) -> Tuple[str, int]:
-    """Address and port at which the host itself reaches the server's HTTP service, published or not."""
-    given = options(argv[1:])[0]
-    port = int(last(given, "http-port", "8000"))
-    if inspect["HostConfig"].get("NetworkMode") == "host":
-        listen = _listens(given, "http")
-        return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen), port
-    networks = ((inspect.get("NetworkSettings") or {}).get("Networks") or {}).values()
-    addresses = [network.get(key) for key in ("IPAddress", "GlobalIPv6Address") for network in networks]
-    return next(filter(None, addresses), "127.0.0.1"), port
-
-
-def _listens(given: Sequence[Tuple[str, str]], service: str) -> str:
-    """The address of the host's network that a service was told to listen on, without the mark of Triton's HTTP server for IPv6."""
-    return re.sub("^ipv6:", "", last(given, service + "-address"))
 
 
 def translate(found: Mapping[str, Any], host: str, root: str) -> Translation:
@@ -194,14 +177,14 @@ def _access(facts: Mapping[str, Any], variables: Dict[str, Any], left_out: List[
     way = device_access.CDI if named and not own else device_access.DEVICES
     variables["npufleet_device_access"] = device_access.PRIVILEGED if facts["privileged"] else way
     if facts["privileged"]:
-        return container.DEFAULTS
+        return DEFAULTS
     # Of a server that could write anywhere they are not all that it needs
     if facts["read_only"]:
         variables["triton_server_tmpfs"] = list(facts["tmpfs"])
     if not own and not named:
         left_out.append("no device of a card: the managed container gets those of the host")
     return {
-        **container.DEFAULTS,
+        **DEFAULTS,
         **device_access.LEAST,
         # A number of the hand-made server's may be somebody's on the host, who could then read the keys of the managed one
         "user": "that of triton_server_user",
@@ -304,7 +287,7 @@ def _ports(inspect: Mapping[str, Any], given: Sequence[Tuple[str, str]], variabl
         bindings = [binding for binding in bindings if binding.get("HostIp") != "::"] or bindings
         if on_host:
             variables[f"npufleet_{service}_port"] = int(inside)
-            addresses.append(_listens(given, service) or "0.0.0.0")
+            addresses.append(listen_address(given, service) or "0.0.0.0")
         elif bindings:
             variables[f"npufleet_{service}_port"] = int(bindings[0]["HostPort"])
             addresses.append(bindings[0].get("HostIp") or "")

@@ -1,21 +1,17 @@
-"""The continuous probe of the server: its timer, program and configuration, and the checks that it asks."""
+"""The continuous probe of the server on its host: timer, program, configuration, checks, and its last result."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NOTHING, NPU_HOSTS, Given
-from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import TOOLS
-from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NPU_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, short
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text, run
-from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 
 CONCERN = "probe"
 GROUP = NPU_HOSTS
@@ -27,87 +23,10 @@ PROGRAM = "/usr/local/lib/npufleet/npufleet_probe.py"
 CONFIG = "/etc/npufleet/probe.json"
 # Golden data, and maybe the key of a restricted API: for root alone
 DOCUMENT = "/etc/npufleet/probe_checks.json"
-CONTAINER = "npufleet-probe"
-# Where the collection has the program; on a host this is never opened.
-SOURCE = os.path.join(
-    os.path.dirname(os.path.realpath(__file__)),
-    "../../..",
-    "roles/monitoring/files/npufleet_probe.py",
-)
-SERVICE_TEXT = f"""# Written by npufleet
-[Unit]
-Description=Probe of the Triton server by inference
-After=docker.service
-StartLimitIntervalSec=0
-
-[Service]
-Type=oneshot
-ExecStart=/usr/bin/python3 -I {PROGRAM} {CONFIG}
-TimeoutStartSec={{patience}}
-Nice=10
-UMask=0077
-NoNewPrivileges=yes
-MemoryMax=4G
-TasksMax=512
-SyslogIdentifier=npufleet-probe
-"""
-# The first one a moment after the timer's own start, at boot or after a change
-TIMER_TEXT = """# Written by npufleet
-[Unit]
-Description=Continuous probe of the Triton server by inference
-
-[Timer]
-OnActiveSec=5
-OnUnitActiveSec={interval}
-RandomizedDelaySec={jitter}
-AccuracySec=1
-
-[Install]
-WantedBy=timers.target
-"""
-# What of a probe's time is set in seconds
-TIMES = ("interval", "jitter", "limit")
 # A probe that has not run for so many intervals is late.
 LATE = 5
 # A warning names so many checks, each in so many characters: the journal has them all.
 SHOWN, WORDS = 3, 120
-
-
-def desired(variables: Mapping[str, Any], given: Given = NOTHING) -> Dict[str, Any]:
-    """Texts of units and configuration, digests of the program and of what the checks follow from; no `files`: no probe."""
-    root = variables["npufleet_root"]
-    if not variables["monitoring_probe"]:
-        return {"root": root, "files": None}
-    seconds = {name: int(variables["monitoring_probe_" + name]) for name in TIMES}
-    config = {
-        "host": variables["inventory_hostname"],
-        "document": DOCUMENT,
-        "command": check_client.command("docker", variables["inference_check_image"], ["--name", CONTAINER]),
-        "remove": ["docker", "rm", "--force", CONTAINER],
-        "limit": seconds["limit"],
-        "interval": seconds["interval"],
-        "state": root + "/probe.json",
-        "textfile": variables["monitoring_probe_directory"] + "/npufleet.prom",
-        "maintenance": root + "/maintenance.json",
-        "lease": root + "/lease.json",
-        "key": keys.for_checks(variables),
-        "vendor_tools": list(TOOLS),
-        "nodes": "/dev",
-    }
-    with open(SOURCE, "rb") as source:
-        program = hashlib.sha256(source.read()).hexdigest()
-    return {
-        "root": root,
-        "directory": variables["monitoring_probe_directory"],
-        "files": {
-            # A container that is taken away takes its time, too.
-            "service": SERVICE_TEXT.format(patience=seconds["limit"] + 60),
-            "timer": TIMER_TEXT.format(interval=seconds["interval"], jitter=seconds["jitter"]),
-            "config": json.dumps(config, indent=2, sort_keys=True) + "\n",
-            "program": program,
-        },
-        "checks": given.checks(),
-    }
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:

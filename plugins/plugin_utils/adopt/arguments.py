@@ -1,0 +1,107 @@
+"""The command line of a hand-made server, translated into the project's variables."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List, Sequence, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.redact import MARK, Redactor
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import BARE, OPTION, restricted
+from ansible_collections.npufleet.triton.plugins.plugin_utils.host_text import Template
+
+# {option: (variable, type)}
+VARIABLES = {
+    "model-control-mode": ("triton_server_model_control_mode", str),
+    "repository-poll-secs": ("triton_server_poll_seconds", int),
+    "exit-on-error": ("triton_server_exit_on_error", bool),
+    "exit-timeout-secs": ("triton_server_exit_timeout", int),
+    "allow-http": ("triton_server_allow_http", bool),
+    "allow-grpc": ("triton_server_allow_grpc", bool),
+    "allow-metrics": ("triton_server_allow_metrics", bool),
+    "log-verbose": ("triton_server_log_verbose", int),
+}
+SERVICES = {"http": 8000, "grpc": 8001, "metrics": 8002}
+# Options that the translation carries over in another way
+ELSEWHERE = (
+    "model-repository",
+    "model-store",
+    "load-model",
+    *(service + "-port" for service in SERVICES),
+    *(service + "-address" for service in SERVICES),
+)
+DROPPED = {
+    "allow-gpu-metrics": "a host with NPUs has no such metrics, the managed server never asks for them",
+    "log-file": "the managed server's log is that of its container (docker logs)",
+}
+SECRET_NAME = re.compile(r"PASS|TOKEN|SECRET|CREDENTIAL|(?<![A-Z])(KEY|AUTH|PAT)(?![A-Z])|APIKEY", re.IGNORECASE)
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Return True if the value may be a secret, which an inventory must not hold in the clear."""
+    looks = SECRET_NAME.search(name) or MARK in Redactor([]).clean(f"{name}={value}")
+    return bool(looks) and not re.fullmatch(r"|\d{1,4}|true|false|/[\w./-]+", value)
+
+
+def to_vault(host: str, name: str, value: str, vault: Dict[str, str]) -> Template:
+    """Add the value to the vault and return the template of its variable. Two values have two variables."""
+    first = variable = "vault_" + re.sub(r"\W+", "_", f"{host}_{name}", flags=re.ASCII).lower()
+    while vault.get(variable, value) != value:
+        variable = f"{first}_{len(vault)}"
+    vault[variable] = value
+    return Template("{{ " + variable + " }}")
+
+
+def _close(
+    given: Sequence[Tuple[str, str]], host: str, variables: Dict[str, Any], left_out: List[str], vault: Dict[str, str]
+) -> None:
+    """Translate the restricted APIs. The managed server has one list for both protocols and one key: the one that opened most."""
+    groups = restricted(given)
+    for name, value in given:
+        unknown = [part for part in value.partition(":")[0].split(",") if part not in keys.APIS] if name in keys.OPTIONS else []
+        if unknown:
+            # Without a colon it may be a key
+            listed = ", ".join(part for part in unknown if ":" in value and OPTION.fullmatch(part)) or "something else"
+            left_out.append(f"--{name} of {listed}: the managed server closes only {', '.join(keys.APIS)}")
+    if not groups:
+        left_out.append(
+            "no key: the managed server asks for one (triton_server_restricted_apis), clients that load models, share memory "
+            "or set traces and logs have to send it"
+        )
+        return
+    groups.sort(key=lambda group: ("model-repository" not in group[0], -len(group[0])))
+    _apis, name, key = groups[0]
+    variables["triton_server_restricted_apis"] = sorted({api for apis, _name, _key in groups for api in apis})
+    variables["triton_server_api_key_name"] = name.lower()
+    variables["triton_server_api_key"] = to_vault(host, "triton_server_api_key", key, vault)
+    others = sorted({other for _apis, other, value in groups if (other, value) != (name, key)})
+    if others:
+        left_out.append(f"another key in {', '.join(others)}: the managed server has one, in the header {name}")
+
+
+def carry(
+    given: Sequence[Tuple[str, str]], host: str, variables: Dict[str, Any], left_out: List[str], vault: Dict[str, str]
+) -> None:
+    """Translate the options of tritonserver. Options without a variable become extra arguments."""
+    # Triton's own default, which is not the role's
+    variables["triton_server_model_control_mode"] = "none"
+    extra: List[str] = []
+    for name, value in given:
+        if name in VARIABLES:
+            variable, kind = VARIABLES[name]
+            truth = value.lower() in ("true", "1")
+            variables[variable] = (
+                truth if kind is bool else int(value) if value.isdecimal() else int(truth) if kind is int else value
+            )
+        elif name == "disable-auto-complete-config" or (name == "strict-model-config" and value.lower() in ("true", "1")):
+            variables["triton_server_auto_complete_config"] = False
+        elif name in DROPPED:
+            if value.lower() != "false":
+                left_out.append(f"--{name}={value}: {DROPPED[name]}")
+        elif is_secret(name, value) and "restricted" not in name:
+            extra.append(Template(f"--{name}=" + to_vault(host, name, value, vault)))
+        elif "restricted" not in name and name not in ELSEWHERE and name != "strict-model-config":
+            extra.append(f"--{name}" if name in BARE else f"--{name}={value}")
+    if extra:
+        variables["triton_server_extra_args"] = extra
+    _close(given, host, variables, left_out, vault)

@@ -1,0 +1,23 @@
+"""The desired state of each concern, computed on the controller from the variables of a host."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Dict, Mapping, Protocol, cast
+
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
+
+
+class Part(Protocol):
+    """The controller's file of a concern, which has the name of the concern."""
+
+    def desired(self, variables: Mapping[str, Any], context: Context = ...) -> Dict[str, Any]:
+        """Return the desired state. Raises Refusal with every reason why the variables allow none."""
+
+    def sealed(self, part: Mapping[str, Any], key: str) -> Dict[str, Any]:
+        """Return the desired state with secrets as digests. Only concerns with secrets have this function."""
+
+
+def of_concern(name: str) -> Part:
+    """Return the controller's file of a concern."""
+    return cast(Part, importlib.import_module(f"{__name__}.{name}"))

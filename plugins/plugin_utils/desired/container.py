@@ -1,0 +1,183 @@
+"""The desired container of the server, in the form of concerns.container.container_facts."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
+
+# Variables by which the SDK shows only some of the NPUs
+SELECTS = ("RBLN_VISIBLE_DEVICES", "RBLN_DEVICES")
+CLOUD_SERVICES = ("allow-sagemaker", "allow-vertex-ai")
+# The values that the engine records for options that were not given, so that dropping an option from the inventory is a difference
+DEFAULTS: Dict[str, Any] = {
+    "cap_add": [],
+    "cap_drop": [],
+    "cpuset": "",
+    "device_requests": [],
+    "devices": [],
+    "entrypoint": "the image's",
+    "extra_hosts": [],
+    "groups": [],
+    "ipc": "default",
+    "cpus": 0,
+    "memory": 0,
+    "network": "default",
+    "pid": "",
+    "pids_limit": 0,
+    "read_only": False,
+    "security": [],
+    "tmpfs": [],
+    "user": "the image's",
+    "working_dir": "the image's",
+}
+
+
+def by_grpc(variables: Mapping[str, Any]) -> bool:
+    """Return True if the server takes requests to load over gRPC without TLS, which come from its own container."""
+    secured = any(str(argument).startswith("--grpc-use-ssl") for argument in variables["triton_server_extra_args"])
+    return bool(variables["triton_server_allow_grpc"]) and not secured
+
+
+def cache(variables: Mapping[str, Any]) -> Optional[str]:
+    """Return the kind of the server's response cache, such as `local` or `redis`; None without a cache."""
+    words = " ".join(map(str, variables["triton_server_extra_args"]))
+    if not words:
+        return None
+    kind = re.search(r"--cache-config[= ](\w+)", words)
+    size_given = re.search(r"--response-cache-byte-size[= ](\d+)", words)
+    return kind[1] if kind else "local" if size_given and int(size_given[1]) else None
+
+
+def listen_address(variables: Mapping[str, Any]) -> str:
+    """Return the address that ports are published on in its shortest form, empty for every address. Raises Refusal."""
+    address_given = variables["triton_server_listen_address"].strip()
+    bare = address_given[1:-1] if address_given.startswith("[") and address_given.endswith("]") else address_given
+    try:
+        return str(ipaddress.ip_address(bare)) if address_given else ""
+    except ValueError:
+        raise Refusal(
+            [
+                f"triton_server_listen_address is {address_given}, wanted an IP address of the host, or none for every address: "
+                "ports are published on addresses, not on names"
+            ]
+        ) from None
+
+
+def address(variables: Mapping[str, Any]) -> str:
+    """Return the address at which the host itself reaches the server."""
+    listen = listen_address(variables)
+    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)
+
+
+def command(variables: Mapping[str, Any], models: List[str], known: Sequence[str] = ()) -> List[str]:
+    """Return the command line of tritonserver; `known` are the options that this release has and others lack."""
+
+    def flag(name: str) -> str:
+        return "true" if variables[name] else "false"
+
+    mode = variables["triton_server_model_control_mode"]
+    line = ["tritonserver"]
+    line += ["--model-repository=" + repository for repository in variables["triton_server_model_repositories"]]
+    line += ["--model-control-mode=" + mode]
+    if mode == "poll":
+        line += ["--repository-poll-secs={}".format(variables["triton_server_poll_seconds"])]
+    if mode == "explicit":
+        # The store links exactly the desired models. With a star, another model needs no other container.
+        only_store = variables["triton_server_model_repositories"] == [variables["npufleet_root"] + "/served"]
+        line += ["--load-model=*"] if only_store else ["--load-model=" + name for name in models]
+    line += [
+        "--exit-on-error=" + flag("triton_server_exit_on_error"),
+        "--exit-timeout-secs={}".format(variables["triton_server_exit_timeout"]),
+        "--allow-http=" + flag("triton_server_allow_http"),
+        "--allow-grpc=" + flag("triton_server_allow_grpc"),
+        "--allow-metrics=" + flag("triton_server_allow_metrics"),
+        "--allow-gpu-metrics=false",
+        "--http-port=8000",
+        "--grpc-port=8001",
+        "--metrics-port=8002",
+        "--log-verbose={}".format(variables["triton_server_log_verbose"]),
+    ]
+    # Before 26.03, requests bypassed restricted APIs through the services for clouds.
+    line += [f"--{service}=false" for service in CLOUD_SERVICES if service in known]
+    if not variables["triton_server_auto_complete_config"]:
+        line += ["--disable-auto-complete-config"]
+    return line + [str(argument) for argument in variables["triton_server_extra_args"]]
+
+
+def ports(variables: Mapping[str, Any]) -> Dict[str, str]:
+    """Return the published ports by port of the container. A service that is off has no published port."""
+    services = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
+    listen = listen_address(variables)
+    return {
+        f"{port}/tcp": netloc(listen, variables[f"npufleet_{name}_port"])
+        for name, port in services
+        if variables["triton_server_allow_" + name]
+    }
+
+
+def size(value: Any) -> int:
+    """Return the bytes of `1g`, `512m`, `64k` or a number. Raises Refusal."""
+    match = re.fullmatch(r"(\d+)([kmg]?)b?", str(value).strip().lower())
+    if not match:
+        raise Refusal([f"{value} is no size, wanted whole bytes or such as 512m or 1g"])
+    return int(match.group(1)) * {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}[match.group(2)]
+
+
+def size_of(variables: Mapping[str, Any], name: str) -> int:
+    """Return the bytes of a variable. Raises Refusal."""
+    try:
+        return size(variables[name])
+    except Refusal as refusal:
+        raise Refusal([f"{name}: {refusal}"]) from None
+
+
+def ulimits(variables: Mapping[str, Any], name: str) -> Dict[str, str]:
+    """Return {limit: "soft:hard"} of a list of `limit:soft:hard` or `limit:both`. Raises Refusal."""
+    limits = {}
+    for entry in variables[name]:
+        match = re.fullmatch(r"(\w+):(-?\d+)(?::(-?\d+))?", str(entry))
+        if not match:
+            raise Refusal([f"{name} has {entry}, wanted limit:soft:hard such as memlock:-1:-1"])
+        limits[match.group(1)] = f"{match.group(2)}:{match.group(3) or match.group(2)}"
+    return limits
+
+
+def volume(bind: str) -> str:
+    """Return a bind mount in the engine's form, with its mode. Raises Refusal."""
+    parts = bind.split(":")
+    if len(parts) == 2 and parts[1].startswith("/"):
+        return bind + ":rw"
+    if len(parts) != 3:
+        raise Refusal([f"triton_server_volumes has {bind}, wanted host path:container path, or these with :ro behind them"])
+    return bind
+
+
+def sources(variables: Mapping[str, Any]) -> List[str]:
+    """Return the mounted paths of the host that its administrators make. The project makes those below its own directory."""
+    root = variables["npufleet_root"]
+    paths = [str(bind).partition(":")[0] for bind in variables["triton_server_volumes"]]
+    return sorted(path for path in paths if path.startswith("/") and not (path + "/").startswith(root + "/"))
+
+
+def driver_files(variables: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
+    """Return the query of driver.driver_files.find, None if no file of the driver is mounted.
+
+    From 3.0 on the driver brings the SDK's libraries. Where the engine finds the cards by name, the vendor's spec mounts the files.
+    """
+    if device_access.by_name(variables) or not variables["triton_server_driver_files"]:
+        return None
+    version = str(variables["npufleet_row"]["driver"]["version"])
+    return {"libraries": int(version.partition(".")[0]) >= 3, "driver": version}
+
+
+def cards(variables: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return {"npus": number, "card": type} of the cards that the SDK has to see in the container."""
+    environment = variables["triton_server_environment"]
+    chosen = next((str(environment[name]) for name in SELECTS if name in environment), None)
+    npus = int(variables["npufleet_npus"]) if chosen is None else len([npu for npu in chosen.split(",") if npu.strip()])
+    return {"npus": npus, "card": variables["npufleet_card"]}

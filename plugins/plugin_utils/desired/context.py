@@ -1,0 +1,27 @@
+"""The facts that the controller computes for several concerns of a host."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
+
+
+def _none() -> Any:
+    return None
+
+
+class Context(NamedTuple):
+    """Facts beside the variables. An expensive fact is a function that a concern calls if it needs the fact."""
+
+    # The manifests of the models that are placed on the host
+    manifests: Mapping[str, Mapping[str, Any]] = {}
+    # Models that Triton itself reads from an object store
+    cloud_models: Sequence[str] = ()
+    # The desired state of the concern `image`
+    image: Callable[[], Mapping[str, Any]] = _none
+    # The digest of everything that the checks of the probe are made of; None without a probe
+    checks: Callable[[], Optional[str]] = _none
+    # True for a proof, which judges this moment and no time before it
+    now: bool = False
+
+
+EMPTY = Context()

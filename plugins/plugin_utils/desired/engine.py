@@ -1,0 +1,91 @@
+"""The desired Docker engine of a host: packages, daemon.json, drop-ins of its units, proxies and certificate authority."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List, Mapping, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import UNIT as CARDS
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import (
+    OLDEST_BY_NAME,
+    ORDER_FILE,
+    digested,
+    has_secrets,
+    secret_file,
+)
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
+
+DROP_IN = "/etc/systemd/system/{0}.d/50-npufleet.conf"
+# Containers that start at boot need the cards. The unit is wanted and not required: the engine must also start without cards.
+ORDER = f"# Written by npufleet\n[Unit]\nWants={CARDS}\nAfter={CARDS}\n"
+# Characters of an address in a file that a shell and systemd read
+PROXY = re.compile(r"[\w.~:/?#@!$&()*+,;=%\[\]-]+", re.ASCII)
+PROXY_VARIABLES = ("npufleet_http_proxy", "npufleet_https_proxy", "npufleet_no_proxy")
+
+
+def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
+    """Return the project's options of daemon.json, the packages, and the drop-ins. Raises Refusal."""
+    limits = variables["docker_engine_unit_limits"]
+    daemon = dict(variables["docker_engine_daemon_options"])
+    by_name = device_access.by_name(variables)
+    if by_name:
+        # The default of the engine from 28 on
+        daemon["features"] = {**(daemon.get("features") or {}), "cdi": True}
+    if variables["docker_engine_registry_mirrors"]:
+        daemon["registry-mirrors"] = list(variables["docker_engine_registry_mirrors"])
+    units = {unit: drop_in(limits[unit]) for unit in limits}
+    proxies = variables["npufleet_proxy_text"]
+    if proxies:
+        units["docker.service"] = drop_in(limits.get("docker.service") or {}, variables["npufleet_proxy_file"])
+    return {
+        "packages": sorted(variables["docker_engine_packages"]),
+        "daemon": daemon,
+        # The oldest version that has the features, None for any version
+        "oldest": OLDEST_BY_NAME if by_name else None,
+        "drop_ins": {**{DROP_IN.format(unit): units[unit] for unit in sorted(units)}, ORDER_FILE: ORDER},
+        "ca": authority(variables),
+        # `systemctl show` prints the environment of a unit to every user of the host, so the proxies are in a file.
+        "proxy_file": variables["npufleet_proxy_file"],
+        "proxies": proxies or None,
+        # True if daemon.json has values that other users must not read
+        "private": has_secrets(daemon),
+    }
+
+
+def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
+    """Return the desired state with secrets as digests, and the key by which the host makes them."""
+    proxies = part["proxies"] and secret_file(part["proxies"], 0o600, 0, key)
+    return {**part, **digested(part, key), "proxies": proxies, "seal": key}
+
+
+def proxy_reasons(variables: Mapping[str, Any]) -> List[str]:
+    """Return why the proxies cannot be written into a file of variables, without their values, which may hold a login."""
+    reasons = []
+    for name in PROXY_VARIABLES:
+        value = variables.get(name) or ""
+        words = [str(entry) for entry in (value if isinstance(value, (list, tuple)) else [value]) if entry]
+        strange = sorted({sign for word in words for sign in word if not PROXY.fullmatch(sign)})
+        if strange:
+            listed = ", ".join(ascii(sign) for sign in strange)
+            reasons.append(f"{name} has {listed}, wanted an address without it: write such characters of a password as %27")
+    return reasons
+
+
+def authority(variables: Mapping[str, Any]) -> Optional[str]:
+    """Return the site's own certificate authority, a file of the controller, as PEM text; None if the site has none."""
+    path = variables["npufleet_ca_file"]
+    if not path:
+        return None
+    with open(path, encoding="ascii") as source:
+        return source.read()
+
+
+def drop_in(limits: Mapping[str, str], environment: str = "") -> str:
+    """Return a systemd drop-in that sets the limits and names the file of variables. Raises Refusal."""
+    lines = [f"{name}={limits[name]}" for name in sorted(limits)]
+    if not all(re.fullmatch(r"\w+=[^\x00-\x1f\x7f]*", line) for line in lines):
+        raise Refusal(["docker_engine_unit_limits has a limit that is more than one line: write each as a name and a value"])
+    lines += [f"EnvironmentFile={environment}"] if environment else []
+    return "# Written by npufleet\n[Service]\n" + "".join(line + "\n" for line in lines)

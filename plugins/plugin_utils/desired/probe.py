@@ -1,0 +1,88 @@
+"""The desired probe of a host's server: texts of its units and configuration, and digests of its program and checks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import Any, Dict, Mapping
+
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.probe import CONFIG, DOCUMENT, PROGRAM
+from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import TOOLS
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
+from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
+
+CONTAINER = "npufleet-probe"
+SOURCE = os.path.join(COLLECTION, "roles/monitoring/files", os.path.basename(PROGRAM))
+SERVICE_TEXT = f"""# Written by npufleet
+[Unit]
+Description=Probe of the Triton server by inference
+After=docker.service
+StartLimitIntervalSec=0
+
+[Service]
+Type=oneshot
+ExecStart=/usr/bin/python3 -I {PROGRAM} {CONFIG}
+TimeoutStartSec={{patience}}
+Nice=10
+UMask=0077
+NoNewPrivileges=yes
+MemoryMax=4G
+TasksMax=512
+SyslogIdentifier=npufleet-probe
+"""
+# The first probe runs a moment after the start of the timer, at boot or after a change.
+TIMER_TEXT = """# Written by npufleet
+[Unit]
+Description=Continuous probe of the Triton server by inference
+
+[Timer]
+OnActiveSec=5
+OnUnitActiveSec={interval}
+RandomizedDelaySec={jitter}
+AccuracySec=1
+
+[Install]
+WantedBy=timers.target
+"""
+# Variables of the role in seconds
+TIMES = ("interval", "jitter", "limit")
+
+
+def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
+    """Return the files and the digest of the checks of the probe; `files` is None for a host without a probe."""
+    root = variables["npufleet_root"]
+    if not variables["monitoring_probe"]:
+        return {"root": root, "files": None}
+    seconds = {name: int(variables["monitoring_probe_" + name]) for name in TIMES}
+    config = {
+        "host": variables["inventory_hostname"],
+        "document": DOCUMENT,
+        "command": check_client.command("docker", variables["inference_check_image"], ["--name", CONTAINER]),
+        "remove": ["docker", "rm", "--force", CONTAINER],
+        "limit": seconds["limit"],
+        "interval": seconds["interval"],
+        "state": root + "/probe.json",
+        "textfile": variables["monitoring_probe_directory"] + "/npufleet.prom",
+        "maintenance": root + "/maintenance.json",
+        "lease": root + "/lease.json",
+        "key": server_key.for_checks(variables),
+        "vendor_tools": list(TOOLS),
+        "nodes": "/dev",
+    }
+    with open(SOURCE, "rb") as source:
+        program = hashlib.sha256(source.read()).hexdigest()
+    return {
+        "root": root,
+        "directory": variables["monitoring_probe_directory"],
+        "files": {
+            # The removal of the container also takes time.
+            "service": SERVICE_TEXT.format(patience=seconds["limit"] + 60),
+            "timer": TIMER_TEXT.format(interval=seconds["interval"], jitter=seconds["jitter"]),
+            "config": json.dumps(config, indent=2, sort_keys=True) + "\n",
+            "program": program,
+        },
+        "checks": context.checks(),
+    }

@@ -1,0 +1,99 @@
+"""The desired server of a host: its container, its key, and the models that it has to serve."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Dict, Mapping, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import CLOUD, CREDENTIALS_HOME, sealed_container
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import container, device_access, server_key
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
+
+# Triton finds its keys to object stores by this variable; the file is in a directory of root.
+CREDENTIALS = "TRITON_CLOUD_CREDENTIAL_PATH"
+# The facts of a model that reading and changing a server needs
+MODEL = ("versions", "release", "source", "steps", "memory", "switch", "cached")
+
+
+def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
+    """Return the container and the models of the server. Raises Refusal.
+
+    A model that Triton itself reads from an object store has to be READY; nothing else is known about it.
+    """
+    image = context.image()
+    reasons = server_key.reasons(variables)
+    if reasons:
+        raise Refusal(reasons)
+    cloud_keys = credentials(variables["triton_server_cloud_credentials"])
+    binds = device_access.mounts(variables, list(map(container.volume, variables["triton_server_volumes"])))
+    line = container.command(variables, sorted([*context.manifests, *context.cloud_models]), image.get("options") or [])
+    ports = container.ports(variables)
+    models = {name: {key: manifest[key] for key in MODEL} for name, manifest in context.manifests.items()}
+    return {
+        "name": variables["triton_server_name"],
+        "image": {"reference": image["reference"], "content": image["content"]},
+        "credentials": cloud_keys,
+        "key": server_key.desired(variables),
+        "key_fingerprint": server_key.digest(variables),
+        "grpc": container.by_grpc(variables),
+        "container": {
+            "image": image["id"],
+            "command": server_key.command(variables, line),
+            "environment": {
+                **device_access.environment(variables),
+                **{key: str(value) for key, value in variables["triton_server_environment"].items()},
+                **({CREDENTIALS: cloud_keys["path"]} if cloud_keys else {}),
+            },
+            "log": {
+                "driver": variables["triton_server_log_driver"],
+                "options": dict(variables["triton_server_log_options"]),
+            },
+            "ports": ports,
+            "restart": variables["triton_server_restart_policy"],
+            "shm_size": container.size_of(variables, "triton_server_shm_size"),
+            "stop_timeout": int(variables["triton_server_stop_timeout"]),
+            "ulimits": container.ulimits(variables, "triton_server_ulimits"),
+            "volumes": sorted(
+                [
+                    *binds,
+                    *("{0}:{0}:ro".format(key["path"]) for key in [cloud_keys] if key),
+                    *server_key.volumes(variables),
+                ]
+            ),
+            **container.DEFAULTS,
+            **device_access.limits(variables),
+            "cpuset": variables["triton_server_cpuset"],
+            "memory": container.size_of(variables, "triton_server_memory") if variables["triton_server_memory"] else 0,
+        },
+        "sources": container.sources(variables),
+        "driver_files": container.driver_files(variables),
+        "access": device_access.query(variables, binds),
+        "reader": device_access.reader(variables),
+        "cards": container.cards(variables),
+        # Without a listen address, a published port has none.
+        "published_ports": [f"{where}:{port.split('/')[0]}".lstrip(":") for port, where in sorted(ports.items())],
+        "address": container.address(variables),
+        "http_port": int(variables["npufleet_http_port"]),
+        "mode": variables["triton_server_model_control_mode"],
+        "root": variables["npufleet_root"],
+        "cache": container.cache(variables),
+        "models": {**models, **{name: dict(CLOUD) for name in context.cloud_models}},
+    }
+
+
+def sealed(part: Mapping[str, Any], key: str) -> Dict[str, Any]:
+    """Return the desired state with secrets as digests, and the key by which the host makes them."""
+    return {**part, "container": sealed_container(part["container"], key), "seal": key}
+
+
+def credentials(keys: Mapping[str, Any]) -> Optional[Dict[str, str]]:
+    """Return {"path", "sha256"} of the host's file with Triton's keys to object stores; None without keys.
+
+    Other keys are another file and so another mount: the container is replaced, and the previous container keeps its own file.
+    """
+    if not keys:
+        return None
+    digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()
+    return {"path": f"{CREDENTIALS_HOME}/cloud-{digest[:12]}.json", "sha256": digest}

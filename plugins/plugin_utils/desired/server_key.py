@@ -1,0 +1,106 @@
+"""The key of a host's server: restricted APIs, the command line that reads the key, and reasons against the variables.
+
+The key is made on its host and stays there. Triton takes a key only on its command line, so a shell in the container reads it just
+before it becomes the server.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Any, Dict, List, Mapping, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.keys import APIS, FILE, HOME, OPTIONS, SHELL, fingerprint
+
+# The APIs that checks by inference use
+USED_BY_CHECKS = frozenset(("health", "metadata", "inference", "model-config", "statistics"))
+CONTROL = "model-repository"
+# The fingerprint of a key is compared, and would tell a short key that a person thought up.
+SHORTEST = 12
+# In this mode a client that may load a model brings its own code with it.
+EXPLICIT = "explicit"
+START = (
+    f'key=$(cat {FILE}) && [ -n "$key" ] || {{ echo "tritonserver: found no key in {FILE}, wanted that of this host: run '
+    'playbooks/site.yml" >&2; exit 1; }; exec "$@" '
+)
+
+
+def desired(variables: Mapping[str, Any]) -> Optional[Dict[str, str]]:
+    """Return {"name": of the header, "path": of the file on its host}; None if no API is restricted."""
+    if not variables["triton_server_restricted_apis"]:
+        return None
+    return {"name": str(variables["triton_server_api_key_name"]), "path": FILE}
+
+
+def digest(variables: Mapping[str, Any]) -> Optional[str]:
+    """Return the fingerprint of the operator's own key; None if the host makes the key."""
+    key = str(variables["triton_server_api_key"])
+    return fingerprint(key) if key and variables["triton_server_restricted_apis"] else None
+
+
+def for_checks(variables: Mapping[str, Any]) -> Optional[Dict[str, str]]:
+    """Return `desired` if checks by inference use a restricted API, else None."""
+    return desired(variables) if USED_BY_CHECKS & set(variables["triton_server_restricted_apis"]) else None
+
+
+def command(variables: Mapping[str, Any], line: List[str]) -> List[str]:
+    """Return the command line of a server that requires the key of its host."""
+    apis = variables["triton_server_restricted_apis"]
+    if not apis:
+        return line
+    listed = ",".join(api for api in APIS if api in apis)
+    arguments = " ".join(f'"--{option}={listed}:{variables["triton_server_api_key_name"]}=$key"' for option in OPTIONS)
+    return ["sh", "-c", START + arguments, SHELL, *line]
+
+
+def volumes(variables: Mapping[str, Any]) -> List[str]:
+    """Return the mount by which the container reads the key."""
+    return [f"{HOME}:{HOME}:ro"] if variables["triton_server_restricted_apis"] else []
+
+
+def reasons(variables: Mapping[str, Any]) -> List[str]:
+    """Return the reasons why APIs cannot be restricted as described, or would be open to others."""
+    found: List[str] = []
+    apis = variables["triton_server_restricted_apis"]
+    name, key = str(variables["triton_server_api_key_name"]), str(variables["triton_server_api_key"])
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
+        found.append(
+            f"triton_server_api_key_name is {name}, wanted the name of a header, of lower case letters, digits and hyphens"
+        )
+    if key and not re.fullmatch(f"[!-~]{{{SHORTEST},}}", key):
+        found.append(
+            f"triton_server_api_key is shorter than {SHORTEST} characters, or has blanks or letters beyond ASCII in it: take a "
+            "random one, or leave it out and each host makes its own"
+        )
+    own = [
+        argument
+        for argument in map(str, variables["triton_server_extra_args"])
+        for option in OPTIONS
+        if argument.startswith("--" + option)
+    ]
+    if own:
+        options = ", ".join(entry.split("=")[0] for entry in own)
+        found.append(
+            f"triton_server_extra_args has {options}, whose key would stand in plan and container: use "
+            "triton_server_restricted_apis, triton_server_api_key and triton_server_api_key_name"
+        )
+    if (
+        variables["triton_server_model_control_mode"] == EXPLICIT
+        and CONTROL not in apis
+        and not loopback(str(variables["triton_server_listen_address"]))
+        and not variables["triton_server_open_control"]
+    ):
+        found.append(
+            "triton_server_restricted_apis has no {}, in mode explicit and with ports at {}: whoever reaches them runs code of his "
+            "own as root, by one request to load. Put it back, listen at 127.0.0.1, or insist by "
+            "triton_server_open_control: true".format(CONTROL, variables["triton_server_listen_address"] or "every address")
+        )
+    return found
+
+
+def loopback(address: str) -> bool:
+    """Return True if only this host reaches the address."""
+    try:
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        return address == "localhost"

@@ -1,0 +1,41 @@
+"""The secrets that the variables of a host hold."""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from typing import Any, List, Mapping, Set
+
+from ansible_collections.npufleet.triton.plugins.module_utils.redact import RESTRICTED, SIGNED, WEBHOOK, is_headers
+from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, SHORTEST, looks_secret
+
+# A variable of such a name holds the location of a secret and not the secret.
+LOCATION_NAME = re.compile(r"(?<!webhook)_(file|path|dir|url|user|username|name)$", re.IGNORECASE)
+
+
+def secret_values(variables: Mapping[str, Any]) -> Set[str]:
+    """Return the values at any depth of variables that have the name of a secret or are a login in an address."""
+    found: Set[str] = set()
+
+    def walk(value: Any, secret: bool) -> None:
+        if isinstance(value, Mapping):
+            for name, part in value.items():
+                named = (looks_secret(str(name)) and not LOCATION_NAME.search(str(name))) or is_headers(name, part)
+                walk(part, secret or named)
+        elif isinstance(value, (list, tuple)):
+            for part in value:
+                walk(part, secret)
+        elif isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            text = str(value)
+            found.update([text] if secret else _logins(text))
+
+    walk(variables, False)
+    return {value for value in found if len(value) >= SHORTEST}
+
+
+def _logins(text: str) -> List[str]:
+    """Return the passwords and signatures in addresses, and the keys in options of a server."""
+    words = [urllib.parse.unquote(match["secret"]).split(":", 1)[-1] for match in LOGIN.finditer(text)]
+    for pattern in (RESTRICTED, SIGNED, WEBHOOK):
+        words += [urllib.parse.unquote(match["secret"]) for match in pattern.finditer(text)]
+    return words
