@@ -173,6 +173,18 @@ def written(root: Path, where: str, text: str, check: bool) -> Iterator[str]:
 # Modules
 
 
+def fragment_options(plugins: Path, name: str) -> Mapping[str, Any]:
+    """Return the options of a documentation fragment of this collection, such as npufleet.triton.project.lease."""
+    _namespace, _collection, file, *part = name.split(".")
+    tree = ast.parse((plugins / f"doc_fragments/{file}.py").read_text())
+    texts = [
+        node.value.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == (part[0].upper() if part else "DOCUMENTATION")
+    ]
+    return yaml.load(texts[0], PLAIN).get("options") or {}
+
+
 def module_problems(path: Path) -> Iterator[str]:
     """Where a module's DOCUMENTATION is not what its argument_spec says, or RETURN or EXAMPLES are missing."""
     where = f"plugins/modules/{path.name}"
@@ -181,7 +193,9 @@ def module_problems(path: Path) -> Iterator[str]:
     texts = {getattr(entry.targets[0], "id", ""): entry.value.value for entry in assigned}
     texts = {name: yaml.load(texts.get(name, ""), PLAIN) for name in ("DOCUMENTATION", "EXAMPLES", "RETURN")}
     yield from (f"{where}: found no {name}" for name, text in texts.items() if not text)
-    documented = (texts["DOCUMENTATION"] or {}).get("options") or {}
+    documented = dict((texts["DOCUMENTATION"] or {}).get("options") or {})
+    for fragment in (texts["DOCUMENTATION"] or {}).get("extends_documentation_fragment", []):
+        documented.update(fragment_options(path.parents[1], fragment))
     named = [node.value for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "OPTIONS"]
     specs = named or [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "argument_spec"]
     if len(specs) != 1 or not isinstance(specs[0], ast.Dict):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Dict
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleUndefinedVariable
-from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.modules.inference_check import OPTIONS
 from ansible_collections.npufleet.triton.plugins.plugin_utils import check_results, host_text
@@ -45,7 +44,7 @@ class ActionModule(FleetAction):
         except Refusal as refusal:
             lines = "".join(f"\n  - {reason}" for reason in refusal.reasons)
             return {"failed": True, "msg": f"{host}: nothing was asked:{lines}"}
-        for name in ("results_dir", "models", "require_checks", "checks_dir", "golden_dir", request.NAME):
+        for name in ("results_dir", "models", "require_checks", "checks_dir", "golden_dir"):
             arguments.pop(name)
         arguments["server"] = checks.server
         handed = {"document": checks.document, "program": checks.program, "key": checks.key}

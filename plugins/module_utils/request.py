@@ -125,7 +125,7 @@ def ansible_module(options: Dict[str, Any]) -> Module:
             # Otherwise Ansible would add the options, some of which are secret.
             return {**masked, "invocation": {}}
 
-    module: Module = CopiedModule(argument_spec=options, supports_check_mode=True)
+    module: Module = CopiedModule(argument_spec={**options, NAME: {"type": "dict"}}, supports_check_mode=True)
     return module
 
 

@@ -23,9 +23,6 @@ options:
       - Directory on the controller to write to. Without it nothing is written or translated, and the plan is that of the
         inventory as it is.
     type: path
-  _request:
-    description: What the controller hands over. It is nothing for a playbook to set.
-    type: dict
 attributes:
   check_mode:
     support: full
@@ -105,7 +102,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.served impo
 OPTIONS: Dict[str, Any] = {
     "name": {"type": "str"},
     "dest": {"type": "path"},
-    "_request": {"type": "dict"},
 }
 REQUEST: Dict[str, Any] = {
     # Model repository of a managed server, to tell one from a hand-made one

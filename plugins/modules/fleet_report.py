@@ -13,6 +13,8 @@ description:
   - Before hosts are asked anew, it takes away what was left of each.
 version_added: 0.2.0
 author: The npufleet developers (@npufleet)
+extends_documentation_fragment:
+  - npufleet.triton.project.controller
 options:
   state:
     description:
@@ -34,10 +36,6 @@ options:
   report_file:
     description: The page, for its owner alone. Needed unless O(state=begun).
     type: path
-attributes:
-  check_mode:
-    support: full
-    description: Changes no host in any case.
 """
 
 EXAMPLES = r"""

@@ -77,9 +77,6 @@ options:
     type: list
     elements: str
     default: []
-  _request:
-    description: What the controller hands over. It is nothing for a playbook to set.
-    type: dict
 attributes:
   check_mode:
     support: full
@@ -153,7 +150,6 @@ OPTIONS: Dict[str, Any] = {
     },
     "absent": {"type": "list", "elements": "str", "default": []},
     "restart": {"type": "list", "elements": "str", "default": []},
-    "_request": {"type": "dict"},
 }
 REQUEST: Dict[str, Any] = {
     "directories": {

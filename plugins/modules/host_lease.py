@@ -16,6 +16,8 @@ description:
   - A host in maintenance is refused, or told with O(unless_maintenance).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
+extends_documentation_fragment:
+  - npufleet.triton.project
 options:
   state:
     description: Whether this run is to hold the host.
@@ -45,13 +47,6 @@ options:
       Bring that library and its unit where they are missing or of another version. V(false) is for a host without systemd.
     type: bool
     default: true
-  root:
-    description: Directory of the project on the host.
-    type: path
-    default: /var/lib/npufleet
-  _request:
-    description: What the controller hands over. It is nothing for a playbook to set.
-    type: dict
 attributes:
   check_mode:
     support: full
@@ -116,7 +111,6 @@ OPTIONS: Dict[str, Any] = {
     "root": {"type": "path", "default": "/var/lib/npufleet"},
     "seen": {"type": "dict", "default": {}},
     "install": {"type": "bool", "default": True},
-    "_request": {"type": "dict"},
 }
 REQUEST = {
     **request.HOLDER,

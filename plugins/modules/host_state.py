@@ -69,9 +69,6 @@ options:
       - Everywhere else values that may be secret are digests, under a key of that one call.
     type: bool
     default: false
-  _request:
-    description: What the controller hands over. It is nothing for a playbook to set.
-    type: dict
 attributes:
   check_mode:
     support: full
@@ -222,7 +219,6 @@ OPTIONS: Dict[str, Any] = {
         },
     },
     "unsealed": {"type": "bool", "default": False},
-    "_request": {"type": "dict"},
 }
 REQUEST: Dict[str, Any] = {
     # What is wanted, by concern

@@ -136,9 +136,6 @@ options:
         mode. A result of an earlier run is removed first, so that none outlives a host that cannot be reached.
       - Default is not to write any.
     type: path
-  _request:
-    description: What the controller hands over. It is nothing for a playbook to set.
-    type: dict
 attributes:
   check_mode:
     support: full
@@ -309,7 +306,6 @@ OPTIONS: Dict[str, Any] = {
     "checks_dir": {"type": "list", "elements": "path", "default": []},
     "golden_dir": {"type": "list", "elements": "path", "default": []},
     "results_dir": {"type": "path"},
-    "_request": {"type": "dict"},
 }
 REQUEST: Dict[str, Any] = {
     # The program that asks, an archive of Python as base64

@@ -29,9 +29,6 @@ options:
   incoming:
     description: Directory on the same file system that files arrive in. Default is the variable C(npufleet_incoming).
     type: path
-  _request:
-    description: What the controller hands over. It is nothing for a playbook to set.
-    type: dict
 attributes:
   check_mode:
     support: full
@@ -66,7 +63,6 @@ OPTIONS: Dict[str, Any] = {
     "origins": {"type": "dict"},
     "root": {"type": "path"},
     "incoming": {"type": "path"},
-    "_request": {"type": "dict"},
 }
 REQUEST = {
     # One step of the transfer, as the controller asks for it

@@ -16,6 +16,8 @@ description:
     compiled file that an inventory adds is not missed then.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
+extends_documentation_fragment:
+  - npufleet.triton.project.controller
 options:
   repositories:
     description:
@@ -32,10 +34,6 @@ options:
       - Row of C(files/releases.yml), or of C(npufleet_extra_releases), whose Triton has to know every field of the configs.
       - Default is C(rbln_release) where it is set. Without either, the newest schema decides.
     type: str
-attributes:
-  check_mode:
-    support: full
-    description: It changes nothing.
 """
 
 EXAMPLES = r"""

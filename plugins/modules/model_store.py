@@ -19,11 +19,9 @@ description:
   - The run has to hold the host (M(npufleet.triton.host_lease)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
+extends_documentation_fragment:
+  - npufleet.triton.project
 options:
-  root:
-    description: Root of the store.
-    type: path
-    default: /var/lib/npufleet
   state:
     description:
       - V(released) makes releases of O(models), switches to them and withdraws O(withdraw), inside a transaction. Without any of
@@ -75,9 +73,6 @@ options:
       - Default is the variable C(model_repository_keep).
     type: int
     default: 3
-  _request:
-    description: What the controller hands over. It is nothing for a playbook to set.
-    type: dict
 attributes:
   check_mode:
     support: full
@@ -161,7 +156,6 @@ OPTIONS: Dict[str, Any] = {
     "why": {"type": "str", "default": ""},
     "hung": {"type": "list", "elements": "str", "default": []},
     "keep": {"type": "int", "default": 3},
-    "_request": {"type": "dict"},
 }
 REQUEST = {
     **request.HOLDER,

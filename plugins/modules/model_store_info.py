@@ -10,11 +10,8 @@ description:
   - Reads the store as it is and changes nothing.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
-options:
-  root:
-    description: Root of the store. Default is the variable C(npufleet_root).
-    type: path
-    default: /var/lib/npufleet
+extends_documentation_fragment:
+  - npufleet.triton.project
 attributes:
   check_mode:
     support: full

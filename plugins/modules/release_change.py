@@ -15,6 +15,8 @@ description:
   - It runs on the controller alone and asks no host.
 version_added: 0.2.0
 author: The npufleet developers (@npufleet)
+extends_documentation_fragment:
+  - npufleet.triton.project.controller
 options:
   before:
     description:
@@ -22,10 +24,6 @@ options:
       - Empty for none.
     type: str
     required: true
-attributes:
-  check_mode:
-    support: full
-    description: Changes no host in any case.
 """
 
 EXAMPLES = r"""

@@ -20,6 +20,8 @@ description:
   - The run has to hold the host (M(npufleet.triton.host_lease)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
+extends_documentation_fragment:
+  - npufleet.triton.project
 options:
   state:
     description:
@@ -91,13 +93,6 @@ options:
     description: A server that was started inside the old container by hand, C(pid) and C(options) of docker exec.
     type: dict
     default: {}
-  root:
-    description: Directory of the project on the host.
-    type: path
-    default: /var/lib/npufleet
-  _request:
-    description: What the controller hands over. It is nothing for a playbook to set.
-    type: dict
 attributes:
   check_mode:
     support: full
@@ -185,7 +180,6 @@ OPTIONS: Dict[str, Any] = {
     "release_host": {"type": "bool", "default": False},
     "inside": {"type": "dict", "default": {}},
     "root": {"type": "path", "default": "/var/lib/npufleet"},
-    "_request": {"type": "dict"},
 }
 REQUEST: Dict[str, Any] = {
     **request.HOLDER,

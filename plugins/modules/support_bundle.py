@@ -17,6 +17,8 @@ description:
   - The archive has mode 0600 and is verified by its digest after its way to the controller. Nothing is left on the host.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
+extends_documentation_fragment:
+  - npufleet.triton.project
 options:
   concerns:
     description:
@@ -63,13 +65,6 @@ options:
     description: Port of Prometheus. Default is the variable C(monitoring_prometheus_port).
     type: int
     default: 9090
-  root:
-    description: Root of the model store. Default is the variable C(npufleet_root).
-    type: path
-    default: /var/lib/npufleet
-  _request:
-    description: What the controller hands over. It is nothing for a playbook to set.
-    type: dict
 attributes:
   check_mode:
     support: full
@@ -146,7 +141,6 @@ OPTIONS: Dict[str, Any] = {
     "metrics_port": {"type": "int", "default": 8002},
     "prometheus_port": {"type": "int", "default": 9090},
     "root": {"type": "path", "default": "/var/lib/npufleet"},
-    "_request": {"type": "dict"},
 }
 REQUEST: Dict[str, Any] = {
     "host": {"type": "str"},

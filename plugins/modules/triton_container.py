@@ -12,19 +12,14 @@ description:
   - The run has to hold the host (M(npufleet.triton.host_lease)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
+extends_documentation_fragment:
+  - npufleet.triton.project
 options:
   state:
     description: V(stopped) stops it where it runs, such as for another driver.
     type: str
     choices: [stopped]
     required: true
-  root:
-    description: Directory of the project on the host.
-    type: path
-    default: /var/lib/npufleet
-  _request:
-    description: What the controller hands over. It is nothing for a playbook to set.
-    type: dict
 attributes:
   check_mode:
     support: full
@@ -52,7 +47,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change import cont
 OPTIONS: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["stopped"], "required": True},
     "root": {"type": "path", "default": "/var/lib/npufleet"},
-    "_request": {"type": "dict"},
 }
 # Name of the container, and the times that it needs
 REQUEST = {**request.HOLDER, "container": {"type": "dict", "required": True}}

@@ -14,6 +14,8 @@ description:
   - A change that is not proven, by reading back the releases and by the checks, gives way to what served before.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
+extends_documentation_fragment:
+  - npufleet.triton.project
 options:
   state:
     description:
@@ -23,13 +25,6 @@ options:
     type: str
     choices: [looked, started, stopped]
     default: started
-  root:
-    description: Directory of the project. Default is the variable C(npufleet_root).
-    type: path
-    default: /var/lib/npufleet
-  _request:
-    description: What the controller hands over. It is nothing for a playbook to set.
-    type: dict
 attributes:
   check_mode:
     support: full
@@ -92,7 +87,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.process import cha
 OPTIONS: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["looked", "started", "stopped"], "default": "started"},
     "root": {"type": "path", "default": "/var/lib/npufleet"},
-    "_request": {"type": "dict"},
 }
 REQUEST = {
     **request.HOLDER,

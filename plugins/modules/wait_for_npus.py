@@ -25,9 +25,6 @@ options:
       which is what ends them.
     type: bool
     default: false
-  _request:
-    description: What the controller hands over. It is nothing for a playbook to set.
-    type: dict
 attributes:
   check_mode:
     support: full
@@ -57,7 +54,6 @@ OPTIONS: Dict[str, Any] = {
     "container": {"type": "str"},
     "timeout": {"type": "int"},
     "ignore_gone": {"type": "bool", "default": False},
-    "_request": {"type": "dict"},
 }
 # Inventory name of the host, for messages
 REQUEST = {"host": {"type": "str", "default": ""}}

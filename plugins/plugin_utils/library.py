@@ -73,7 +73,8 @@ def module(name: str) -> ModuleType:
 
 def parameters(name: str, options: Mapping[str, Any]) -> Parameters:
     """Return the parameters of a call of a module. Raises Refusal with every reason against its options."""
-    spec, fields = module(name).OPTIONS, getattr(module(name), "REQUEST", None)
+    options_of_module, fields = module(name).OPTIONS, getattr(module(name), "REQUEST", None)
+    spec = options_of_module if fields is None else {**options_of_module, request.NAME: {"type": "dict"}}
     values = _validated(name, spec, options)
     secrets = set(_secrets(spec, values))
     if fields is not None:

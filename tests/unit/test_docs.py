@@ -140,6 +140,22 @@ def module(root: Path, text: str) -> list[str]:
     return list(docs.module_problems(path))
 
 
+def test_options_of_a_fragment_count_as_documented(tmp_path: Path) -> None:
+    plugins = tmp_path / "plugins"
+    (plugins / "modules").mkdir(parents=True)
+    (plugins / "doc_fragments").mkdir()
+    shared = (
+        'class ModuleDocFragment:\n    DOCUMENTATION = "options: {other: {type: int}}"\n    PORT = "options: {port: {type: int}}"\n'
+    )
+    (plugins / "doc_fragments/web.py").write_text(shared)
+    text = MODULE.replace("options:", "extends_documentation_fragment: [npufleet.triton.web.port]\noptions:", 1)
+    assert text != MODULE
+    text = text.replace("argument_spec={", 'argument_spec={"port": {"type": "str"}, ', 1)
+    assert module(plugins / "modules", text) == [
+        "plugins/modules/web.py: option port: documented type is int, argument_spec has str"
+    ]
+
+
 def test_module_that_is_documented_as_it_is(tmp_path: Path) -> None:
     assert module(tmp_path, MODULE) == []
 

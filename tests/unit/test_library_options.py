@@ -15,7 +15,6 @@ SPEC: dict[str, Any] = {
     "names": {"type": "list", "elements": "str"},
     "kept": {"type": "dict", "options": {"path": {"type": "path", "required": True}, "why": {"type": "str"}}},
     "places": {"type": "list", "elements": "path"},
-    "_request": {"type": "dict"},
 }
 FIELDS = {"run": {"type": "str", "default": ""}, "token": {"type": "str", "no_log": True}}
 
@@ -83,7 +82,6 @@ def test_secrets_are_found_at_any_depth(module: SimpleNamespace) -> None:
             "elements": "dict",
             "options": {"keys": {"type": "dict", "no_log": True}, "name": {"type": "str"}},
         },
-        "_request": {"type": "dict"},
     }
     servers = [{"name": "one", "keys": {"a": "hidden", "b": ["deep", 17, True, None, ""]}}, {"name": "two"}]
     assert library.parameters("any", {"servers": servers}).secrets == {"hidden", "deep", "17"}

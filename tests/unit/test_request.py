@@ -76,7 +76,7 @@ def test_so_does_a_module_that_ansible_has_sent(capsys: pytest.CaptureFixture[st
     monkeypatch.setattr(AnsibleModule, "warn", lambda _self, warning: warned.append(warning))
     handed = {"secrets": dict(enumerate(WORDS))}
     with patch_module_args({"_request": handed}):
-        sent = request.ansible_module({"_request": {"type": "dict"}})
+        sent = request.ansible_module({})
         request.merge_request(sent, FIELDS)
         sent.warn("the driver")
         with pytest.raises(SystemExit):

@@ -47,7 +47,7 @@ FLOORS = [
     ["plugin_utils.inventory"],
     ["plugin_utils.adopt", "plugin_utils.report", "plugin_utils.transfer"],
     ["plugin_utils.action", "plugin_utils.check_results"],
-    ["action", "callback", "filter", "lookup"],
+    ["action", "callback", "doc_fragments", "filter", "lookup"],
 ]
 # What runs where no Ansible is: the commands, programs on hosts, clients in containers
 WITHOUT_ANSIBLE = (

@@ -263,7 +263,7 @@ def module_of(source: str) -> tuple[str, dict[str, Any], bool]:
 def without_defaults(module: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters of a module that have another value than their default."""
     options = library.module(module).OPTIONS
-    return {name: value for name, value in parameters.items() if value != options[name].get("default")}
+    return {name: value for name, value in parameters.items() if value != options.get(name, {}).get("default")}
 
 
 # The main process imports every connection plugin before it starts the first process
