@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare the documents with the code: variables, modules, both languages, links, and the names that documents mention.
 
-Write the tables of variables and the list of symptoms; with --check write nothing.
+Write the tables of variables, the list of symptoms and the code blocks of Korean pages; with --check write nothing.
 Print one line for each problem that needs an editor, and exit with 1 if there is any.
 """
 
@@ -250,8 +250,11 @@ def documents(root: Path) -> list[Path]:
     return sorted([*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("roles/*/README.md")])
 
 
-def translation_problems(root: Path) -> Iterator[str]:
-    """Where a document and its Korean page are not built alike."""
+def translation_problems(root: Path, check: bool = True) -> Iterator[str]:
+    """Copy the code blocks of each document to its Korean page, or with `check` report those that differ.
+
+    Headings are only compared.
+    """
     for path in documents(root):
         other = path.with_name(path.name.replace(".md", KOREAN))
         if path.name.endswith(KOREAN) or not other.exists():
@@ -259,6 +262,10 @@ def translation_problems(root: Path) -> Iterator[str]:
         first, second = path.relative_to(root).as_posix(), other.relative_to(root).as_posix()
         levels, blocks = structure(path.read_text())
         other_levels, other_blocks = structure(other.read_text())
+        if not check and len(blocks) == len(other_blocks) and blocks != other_blocks:
+            rest = iter(blocks)
+            other.write_text(FENCED.sub(lambda _block, rest=rest: next(rest), other.read_text()))
+            other_blocks = blocks
         if levels != other_levels:
             yield f"{second}: found headings {' '.join(other_levels)}, wanted {' '.join(levels)} of {first}"
         for number in range(max(len(blocks), len(other_blocks))):
@@ -290,6 +297,7 @@ def name_problems(root: Path) -> Iterator[str]:
     variables = {name for role in roles for entry in entry_points(role).values() for name in entry.get("options", {})}
     prefixes = "|".join(["npufleet", *(role.name for role in roles)])
     own = {role.name for role in roles} | {path.stem for path in root.glob("plugins/modules/*.py")}
+    called = own | {path.stem for path in root.glob("playbooks/*.yml")}
     tags = set(re.findall(r"[a-z]+", " ".join(re.findall(r"tags: \[([^]]*)\]", "".join(read(root / "playbooks/site.yml"))))))
     for path in documents(root):
         where, words = path.relative_to(root).as_posix(), code(path.read_text())
@@ -299,8 +307,8 @@ def name_problems(root: Path) -> Iterator[str]:
             set(re.findall(rf"(?<![\w./-])((?:{prefixes})_[a-z0-9_]*[a-z0-9])(?![\w./-])", words)) - variables - own - NO_VARIABLES
         ):
             yield f"{where}: names the variable {name}, no role has it"
-        for name in sorted(set(re.findall(r"npufleet\.triton\.(\w+)", words)) - own):
-            yield f"{where}: names npufleet.triton.{name}, which is no module and no role"
+        for name in sorted(set(re.findall(r"npufleet\.triton\.(\w+)", words)) - called):
+            yield f"{where}: names npufleet.triton.{name}, which is no module, role or playbook"
         for name in sorted(set(re.findall(rf"(?<![\w./-])((?:{PLACES})/[\w./-]*[\w-])(?![\w<*])", words))):
             if not name.startswith(SITES) and not (root / name).exists():
                 yield f"{where}: names {name}, which is not there"
@@ -325,7 +333,7 @@ def problems(root: Path, check: bool) -> Iterator[str]:
         yield from written(root, f"docs/troubleshooting/index{suffix}", symptoms(root, suffix), check)
     for module in sorted((root / "plugins/modules").glob("*.py")):
         yield from module_problems(module)
-    yield from translation_problems(root)
+    yield from translation_problems(root, check)
     yield from link_problems(root)
     yield from name_problems(root)
 

@@ -138,11 +138,11 @@ def yaml_texts(source: str) -> Iterator[Text]:
 
 
 def prose(source: str) -> Text:
-    """Return a Markdown page without its code; the numbers of lines stay."""
+    """Return a Markdown page without its code and the targets of its links; the numbers of lines stay."""
     without_blocks = re.sub(
         r"^( *)```.*?^\1```$", lambda block: "\n" * block[0].count("\n"), source, flags=re.DOTALL | re.MULTILINE
     )
-    return Text(1, re.sub(r"`[^`\n]+`", "`", without_blocks))
+    return Text(1, re.sub(r"`[^`\n]+`", "`", re.sub(r"\]\([^)\s]*\)", "]", without_blocks)))
 
 
 def texts(path: Path) -> Iterator[Text]:

@@ -211,6 +211,12 @@ def test_translation_that_is_not(tmp_path: Path, before: str, after: str, words:
     assert words in problem
 
 
+def test_code_blocks_are_copied_to_the_translation(tmp_path: Path) -> None:
+    assert translated(tmp_path, KOREAN.replace("make x", "make z")) != []
+    assert list(docs.translation_problems(tmp_path, check=False)) == []
+    assert (tmp_path / "README.ko.md").read_text() == KOREAN
+
+
 def test_links_that_lead_nowhere(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/a.md").write_text("# E\n\n## F\n[b](../README.md) [c](c.md) [d](https://example.com/d#d) [e](#e) [f](a.md#f)")
