@@ -48,11 +48,11 @@ def test_pages_of_this_checkout_have_every_default() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("`web_port` `npufleet.triton.web` `playbooks/site.yml` `--tags web`", None),
+        ("`web_port` `npufleet.triton.web` `npufleet.triton.site` `playbooks/site.yml` `--tags web`", None),
         ("`web_prot`", "names the variable web_prot, no role has it"),
         ("```sh\nansible-playbook playbooks/sight.yml\n```", "names playbooks/sight.yml, which is not there"),
         ("`files/none.yml`", "names files/none.yml, which is not there"),
-        ("`npufleet.triton.none`", "names npufleet.triton.none, which is no module and no role"),
+        ("`npufleet.triton.none`", "names npufleet.triton.none, which is no module, role or playbook"),
         ("`--tags web,none`", "names the tags web,none"),
         ("`inventories/prod/hosts.yml` `/srv/files/x` `/run/web_x.sock`, web_prot in words", None),
     ],
@@ -80,6 +80,25 @@ def test_every_page_that_has_a_korean_one_is_compared(tmp_path: Path) -> None:
         "docs/a.ko.md: found headings #, wanted # ## of docs/a.md",
         "docs/a.ko.md: code block 1 is not that of docs/a.md",
     ]
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.ko.md"])
+def test_first_page_lists_every_playbook_and_role(name: str) -> None:
+    rows = re.findall(r"^\| (?:`([\w.]+)`|\[(\w+)\]\(roles/)", (ROOT / name).read_text(), re.MULTILINE)
+    assert sorted(playbook for playbook, _role in rows if playbook.endswith(".yml")) == sorted(
+        path.name for path in (ROOT / "playbooks").glob("*.yml")
+    )
+    assert sorted(role for _playbook, role in rows if role) == sorted(path.name for path in (ROOT / "roles").iterdir())
+
+
+def test_first_page_names_the_supported_cards_and_versions() -> None:
+    table = (ROOT / "README.md").read_text().partition("\n## ")[0]
+    releases = yaml.safe_load((ROOT / "files/releases.yml").read_text())["npufleet_releases"]
+    assert set(re.findall(r"RBLN-\w+", table)) == {card for row in releases.values() for card in row["cards"]}
+    oldest, newest = re.findall(r"2\.(\d+)\.0", yaml.safe_load((ROOT / "meta/runtime.yml").read_text())["requires_ansible"])
+    cores = [f"2.{minor}" for minor in range(int(oldest), int(newest))]
+    assert f"ansible-core {', '.join(cores[:-1])} or {cores[-1]}." in table
+    assert "No real card has been tested yet." in table
 
 
 # Messages of other programs in docs/troubleshooting: the SDK's, Triton's, the engine's, Ansible's
