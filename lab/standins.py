@@ -97,7 +97,7 @@ def ensure_index(row: str) -> None:
 
 def wheels_of_image() -> list[Path]:
     """What an image needs beside the stand-in SDK, as PyPI has it."""
-    listing = ROOT / "lab/sdk/requirements-image.txt"
+    listing = ROOT / "lab/sdk/requirements_image.txt"
     return download("--no-deps", "--requirement", str(listing), into=BUILD / "wheels" / "image")
 
 

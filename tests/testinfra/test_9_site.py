@@ -130,9 +130,9 @@ def test_a_base_image_behind_a_login_is_pulled_and_the_login_is_gone(site: Site,
     book = ROOT / "build" / "pull.yml"
     book.write_text(
         "- hosts: npu_hosts\n  gather_facts: false\n  become: true\n  tasks:\n"
-        "    - ansible.builtin.include_role: {name: npufleet.triton.triton_image, tasks_from: registry-login}\n"
+        "    - ansible.builtin.include_role: {name: npufleet.triton.triton_image, tasks_from: registry_login}\n"
         "      vars:\n"
-        "        triton_image_with_login: base-pull.yml\n"
+        "        triton_image_with_login: base_pull.yml\n"
         "        triton_image_login: triton_image_registry\n"
         '        triton_image_login_registry: "{{ triton_image_registry }}"\n'
     )

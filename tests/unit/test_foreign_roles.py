@@ -200,7 +200,7 @@ def test_pushed_wheels_are_copies_that_only_root_wrote(tmp_path: Path) -> None:
     (tmp_path / "host/build/wheels").mkdir(parents=True)
     user = Kept(tmp_path / "home", "")
     user.start()
-    code, output = play(tmp_path, [tasks_from("triton_image", "wheels-pushed")], triton_image_wheelhouse=str(house))
+    code, output = play(tmp_path, [tasks_from("triton_image", "wheels_pushed")], triton_image_wheelhouse=str(house))
     assert code == 0, output
     assert user.handles
     user.change()
@@ -368,8 +368,8 @@ TAKEN_OVER = {
     "roles/model_compile/tasks/model.yml: Push the source": "taken over by the next task",
     "roles/model_compile/tasks/fetch.yml: Read its record": "in a directory of root's, where it was taken over",
     "roles/rbln_driver/tasks/bring.yml: Bring the package from the controller": "taken over in the same block",
-    "roles/triton_image/tasks/base-archive.yml: Push the archive from the controller": "taken over in the same block",
-    "roles/triton_image/tasks/wheels-pushed.yml: Push the wheelhouse": "taken over by the next task",
+    "roles/triton_image/tasks/base_archive.yml: Push the archive from the controller": "taken over in the same block",
+    "roles/triton_image/tasks/wheels_pushed.yml: Push the wheelhouse": "taken over by the next task",
     "roles/docker_engine/tasks/configure.yml: Read daemon.json": "in a directory of root's",
 }
 # Ansible runs in the container itself there, by no connection

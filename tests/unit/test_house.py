@@ -82,6 +82,20 @@ def test_roles_and_modules_are_few_enough_to_know() -> None:
     assert len(called) <= 20, called
 
 
+# Names that tools and commands have
+NOT_SNAKE_CASE = re.compile(
+    r"\..*|[A-Z]+\.md|README(\..*)?|LICENSE|Makefile|Dockerfile(\.j2)?|requirements-dev\.txt|execution-environment\.yml"
+    r"|ignore-[0-9.]+\.txt|.*\.service|[a-z-]+"
+)
+
+
+def test_file_names_are_snake_case() -> None:
+    """The pages of docs/ are addresses and have hyphens."""
+    names = [relative(path) for path in checkout() if not relative(path).startswith("docs/")]
+    wrong = [name for name in names if not re.fullmatch(r"[a-z0-9_.]+", name.rpartition("/")[2])]
+    assert [name for name in wrong if not NOT_SNAKE_CASE.fullmatch(name.rpartition("/")[2])] == []
+
+
 def test_the_group_of_actions_has_every_module_with_that_option() -> None:
     having = [path.stem for path in MODULES if '"root": {"type": "path"' in path.read_text()]
     assert load(ROOT / "meta/runtime.yml")["action_groups"] == {"root": having}

@@ -18,7 +18,7 @@ from test_concern_driver import WANTED, found, host, script
 
 CASES = Path(__file__).parent / "fixtures/npu_groups"
 TOOL = json.loads((CASES / "tool.json").read_text())
-OWN = json.loads((CASES / "own-groups.json").read_text())
+OWN = json.loads((CASES / "own_groups.json").read_text())
 GROUPS = {"rbln0": "0", "rbln1": "1", "rbln2": "1", "rbln3": "2"}
 NODES = ["rbln0", "rbln1", "rbln2", "rbln3"]
 

@@ -71,7 +71,7 @@ def configured(**changes: Any) -> Any:
     return subject.Config(**{**CONFIG, **changes})
 
 
-def reading(at: float, page: str | None = "24.10-healthy", more: str = "", **changes: Any) -> Any:
+def reading(at: float, page: str | None = "24.10_healthy", more: str = "", **changes: Any) -> Any:
     """A look at a container that has run for an hour."""
     metrics = None if page is None else subject.parse(PAGES[page] + more)
     facts = {"life": "c1", "age": 3600.0 + at, "metrics": metrics, "models": READY, "dead": {}, **changes}
@@ -143,9 +143,9 @@ def test_two_npus_of_one_model_are_one_finding(judge: Any) -> None:
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_hung_model_is_found_after_its_limit_and_its_neighbour_is_not(judge: Any, release: str) -> None:
-    looks = [reading(0, f"{release}-healthy"), *(reading(at, f"{release}-hung") for at in range(5, 75, 5))]
+    looks = [reading(0, f"{release}_healthy"), *(reading(at, f"{release}_hung") for at in range(5, 75, 5))]
     assert found(judge, *looks) == [(70.0, "stall", "hang")]
-    (finding,) = judge.judge(reading(75, f"{release}-hung"))
+    (finding,) = judge.judge(reading(75, f"{release}_hung"))
     assert finding.found == "1 requests waiting and none answered for 70 s"
 
 
@@ -153,8 +153,8 @@ def test_hung_model_is_found_after_its_limit_and_its_neighbour_is_not(judge: Any
 def test_waiting_requests_of_a_model_that_works_are_none(judge: Any, release: str) -> None:
     def busy(at: int) -> str:
         line = 'nv_inference_request_success{model="hang",version="1"} '
-        assert line + "1\n" in PAGES[f"{release}-hung"]
-        return PAGES[f"{release}-hung"].replace(line + "1\n", f"{line}{1 + at // 50}\n")
+        assert line + "1\n" in PAGES[f"{release}_hung"]
+        return PAGES[f"{release}_hung"].replace(line + "1\n", f"{line}{1 + at // 50}\n")
 
     looks = [reading(at, metrics=subject.parse(busy(at))) for at in range(0, 300, 5)]
     assert found(judge, *looks) == []
@@ -163,7 +163,7 @@ def test_waiting_requests_of_a_model_that_works_are_none(judge: Any, release: st
 @pytest.mark.parametrize(("reason", "stalls"), [("REJECTED", True), ("CANCELED", True), ("BACKEND", False), ("OTHER", False)])
 def test_failures_that_never_reached_the_model_are_no_sign_of_life(judge: Any, reason: str, stalls: bool) -> None:
     line = f'nv_inference_request_failure{{model="hang",reason="{reason}",version="1"}} '
-    text = PAGES["24.10-hung"]
+    text = PAGES["24.10_hung"]
     assert line + "0\n" in text
     looks = [reading(at, metrics=subject.parse(text.replace(line + "0\n", f"{line}{at}\n"))) for at in range(0, 100, 5)]
     assert bool(found(judge, *looks)) is stalls
@@ -172,13 +172,13 @@ def test_failures_that_never_reached_the_model_are_no_sign_of_life(judge: Any, r
 @pytest.mark.parametrize("release", RELEASES)
 def test_requests_that_a_reload_left_behind_are_not_found_again(judge: Any, release: str) -> None:
     for at in range(0, 80, 5):
-        judge.judge(reading(at, f"{release}-hung"))
+        judge.judge(reading(at, f"{release}_hung"))
     judge.forget(reloaded="hang")
     # 24.01 keeps the lost request in its gauge
-    looks = [reading(at, f"{release}-hung") for at in range(100, 1000, 5)]
+    looks = [reading(at, f"{release}_hung") for at in range(100, 1000, 5)]
     assert found(judge, *looks) == []
     # One more that waits is
-    more = PAGES[f"{release}-hung"].replace(
+    more = PAGES[f"{release}_hung"].replace(
         'pending_request_count{model="hang",version="1"} 1', 'pending_request_count{model="hang",version="1"} 2'
     )
     looks = [reading(at, metrics=subject.parse(more)) for at in range(1000, 1080, 5)]
@@ -186,15 +186,15 @@ def test_requests_that_a_reload_left_behind_are_not_found_again(judge: Any, rele
 
 
 def test_what_is_lost_is_not_known_before_the_look_after_a_pause(judge: Any) -> None:
-    judge.judge(reading(0, "24.10-hung"))
+    judge.judge(reading(0, "24.10_hung"))
     judge.forget(reloaded="hang")
     judge.forget()
-    looks = [reading(at, "24.10-hung") for at in range(100, 300, 5)]
+    looks = [reading(at, "24.10_hung") for at in range(100, 300, 5)]
     assert found(judge, *looks) == []
 
 
 def test_ensemble_is_not_judged_by_what_waits_in_it(judge: Any) -> None:
-    looks = [reading(at, "24.10-hung", ensembles=("hang",)) for at in range(0, 200, 5)]
+    looks = [reading(at, "24.10_hung", ensembles=("hang",)) for at in range(0, 200, 5)]
     assert found(judge, *looks) == []
 
 
@@ -406,7 +406,7 @@ def test_reload_that_cannot_be_done_is_followed_by_a_restart_at_once(scene: Scen
         ({"mode": "poll"}, {"dead": {"ok": ["ok_0_0"]}}, (2, 51), "mode poll takes no requests to load"),
         ({}, {"dead": {"ok": ["ok_0_0"]}, "models": None}, (2, 51), "the server does not tell its models"),
         ({}, {"page": None}, (2, 51), "the whole server is silent"),
-        ({}, {"page": "24.01-hung"}, (2, 42), "a Triton of this age cannot end a process that hangs"),
+        ({}, {"page": "24.01_hung"}, (2, 42), "a Triton of this age cannot end a process that hangs"),
     ],
 )
 def test_restart_without_a_reload(
@@ -420,7 +420,7 @@ def test_restart_without_a_reload(
 
 
 def test_hung_model_of_a_newer_triton_is_reloaded(scene: Scene) -> None:
-    scene.host.sick = {"page": "24.10-hung"}
+    scene.host.sick = {"page": "24.10_hung"}
     heal(scene, "reload")
     assert scene.run(600) == ["reload hang"]
 
@@ -654,7 +654,7 @@ def test_a_load_of_a_server_that_goes_on_is_repeated(
 ) -> None:
     scene = Scene(monkeypatch, tmp_path, mode=mode)
     models = {**READY, "ok": {"1": "LOADING"}}
-    stuck(scene, STUCK, page="24.10-healthy", models=models)
+    stuck(scene, STUCK, page="24.10_healthy", models=models)
     looks = ["LOADING", "LOADING", "UNAVAILABLE"]
 
     def ended(what: str) -> None:
@@ -676,7 +676,7 @@ def test_a_restart_repeats_all_loads_and_has_the_limits_of_restarts(monkeypatch:
     scene = Scene(monkeypatch, tmp_path, mode="none")
     second = STUCK._replace(instance="second_0", code="/var/lib/npufleet/served/second/1/model.py")
     failed = {"ok": {"1": "UNAVAILABLE"}, "second": {"1": "UNAVAILABLE"}}
-    stuck(scene, STUCK, second, page="24.10-healthy", models=failed)
+    stuck(scene, STUCK, second, page="24.10_healthy", models=failed)
     # The loads are stuck after each start, and fail as soon as they are ended
     scene.host.after = lambda what: scene.host.sick.update(loads=not what.startswith("end"))
     did = scene.run(3600)
@@ -686,7 +686,7 @@ def test_a_restart_repeats_all_loads_and_has_the_limits_of_restarts(monkeypatch:
 
 
 def test_a_load_that_somebody_has_repeated_is_not_repeated(scene: Scene) -> None:
-    stuck(scene, STUCK, page="24.10-healthy")
+    stuck(scene, STUCK, page="24.10_healthy")
     scene.host.after = lambda what: scene.host.sick.update(loads=False)
     assert scene.run(600) == ["end ok_0"]
 
@@ -922,7 +922,7 @@ def of_two(backend: str = "python", **more: Any) -> dict[str, Any]:
 
 
 TRITON: dict[str, tuple[int, Any]] = {
-    "GET /metrics": (200, PAGES["24.10-healthy"].encode()),
+    "GET /metrics": (200, PAGES["24.10_healthy"].encode()),
     "GET /v2": (200, {"version": "2.51.0"}),
     "POST /v2/repository/index": (200, [{"name": "ok", "version": "1", "state": "READY"}]),
     "GET /v2/models/ok/versions/1/config": (200, of_two()),
@@ -971,7 +971,7 @@ def test_look_at_a_server_that_is_well(engine: Any, triton: Any, stub: Any) -> N
     stub("ok_0_0"), stub("ok_0_1")
     look = host_of(triton).read()
     assert look.life == "c02026-01-31T12:00:00.123456789Z"
-    assert look.metrics == subject.parse(PAGES["24.10-healthy"])
+    assert look.metrics == subject.parse(PAGES["24.10_healthy"])
     assert look.models == {"ok": {"1": "READY"}}
     assert (look.dead, look.ensembles) == ({}, ())
 
@@ -1098,7 +1098,7 @@ def test_names_that_cannot_be_asked_for_are_said_once_and_in_one_line(scene: Sce
 
 
 def test_hung_model_that_cannot_be_asked_for_is_restarted_with_its_server(scene: Scene) -> None:
-    scene.host.sick = {"page": "24.10-hung"}
+    scene.host.sick = {"page": "24.10_hung"}
     scene.host.fails = {"reload": "no request over HTTP can name it, so Triton cannot be told to unload it"}
     heal(scene, "start")
     assert scene.run(600) == ["reload hang", *RESTART]
@@ -1373,5 +1373,5 @@ def test_program_tells_systemd_that_it_lives_and_says_what_it_runs(tmp_path: Pat
 
 
 def test_pages_are_of_both_kinds() -> None:
-    assert 'reason="BACKEND"' in PAGES["24.10-hung"]
-    assert "reason=" not in PAGES["24.01-hung"]
+    assert 'reason="BACKEND"' in PAGES["24.10_hung"]
+    assert "reason=" not in PAGES["24.01_hung"]
