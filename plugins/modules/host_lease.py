@@ -99,7 +99,7 @@ import os
 from typing import Any, Dict, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils import failures, request
-from ansible_collections.npufleet.triton.plugins.module_utils.change import boot, lease, replacement
+from ansible_collections.npufleet.triton.plugins.module_utils.change import commands, lease, replacement
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 
@@ -164,7 +164,7 @@ def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
 
 def _install(params: Mapping[str, Any]) -> bool:
     # A list, so that the second one runs as well if the first one has changed something
-    return any([library.activate(params["version"]), boot.install(params["root"])])
+    return any([library.activate(params["version"]), commands.install_unit(params["root"])])
 
 
 def _counts(seen: Mapping[str, Any], last: str) -> bool:

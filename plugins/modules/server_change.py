@@ -188,7 +188,7 @@ REQUEST: Dict[str, Any] = {
     "wait": {"type": "float", "default": 0},
     # Whether it was begun by a call before this one, which had all the rest
     "begun": {"type": "bool", "default": False},
-    # See change/turn.py
+    # See change/host_change.py
     "desired": {"type": "dict", "default": {}},
     "container": {"type": "dict", "default": {}},
     "poll_seconds": {"type": "int", "default": 15},
@@ -203,7 +203,7 @@ REQUEST: Dict[str, Any] = {
 
 
 def order(params: Mapping[str, Any]) -> Dict[str, Any]:
-    """What the turn is handed (turn.Order)."""
+    """Return the order of a host change (host_change.Order)."""
     names = ["id", "host", "root", "run", "by", "desired", "linked", "container", "inside", "poll_seconds", "checks", "keep"]
     names.append("release_host")
     why = (params["why"] or "the change failed") if params["state"] == "put_back" else ""
@@ -233,9 +233,9 @@ def would_change(params: Mapping[str, Any]) -> bool:
 
 def words(host: str, result: Mapping[str, Any]) -> str:
     """Why it failed, and what serves now."""
-    from ansible_collections.npufleet.triton.plugins.module_utils.change import turn
+    from ansible_collections.npufleet.triton.plugins.module_utils.change import host_change
 
-    if result["back"] == turn.NOTHING:
+    if result["back"] == host_change.NOTHING:
         return f"{host}: {result['why']}"
     if result["accepted"] is False:
         return f"{host}: the change was not accepted ({result['back']}): {result['why']}"
@@ -259,7 +259,7 @@ def begun(params: Mapping[str, Any]) -> str:
     if params["state"] == "accepted":
         last = detached.last(root)
         if last is None or last["run"] != params["run"] or last["accepted"] is None:
-            raise detached.Ended("found no change of this run that waits to be accepted: nothing was changed")
+            raise detached.NoResult("found no change of this run that waits to be accepted: nothing was changed")
         # Its time was over before this call
         return str(last["id"])
     detached.begin(root, order(params))
@@ -283,7 +283,7 @@ def run(module: request.Module) -> None:
             ident = begun(params)
             result = detached.wait(root, ident, params["wait"], proven=params["state"] == "changed")
             steps = detached.steps(root)
-    except (lease.LeaseError, detached.Ended, OSError) as error:
+    except (lease.LeaseError, detached.NoResult, OSError) as error:
         module.fail_json(msg=f"{host}: {error}")
     if result is None:
         module.exit_json(changed=False, under_way=True, id=ident, steps=steps)

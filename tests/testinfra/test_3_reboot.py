@@ -29,7 +29,7 @@ from conftest import (
 FIRST = NPU_HOSTS[0] if NPU_HOSTS else ""
 REPLACEMENT = "/var/lib/npufleet/replacement.json"
 # The steps of the change that is under way
-STEPS = "/var/lib/npufleet/turn.steps"
+STEPS = "/var/lib/npufleet/change.steps"
 CARDS = "/etc/npufleet-lab/cards.json"
 # Two seconds instead of two minutes for cards that do not come
 IMPATIENT = "/etc/systemd/system/npufleet-cards.service.d/test.conf"

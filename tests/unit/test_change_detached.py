@@ -1,4 +1,4 @@
-"""A turn in a process of its own, as real processes: it outlives who started it, and leaves what came of it for its owner alone."""
+"""Host changes in processes of their own: each outlives its connection, and leaves a result that only its owner can read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.change import detached, lease, turn
+from ansible_collections.npufleet.triton.plugins.module_utils.change import detached, host_change, lease
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables
@@ -28,7 +28,7 @@ SETTINGS = {
     "ready_timeout": 1,
     "key": None,
 }
-# Whoever starts it: a module on a connection
+# The module that starts the change, on a connection
 MODULE = """
 import json, sys
 from pathlib import Path
@@ -76,8 +76,8 @@ def order(root: Path, **more: Any) -> dict[str, Any]:
     }
 
 
-def turned(root: Path) -> dict[str, Any]:
-    """What becomes of the change."""
+def changed(root: Path) -> dict[str, Any]:
+    """Begin a change, wait for it and return its result."""
     detached.begin(str(root), order(root))
     result = detached.wait(str(root), "1", 60)
     assert result is not None
@@ -86,7 +86,7 @@ def turned(root: Path) -> dict[str, Any]:
 
 def test_what_came_of_it_is_for_root_alone_and_the_order_is_gone(root: Path) -> None:
     lease.acquire(str(root), lease.Holder(**ALICE), 60.0, SETTINGS)
-    result = turned(root)
+    result = changed(root)
     assert (result["run"], result["refused"]) == (ALICE["run"], None)
     assert result["why"].startswith("the cards are not free")
     assert result["back"] == "there was none before; the next run goes on from here"
@@ -98,7 +98,7 @@ def test_what_came_of_it_is_for_root_alone_and_the_order_is_gone(root: Path) -> 
 
 
 def test_who_does_not_hold_the_host_is_refused(root: Path) -> None:
-    result = turned(root)
+    result = changed(root)
     assert result["refused"].startswith("found none, wanted this run's own lease of the host")
 
 
@@ -106,12 +106,14 @@ def test_a_process_that_ends_without_a_result_is_told_with_its_last_words(root: 
     monkeypatch.setattr(library, "HOME", str(root))
     (root / library.CURRENT).mkdir()
     (root / library.CURRENT / "__main__.py").write_text("raise SystemExit('no such program')")
-    with pytest.raises(detached.Ended, match="the change ended without a result: no such program: the next run goes on from here"):
-        turned(root)
+    with pytest.raises(
+        detached.NoResult, match="the change ended without a result: no such program: the next run goes on from here"
+    ):
+        changed(root)
 
 
 def test_it_outlives_its_connection(root: Path) -> None:
-    """Whoever waits is killed with everything of its session while the turn is held up; the turn ends all the same."""
+    """The waiting module is killed with its whole session while the change is held up. The change ends all the same."""
     lease.acquire(str(root), lease.Holder(**ALICE), 60.0, SETTINGS)
     (root / "given").write_text(json.dumps(order(root)))
     with (root / lease.LOCK).open("w") as held:
@@ -129,27 +131,29 @@ def test_it_outlives_its_connection(root: Path) -> None:
         assert not (root / detached.RESULT).exists()
         # Whoever asks meanwhile is told that it is at work, and begins no other one
         assert detached.wait(str(root), "1", 0) is None
-        with pytest.raises(detached.Ended, match="has not ended yet"):
+        with pytest.raises(detached.NoResult, match="has not ended yet"):
             detached.begin(str(root), order(root))
     until((root / detached.RESULT).exists)
     assert detached.wait(str(root), "1", 60) == detached.last(str(root))
-    with pytest.raises(detached.Ended, match="without a result"):
+    with pytest.raises(detached.NoResult, match="without a result"):
         detached.wait(str(root), "2", 0)
     assert json.loads((root / detached.RESULT).read_text())["why"].startswith("the cards are not free")
     assert not lease.at_work(str(root))
 
 
-class Proven(turn.Turn):
-    """A turn that has proven what was asked for, and has it accepted."""
+class Proven(host_change.HostChange):
+    """A change that is proven and waits to be accepted."""
 
-    def run(self) -> turn.Outcome:
+    def run(self) -> host_change.Outcome:
         self.accepted = True
-        why = self.decide(turn.Outcome(["loaded digits"]))
-        return turn.Outcome(["loaded digits"], why, "" if why is None else "the releases before serve again", accepted=why is None)
+        why = self.decide(host_change.Outcome(["loaded digits"]))
+        return host_change.Outcome(
+            ["loaded digits"], why, "" if why is None else "the releases before serve again", accepted=why is None
+        )
 
 
 class Process(threading.Thread):
-    """The process of such a turn, with its lock."""
+    """The process of such a change, with its lock."""
 
     def __init__(self, root: Path, **more: Any) -> None:
         super().__init__(daemon=True)
@@ -165,7 +169,7 @@ class Process(threading.Thread):
 @pytest.fixture
 def begun(root: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any] | None]:
     """Begins one, and returns what a call hears that waits for the proof."""
-    monkeypatch.setattr(turn, "Turn", Proven)
+    monkeypatch.setattr(host_change, "HostChange", Proven)
 
     def begin(**more: Any) -> dict[str, Any] | None:
         Process(root, **more).start()
@@ -203,11 +207,11 @@ def test_at_its_deadline_the_host_does_what_was_declared(
 
 def test_one_that_was_killed_while_it_waited_waits_no_more(root: Path) -> None:
     (root / detached.RESULT).write_text(json.dumps({"id": "1", "seconds_to_accept": 60}))
-    # Whoever else looks is no turn
+    # A call that only looks is no change
     with (root / detached.LOCK).open("w") as looking:
         assert locks.held(looking) is False
         assert detached.waiting(str(root)) is None
-        with pytest.raises(detached.Ended, match="without a result"):
+        with pytest.raises(detached.NoResult, match="without a result"):
             detached.wait(str(root), "1", 0)
 
 
@@ -216,13 +220,13 @@ def test_it_begins_while_somebody_looks(root: Path) -> None:
         assert locks.held(looking) is False
         ended = threading.Timer(0.05, fcntl.flock, [looking, fcntl.LOCK_UN])
         ended.start()
-        assert turned(root)["id"] == "1"
+        assert changed(root)["id"] == "1"
         ended.join()
 
 
 def test_a_host_that_knows_of_no_change_says_so(root: Path) -> None:
     assert detached.last(str(root)) is None
-    with pytest.raises(detached.Ended, match="found no change on this host"):
+    with pytest.raises(detached.NoResult, match="the change that was begun is unknown on this host"):
         detached.wait(str(root), "1", 0)
 
 

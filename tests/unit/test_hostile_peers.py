@@ -15,12 +15,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change import (
     cards,
     container,
     detached,
+    host_change,
     lease,
     proof,
     releases,
     replacement,
     resume,
-    turn,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import contexts
@@ -386,7 +386,7 @@ def test_a_change_with_a_server_that_lies_is_restored(proven: Path, monkeypatch:
             "release_host": True,
         }
         began = time.monotonic()
-        outcome = turn.Turn(order, engine=played).run()
+        outcome = host_change.HostChange(order, engine=played).run()
         assert time.monotonic() - began < 120
     assert outcome.why
     assert outcome.back == "the releases before serve again"

@@ -423,7 +423,7 @@ def test_a_call_ends_with_its_module(tmp_path: Path, body: str, code: int, out: 
     assert len(done.stdout) > 200000 or "50000" not in body
 
 
-@pytest.mark.parametrize("words", [[], ["resume"], ["call", "host_state"], ["turn", "/a", "/b"]])
+@pytest.mark.parametrize("words", [[], ["resume"], ["call", "host_state"], ["change", "/a", "/b"]])
 def test_an_unknown_command_of_the_library_prints_its_commands(hosts_library: Path, words: list[str]) -> None:
     command = [sys.executable, "-IS", hosts_library / library.version(), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleActionFail, AnsibleAuthenticationFailure, AnsibleConnectionFailure
 from ansible_collections.npufleet.triton.plugins.action import server_change as action
-from ansible_collections.npufleet.triton.plugins.module_utils.change import detached, lease, proof, turn
+from ansible_collections.npufleet.triton.plugins.module_utils.change import detached, host_change, lease, proof
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import item
 from ansible_collections.npufleet.triton.plugins.modules import server_change
 from ansible_collections.npufleet.triton.plugins.plugin_utils import action as contact
@@ -20,7 +20,7 @@ from helpers import fleet, run_module
 ALICE = {"run": "alice/1/1", "by": "alice@ops1"}
 RIGHT = {"name": "digits/http/one", "ok": True, "why": ""}
 WRONG = {"name": "digits/http/one", "ok": False, "why": "label is 3, wanted 7"}
-SERVES: dict[str, Any] = {**turn.Outcome(["loaded digits"], checks=[RIGHT])._asdict(), "refused": None}
+SERVES: dict[str, Any] = {**host_change.Outcome(["loaded digits"], checks=[RIGHT])._asdict(), "refused": None}
 SETTINGS = {"free_timeout": 60, "stop_timeout": 45, "ready_timeout": 300}
 DECIDE = detached.decide
 STEPS = [{"at": "2026-01-01T00:00:00Z", "step": "load and unload"}]
@@ -75,7 +75,7 @@ def test_a_change_that_is_proven_tells_what_was_done(process: Process, tmp_path:
     (order,) = process.orders
     assert order["switch"] is None
     assert (order["linked"], order["given_up"], order["root"]) == (True, "", str(tmp_path))
-    assert set(order) == set(turn.Order.__annotations__)
+    assert set(order) == set(host_change.Order.__annotations__)
 
 
 def test_what_is_to_be_served_is_handed_on(process: Process, tmp_path: Path) -> None:

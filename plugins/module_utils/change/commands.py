@@ -1,40 +1,64 @@
-"""The commands of a host's library (programs/library.py), run as `python3 -IS LIBRARY COMMAND`.
+"""The commands of a host's library (programs/library.py), run as `python3 -IS LIBRARY COMMAND`, and the unit that runs one at boot.
 
-turn ROOT      perform the change that was ordered (detached.py)
+change ROOT    make the change that was ordered (detached.py)
 resume ROOT    finish a change whose run is gone (resume.py). Exit code 0: nothing is under way, or it was finished; 75: its run
                may still be at work; 1: the previous state could not be restored
 """
 
 from __future__ import annotations
 
+# Runs in programs, too, which have no run_command of a module, and prints for the journal. pylint: disable=ansible-bad-function
+import os
+import subprocess
 import sys
 
-# A program: what it prints is the journal's, or Ansible's. pylint: disable=ansible-bad-function
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
+from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text, untranslated
+
 BUSY = 75
+UNIT = "npufleet-resume.service"
+UNIT_FILE = "/etc/systemd/system/" + UNIT
+# Ends a change whose run is gone, because the host lost its power
+UNIT_TEXT = """# Written by npufleet
+[Unit]
+Description=Roll back an interrupted change
+After=docker.service npufleet-cards.service
+ConditionPathExists={root}/lease.json
+
+[Service]
+Type=oneshot
+ExecStart=/usr/bin/python3 -I {library} resume {root}
+SuccessExitStatus=75
+TimeoutStartSec=infinity
+SyslogIdentifier=npufleet-resume
+
+[Install]
+WantedBy=multi-user.target
+"""
 
 
 def main() -> int:
-    """Run the command. Returns its exit code."""
+    """Run the command of the command line and return its exit code."""
     words = sys.argv[1:]
-    commands = {"turn": turn, "resume": resume}
+    commands = {"change": change, "resume": resume}
     if len(words) != 2 or words[0] not in commands:
         print(__doc__, file=sys.stderr)
         return 2
     return commands[words[0]](words[1])
 
 
-def turn(root: str) -> int:
-    """A change of what the server serves."""
+def change(root: str) -> int:
+    """Make the change that was ordered."""
     from ansible_collections.npufleet.triton.plugins.module_utils.change import detached
 
     return detached.perform(root)
 
 
 def resume(root: str) -> int:
-    """What it says goes to the journal, with syslog's level."""
-    from ansible_collections.npufleet.triton.plugins.module_utils.change.resume import resume as end
+    """Finish a change whose run is gone. Messages go to the journal, each with its syslog level."""
+    from ansible_collections.npufleet.triton.plugins.module_utils.change.resume import resume as finish
 
-    outcome = end(root)
+    outcome = finish(root)
     if outcome.busy:
         return BUSY
     if outcome.failed:
@@ -43,3 +67,17 @@ def resume(root: str) -> int:
     if outcome.did:
         print(f"<4>{outcome.did}", flush=True)
     return 0
+
+
+def install_unit(root: str) -> bool:
+    """Write and enable the unit. Return True if its file was missing or different."""
+    unit = UNIT_TEXT.format(root=root, library=library.path())
+    if read_text(UNIT_FILE) == unit:
+        return False
+    with open(UNIT_FILE + ".new", "w", encoding="utf-8") as sink:
+        sink.write(unit)
+    os.chmod(UNIT_FILE + ".new", 0o644)
+    os.replace(UNIT_FILE + ".new", UNIT_FILE)
+    for command in (["daemon-reload"], ["enable", UNIT]):
+        subprocess.run(["systemctl", *command], capture_output=True, timeout=60, check=True, env=untranslated())
+    return True

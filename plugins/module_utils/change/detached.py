@@ -1,8 +1,7 @@
-"""A turn in a process of its own: no connection ends it, and whoever comes after it reads what became of it.
+"""A host change in a process of its own, which no connection ends.
 
-It is started by a module and waited for there, for as long as it takes or a while. Where that module is killed with its connection,
-the turn goes on to its end within the limits that its order has, and leaves its result on the host. A lock of the kernel's tells
-whether it is at work.
+A module starts the process and waits for its result. If the module is killed with its connection, the change goes on within the
+time limits of its order and leaves the result on the host. The process holds a lock as long as it runs.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import lock
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 from ansible_collections.npufleet.triton.plugins.module_utils.system import OUTPUT, read_text, timestamp, which
 
-# What is asked, taken away as soon as it is read: checks may have headers that are secret; what came of it; each step as it begins
-ORDER, RESULT, STEPS = "turn.order.json", "turn.result.json", "turn.steps"
-# Whether what is proven is accepted
-DECISION = "turn.decision.json"
-# Held by the process while it is at work
-LOCK = "turn.lock"
-# What is reported of a change that ended beside its own handling of errors
+# The order is removed as soon as it is read, because headers of checks may be secret. STEPS has a line for each step that began.
+ORDER, RESULT, STEPS = "change.order.json", "change.result.json", "change.steps"
+# Accepts or rejects a proven change
+DECISION = "change.decision.json"
+# The process locks this file as long as it runs, and writes the id of its order into it
+LOCK = "change.lock"
+# The report of a change that failed outside of its own error handling
 UNKNOWN = "what serves now is not known: run playbooks/status.yml"
-# Bytes of a result: the answers to the checks are in it, which may be all that their client prints
+# Largest size of a result in bytes. It holds the results of the checks, which may be all that their client prints.
 LARGEST = 2 * OUTPUT
-# Characters of what a process said that ended without a result
-TOLD = 2000
-# Seconds between the first two looks of whoever waits for the end, and how much longer it waits from look to look
-SOON, LONGER = 0.02, 1.02
-# Here a session that ends takes no process of a scope with it, whatever logind is told to kill
+# Characters of the output of a process that ended without a result
+SHOWN = 2000
+# Seconds between the first two looks of a call that waits for the result, and the factor by which each further pause is longer
+FIRST_PAUSE, LONGER = 0.02, 1.02
+# Exists if systemd runs. A process in a scope of its own survives the end of its session, whatever logind is configured to kill.
 SYSTEMD = "/run/systemd/system"
 
 
-# What RESULT has to be; one of a host that was refused has no more than the fields that it needs
+# A change that was refused writes the required fields only
 RESULT_SHAPE = {
     "id": str,
     "run": str,
@@ -59,35 +58,35 @@ RESULT_SHAPE = {
 DECISION_SHAPE = {"accepted": bool, "why": str}
 
 
-class Ended(Exception):
-    """Why there is no result."""
+class NoResult(Exception):
+    """A change that was not started, or that has left no result."""
 
 
 def begin(root: str, order: Mapping[str, Any]) -> None:
-    """Start the turn, by the library that the lease has brought to the host. Raises Ended where one is at work."""
+    """Start the change with the library that the lease has installed. Raises NoResult if another change is at work."""
     with locks.opened(os.path.join(root, LOCK)) as lock:
-        # Longer than whoever looks has a part of it
+        # A call that only looks shares the lock for less time than this
         if not locks.take(lock, time.monotonic() + locks.LOOK):
-            raise Ended("a change of this host has not ended yet: wait for it and run again")
+            raise NoResult("a change of this host has not ended yet: wait for it and run again")
         for name in (RESULT, STEPS, ORDER, DECISION):
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(root, name))
-        # Whoever has lost contact when it began asks for it by this
+        # A controller that lost contact while the change began finds it by this id
         lock.truncate(0)
         lock.write(str(order["id"]))
         lock.flush()
         with _private(os.path.join(root, ORDER)) as sink:
             json.dump(order, sink)
-        # What it says is read only where it leaves no result
-        with _private(os.path.join(root, STEPS)) as said:
+        # Output beside the steps is read only if the process leaves no result
+        with _private(os.path.join(root, STEPS)) as output:
             subprocess.Popen(
-                [*_scope(), sys.executable, "-IS", library.path(), "turn", root],
+                [*_scope(), sys.executable, "-IS", library.path(), "change", root],
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
                 cwd="/",
-                # Its lock from the first moment on; the kernel lets go of it with the process
+                # The process holds the lock from its start. The kernel releases it when the process ends.
                 pass_fds=[lock.fileno()],
             )
 
@@ -98,15 +97,15 @@ def _scope() -> List[str]:
 
 
 def wait(root: str, ident: str, seconds: float, proven: bool = False) -> Optional[Dict[str, Any]]:
-    """What became of the turn with this id, as `perform` has written it; None where it is at work still. Raises Ended.
+    """Return the result of the change with this id, None if it is at work after `seconds`. Raises NoResult.
 
-    With `proven` also what waits to be accepted (`waiting`).
+    With `proven`, also return a proven change that waits to be accepted (`waiting`).
     """
     try:
         lock = open(os.path.join(root, LOCK), "rb")  # noqa: SIM115 (closed below)
     except FileNotFoundError:
-        raise Ended("found no change on this host, wanted the one that was begun: run again") from None
-    deadline, pause = time.monotonic() + seconds, SOON
+        raise NoResult("the change that was begun is unknown on this host: run again") from None
+    deadline, pause = time.monotonic() + seconds, FIRST_PAUSE
     with lock:
         while locks.held(lock):
             found = waiting(root) if proven else None
@@ -116,46 +115,46 @@ def wait(root: str, ident: str, seconds: float, proven: bool = False) -> Optiona
             pause = min(pause * LONGER, locks.LOOK)
         result = last(root)
     if result is None or result["id"] != ident or "seconds_to_accept" in result:
-        words = " ".join((read_text(os.path.join(root, STEPS)) or "").split())[-TOLD:]
-        raise Ended(f"the change ended without a result: {words}: the next run goes on from here")
+        words = " ".join((read_text(os.path.join(root, STEPS)) or "").split())[-SHOWN:]
+        raise NoResult(f"the change ended without a result: {words}: the next run goes on from here")
     return result
 
 
 def waiting(root: str) -> Optional[Dict[str, Any]]:
-    """What the turn at work has proven and waits to be accepted for, {..., "seconds_to_accept"}; None where none does."""
+    """Return the result of a proven change that waits to be accepted, with `seconds_to_accept`. None if no change waits."""
     found = last(root)
     if found is None or "seconds_to_accept" not in found:
         return None
     with open(os.path.join(root, LOCK), "rb") as lock:
-        # One that was killed while it waited answers nobody
+        # A change that was killed while it waited can no longer be accepted
         return found if locks.held(lock) else None
 
 
 def decide(root: str, accepted: bool, why: str = "", by: str = "") -> None:
-    """Answer the turn that waits. `by` is the id of whoever does."""
-    _leave(root, DECISION, {"accepted": accepted, "why": why, "by": by})
+    """Accept or reject the change that waits. `by` is the id of the call that decides."""
+    _write(root, DECISION, {"accepted": accepted, "why": why, "by": by})
 
 
 def begun(root: str, ident: str) -> str:
-    """Return the id of the turn that a call with this id has begun or has answered, such as one whose own answer was lost.
+    """Return the id of the change that a call with this id has begun or decided, empty if it has done neither.
 
-    Empty where it has done neither.
+    A call is repeated if its response was lost.
     """
-    here = read_text(os.path.join(root, LOCK)) or ""
-    if ident and here == ident:
-        return here
+    latest = read_text(os.path.join(root, LOCK)) or ""
+    if ident and latest == ident:
+        return latest
     decision = shapes.read(os.path.join(root, DECISION), {"by?": str})
-    return here if ident and decision.content and decision.content.get("by") == ident else ""
+    return latest if ident and decision.content and decision.content.get("by") == ident else ""
 
 
 def last(root: str) -> Optional[Dict[str, Any]]:
-    """What became of the last turn on this host; None where there was none, or it has left nothing."""
+    """Return the result of the latest change of this host. None if there was no change, or it has left no result."""
     found = shapes.read(os.path.join(root, RESULT), RESULT_SHAPE, LARGEST)
     return dict(found.content) if found.exists and not found.flaw else None
 
 
 def steps(root: str) -> List[Dict[str, Any]]:
-    """Each step of the turn that is at work, {"at", "step"}, the latest last."""
+    """Return the steps of the latest change, {"at", "step"}, the latest last."""
     found = []
     for line in (read_text(os.path.join(root, STEPS)) or "").splitlines():
         with suppress(ValueError):
@@ -164,43 +163,43 @@ def steps(root: str) -> List[Dict[str, Any]]:
 
 
 def perform(root: str) -> int:
-    """The turn itself, in its own process; what came of it is in RESULT. Returns the process' exit code."""
-    # Here, as whoever begins it or waits for it needs nothing of that
-    from ansible_collections.npufleet.triton.plugins.module_utils.change import turn
+    """Make the change in this process and write RESULT. Returns the exit code."""
+    # Imported here, because a call that begins a change or waits for it does not need it
+    from ansible_collections.npufleet.triton.plugins.module_utils.change import host_change
 
     with open(os.path.join(root, ORDER), encoding="utf-8") as source:
         order = json.load(source)
     os.unlink(os.path.join(root, ORDER))
-    nothing = turn.Outcome([], back=turn.NOTHING)
+    nothing = host_change.Outcome([], back=host_change.NOTHING)
 
-    def say(step: str) -> None:
+    def log_step(step: str) -> None:
         print(json.dumps({"at": timestamp(), "step": step}), flush=True)
 
     result: Dict[str, Any] = {"id": order["id"], "run": order["run"], **nothing._asdict(), "refused": None}
 
-    def ask(proven: turn.Outcome) -> Optional[str]:
-        _leave(root, RESULT, {**result, **proven._asdict(), "seconds_to_accept": order["accept_within"]})
-        answer = _answer(root, order)
-        # From here on it is at work again
+    def ask(proven: host_change.Outcome) -> Optional[str]:
+        _write(root, RESULT, {**result, **proven._asdict(), "seconds_to_accept": order["accept_within"]})
+        why = _decision(root, order)
+        # The change is at work again
         os.unlink(os.path.join(root, RESULT))
-        return answer
+        return why
 
     try:
-        result.update(turn.Turn(order, say=say, decide=ask).run()._asdict())
+        result.update(host_change.HostChange(order, log_step=log_step, decide=ask).run()._asdict())
     except lease.LeaseError as error:
         result["refused"] = str(error)
     except Exception as error:
-        # The change itself restores on any error. Whatever is left has to end with a result: the controller waits for it
+        # The change itself rolls back on any error. An error outside of it needs a result, too: the controller waits for it.
         import traceback
 
         traceback.print_exc()
-        result.update(why=failures.reason(error, turn.EXPECTED), back=UNKNOWN)
-    _leave(root, RESULT, result)
+        result.update(why=failures.reason(error, host_change.EXPECTED), back=UNKNOWN)
+    _write(root, RESULT, result)
     return 0
 
 
-def _answer(root: str, order: Mapping[str, Any]) -> Optional[str]:
-    """None for what is accepted, or why it is not."""
+def _decision(root: str, order: Mapping[str, Any]) -> Optional[str]:
+    """Wait until the change is accepted or rejected. Returns None if it is accepted, or the reason against it."""
     deadline = time.monotonic() + order["accept_within"]
     while time.monotonic() < deadline:
         found = shapes.read(os.path.join(root, DECISION), DECISION_SHAPE)
@@ -212,7 +211,7 @@ def _answer(root: str, order: Mapping[str, Any]) -> Optional[str]:
     return None if order["kept_unanswered"] else f"nobody accepted it within {order['accept_within']:.0f} s"
 
 
-def _leave(root: str, name: str, content: Mapping[str, Any]) -> None:
+def _write(root: str, name: str, content: Mapping[str, Any]) -> None:
     draft = os.path.join(root, name + ".new")
     with _private(draft) as sink:
         json.dump(content, sink)
@@ -220,7 +219,7 @@ def _leave(root: str, name: str, content: Mapping[str, Any]) -> None:
 
 
 def _private(path: str) -> TextIO:
-    """A new file that root alone reads."""
+    """Create a file that only its owner can read."""
     with suppress(FileNotFoundError):
         os.unlink(path)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8")

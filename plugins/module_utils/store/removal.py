@@ -25,7 +25,12 @@ OF_LEASE = ("maintenance.json", "lease.json", "lease.lock", "lease.calls", "leas
 FILES = (
     *OF_LEASE,
     *(files.TRANSACTION, files.HISTORY, files.HOLDS, files.HUNG, "lock"),
-    *("turn.order.json", "turn.result.json", "turn.steps", "turn.decision.json", "turn.lock", "replacement.json"),
+    *(
+        f"{change}.{end}"
+        for change in ("change", "turn")
+        for end in ("order.json", "result.json", "steps", "decision.json", "lock")
+    ),
+    "replacement.json",
     *("probe.json", "watchdog.json", "process.lock"),
 )
 # Of a file that is being written, by a run or by the probe, and of one that was damaged

@@ -40,7 +40,7 @@ def variables(place: Fleet, playbook: str, number: int) -> dict[str, Any]:
 
 def changing(host: Any) -> list[str]:
     """What only a change that has not ended leaves, and its process."""
-    lock = f"{STORE}/turn.lock"
+    lock = f"{STORE}/change.lock"
     # Shared, as the host itself looks: it is not to take this for a change
     found = [lock] * (host.run(f"test ! -e {lock} || flock --shared --nonblock {lock} true").rc != 0)
     return found + [path for path in (REPLACEMENT, TRANSACTION) if host.file(path).exists]

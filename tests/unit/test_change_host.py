@@ -10,7 +10,14 @@ from typing import Any, ClassVar
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import store
-from ansible_collections.npufleet.triton.plugins.module_utils.change import container, lease, proof, replacement, resume, turn
+from ansible_collections.npufleet.triton.plugins.module_utils.change import (
+    container,
+    host_change,
+    lease,
+    proof,
+    replacement,
+    resume,
+)
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import item
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
@@ -49,14 +56,14 @@ class Host:
         self.triton_says: dict[str, str] = {}
         self.loading: list[str] = []
         # What was proven and had to be accepted, and why it is not
-        self.shown: list[turn.Outcome] = []
+        self.shown: list[host_change.Outcome] = []
         self.unwanted: str | None = None
         # How often the probe was asked anew
         self.renewed = 0
-        monkeypatch.setattr(turn.probe, "renew", self.renew)
+        monkeypatch.setattr(host_change.probe, "renew", self.renew)
         monkeypatch.setattr(proof, "see", self.see)
         monkeypatch.setattr(check_client, "run_in_container", lambda *_given: self.answers)
-        monkeypatch.setattr(turn.contexts, "look", lambda _name: {"running": self.running, "reasons": self.held})
+        monkeypatch.setattr(host_change.contexts, "look", lambda _name: {"running": self.running, "reasons": self.held})
 
     def see(
         self, desired: dict[str, Any], _root: str, _run: str, linked: bool = False, prove: bool = False, timeout: float = 0
@@ -89,7 +96,7 @@ class Host:
         if self.fails and len(self.said) == self.fails[0]:
             raise self.fails[1]
 
-    def decide(self, shown: turn.Outcome) -> str | None:
+    def decide(self, shown: host_change.Outcome) -> str | None:
         self.shown.append(shown)
         # Nothing of what served before is given up yet, and nobody else has the host
         assert open_ends(self)
@@ -99,8 +106,8 @@ class Host:
     def hold(self) -> None:
         lease.acquire(str(self.root), lease.Holder(**ALICE), 60.0, SETTINGS)
 
-    def run(self, holds: bool = False, **order: Any) -> turn.Outcome:
-        """One turn, of a run that takes the host first, or `holds` it."""
+    def run(self, holds: bool = False, **order: Any) -> host_change.Outcome:
+        """Make one change, by a run that takes the host first, or already `holds` it."""
         if not holds:
             self.hold()
         server = {
@@ -131,7 +138,7 @@ class Host:
             "release_host": False,
             **order,
         }
-        return turn.Turn(given, self.engine, self.say, self.decide).run()  # type: ignore[arg-type]
+        return host_change.HostChange(given, self.engine, self.say, self.decide).run()  # type: ignore[arg-type]
 
     def serves(self) -> dict[str, str]:
         """The digest's first letter of what each model is linked to."""
@@ -147,7 +154,7 @@ def host(proven: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
     engine = PlayedEngine()
     monkeypatch.setattr(container, "_is_ready", lambda _address, port, _left: engine.serving(str(port)) is not None)
     monkeypatch.setattr(resume, "serve_linked", lambda *_given, **_more: None)
-    monkeypatch.setattr(turn.contexts, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(host_change.contexts, "POLL_SECONDS", 0.01)
     engine.add("triton")
     yield Host(proven, engine, monkeypatch)
 
@@ -161,7 +168,7 @@ def open_ends(host: Host) -> list[str]:
 
 
 def test_a_server_as_wanted_is_left_alone(host: Host) -> None:
-    assert host.run() == turn.Outcome([], checks=[], warnings=[])
+    assert host.run() == host_change.Outcome([], checks=[], warnings=[])
     assert (host.engine.orders, host.said) == ([], [])
 
 
@@ -280,7 +287,7 @@ def test_what_is_not_accepted_is_put_back(host: Host, replaces: bool) -> None:
 
 
 @pytest.mark.parametrize("proves", [True, False])
-def test_the_last_step_of_a_turn_releases_the_host_where_it_is_kept(host: Host, proves: bool) -> None:
+def test_the_last_step_of_a_change_releases_the_host_if_it_is_kept(host: Host, proves: bool) -> None:
     """Also where no controller is left to do it. What is put back is told to a run that goes on."""
     switched(host)
     host.plan, host.answers = [RESTART], [RIGHT if proves else WRONG]
@@ -309,7 +316,7 @@ def test_keys_that_no_container_has_any_more_go(
 ) -> None:
     """Those of the container before stay for as long as it is the way back."""
     keys = tmp_path_factory.mktemp("keys")
-    monkeypatch.setattr(turn.server, "CREDENTIALS_HOME", str(keys))
+    monkeypatch.setattr(host_change.server, "CREDENTIALS_HOME", str(keys))
     for name in ("cloud-old.json", "cloud-new.json", "mine.json"):
         (keys / name).touch()
     host.plan, host.left = [REPLACE], [item("server", "container", "exited", "running", "start")]
@@ -398,8 +405,8 @@ def test_a_load_that_is_refused_brings_the_old_ones_back_by_another_load(host: H
         def why(self) -> str:
             return self.refused
 
-    monkeypatch.setattr(turn, "Change", Loads)
-    monkeypatch.setattr(turn.control, "inside", lambda name: f"inside {name}")
+    monkeypatch.setattr(host_change, "Change", Loads)
+    monkeypatch.setattr(host_change.control, "inside", lambda name: f"inside {name}")
     host.plan = [LOAD]
     wanted = {name: {"release": B[name]["release"], "versions": ["1"]} for name in B}
     outcome = host.run(server={"mode": "explicit", "models": wanted, "grpc": True})
@@ -496,7 +503,7 @@ def test_any_error_at_any_step_restores_the_previous_state(host: Host, number: i
         assert outcome.why is None
         return
     assert outcome.why and outcome.why.startswith(f"npufleet met an unexpected error: {type(error).__name__}(")
-    assert " at test_change_turn.py:" in outcome.why and "playbooks/collect.yml" in outcome.why
+    assert " at test_change_host.py:" in outcome.why and "playbooks/collect.yml" in outcome.why
     assert host.serves() == {"digits": "a", "faces": "1"}
     assert (open_ends(host), host.engine.serving()) == ([], old)
     # As after any other failed change: the run that holds the host goes on, and releases it
@@ -534,11 +541,11 @@ def test_a_clean_up_that_fails_leaves_a_proven_change_proven(host: Host, monkeyp
 
     new = host.engine.add("triton-next", "created")
     host.plan = [REPLACE]
-    monkeypatch.setattr(turn.releases.blobs, "collect", fails)
+    monkeypatch.setattr(host_change.releases.blobs, "collect", fails)
     monkeypatch.setattr(host.engine, "remove", fails)
-    monkeypatch.setattr(turn, "forget_keys", fails)
-    monkeypatch.setattr(turn.lease, "release", fails)
-    monkeypatch.setattr(turn.probe, "renew", fails)
+    monkeypatch.setattr(host_change, "forget_keys", fails)
+    monkeypatch.setattr(host_change.lease, "release", fails)
+    monkeypatch.setattr(host_change.probe, "renew", fails)
     outcome = host.run(switch={**SWITCH, "incoming": str(host.root / "incoming")}, release_host=True)
     assert (outcome.why, outcome.released, host.serves()) == (None, False, {"digits": "b", "words": "2"})
     assert host.engine.serving() == new
@@ -664,7 +671,7 @@ def test_a_load_that_was_stuck_is_repeated(host: Host, guard: PlayedGuard, monke
         def why(self) -> str:
             return "Triton refused digits: not healthy" if self.failed else ""
 
-    monkeypatch.setattr(turn, "Change", Change)
+    monkeypatch.setattr(host_change, "Change", Change)
     switched(host)
     host.plan = [LOAD]
     outcome = host.run(server={"mode": "explicit"})

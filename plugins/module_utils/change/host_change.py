@@ -113,19 +113,19 @@ Decide = Callable[[Outcome], Optional[str]]
 EXPECTED = (Unproven, Refused, check_client.ClientError, container.ContainerError, store.StoreError, lease.LeaseError, OSError)
 
 
-class Turn:
+class HostChange:
     """One host's change. `say` is told each step as it begins, `decide` asked where it has to be accepted."""
 
     def __init__(
         self,
         order: Order,
         engine: Optional[container.Docker] = None,
-        say: Callable[[str], None] = lambda step: None,
+        log_step: Callable[[str], None] = lambda step: None,
         decide: Decide = lambda proven: None,
     ) -> None:
         self.order = order
         self.engine = engine or container.Docker()
-        self.say, self.decide = say, decide
+        self.log_step, self.decide = log_step, decide
         self.root, self.settings = order["root"], order["container"]
         self.name: str = self.settings["name"]
         self.server: Mapping[str, Any] = order["desired"]["server"]
@@ -195,7 +195,7 @@ class Turn:
         withdraw = [name for name in switch.get("withdraw", []) if os.path.lexists(os.path.join(self.root, "served", name))]
         if switch["state"] == "released" and releases.settled(self.root, switch, withdraw):
             return False
-        self.say("switch the models")
+        self.log_step("switch the models")
         answer = self._store(switch["state"], switch, withdraw)
         self.moves = answer["moves"]
         self.did += [f"put {path} right" for path in answer.get("mended", [])]
@@ -209,7 +209,7 @@ class Turn:
         self._prove()
         checks = self._ask()
         self._accept(checks)
-        self.say("keep it")
+        self.log_step("keep it")
         self._store("proven", {"why": "", "keep": self.order["keep"]})
         self.proven = True
         return checks
@@ -220,19 +220,19 @@ class Turn:
         """Have the server serve what is wanted."""
         todo = self.todo
         if todo & STARTS:
-            self.say("wait for the cards")
+            self.log_step("wait for the cards")
             self._free_cards()
         if self.replaces:
-            self.say("ask the SDK in the new container for the cards")
+            self.log_step("ask the SDK in the new container for the cards")
             cards.prove(self.engine, self.name, self.server["cards"])
         self.begun = True
         if self.replaces:
-            self.say("replace the container")
+            self.log_step("replace the container")
             run = lease.Holder(self.order["run"], self.order["by"])
             self.did += container.replace(self.engine, self.root, run, self.name, self.settings, self.order["inside"])
             return
         if "start" in todo:
-            self.say("start the container")
+            self.log_step("start the container")
             container.start(self.engine, self.name, self.settings)
             self.did.append(f"started {self.name}")
         elif "restart" in todo:
@@ -251,12 +251,12 @@ class Turn:
             raise Unproven(f"the cards are not free, end what holds them and run again:{lines}")
 
     def _restart(self) -> None:
-        self.say("restart the container")
+        self.log_step("restart the container")
         container.restart(self.engine, self.name, self.settings)
         self.did.append(f"restarted {self.name}")
 
     def _load(self, models: Mapping[str, Any]) -> None:
-        self.say("load and unload")
+        self.log_step("load and unload")
         inside = control.inside(self.name) if self.server["grpc"] else None
         address = str(self.server["address"])
         triton = Server(address, self.server["http_port"], float(self.settings["ready_timeout"]), self.settings["key"], inside)
@@ -283,13 +283,13 @@ class Turn:
             if label:
                 again[name] = store.release_again(self.root, name, label)
         if again:
-            self.say("make releases anew that a polling server does not look at again")
+            self.log_step("make releases anew that a polling server does not look at again")
             self._store("released", {"releases": again})
 
     # The proof
 
     def _prove(self) -> None:
-        self.say("prove that it serves what was asked for")
+        self.log_step("prove that it serves what was asked for")
         seen = self._wait_until_served(["models", "server"], self.order["linked"])
         if seen.plan:
             raise Unproven(f"{self.order['host']} is not as wanted:{seen.words()}", self._hanging(seen))
@@ -300,7 +300,7 @@ class Turn:
         seen = self._see(concerns, linked, prove=True, timeout=self.settings["ready_timeout"])
         if not seen.plan or not self.guard.repeats(ended):
             return seen
-        self.say("repeat the loads that were stuck")
+        self.log_step("repeat the loads that were stuck")
         left = {entry["name"]: entry["action"] for entry in seen.plan if entry["concern"] == server.CONCERN}
         # A server ends with a load that fails at its start. Its engine may have started it again.
         if container.start(self.engine, self.name, self.settings):
@@ -326,7 +326,7 @@ class Turn:
         checks = self.order["checks"]
         if checks is None:
             return []
-        self.say("prove by inference")
+        self.log_step("prove by inference")
         document = dict(checks["document"])
         found = check_client.prove(checks["image"], document, checks["program"], keys.headers(document.pop("key", None)))
         answers: List[Dict[str, Any]] = found["checks"]
@@ -340,7 +340,7 @@ class Turn:
         """Wait until what is proven is accepted, with the way back still open."""
         if not self.order["accept_within"]:
             return
-        self.say("wait to be accepted")
+        self.log_step("wait to be accepted")
         why = self.decide(self._outcome(checks))
         self.accepted = why is None
         if why is not None:
@@ -381,7 +381,7 @@ class Turn:
         """Restore what served before. Returns what was put back, or why it could not be."""
         was: Mapping[str, Any] = seen.actual.get("server") or {}
         try:
-            self.say("put back what served before")
+            self.log_step("put back what served before")
             if not (was.get("container") or was.get("previous")):
                 return "there was none before; the next run goes on from here"
             self.reads = self._read_before(was)
