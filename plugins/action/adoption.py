@@ -14,11 +14,11 @@ from ansible.template import trust_as_template
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import SERVER
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt import arguments, first_check, translation
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import desired, validate
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
 MARK = "adoption.json"
 PIECE = 32 << 20

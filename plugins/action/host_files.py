@@ -10,7 +10,7 @@ from ansible.errors import AnsibleError
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.modules.host_files import OPTIONS
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
-from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import files_of
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import files_of
 
 
 class ActionModule(FleetAction):

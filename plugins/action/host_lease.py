@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils import library, runs
+from ansible_collections.npufleet.triton.plugins.plugin_utils import library
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import runs
 
 
 class ActionModule(FleetAction):

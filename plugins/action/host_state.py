@@ -12,7 +12,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils import http_probe,
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, rollout, runs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, preflight_inputs, row_remarks
@@ -23,6 +22,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variable
     inventory_specs,
     survey,
 )
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout, runs
 
 # How become says that sudo took no password, or not this one
 NO_PASSWORD = re.compile(

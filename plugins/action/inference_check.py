@@ -7,9 +7,10 @@ from typing import Any, Dict
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleUndefinedVariable
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.modules.inference_check import OPTIONS
-from ansible_collections.npufleet.triton.plugins.plugin_utils import check_results, host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import order
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import check_results
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
 
 class ActionModule(FleetAction):

@@ -7,9 +7,9 @@ from typing import Any, Dict
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError
 from ansible_collections.npufleet.triton.plugins.modules.model_blobs import OPTIONS
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import manifests
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.transfer.sender import Sender
 
 

@@ -7,9 +7,9 @@ from typing import Any, Dict
 
 from ansible.errors import AnsibleUndefinedVariable
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import release_change
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
 
 class ActionModule(FleetAction):

@@ -1,4 +1,4 @@
-"""Says what a rollout is about to do, and ends the turn of a host: see plugin_utils/rollout.py."""
+"""Says what a rollout is about to do, and ends the turn of a host: see plugin_utils/run/rollout.py."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible.errors import AnsibleConnectionFailure
 from ansible_collections.npufleet.triton.plugins.modules.rollout import OPTIONS
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, rollout, runs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout, runs
 
 # In npufleet_output_dir
 RECORD = "turns.json"

@@ -8,12 +8,13 @@ from typing import Any, Dict, List, Mapping
 from ansible_collections.npufleet.triton.plugins.module_utils.change import cards
 from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import ENGINE_EXTRA
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.plugin_utils import check_results, host_text, runs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import Contact, FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import order
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import TLS
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, desired
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import check_results
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, runs
 
 # Seconds that a call waits where nobody wants a line after each
 PROGRESS = 10.0

@@ -14,12 +14,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.module_utils.redact import base64_cores, forms
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import SHORTEST, looks_secret
 from ansible_collections.npufleet.triton.plugins.modules.support_bundle import pack
-from ansible_collections.npufleet.triton.plugins.plugin_utils import archives, host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import address
 from ansible_collections.npufleet.triton.plugins.plugin_utils.host_secrets import secret_values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, desired
-from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import archives, host_text
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
 # The module's options, and the variables that they follow
 FOLLOWS = {

@@ -11,14 +11,15 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.module_utils.process import change
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.keys import FILE
-from ansible_collections.npufleet.triton.plugins.plugin_utils import check_results, host_text, runs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import order
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import container, server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.server import MODEL
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, survey
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
-from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION, files_of
+from ansible_collections.npufleet.triton.plugins.plugin_utils.report import check_results
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, runs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, files_of
 from ansible_collections.npufleet.triton.plugins.plugin_utils.transfer.sender import Sender
 
 SUPERVISOR = os.path.join(COLLECTION, "roles", "triton_server", "files", "npufleet_supervisor.py")

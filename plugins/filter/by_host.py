@@ -29,7 +29,7 @@ _value:
 
 from typing import Any, Callable, Dict, List, Mapping
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
 
 def by_host(said: Mapping[str, List[str]]) -> str:

@@ -36,7 +36,7 @@ import re
 from typing import Any, Callable, Dict
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
 # How these modules end: 404 Client Error for http+docker://localhost/...: Not Found ("manifest unknown")
 QUOTED = re.compile(r'\("(.+)"\)\s*\Z', re.DOTALL)

@@ -52,8 +52,8 @@ _value:
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, rollout
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout
 
 NO_PLAN = "found no plan of this host, expected one: see its failed task above, and run again"
 

@@ -42,7 +42,7 @@ from typing import Any, Callable, Dict, List, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, sentence
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
 # Start the server and load what it lacks; start it anew; load the driver's module anew below it
 STEPS = ["serve", "restart", "reload"]

@@ -36,7 +36,7 @@ import os
 from typing import Any, Dict, List, Optional
 
 from ansible.plugins.lookup import LookupBase
-from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
 # What a checkout has, and what is built of it leaves out
 SOURCE = "galaxy.yml"

@@ -38,7 +38,7 @@ from typing import Any, Dict, List, Optional
 from ansible.errors import AnsibleError
 from ansible.plugins.lookup import LookupBase
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.plugin_utils import rollout
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import rollout
 
 CHANGING = "npufleet_change_yes"
 

@@ -21,7 +21,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import of_groups
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library as host_library
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, library
+from ansible_collections.npufleet.triton.plugins.plugin_utils import library
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import reasons
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import (
@@ -31,7 +31,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variable
     rows,
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import release_rows
-from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION, yaml_of
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, yaml_of
 
 # Keys of a result by which Ansible does something else than to tell it
 NOT_A_RESULT = ("invocation", "ansible_stats")

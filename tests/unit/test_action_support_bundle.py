@@ -15,7 +15,7 @@ import pytest
 from ansible.parsing.vault import VaultLib, VaultSecret
 from ansible_collections.npufleet.triton.plugins.action import support_bundle
 from ansible_collections.npufleet.triton.plugins.modules.support_bundle import pack
-from ansible_collections.npufleet.triton.plugins.plugin_utils import archives
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import archives
 from helpers import ansible_playbook
 
 PLAY = """

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import options
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt import arguments, translation
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.bounds import BOUNDS
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 from helpers import fixture
 
 CONTAINERS = fixture("hand_made_containers.json")

@@ -11,7 +11,7 @@ import pytest
 from ansible_collections.npufleet.triton.plugins.action import adoption as action
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import key_headers
 from ansible_collections.npufleet.triton.plugins.modules import adoption as subject
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 from helpers import FakeEngine, fixture, http_server, run_module
 
 CONTAINERS = fixture("hand_made_containers.json")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.modules.support_bundle import pack
-from ansible_collections.npufleet.triton.plugins.plugin_utils import archives
-from ansible_collections.npufleet.triton.plugins.plugin_utils.host_text import NoData
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import archives
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.host_text import NoData
 
 BOUNDS = archives.Bounds(packed=1 << 20, unpacked=1 << 20, files=20)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.plugin_utils import paths
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files, inputs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import paths
 
 GOOD: dict[str, Any] = {
     "model": "m",

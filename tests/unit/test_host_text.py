@@ -11,8 +11,9 @@ from ansible.errors import AnsibleConnectionFailure
 from ansible.module_utils._internal import _messages
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, is_trusted_as_template
-from ansible_collections.npufleet.triton.plugins.plugin_utils import action, host_text
+from ansible_collections.npufleet.triton.plugins.plugin_utils import action
 from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt import first_check
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
 TEMPLATES = [
     "{{ 7 * 7 }}",

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.plugin_utils import command_line
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import output
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.__main__ import main
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import command_line
 from helpers import ROOT
 from linting import GOOD, write
 

@@ -14,8 +14,8 @@ from ansible.template import Templar
 from ansible_collections.npufleet.triton.plugins.action import rollout as action
 from ansible_collections.npufleet.triton.plugins.filter.rollout_groups import rollout_groups
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text, rollout
-from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import Took, Turn
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.rollout import Took, Turn
 from helpers import ROOT
 
 HOSTS = [f"npu{number}" for number in range(1, 10)]

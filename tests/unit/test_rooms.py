@@ -33,29 +33,21 @@ FLOORS = [
     ["module_utils.change", "module_utils.preflight", "module_utils.support"],
     ["module_utils.process"],
     ["modules"],
-    [
-        "plugin_utils.command_line",
-        "plugin_utils.host_secrets",
-        "plugin_utils.host_text",
-        "plugin_utils.outputs",
-        "plugin_utils.paths",
-        "plugin_utils.runs",
-    ],
+    ["plugin_utils.host_secrets", "plugin_utils.run"],
     ["plugin_utils.desired"],
-    ["plugin_utils.archives", "plugin_utils.compose", "plugin_utils.library", "plugin_utils.models", "plugin_utils.rollout"],
+    ["plugin_utils.compose", "plugin_utils.library", "plugin_utils.models"],
     ["plugin_utils.checks"],
     ["plugin_utils.inventory"],
     ["plugin_utils.adopt", "plugin_utils.report", "plugin_utils.transfer"],
-    ["plugin_utils.action", "plugin_utils.check_results"],
+    ["plugin_utils.action"],
     ["action", "callback", "doc_fragments", "filter", "lookup"],
 ]
 # What runs where no Ansible is: the commands, programs on hosts, clients in containers
 WITHOUT_ANSIBLE = (
     "module_utils.",
     "plugin_utils.checks.",
-    "plugin_utils.command_line",
     "plugin_utils.models.",
-    "plugin_utils.report.",
+    "plugin_utils.run.",
 )
 # Reads what Ansible gave to a module, and is in none of those programs
 OF_MODULES = "module_utils.request"

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils.redact import MARK, Redactor
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import BARE, OPTION, restricted
-from ansible_collections.npufleet.triton.plugins.plugin_utils.host_text import Template
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.host_text import Template
 
 # {option: (variable, type)}
 VARIABLES = {

@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
 # Types that Triton's JSON carries, as numpy names them
 NUMPY = {

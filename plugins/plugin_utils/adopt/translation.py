@@ -25,7 +25,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt import plain
 from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt.arguments import SERVICES, carry, is_secret, to_vault
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import DEFAULTS
-from ansible_collections.npufleet.triton.plugins.plugin_utils.host_text import Template
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.host_text import Template
 
 # Options of a container that become variables, or that have a line of their own
 HANDLED = (

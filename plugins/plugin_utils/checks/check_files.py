@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import tensors
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import found_in, is_inside, is_line
-from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import yaml_of
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import yaml_of
 
 DTYPES = tuple(inference.NUMPY)
 # Where arrays come from, in a check file's inputs and in the values that it expects

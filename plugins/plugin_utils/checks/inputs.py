@@ -16,7 +16,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import tree
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import address
-from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION, yaml_of
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, yaml_of
 
 CHECKS = os.path.join(COLLECTION, "files", "checks")
 GOLDEN = os.path.join(COLLECTION, "files", "golden")

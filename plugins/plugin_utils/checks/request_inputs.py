@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import tensors
-from ansible_collections.npufleet.triton.plugins.plugin_utils.command_line import MISTAKEN, End
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.command_line import MISTAKEN, End
 
 KINDS = ("npy", "text", "numbers", "image", "file", "raw", "generated")
 # Shorthands for the one input that is not named

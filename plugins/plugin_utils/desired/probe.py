@@ -12,7 +12,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
-from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
 CONTAINER = "npufleet-probe"
 SOURCE = os.path.join(COLLECTION, "roles/monitoring/files", os.path.basename(PROGRAM))

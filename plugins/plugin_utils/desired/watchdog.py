@@ -13,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import cont
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import address, by_grpc
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
-from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
 SOURCES = [os.path.join(COLLECTION, "roles/triton_server/files", os.path.basename(path)) for path in (PROGRAM, BESIDE)]
 UNIT_TEXT = f"""# Written by npufleet

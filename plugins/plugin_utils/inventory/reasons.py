@@ -10,7 +10,7 @@ from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleUndefi
 from ansible.utils.display import Display
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import replace_logins
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
 LONGEST = 600
 # Errors of this collection say what is wrong.

@@ -17,7 +17,7 @@ from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Sequence, Tupl
 import yaml
 from ansible import context
 from ansible.errors import AnsibleError
-from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
 # Of each process of a task, and of everything else that a run has open
 FILES_PER_FORK, FILES_BESIDE = 4, 64

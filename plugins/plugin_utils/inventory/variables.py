@@ -22,7 +22,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import release_rows
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import Manifest
-from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
 REQUIRED = {
     "rbln_release": "the row of files/releases.yml that this fleet runs",

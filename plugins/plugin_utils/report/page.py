@@ -6,7 +6,7 @@ import os
 import secrets
 from typing import Any, Mapping
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
 TEMPLATES = os.path.join(COLLECTION, "files", "report")
 

@@ -25,8 +25,8 @@ from ansible.utils.display import Display
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
 from ansible_collections.npufleet.triton.plugins.module_utils.fetch import download
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, blobs
-from ansible_collections.npufleet.triton.plugins.plugin_utils import host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import preflight_inputs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
 # Seconds between two lines about a transfer; one that takes less says nothing.
 TELL = 10.0

@@ -12,7 +12,7 @@ import sys
 from typing import List, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.plugin_utils import command_line
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import command_line
 
 NAME = "npufleet-lint"
 NEEDED = 'python3 -m pip install "protobuf>=4.25,<7" PyYAML'

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.tokens import printable
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import Problem
-from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION, yaml_of
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, yaml_of
 
 ERROR = "error"
 WARNING = "warning"

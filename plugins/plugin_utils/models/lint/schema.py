@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ENDS, ERROR, HANGS, REFUSES_TEXT, Finding
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import meant
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.tokens import decoded, printable
-from ansible_collections.npufleet.triton.plugins.plugin_utils.paths import COLLECTION
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
 FILE = os.path.join(
     COLLECTION,

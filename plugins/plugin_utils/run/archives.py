@@ -12,7 +12,7 @@ import zlib
 from contextlib import contextmanager
 from typing import Dict, Iterator, NamedTuple
 
-from ansible_collections.npufleet.triton.plugins.plugin_utils.host_text import NoData, below, line
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.host_text import NoData, below, line
 
 
 class Bounds(NamedTuple):

@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 from typing import Any, Dict, List, Optional
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.npufleet.triton.plugins.plugin_utils import outputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import picture
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 
 def forget(path: Optional[str]) -> None:

@@ -10,7 +10,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import tree
 
 # Bytes of a file of YAML, and values that it stands for with its aliases written out, in lists and maps this deep
 MOST_BYTES, MOST_VALUES, DEEPEST = 1 << 24, 1000000, 64
-COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+COLLECTION = os.path.realpath(os.path.join(os.path.dirname(os.path.realpath(__file__)), "../../.."))
 
 
 def files_of(directory: str) -> Dict[str, bytes]:

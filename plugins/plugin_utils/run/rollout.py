@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
-from ansible_collections.npufleet.triton.plugins.plugin_utils import outputs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 MIB = 1 << 20
 SERIAL = "npufleet_rollout_serial"

@@ -1,0 +1,3 @@
+"""A run on the controller: its paths, files and batches, the text that hosts return, and how commands end."""
+
+from __future__ import annotations
