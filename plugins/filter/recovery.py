@@ -49,7 +49,7 @@ STEPS = ["serve", "restart", "reload"]
 # What of the cards a module that is loaded anew may find again. The others are missing, of another type or wrongly installed
 WEDGED = ("cards", "/dev/rsd0", "/dev/rbln*")
 # Another driver, or what is made of it for containers
-BY_THE_ROLE = ("install", cdi.BRING, cdi.LINK, cdi.GENERATED)
+BY_THE_ROLE = ("install", cdi.INSTALL, cdi.LINK, cdi.GENERATE)
 BY_SITE = "that is another driver or container, and no recovery: run playbooks/site.yml"
 
 

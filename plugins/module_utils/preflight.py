@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import de
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import PCI_VENDOR, REBOOT
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import ENGINES, finds_by_name, flag_reasons
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
-from ansible_collections.npufleet.triton.plugins.module_utils.driver.systems import system
+from ansible_collections.npufleet.triton.plugins.module_utils.driver.systems import system_refusals
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, short
@@ -76,14 +76,14 @@ def refusals(
     doing = {(item["concern"], item["action"]) for item in plan}
     changing = any(concern == ENGINE for concern, _action in doing)
     if plan and "driver" in actual:
-        reasons += system(wanted, read_text("/etc/os-release") or "", os.uname().release)
+        reasons += system_refusals(wanted, read_text("/etc/os-release") or "", os.uname().release)
         reasons += list(cards(wanted, actual["driver"], plan, _bus_types()))
         reasons += list(memory(wanted, actual["driver"]))
         if ("driver", "install") in doing:
             kernel = os.uname().release
             reasons += [*(headers(kernel, wanted["brings_headers"]) if wanted["headers"] else []), *secure_boot()]
-        if ("driver", cdi.BRING) in doing and not wanted["brings_toolkit"]:
-            reasons += list(cdi.unavailable(actual["driver"]["toolkit"]["version"]))
+        if ("driver", cdi.INSTALL) in doing and not wanted["brings_toolkit"]:
+            reasons += list(cdi.refusals(actual["driver"]["toolkit"]["version"]))
     if changing:
         reasons += list(engine(actual["engine"], installed_packages([*CONFLICTS, *ENGINES]), _engine_name()))
         reasons += list(flag_reasons(plan))
@@ -97,7 +97,7 @@ def refusals(
         access = actual["server"]["access"]
         loads = any(("driver", action) in doing for action in ("install", "load", "reload"))
         # A spec that this plan makes
-        makes = any(("driver", action) in doing for action in (cdi.BRING, cdi.GENERATED))
+        makes = any(("driver", action) in doing for action in (cdi.INSTALL, cdi.GENERATE))
         missing = [why for why in access["missing"] if not (makes and why == device_access.NO_SPEC)]
         reasons += [f"npufleet_device_access: {why}" for why in [*([] if loads else missing), *access["closed"]]]
     reasons += list(disk(_needs(wanted, doing), free_space))
@@ -180,7 +180,7 @@ def cards(wanted: Mapping[str, Any], driver: Mapping[str, Any], plan: List[Item]
 def memory(wanted: Mapping[str, Any], driver: Mapping[str, Any]) -> Iterator[str]:
     """Device memory of the models placed here against what each NPU of this host has."""
     short_of: Dict[str, List[str]] = {}
-    for number, device in enumerate(vendor_tool.in_order(driver["tool"].get("devices") or [])):
+    for number, device in enumerate(vendor_tool.in_process_order(driver["tool"].get("devices") or [])):
         shares = {name: on_npus[number] for name, on_npus in wanted["models"].items() if number < len(on_npus) and on_npus[number]}
         needed, total = sum(shares.values()), device["memory_total"]
         if needed > total:

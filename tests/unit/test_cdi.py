@@ -54,7 +54,7 @@ class Host:
         return (self.code, "Error: no") if self.code else (0, self.yaml if command[-1] == "yaml" else json.dumps(self.spec))
 
     def flaws(self, npus: int = 2, unlinked: bool = False) -> list[str]:
-        return list(cdi.flaws(json.dumps(self.spec), npus, unlinked))
+        return list(cdi.spec_flaws(json.dumps(self.spec), npus, unlinked))
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Host]:
     monkeypatch.setattr(driver_files, "find", lambda _wanted: {"binds": made.binds, "missing": []})
     for name, place in (("TOOLKIT", "rbln-ctk"), ("SPEC", "rbln.yaml"), ("SYSTEMD", "systemd")):
         monkeypatch.setattr(cdi, name, str(tmp_path / place))
-    monkeypatch.setattr(cdi, "GENERATE", (cdi.TOOLKIT, *cdi.GENERATE[1:]))
+    monkeypatch.setattr(cdi, "GENERATE_COMMAND", (cdi.TOOLKIT, *cdi.GENERATE_COMMAND[1:]))
     Path(cdi.TOOLKIT).touch(mode=0o755)
     yield made
 
 
 def test_npus_are_asked_for_by_number() -> None:
-    assert cdi.names(2) == ["rebellions.ai/npu=0", "rebellions.ai/npu=1"]
+    assert cdi.device_names(2) == ["rebellions.ai/npu=0", "rebellions.ai/npu=1"]
 
 
 def test_a_host_that_is_not_to_have_it_is_asked_nothing(host: Host) -> None:
@@ -81,9 +81,9 @@ def test_a_host_that_is_not_to_have_it_is_asked_nothing(host: Host) -> None:
 def test_units_are_read_and_whether_they_are_started(host: Host) -> None:
     wants = Path(cdi.SYSTEMD) / "docker.service.wants"
     wants.mkdir(parents=True)
-    (Path(cdi.SYSTEMD) / cdi.START).write_text("[Unit]\n")
-    (wants / cdi.START).symlink_to(f"../{cdi.START}")
-    assert cdi.read(None) == {"units": {cdi.UNIT: None, cdi.START: "[Unit]\n"}, "enabled": [cdi.START]}
+    (Path(cdi.SYSTEMD) / cdi.START_UNIT).write_text("[Unit]\n")
+    (wants / cdi.START_UNIT).symlink_to(f"../{cdi.START_UNIT}")
+    assert cdi.read(None) == {"units": {cdi.SPEC_UNIT: None, cdi.START_UNIT: "[Unit]\n"}, "enabled": [cdi.START_UNIT]}
 
 
 def test_without_a_toolkit_nothing_else_is_known(host: Host) -> None:
@@ -98,7 +98,7 @@ def test_a_spec_is_current_as_long_as_the_toolkit_would_write_the_same(host: Hos
     found = cdi.read(2)
     assert (found["version"], found["spec"], found["flaws"], found["error"]) == ("0.2.0", "current", [], None)
     host.yaml = "of another driver"
-    assert cdi.read(2)["spec"] == "another one"
+    assert cdi.read(2)["spec"] == "outdated"
 
 
 def test_a_toolkit_that_fails_is_told_in_its_own_words(host: Host) -> None:
@@ -106,7 +106,7 @@ def test_a_toolkit_that_fails_is_told_in_its_own_words(host: Host) -> None:
     Path(cdi.SPEC).write_text("the spec in YAML\n")
     found = cdi.read(2)
     assert found["error"] == f"{cdi.TOOLKIT} cdi generate ended with 1: Error: no"
-    assert (found["spec"], found["flaws"]) == ("another one", [])
+    assert (found["spec"], found["flaws"]) == ("outdated", [])
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_toolkit_that_fails_is_told_in_its_own_words(host: Host) -> None:
     [("0.1.2", True), ("0.2.0", False), ("0.2.3", False), ("1.0.0", False), ("0.10.0", False), ("1:0.2.1-1", False), ("", False)],
 )
 def test_the_first_that_names_single_npus_is_0_2(version: str, old: bool) -> None:
-    assert cdi.too_old(version) is old
+    assert cdi.is_too_old(version) is old
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_toolkit_that_nothing_brings_is_refused(
     monkeypatch: pytest.MonkeyPatch, found: str | None, offered: str | None, refused: bool
 ) -> None:
     monkeypatch.setattr(cdi, "candidate_version", lambda name: offered if name == "rbln-container-toolkit" else "another")
-    reasons = list(cdi.unavailable(found))
+    reasons = list(cdi.refusals(found))
     assert bool(reasons) is refused
     if refused:
         assert reasons[0].startswith(
@@ -159,14 +159,14 @@ def test_each_npu_needs_its_node_and_the_one_of_group_0(host: Host) -> None:
 def test_files_of_the_driver_that_a_spec_does_not_bring(host: Host) -> None:
     whole = copy.deepcopy(host.spec)
     del host.spec["containerEdits"]["mounts"][1]
-    assert host.flaws() == [f"no {host.files[SMI]}", f"no {SMI} inside"]
+    assert host.flaws() == [f"no {host.files[SMI]}", f"no {SMI} in the container"]
     host.spec = copy.deepcopy(whole)
     # The SDK runs it under this path alone
     host.spec["containerEdits"]["mounts"][1]["containerPath"] = "/usr/local/bin/rbln-smi"
-    assert host.flaws() == [f"no {SMI} inside"]
+    assert host.flaws() == [f"no {SMI} in the container"]
     host.spec = copy.deepcopy(whole)
     del host.spec["containerEdits"]["hooks"]
-    assert host.flaws() == ["no librbln-thunk.so inside"]
+    assert host.flaws() == ["no librbln-thunk.so in the container"]
     # Which the role is about to give its name
     assert host.flaws(unlinked=True) == []
 
@@ -174,7 +174,7 @@ def test_files_of_the_driver_that_a_spec_does_not_bring(host: Host) -> None:
 def test_a_mount_of_what_is_gone_would_keep_every_container_from_starting(host: Host) -> None:
     gone = str(host.files[SMI]) + ".old"
     host.spec["containerEdits"]["mounts"].append({"hostPath": gone, "containerPath": gone})
-    assert host.flaws() == [f"a mount of {gone}, which is not there"]
+    assert host.flaws() == [f"a mount of {gone}, which does not exist"]
 
 
 def test_entries_without_nodes_are_those_of_kubernetes(host: Host) -> None:
@@ -184,8 +184,8 @@ def test_entries_without_nodes_are_those_of_kubernetes(host: Host) -> None:
 
 @pytest.mark.parametrize("told", ["", "[]", '"x"', "{}", '{"devices": [{"name": "0"}], "containerEdits": {}, "kind": ""}'])
 def test_a_spec_in_another_shape_is_told(told: str) -> None:
-    (why,) = cdi.flaws(told, 1)
-    assert why.startswith("a spec in a shape that is not known (")
+    (why,) = cdi.spec_flaws(told, 1)
+    assert why.startswith("a spec in an unknown format (")
 
 
 def test_a_spec_of_another_kind(host: Host) -> None:
@@ -214,7 +214,7 @@ def started(tmp_path: Path, error: str) -> str:
     docker.write_text(f"#!/bin/sh\n[ $1 = inspect ] && echo '{error}' || echo \"$@\" >> {calls}\n")
     docker.chmod(0o755)
     # As systemd reads it: a line goes on behind a backslash, and single quotes keep the rest together
-    line = re.search(r"ExecStart=/bin/sh -c '(.*?)'\n", cdi.units("my.triton")[cdi.START], re.DOTALL)
+    line = re.search(r"ExecStart=/bin/sh -c '(.*?)'\n", cdi.unit_texts("my.triton")[cdi.START_UNIT], re.DOTALL)
     assert line and "%" not in line[1] and "$" not in line[1]
     command = line[1].replace("\\\n", " ")
     subprocess.run(["/bin/sh", "-c", command], check=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
@@ -226,5 +226,5 @@ def test_a_server_that_the_engine_could_not_start_is_started_and_no_other(tmp_pa
     assert started(tmp_path, "driver failed programming external connectivity") == ""
     # As Docker 26.1.5 has it
     assert started(tmp_path, 'could not select device driver "cdi" with capabilities: []') == "start my.triton"
-    lines = cdi.units("my.triton")[cdi.START].splitlines()
+    lines = cdi.unit_texts("my.triton")[cdi.START_UNIT].splitlines()
     assert {"After=docker.service", "WantedBy=docker.service", "Type=oneshot"} <= set(lines)

@@ -63,7 +63,7 @@ class Host:
         monkeypatch.setattr(host_change.probe, "renew", self.renew)
         monkeypatch.setattr(proof, "see", self.see)
         monkeypatch.setattr(check_client, "run_in_container", lambda *_given: self.answers)
-        monkeypatch.setattr(host_change.contexts, "look", lambda _name: {"running": self.running, "reasons": self.held})
+        monkeypatch.setattr(host_change.contexts, "read_use", lambda _name: {"running": self.running, "reasons": self.held})
 
     def see(
         self, desired: dict[str, Any], _root: str, _run: str, linked: bool = False, prove: bool = False, timeout: float = 0

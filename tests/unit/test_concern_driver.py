@@ -141,7 +141,7 @@ def test_tool_without_firmware_or_contexts_is_read() -> None:
 def test_tool_of_an_unknown_shape_is_an_error_with_its_words(output: str) -> None:
     answer = vendor_tool.parse_tool(output)
     assert list(answer) == ["error"]
-    assert answer["error"].startswith("the vendor's tool answered in a shape that is not known (")
+    assert answer["error"].startswith("the vendor's tool printed an unknown format (")
     assert answer["error"].endswith(": " + output[:120])
 
 
@@ -156,22 +156,22 @@ def test_first_tool_that_is_there_is_asked_for_json(tmp_path: Path, monkeypatch:
     wanted = script(tmp_path / "rbln-smi", f"[ \"$*\" = -j ] || exit 9\necho '{answer}'\n")
     later = script(tmp_path / "rbln-stat", "exit 8\n")
     monkeypatch.setattr(vendor_tool, "TOOLS", (str(tmp_path / "not-here"), wanted, later))
-    assert vendor_tool.ask_tool() == {"path": wanted, "version": "1.2.92", "devices": [parsed(0)], "contexts": 0, "holders": []}
+    assert vendor_tool.query_tool() == {"path": wanted, "version": "1.2.92", "devices": [parsed(0)], "contexts": 0, "holders": []}
 
 
 def test_tool_that_fails_or_is_missing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = script(tmp_path / "rbln-stat", "echo 'no driver' >&2\nexit 3\n")
     monkeypatch.setattr(vendor_tool, "TOOLS", (failing,))
-    assert vendor_tool.ask_tool() == {"error": f"{failing} ended with 3: no driver"}
+    assert vendor_tool.query_tool() == {"error": f"{failing} ended with 3: no driver"}
     monkeypatch.setattr(vendor_tool, "TOOLS", ("/nowhere/b/rbln-smi", "/nowhere/a/rbln-stat", "/nowhere/a/rbln-smi"))
-    assert vendor_tool.ask_tool() == {"error": "the vendor's tool is in none of /nowhere/a, /nowhere/b"}
+    assert vendor_tool.query_tool() == {"error": "the vendor's tool is in none of /nowhere/a, /nowhere/b"}
     # An engine that was to mount what was not there has made a directory of it
     monkeypatch.setattr(vendor_tool, "TOOLS", (str(tmp_path),))
-    assert vendor_tool.find() is None
+    assert vendor_tool.find_tool() is None
     broken = script(tmp_path / "no-program", "")
     Path(broken).write_bytes(b"\x7fELF nothing")
     monkeypatch.setattr(vendor_tool, "TOOLS", (broken,))
-    assert vendor_tool.ask_tool() == {"error": f"{broken} ended with 126: {broken} cannot be run: Exec format error"}
+    assert vendor_tool.query_tool() == {"error": f"{broken} ended with 126: {broken} cannot be run: Exec format error"}
 
 
 # What is wanted
@@ -221,7 +221,7 @@ def read(
     monkeypatch.setattr(driver, "run", lambda *command: modinfo)
     monkeypatch.setattr(driver.os.path, "islink", lambda path: path in files)
     monkeypatch.setattr(driver, "_is_device", lambda path: path == "/dev/rsd0" and rsd0)
-    monkeypatch.setattr(driver, "ask_tool", lambda: {"error": "not asked here"})
+    monkeypatch.setattr(driver, "query_tool", lambda: {"error": "not asked here"})
     actual = driver.read({**WANTED, "form": form})
     release = os.uname().release
     assert asked == [["rebellions", "linux-image-" + release, "linux-headers-" + release, "linux-*", "rebellions*", "librbln-*"]]
@@ -581,7 +581,7 @@ def test_a_reboot_that_is_required_is_told_as_long_as_the_module_differs() -> No
 
 
 TOOLKIT: dict[str, Any] = {
-    "units": cdi.units("triton"),
+    "units": cdi.unit_texts("triton"),
     "enabled": list(cdi.WANTED_BY),
     "version": "0.2.0",
     "spec": "current",
@@ -589,7 +589,7 @@ TOOLKIT: dict[str, Any] = {
     "error": None,
     "link": None,
 }
-BY_NAME = {**WANTED, "cdi": cdi.units("triton")}
+BY_NAME = {**WANTED, "cdi": cdi.unit_texts("triton")}
 
 
 def by_name(**changes: Any) -> dict[str, Any]:
@@ -606,13 +606,13 @@ def test_a_toolkit_that_is_missing_or_names_no_single_card_is_brought(version: s
     assert plan == [found("rbln-container-toolkit", version, "0.2 or newer", "toolkit")]
 
 
-@pytest.mark.parametrize("spec", [None, "another one"])
+@pytest.mark.parametrize("spec", [None, "outdated"])
 def test_a_spec_that_is_missing_or_stale_is_made_anew(spec: str | None) -> None:
-    assert driver.diff(BY_NAME, by_name(spec=spec)) == [found(cdi.SPEC, spec, "what the toolkit says of this host", "generate")]
+    assert driver.diff(BY_NAME, by_name(spec=spec)) == [found(cdi.SPEC, spec, "the toolkit's spec of this host", "generate")]
 
 
 def test_a_spec_is_not_judged_without_a_module_or_with_cards_that_are_lost() -> None:
-    bad = {"spec": "another one", "flaws": ["no NPU 0"]}
+    bad = {"spec": "outdated", "flaws": ["no NPU 0"]}
     assert [item["action"] for item in driver.diff(BY_NAME, {**by_name(**bad), "module": None})] == ["load"]
     lost = {**by_name(**bad), "tool": tool()}
     assert [item["action"] for item in driver.diff(BY_NAME, lost)] == ["reload"]
@@ -620,8 +620,12 @@ def test_a_spec_is_not_judged_without_a_module_or_with_cards_that_are_lost() -> 
 
 
 def test_what_the_toolkit_does_not_find_is_for_hands() -> None:
-    (item,) = driver.diff(BY_NAME, by_name(flaws=["no NPU 1", "no /usr/bin/rbln-smi inside"]))
-    assert (item["name"], item["current"], item["action"]) == (cdi.SPEC, "no NPU 1; no /usr/bin/rbln-smi inside", "inspect")
+    (item,) = driver.diff(BY_NAME, by_name(flaws=["no NPU 1", "no /usr/bin/rbln-smi in the container"]))
+    assert (item["name"], item["current"], item["action"]) == (
+        cdi.SPEC,
+        "no NPU 1; no /usr/bin/rbln-smi in the container",
+        "inspect",
+    )
     (item,) = driver.diff(BY_NAME, by_name(error="it ended with 1", spec=None))
     assert (item["current"], item["action"]) == ("it ended with 1", "inspect")
 
@@ -633,10 +637,10 @@ def test_the_unit_that_makes_it_at_boot_is_written_and_enabled_and_goes_with_it(
         assert [(item["name"], item["action"]) for item in plan] == both
         assert {item["current"] for item in plan} == {current}
     # Of a server in a container of another name
-    plan = driver.diff({**BY_NAME, "cdi": cdi.units("other")}, by_name())
-    assert [item["name"] for item in plan] == [cdi.START]
-    plan = driver.diff(WANTED, host(toolkit={"units": cdi.units("triton"), "enabled": []}))
-    assert plan == [found(name, "there", None, "remove") for name in cdi.WANTED_BY]
+    plan = driver.diff({**BY_NAME, "cdi": cdi.unit_texts("other")}, by_name())
+    assert [item["name"] for item in plan] == [cdi.START_UNIT]
+    plan = driver.diff(WANTED, host(toolkit={"units": cdi.unit_texts("triton"), "enabled": []}))
+    assert plan == [found(name, "installed", None, "remove") for name in cdi.WANTED_BY]
 
 
 def test_a_driver_without_what_the_toolkit_needs_is_refused_with_another_way() -> None:

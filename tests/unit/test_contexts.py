@@ -28,7 +28,7 @@ REUSED = {"npu": 1, "cards": ["rbln1"], "pid": 40, "process": "tritonserver"}
 
 @pytest.fixture
 def look(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """contexts.look on a host whose container runs or not, whose tool lists these holders."""
+    """contexts.read_use on a host whose container runs or not, whose tool lists these holders."""
     monkeypatch.setattr(contexts, "read_text", PROC.get)
     monkeypatch.setattr(contexts, "PROC", "/nowhere")
 
@@ -42,8 +42,8 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Any:
             f"/containers/{OTHER}/json": {"Id": OTHER, "Name": "/other", "State": {"Running": True, "Status": "running"}},
         }
         monkeypatch.setattr(contexts, "Engine", FakeEngine(answers))
-        monkeypatch.setattr(contexts, "ask_tool", lambda: tool or {"holders": list(holders)})
-        return contexts.look("triton")
+        monkeypatch.setattr(contexts, "query_tool", lambda: tool or {"holders": list(holders)})
+        return contexts.read_use("triton")
 
     return ask
 
@@ -72,7 +72,7 @@ def test_a_process_that_is_not_to_be_found_counts_only_without_a_running_contain
     assert look(holder)["reasons"] == []
     (reason,) = look(holder, running=False)["reasons"]
     assert reason == (
-        f"rbln1 held by tritonserver (pid {holder['pid']}), which is gone: load the module anew "
+        f"rbln1 held by tritonserver (pid {holder['pid']}), which has ended: reload the module "
         "(`modprobe -r rebellions && modprobe rebellions`), or reboot the host"
     )
 
@@ -80,14 +80,14 @@ def test_a_process_that_is_not_to_be_found_counts_only_without_a_running_contain
 def test_a_tool_that_does_not_answer_is_no_free_card(look: Any) -> None:
     assert look(tool={"error": "rbln-stat ended with 3: no driver"}) == {
         "running": True,
-        "reasons": ["cannot tell who has the cards open: rbln-stat ended with 3: no driver"],
+        "reasons": ["cannot read which processes have the cards open: rbln-stat ended with 3: no driver"],
     }
 
 
 def test_without_an_engine_every_context_counts(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     look(PROCESS, CONTAINER)
     monkeypatch.setattr(contexts, "Engine", FakeEngine(None))
-    assert contexts.look("triton") == {
+    assert contexts.read_use("triton") == {
         "running": False,
         "reasons": [
             "rbln0 held by sleep (pid 30): end it (`kill 30`)",

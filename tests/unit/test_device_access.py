@@ -55,7 +55,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
 
     monkeypatch.setattr(device_access.os, "stat", played)
     monkeypatch.setattr(device_access.glob, "glob", lambda _pattern: [path for path in there if "rsd" in path])
-    monkeypatch.setattr(device_access.vendor_tool, "ask_groups", lambda: there.tool)
+    monkeypatch.setattr(device_access.vendor_tool, "query_groups", lambda: there.tool)
     monkeypatch.setattr(device_access, "_account", lambda _user: [])
     return there
 
@@ -172,18 +172,18 @@ def test_the_node_of_the_group_of_these_npus_is_rsd0_inside(nodes: Nodes) -> Non
             (0, '{"devices": [{"device": "rbln0", "group_id": "0"}, {"device": "rbln1", "group_id": 12}]}'),
             {"rbln0": 0, "rbln1": 12},
         ),
-        ((0, '{"devices": [{"device": "rbln0"}]}'), "-g -j answered in a shape that is not known"),
-        ((0, "no JSON"), "-g -j answered in a shape that is not known"),
+        ((0, '{"devices": [{"device": "rbln0"}]}'), "-g -j printed an unknown format"),
+        ((0, "no JSON"), "-g -j printed an unknown format"),
         ((3, "no driver"), "/usr/bin/rbln-smi ended with 3: no driver"),
     ],
 )
 def test_groups_are_the_tools(monkeypatch: pytest.MonkeyPatch, answer: tuple[int, str], found: Any) -> None:
-    monkeypatch.setattr(vendor_tool, "find", lambda: "/usr/bin/rbln-smi")
+    monkeypatch.setattr(vendor_tool, "find_tool", lambda: "/usr/bin/rbln-smi")
     monkeypatch.setattr(vendor_tool, "run", lambda *command: answer if command[1:] == ("-g", "-j") else (9, ""))
-    said = vendor_tool.ask_groups()
+    said = vendor_tool.query_groups()
     assert said == {"groups": found} if isinstance(found, dict) else found in said["error"]
-    monkeypatch.setattr(vendor_tool, "find", lambda: None)
-    assert vendor_tool.ask_groups() == {"error": "there is no vendor's tool"}
+    monkeypatch.setattr(vendor_tool, "find_tool", lambda: None)
+    assert vendor_tool.query_groups() == {"error": "there is no vendor's tool"}
 
 
 @pytest.mark.parametrize(

@@ -106,5 +106,7 @@ def test_any_other_mount_is_none_of_the_driver(bind: str) -> None:
 
 
 def test_what_an_adopted_container_mounts_of_the_driver_is_no_volume() -> None:
-    assert driver_files.inside("/usr/bin/rbln-smi") and driver_files.inside("/usr/lib/x86_64-linux-gnu/librbln-ml.so.3")
-    assert not driver_files.inside("/usr/lib/librbln-ml.so/x") and not driver_files.inside("/data")
+    assert driver_files.is_driver_file("/usr/bin/rbln-smi") and driver_files.is_driver_file(
+        "/usr/lib/x86_64-linux-gnu/librbln-ml.so.3"
+    )
+    assert not driver_files.is_driver_file("/usr/lib/librbln-ml.so/x") and not driver_files.is_driver_file("/data")

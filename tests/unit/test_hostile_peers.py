@@ -192,7 +192,7 @@ def test_what_the_tool_really_says_is_read() -> None:
 def test_any_words_of_the_vendors_tool_are_data_or_a_reason(said: str) -> None:
     found = vendor_tool.parse_tool(said)
     if "error" in found:
-        assert "a shape that is not known" in found["error"]
+        assert "an unknown format" in found["error"]
         return
     for device in found["devices"]:
         for name in ("device", "name", "status", "bus_id"):
@@ -246,8 +246,8 @@ def test_any_words_of_the_engine_are_a_reason(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(OSError):
             Engine(str(path)).execute("triton", ["true"])
         monkeypatch.setattr(contexts, "Engine", lambda: Engine(str(path)))
-        monkeypatch.setattr(contexts, "ask_tool", lambda: {"error": "none"})
-        assert contexts.look("triton")["running"] is False
+        monkeypatch.setattr(contexts, "query_tool", lambda: {"error": "none"})
+        assert contexts.read_use("triton")["running"] is False
 
 
 # Files of the host

@@ -31,7 +31,7 @@ def grouped(answer: dict[str, Any], groups: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """vendor_tool.ask_tool with a tool that prints this, and this with `-g`, on a host with so many group nodes."""
+    """vendor_tool.query_tool with a tool that prints this, and this with `-g`, on a host with so many group nodes."""
 
     def asked(plain: Any, groups: Any = None, group_nodes: int = 3) -> dict[str, Any]:
         for name, answer in (("plain", plain), ("groups", groups)):
@@ -42,7 +42,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(vendor_tool, "GROUP_NODES", str(tmp_path / "rsd[0-9]*"))
         for number in range(group_nodes):
             (tmp_path / f"rsd{number}").touch()
-        return vendor_tool.ask_tool()
+        return vendor_tool.query_tool()
 
     return asked
 
@@ -139,18 +139,18 @@ def test_open_device_nodes_tell_cards_apart(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(contexts, "PROC", str(tmp_path))
     assert contexts.open_cards(12) == {"rbln3"}
     assert contexts.open_cards(13) == set()
-    monkeypatch.setattr(contexts, "whose", lambda holder: {"gone": holder["pid"] != 12, "container": None})
+    monkeypatch.setattr(contexts, "owner_of", lambda holder: {"gone": holder["pid"] != 12, "container": None})
     monkeypatch.setattr(contexts, "Engine", FakeEngine(None))
-    monkeypatch.setattr(contexts, "ask_tool", lambda: vendor_tool.parse_tool(json.dumps(TOOL)))
-    first, second = contexts.look("triton")["reasons"]
-    assert first.startswith("rbln2, one of rbln0, rbln1, rbln3 held by engine (pid 11), which is gone")
+    monkeypatch.setattr(contexts, "query_tool", lambda: vendor_tool.parse_tool(json.dumps(TOOL)))
+    first, second = contexts.read_use("triton")["reasons"]
+    assert first.startswith("rbln2, one of rbln0, rbln1, rbln3 held by engine (pid 11), which has ended")
     assert second == "rbln3 held by worker (pid 12): end it (`kill 12`)"
 
 
 def test_a_context_of_a_card_that_is_not_listed_is_told() -> None:
     answer = {**TOOL, "contexts": [{"npu": 7, "pid": 5, "process": "x"}]}
     (holder,) = vendor_tool.parse_tool(json.dumps(answer))["holders"]
-    (reason,) = contexts.reasons([{**holder, "gone": False, "container": None, "open": set()}], {})
+    (reason,) = contexts.describe([{**holder, "gone": False, "container": None, "open": set()}], {})
     assert reason == "an NPU that the tool does not list (number 7) held by x (pid 5): end it (`kill 5`)"
 
 
@@ -161,9 +161,9 @@ def test_device_memory_is_that_of_the_card_with_the_number() -> None:
     assert line.startswith("found 1.0 GiB of device memory on NPU 0,")
     # Cards with several NPUs number them anew without groups: their order is all that there is
     repeated = [{"npu": npu, "memory_total": total} for npu, total in ((0, 1), (1, 2), (0, 3), (1, 4))]
-    assert vendor_tool.in_order(repeated) == repeated
+    assert vendor_tool.in_process_order(repeated) == repeated
     assert [
         card["memory_total"]
-        for card in vendor_tool.in_order([{**card, "group": 9 - card["memory_total"] // 3} for card in repeated])
+        for card in vendor_tool.in_process_order([{**card, "group": 9 - card["memory_total"] // 3} for card in repeated])
     ] == [3, 4, 1, 2]
     assert os.path.basename(vendor_tool.GROUP_NODES).startswith("rsd")

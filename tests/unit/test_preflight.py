@@ -42,18 +42,20 @@ def item(concern: str, name: str, action: str, current: Any = None, desired: Any
 
 
 def test_system_of_the_row_is_accepted() -> None:
-    assert systems.system(WANTED, NOBLE, "6.8.0-49-generic") == []
+    assert systems.system_refusals(WANTED, NOBLE, "6.8.0-49-generic") == []
 
 
 def test_other_system_and_kernel_are_refused_at_once() -> None:
-    system, kernel = systems.system(WANTED, NOBLE.replace("24.04", "20.04"), "5.4.0-1-generic")
+    system, kernel = systems.system_refusals(WANTED, NOBLE.replace("24.04", "20.04"), "5.4.0-1-generic")
     assert system == (
         "found ubuntu-20.04, wanted ubuntu-22.04 or ubuntu-24.04 for release 25.08: install one of them, or choose release 24.01"
     )
     todo = "for release 25.08: install and boot such a kernel, and hold it"
     assert kernel == f"found kernel 5.4.0-1-generic, wanted ==6.8.0 or {KERNELS} {todo}"
-    assert systems.system(WANTED, NOBLE, "6.8.0-118-generic") == [f"found kernel 6.8.0-118-generic, wanted {KERNELS} {todo}"]
-    assert systems.system(WANTED, NOBLE.replace("24.04", "22.04"), "6.8.0-118-generic") == []
+    assert systems.system_refusals(WANTED, NOBLE, "6.8.0-118-generic") == [
+        f"found kernel 6.8.0-118-generic, wanted {KERNELS} {todo}"
+    ]
+    assert systems.system_refusals(WANTED, NOBLE.replace("24.04", "22.04"), "6.8.0-118-generic") == []
 
 
 @pytest.mark.parametrize(
@@ -240,7 +242,7 @@ def test_a_spec_that_is_about_to_be_made_is_not_missed(action: str, monkeypatch:
 @pytest.mark.parametrize(("brings", "words"), [(True, []), (False, ["found rbln-container-toolkit nowhere, and none"])])
 def test_a_toolkit_that_cannot_come_is_refused(brings: bool, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject.cdi, "candidate_version", lambda _name: None)
-    monkeypatch.setattr(subject, "system", lambda *_args: [])
+    monkeypatch.setattr(subject, "system_refusals", lambda *_args: [])
     actual = {"driver": {**DRIVER, "toolkit": {"version": None}}}
     plan = [item("driver", "rbln-container-toolkit", "toolkit")]
     found = subject.refusals({**WANTED, "by_name": True, "brings_toolkit": brings}, actual, plan, [], {})

@@ -518,7 +518,7 @@ def place(tmp_path: Path, triton: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setattr(conditions, "DEVICES", str(tmp_path / "dev"))
     monkeypatch.setattr(conditions, "SYSFS", str(tmp_path / "version"))
     monkeypatch.setattr(conditions, "own_python", lambda: sys.executable)
-    monkeypatch.setattr(conditions.vendor_tool, "find", lambda: None)
+    monkeypatch.setattr(conditions.vendor_tool, "find_tool", lambda: None)
     return tmp_path
 
 
@@ -534,8 +534,8 @@ def test_every_reason_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (place / "dev/rbln1").unlink()
     (place / "dev/rsd0").unlink()
     (place / "version").write_text("3.2.2-abc\n")
-    monkeypatch.setattr(conditions.vendor_tool, "find", lambda: "/usr/bin/rbln-smi")
-    monkeypatch.setattr(conditions.vendor_tool, "ask_tool", lambda: {"devices": [{"name": "RBLN-CA25"}]})
+    monkeypatch.setattr(conditions.vendor_tool, "find_tool", lambda: "/usr/bin/rbln-smi")
+    monkeypatch.setattr(conditions.vendor_tool, "query_tool", lambda: {"devices": [{"name": "RBLN-CA25"}]})
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -179,7 +179,7 @@ def test_an_ensemble_whose_step_is_unloaded_first_is_loaded_again() -> None:
 @pytest.mark.parametrize(("total", "first"), [(100, True), (120, False)])
 def test_what_has_no_room_beside_itself_is_unloaded_first(monkeypatch: pytest.MonkeyPatch, total: int, first: bool) -> None:
     devices = [{"npu": 0, "memory_total": 500}, {"npu": 1, "memory_total": total}]
-    monkeypatch.setattr(repository.vendor_tool, "ask_tool", lambda: {"devices": devices})
+    monkeypatch.setattr(repository.vendor_tool, "query_tool", lambda: {"devices": devices})
     wanted = {"digits": model(memory=[0, 40]), "faces": model(memory=[40, 40])}
     triton = Triton({"digits": model(), "faces": model()}, {"digits": OLD, "faces": NEW})
     assert run(triton, wanted)["loaded"] == ["digits"]

@@ -28,7 +28,7 @@ def cards(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> Any:
             assert name == "triton"
             return found.pop(0) if len(found) > 1 else found[0]
 
-        monkeypatch.setattr(wait_for_npus.contexts, "look", look)
+        monkeypatch.setattr(wait_for_npus.contexts, "read_use", look)
         return run_module(wait_for_npus, {"host": "npu1", "container": "triton", "timeout": timeout})
 
     return give

@@ -85,7 +85,7 @@ def replace(
         if why:
             raise ContainerError(
                 f"found {why} {settings['free_timeout']} s after the old container ended, wanted the cards free: see "
-                f"{vendor_tool.find()} for who holds them, and load the module anew or reboot the host"
+                f"{vendor_tool.find_tool()} for who holds them, and load the module anew or reboot the host"
             )
     engine.rename(upcoming["Id"], name)
     engine.start(upcoming["Id"])
@@ -135,7 +135,7 @@ def held(settings: Mapping[str, Any]) -> str:
 
 
 def _held() -> str:
-    tool = vendor_tool.find()
+    tool = vendor_tool.find_tool()
     if tool is None:
         return ""
     try:

@@ -48,7 +48,7 @@ def _group_node(nodes: List[str]) -> Tuple[str, List[str]]:
     """(the node of the group of these NPUs, why there is no such one): numbers of groups are the vendor's tool's."""
     if len(glob.glob("/dev/rsd[0-9]*")) < 2:
         return GROUP_NODE, []
-    found = vendor_tool.ask_groups()
+    found = vendor_tool.query_groups()
     if "error" in found:
         return GROUP_NODE, [f"found no groups of the NPUs ({found['error']}), wanted the one whose node is {GROUP_NODE} inside"]
     groups = {found["groups"].get(os.path.basename(node), 0) for node in nodes}

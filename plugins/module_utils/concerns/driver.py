@@ -9,7 +9,7 @@ import stat
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NPU_HOSTS
-from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import TOOLS, ask_tool
+from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import TOOLS, query_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.system import installed_packages, read_text, run
@@ -73,7 +73,7 @@ def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         "rsd0": _is_device("/dev/rsd0"),
         "unit": read_text(UNIT_FILE),
         "unit_enabled": os.path.islink(UNIT_ENABLED),
-        "tool": ask_tool(),
+        "tool": query_tool(),
         "toolkit": cdi.read(wanted["npus"] if wanted["cdi"] else None),
     }
 

@@ -1,4 +1,4 @@
-"""Operating systems and kernels that a release row supports, compared with those of a host."""
+"""The operating system and the kernel of a host, compared with a release row."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, List, Mapping
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
 
-def system(wanted: Mapping[str, Any], os_release: str, kernel: str) -> List[str]:
-    """The operating system and the running kernel against the release row."""
+def system_refusals(wanted: Mapping[str, Any], os_release: str, kernel: str) -> List[str]:
+    """Return the reasons why the release row does not support the operating system and the running kernel."""
     found = _system(os_release)
     reasons = []
     if found not in wanted["systems"]:
@@ -20,7 +20,7 @@ def system(wanted: Mapping[str, Any], os_release: str, kernel: str) -> List[str]
                 found, " or ".join(wanted["systems"]), wanted["release"], other
             )
         )
-    # Of a system that the row does not have: whether the kernel would do for any that it has
+    # For an unsupported system, the kernel is compared with the rules of all supported ones.
     rules = [wanted["systems"][found]] if found in wanted["systems"] else sorted(set(wanted["systems"].values()))
     if rules and not any(kernel_fits(kernel, rule) for rule in rules):
         reasons.append(
@@ -32,24 +32,24 @@ def system(wanted: Mapping[str, Any], os_release: str, kernel: str) -> List[str]
 
 
 def kernel_fits(kernel: str, rule: str) -> bool:
-    """Return True where `6.8.0-49-generic` fits a rule such as `==6.8.0,<=6.8.0-138` or `<=5.14.0-570.116.1`.
+    """Return True if a kernel such as `6.8.0-49-generic` matches a rule such as `==6.8.0,<=6.8.0-138` or `<=5.14.0-570.116.1`.
 
-    Each part of the rule counts, with as many numbers of version and build as it has.
+    Each part of the rule compares as many numbers of version and build as it has.
     """
     version, _dash, rest = kernel.partition("-")
     build = re.match(r"\d+(?:\.\d+)*", rest)
-    given = [_numbers(version), _numbers(build[0] if build else "")]
+    actual = [_numbers(version), _numbers(build[0] if build else "")]
     for part in rule.split(","):
         sign, bounds = part[:2], [_numbers(entry) for entry in part[2:].split("-")]
         wanted = [number for bound in bounds for number in bound]
-        found = [number for bound, numbers in zip(bounds, given) for number in (numbers + [0] * len(bound))[: len(bound)]]
+        found = [number for bound, numbers in zip(bounds, actual) for number in (numbers + [0] * len(bound))[: len(bound)]]
         if not {"==": found == wanted, ">=": found >= wanted, "<=": found <= wanted}[sign]:
             return False
     return True
 
 
 def remarks(wanted: Mapping[str, Any], os_release: str = "/etc/os-release") -> List[str]:
-    """Return what is known of the operating system under the release row, and refuses nothing."""
+    """Return warnings about the operating system under the release row."""
     found = _system(read_text(os_release) or "")
     if found not in wanted.get("untested_systems", []):
         return []
@@ -57,7 +57,7 @@ def remarks(wanted: Mapping[str, Any], os_release: str = "/etc/os-release") -> L
 
 
 def _system(os_release: str) -> str:
-    """Return the operating system as release rows name it, such as ubuntu-22.04."""
+    """Return the name of the operating system in release rows, such as ubuntu-22.04."""
     facts = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', os_release, re.MULTILINE))
     return "{}-{}".format(facts.get("ID", "unknown"), facts.get("VERSION_ID", ""))
 

@@ -128,7 +128,7 @@ def _of_cards(wanted: Mapping[str, Any]) -> Iterator[str]:
     if driver and not (driver + "-").startswith(wanted["driver"] + "-"):
         yield f"found driver {driver} on this machine, wanted {wanted['driver']}: choose the rbln_release of that driver"
     # Where there is no tool, the SDK tells it
-    devices = vendor_tool.ask_tool().get("devices") or [] if vendor_tool.find() else []
+    devices = vendor_tool.query_tool().get("devices") or [] if vendor_tool.find_tool() else []
     other = sorted({device["name"] for device in devices} - {cards["card"]})
     if other:
         yield f"found cards {', '.join(other)}, wanted {cards['card']}: correct npufleet_card"

@@ -158,7 +158,7 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield run("kernel/journal.txt", "journalctl", "--dmesg", "--no-pager", "--output=short-iso", f"--lines={limits.lines}")
     yield Item("kernel/ring.txt", lambda: _last(command(limits, "dmesg", "--ctime"), limits.lines))
     if "driver" in wanted["concerns"]:
-        tool = vendor_tool.find() or vendor_tool.TOOLS[0]
+        tool = vendor_tool.find_tool() or vendor_tool.TOOLS[0]
         yield run("driver/tool.json", tool, "-j")
         yield run("driver/tool-groups.json", tool, "-g", "-j")
         yield run("driver/tool.txt", tool)
@@ -169,7 +169,7 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         yield Item("driver/nodes.txt", _nodes)
         yield Item("driver/cdi.yaml", _optional(lambda: content(cdi.SPEC, limits)))
         yield Item("driver/cdi-now.yaml", _optional(lambda: vendor.spec(limits)))
-        yield Item("driver/holders.json", lambda: contexts.look(wanted["container"]))
+        yield Item("driver/holders.json", lambda: contexts.read_use(wanted["container"]))
         yield Item("driver/cards.json", _cards)
         yield run("driver/pci.txt", "lspci", "-nnk")
         yield run("driver/pci-cards.txt", "lspci", "-vv", "-d", PCI_VENDOR[2:] + ":")

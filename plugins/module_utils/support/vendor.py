@@ -118,7 +118,7 @@ def spec(limits: Limits) -> str:
     """The spec of the NPUs for containers that the vendor's toolkit would write now. Raises Missing where there is no toolkit."""
     if not os.path.exists(cdi.TOOLKIT):
         raise Missing("the host has no container toolkit")
-    return command(limits, *cdi.GENERATE, "-")
+    return command(limits, *cdi.GENERATE_COMMAND, "-")
 
 
 def packages(limits: Limits, patterns: List[str]) -> str:

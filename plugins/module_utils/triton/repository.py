@@ -219,7 +219,7 @@ class Change:
         there = {name for name in self.stale if any(entry["state"] == "READY" for entry in served.get(name, {}).values())}
         first = {name for name in there if models[name].get("switch") == "unload_first"}
         if any(any(models[name].get("memory") or []) for name in there - first):
-            devices = vendor_tool.in_order(vendor_tool.ask_tool().get("devices") or [])
+            devices = vendor_tool.in_process_order(vendor_tool.query_tool().get("devices") or [])
             first |= there & short_of_memory(models, [device["memory_total"] for device in devices])
         self.steps = {name: list(model.get("steps") or []) for name, model in models.items()}
         for name in self.gone:

@@ -216,8 +216,8 @@ def _volumes(
         source = mount.get("Name") if mount["Type"] == "volume" else mount.get("Source")
         if any(name == inside or name.startswith(inside.rstrip("/") + "/") for name in held):
             left_out.append(f"volume {source}:{inside}: its models were taken into the model list, what else lies in it was not")
-        elif inside == root or driver_files.inside(inside):
-            if source != root if inside == root else not driver_files.inside(str(source)):
+        elif inside == root or driver_files.is_driver_file(inside):
+            if source != root if inside == root else not driver_files.is_driver_file(str(source)):
                 left_out.append(f"volume {source}:{inside}: the managed container has the host's own {inside} there")
         elif mount["Type"] == "bind" or (mount["Type"] == "volume" and not re.fullmatch("[0-9a-f]{64}", str(source))):
             more = plain_run.mount_options(mount)

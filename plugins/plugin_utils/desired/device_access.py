@@ -56,7 +56,7 @@ def by_name(variables: Mapping[str, Any]) -> bool:
 
 def requests(npus: int) -> List[str]:
     """Return the device requests in the form of container_facts."""
-    return ["cdi " + ",".join(cdi.names(npus))]
+    return ["cdi " + ",".join(cdi.device_names(npus))]
 
 
 def user(variables: Mapping[str, Any]) -> int:
@@ -102,4 +102,4 @@ def query(variables: Mapping[str, Any], binds: List[str]) -> Optional[Dict[str, 
     if privileged(variables):
         return None
     npus = int(variables["npufleet_npus"])
-    return {"npus": npus, "user": user(variables), "binds": binds, "names": cdi.names(npus) if by_name(variables) else []}
+    return {"npus": npus, "user": user(variables), "binds": binds, "names": cdi.device_names(npus) if by_name(variables) else []}

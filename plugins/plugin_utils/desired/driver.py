@@ -62,7 +62,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "reboots": bool(variables["rbln_driver_reboot"]),
         "unit": unit(npus, int(variables["rbln_driver_boot_timeout"])),
         # Units of a host whose engine finds the cards by the vendor's spec
-        "cdi": cdi.units(variables["triton_server_name"]) if device_access.by_name(variables) else {},
+        "cdi": cdi.unit_texts(variables["triton_server_name"]) if device_access.by_name(variables) else {},
     }
 
 

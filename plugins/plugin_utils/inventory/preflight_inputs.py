@@ -125,7 +125,7 @@ def suppliers(variables: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], Dict[
                 "kind": "web",
                 "address": "{}/dists/stable/Release".format(variables["rbln_driver_toolkit_repository"].rstrip("/")),
                 "login": None,
-                "needed": ["driver", cdi.BRING],
+                "needed": ["driver", cdi.INSTALL],
                 "todo": "correct rbln_driver_toolkit_repository, or empty it and install the toolkit",
             }
         )

@@ -52,13 +52,13 @@ def test_its_spec_has_what_the_project_wants_once_the_library_has_its_plain_name
 ) -> None:
     binds = [f"{root}/usr/lib/{name}:/usr/lib/{name}:ro" for name in LIBRARIES]
     monkeypatch.setattr(driver_files, "find", lambda _wanted: {"binds": binds, "missing": []})
-    assert list(cdi.flaws(told(root), 2)) == ["no librbln-thunk.so inside"]
+    assert list(cdi.spec_flaws(told(root), 2)) == ["no librbln-thunk.so in the container"]
     (root / "usr/lib/librbln-thunk.so").symlink_to("librbln-thunk.so.3")
-    assert list(cdi.flaws(told(root), 2)) == []
-    assert list(cdi.flaws(told(root), 3)) == ["no NPU 2"]
+    assert list(cdi.spec_flaws(told(root), 2)) == []
+    assert list(cdi.spec_flaws(told(root), 3)) == ["no NPU 2"]
     # Where librbln-ml does not answer, no NPU has a group
     (root / "usr/bin/rbln-smi").write_text("#!/bin/sh\nexit 1\n")
-    assert list(cdi.flaws(told(root), 2)) == ["no /dev/rsd0 for NPU 0", "no /dev/rsd0 for NPU 1"]
+    assert list(cdi.spec_flaws(told(root), 2)) == ["no /dev/rsd0 for NPU 0", "no /dev/rsd0 for NPU 1"]
 
 
 def test_both_forms_say_the_same(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
