@@ -115,7 +115,7 @@ def unreached(suppliers: List[Mapping[str, Any]], passwords: Mapping[str, str]) 
     from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
     from ansible_collections.npufleet.triton.plugins.module_utils.engine import registry
 
-    ask = {ENGINE: registry.supplier}
+    ask = {ENGINE: registry.check_supplier}
     return [why for why in (ask.get(entry.get("kind", ""), http_probe.supplier)(entry, passwords) for entry in suppliers) if why]
 
 

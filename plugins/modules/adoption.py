@@ -289,7 +289,7 @@ def served(address: str, port: int, key: Optional[Dict[str, str]] = None) -> Tup
 def look(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
     """Everything that matters of the container and its server."""
     inspect, process = find(engine, arguments["name"])
-    image = images.named(engine, inspect["Image"]) or {}
+    image = images.inspect_image(engine, inspect["Image"]) or {}
     init = inspect["State"]["Pid"]
     process["main"] = process["pid"] == init or (below(process["pid"], init) and not idles(inspect["Config"]))
     address, port = endpoint(inspect, process["argv"])

@@ -88,8 +88,8 @@ def test_one_that_the_engine_does_not_start_is_taken_away_too(tmp_path: Path) ->
 
 def test_an_engine_that_does_not_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_asked: Any) -> Any:
-        raise OSError("it has not ended within 120 s")
+        raise OSError("the container did not end within 120 s")
 
     monkeypatch.setattr(PlayedEngine, "run", fails)
-    with pytest.raises(ContainerError, match="could not be asked which cards it sees: it has not ended within 120 s"):
+    with pytest.raises(ContainerError, match="could not be asked which cards it sees: the container did not end within 120 s"):
         prove(seen(2))

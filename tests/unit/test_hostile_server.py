@@ -115,7 +115,7 @@ def triton(server: Hostile) -> Any:
 def bundle(server: Hostile) -> Any:
     budget = exchanges.Budget(SECONDS)
     limits = readers.Limits(SECONDS, SIZE // 8, 10)
-    return readers.answer(exchanges.connect("127.0.0.1", server.port, budget), "GET", "/", limits, budget)
+    return readers.response_body(exchanges.connect("127.0.0.1", server.port, budget), "GET", "/", limits, budget)
 
 
 def metrics(server: Hostile) -> Any:

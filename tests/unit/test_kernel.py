@@ -224,5 +224,5 @@ def test_a_walk_ends_in_any_tree(tmp_path: Path) -> None:
     assert len(places) == trees.DEPTH + 1
     *_others, (_place, names, files) = trees.walk(str(tmp_path / "tree"))
     assert (names, files) == ([], ["d", "file", "link"]), "what is too deep is an entry like any other"
-    assert len(readers.listing(str(tmp_path)).splitlines()) > trees.DEPTH
+    assert len(readers.list_tree(str(tmp_path)).splitlines()) > trees.DEPTH
     assert trees.remove(str(tmp_path / "tree")) == 5 * DEEP

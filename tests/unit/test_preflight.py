@@ -364,10 +364,8 @@ def test_only_suppliers_that_the_plan_needs_are_asked(monkeypatch: pytest.Monkey
 def test_an_engine_that_changes_is_not_asked_for_its_registry(
     monkeypatch: pytest.MonkeyPatch, changes: list[str], asked: list[str]
 ) -> None:
-    for module in (registry, http_probe):
-        monkeypatch.setattr(
-            module, "supplier", lambda supplier, _passwords, module=module: f"{supplier['what']} {module is registry}"
-        )
+    for module, name in ((registry, "check_supplier"), (http_probe, "supplier")):
+        monkeypatch.setattr(module, name, lambda supplier, _passwords, module=module: f"{supplier['what']} {module is registry}")
     monkeypatch.setattr(subject, "engine", lambda *_: [])
     needed = {"needed": ["image", "deliver"]}
     suppliers = [{"what": "the engine's", "kind": "engine", **needed}, {"what": "web", "kind": "web", **needed}]

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import frames
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import decode_stream
 from ansible_collections.npufleet.triton.plugins.module_utils.support import readers
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Limits, Missing, Partial, Unavailable
 from hostile_user import PLANTS, HostileUser
@@ -17,12 +17,12 @@ SECRET = "hunter2/hunter2+ä"
 
 def test_long_text_is_cut_at_the_begin_of_a_line() -> None:
     raw = b"".join(b"line %d\n" % number for number in range(1000))
-    text = readers.bounded(raw, 100)
+    text = readers.tail(raw, 100)
     first, *lines = text.splitlines()
     assert first == f"[the first {len(raw) - sum(len(line) + 1 for line in lines)} bytes are left out]"
     assert lines[-1] == "line 999" and all(line.startswith("line ") for line in lines) and len(text) < 160
-    assert readers.bounded(b"x" * 200 + SECRET.encode() * 20, 100).splitlines()[1:] == [], "a piece of a line is not kept"
-    assert readers.bounded(b"short\xff", 100) == "short\ufffd"
+    assert readers.tail(b"x" * 200 + SECRET.encode() * 20, 100).splitlines()[1:] == [], "a piece of a line is not kept"
+    assert readers.tail(b"short\xff", 100) == "short\ufffd"
 
 
 def test_command() -> None:
@@ -53,37 +53,39 @@ def test_files(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"a": 1}')
     (tmp_path / "b.json").write_text("{")
     (tmp_path / "c.txt").write_text("c\n" * 10000)
-    found = readers.contents(LIMITS, f"{tmp_path}/*.json", f"{tmp_path}/*.txt", f"{tmp_path}/*.none")
+    found = readers.read_files(LIMITS, f"{tmp_path}/*.json", f"{tmp_path}/*.txt", f"{tmp_path}/*.none")
     assert found[f"{tmp_path}/a.json"] == {"a": 1}
     assert found[f"{tmp_path}/b.json"] == "{"
     assert len(found[f"{tmp_path}/c.txt"]) < LIMITS.size + 100
     with pytest.raises(Unavailable, match="there is no /nowhere/a, /nowhere/b"):
-        readers.contents(LIMITS, "/nowhere/a", "/nowhere/b")
+        readers.read_files(LIMITS, "/nowhere/a", "/nowhere/b")
     with pytest.raises(Missing):
-        readers.content("/nowhere/a", LIMITS)
+        readers.read_file("/nowhere/a", LIMITS)
 
 
 def test_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "releases").mkdir()
     (tmp_path / "releases/a").write_text("abc")
     (tmp_path / "served").symlink_to("releases/a")
-    lines = readers.listing(str(tmp_path)).splitlines()
+    lines = readers.list_tree(str(tmp_path)).splitlines()
     assert len(lines) == 3
     assert [line.split(" ", 1)[0] for line in lines] == ["drwxr-xr-x", "lrwxrwxrwx", "-rw-r--r--"]
     assert lines[1].endswith(f"{tmp_path}/served -> releases/a")
     monkeypatch.setattr(readers, "ENTRIES", 2)
     with pytest.raises(Partial, match="only the first 2 entries"):
-        readers.listing(str(tmp_path))
+        readers.list_tree(str(tmp_path))
 
 
 def test_log_of_a_container() -> None:
     raw = b"".join(struct.pack(">BxxxI", stream, len(words)) + words for stream, words in ((1, b"out\n"), (2, b"err\n")))
-    assert frames(raw) == b"out\nerr\n"
-    assert frames(raw[:-2]) == b"out\ner"
-    assert frames(b"of a terminal\n") == b"of a terminal\n"
-    assert frames(b"") == b""
+    assert decode_stream(raw) == b"out\nerr\n"
+    assert decode_stream(raw[:-2]) == b"out\ner"
+    assert decode_stream(b"of a terminal\n") == b"of a terminal\n"
+    assert decode_stream(b"") == b""
     # As many as a log of a few megabytes can have, in a time that grows with their number alone
-    assert frames(struct.pack(">BxxxI", 1, 1) + b"x" * 1) * 1_000_000 == frames((struct.pack(">BxxxI", 1, 1) + b"x") * 1_000_000)
+    assert decode_stream(struct.pack(">BxxxI", 1, 1) + b"x" * 1) * 1_000_000 == decode_stream(
+        (struct.pack(">BxxxI", 1, 1) + b"x") * 1_000_000
+    )
 
 
 @pytest.mark.parametrize("what", PLANTS)
@@ -92,7 +94,7 @@ def test_what_leads_elsewhere_is_not_read(tmp_path: Path, what: str) -> None:
     user = HostileUser(tmp_path / "place", tmp_path / "elsewhere")
     user.plant(what, "prometheus.yml")
     with pytest.raises(Unavailable, match=r"prometheus\.yml is .*, expected a regular file with one name"):
-        readers.content(f"{tmp_path}/place/prometheus.yml", LIMITS)
+        readers.read_file(f"{tmp_path}/place/prometheus.yml", LIMITS)
     if what not in ("directory", "link to a directory"):
-        found = readers.contents(LIMITS, f"{tmp_path}/place/*.yml")
+        found = readers.read_files(LIMITS, f"{tmp_path}/place/*.yml")
         assert list(found[f"{tmp_path}/place/prometheus.yml"]) == ["error"]

@@ -40,7 +40,7 @@ class Played:
             raise self.answer
         return self.answer[0], self.answer[1].encode()
 
-    def answers(self) -> bool:
+    def is_running(self) -> bool:
         return self.there
 
 
@@ -48,7 +48,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, engine: Played, user: str = LOGIN[0], p
     monkeypatch.setattr(subject, "Engine", engine)
     address = LOCKED.partition("@")[0] if pushes else LOCKED
     entry = {"what": "image", "address": address, "registry": "registry.example.com:5000", "user": user, "pushes": pushes}
-    return subject.supplier({**entry, "todo": "correct it"}, {"image": LOGIN[1] if user else ""})
+    return subject.check_supplier({**entry, "todo": "correct it"}, {"image": LOGIN[1] if user else ""})
 
 
 @pytest.mark.parametrize(

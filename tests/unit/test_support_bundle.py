@@ -280,7 +280,7 @@ def test_engine_and_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert found["container/triton-log.txt"] == "out\n"
     assert "container/triton-previous.json" not in found
     assert errors == [
-        'engine/images.json: GET /images/json was answered with 500: {"message": "no"}',
+        'engine/images.json: GET /images/json returned 500: {"message": "no"}',
         "container/triton-processes.json: there is nothing at /containers/triton/top",
     ]
 
@@ -310,7 +310,7 @@ def test_server(tmp_path: Path) -> None:
         "/v2/models/\ubaa8\ub378/versions/1/config": {"name": "\ubaa8\ub378"},
         "/v2/models/with space/versions/1/config": {"error": collect.NAMELESS},
     }
-    assert errors == ['server/statistics.json: GET /v2/models/stats was answered with 403: {"error": "restricted"}']
+    assert errors == ['server/statistics.json: GET /v2/models/stats returned 403: {"error": "restricted"}']
 
 
 def test_a_server_with_a_key_is_asked_with_it(tmp_path: Path) -> None:

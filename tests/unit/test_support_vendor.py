@@ -54,13 +54,13 @@ def test_a_script_is_told_up_to_what_it_carries(packages: Path, tmp_path: Path, 
 def test_what_is_no_script_is_not_run(packages: Path, tmp_path: Path) -> None:
     (packages / "d.run").write_bytes(b"\x7fELF" + bytes(100))
     for read in (vendor.installer_script, lambda root: vendor.installer_help(root, LIMITS)):
-        with pytest.raises(Unavailable, match=r"d\.run is no script"):
+        with pytest.raises(Unavailable, match=r"d\.run is not a script"):
             read(str(tmp_path))
 
 
 def test_help_ends_though_it_reads(monkeypatch: pytest.MonkeyPatch, packages: Path, tmp_path: Path) -> None:
     """It gets nothing on its standard input, and may not wait for it."""
-    monkeypatch.setattr(vendor, "HARMLESS", ())
+    monkeypatch.setattr(vendor, "READ_ONLY", ())
     (packages / "d.run").write_bytes(INSTALLER)
     assert vendor.installer_help(str(tmp_path), LIMITS) == "use it so\n"
 
@@ -198,7 +198,7 @@ def test_what_it_says_before_it_fails_is_kept(tmp_path: Path, said: str, code: i
 def test_no_container_and_no_engine(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="there is no container triton, whose image has the SDK"):
         vendor.sdk(Docker(), "triton", str(tmp_path), LIMITS)
-    with pytest.raises(Unavailable, match="the SDK could not be asked"):
+    with pytest.raises(Unavailable, match="the SDK could not be run"):
         vendor.sdk(Engine(str(tmp_path / "none.sock")), "triton", str(tmp_path), LIMITS)
 
 
@@ -210,5 +210,5 @@ def test_a_container_that_does_not_end_is_taken_away(monkeypatch: pytest.MonkeyP
         f"POST /containers/create?name={vendor.NAME}": (201, {"Id": "1"}),
         f"POST {place}/start": (500, {"message": "no room"}),
     }
-    with unix_server(tmp_path / "s", answers), pytest.raises(Unavailable, match=r"could not be asked: .*no room"):
+    with unix_server(tmp_path / "s", answers), pytest.raises(Unavailable, match=r"could not be run: .*no room"):
         vendor.sdk(Engine(str(tmp_path / "s")), "triton", str(tmp_path), LIMITS)

@@ -150,7 +150,7 @@ def test_engine_answers_over_its_socket(place: Path) -> None:
         engine = docker.Engine(str(place))
         assert engine.get("/version") == {"Version": "20.10.24"}
         assert engine.get("/containers/triton/json") is None
-        assert engine.answers()
+        assert engine.is_running()
     assert server.asked == ["GET /version", "GET /containers/triton/json", "GET /version"]
 
 
@@ -158,13 +158,13 @@ def test_engine_that_refuses_is_an_error_with_its_words(place: Path) -> None:
     with unix_server(place, {"GET /info": (500, {"message": "driver failed"})}):
         with pytest.raises(OSError, match=r"the engine answered 500: .*driver failed"):
             docker.Engine(str(place)).get("/info")
-        assert not docker.Engine(str(place)).answers()
+        assert not docker.Engine(str(place)).is_running()
 
 
 def test_engine_that_is_not_there_is_an_error(place: Path) -> None:
     with pytest.raises(FileNotFoundError):
         docker.Engine(str(place)).get("/info")
-    assert not docker.Engine(str(place)).answers()
+    assert not docker.Engine(str(place)).is_running()
 
 
 def _talk(listener: socket.socket, answer: bytes) -> None:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, absent
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, missing_binds
 
 # Seconds beyond the container's own patience in which the engine has to answer a stop
 ENGINE_EXTRA = 60.0
@@ -64,6 +64,6 @@ class Docker(Engine):
 
 def refuse_absent(container: Mapping[str, Any]) -> None:
     """Raise ContainerError where the engine would make directories of what a container mounts."""
-    gone = absent(container)
+    gone = missing_binds(container)
     if gone:
         raise ContainerError(f"found nothing at {', '.join(gone)}, which the container mounts: put it back, then run site.yml")

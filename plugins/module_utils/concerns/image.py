@@ -18,7 +18,7 @@ CONTENTS = "io.npufleet.contents"
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     """The image behind the reference, None without one; `engine` tells whether there was anyone to ask."""
     try:
-        found = images.named(Engine(), wanted["reference"])
+        found = images.inspect_image(Engine(), wanted["reference"])
     except OSError:
         return {"engine": False, "id": None, "content": None}
     labels = (found["Config"].get("Labels") or {}) if found else {}

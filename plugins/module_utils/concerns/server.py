@@ -95,8 +95,8 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     engine = Engine()
     try:
         found = engine.container(wanted["name"])
-        here = images.named(engine, wanted["image"]["reference"])
-        image = images.named(engine, found["Image"]) if found else None
+        here = images.inspect_image(engine, wanted["image"]["reference"])
+        image = images.inspect_image(engine, found["Image"]) if found else None
         # What a run that was killed left aside
         previous = engine.container(wanted["name"] + "-previous")
     except OSError:

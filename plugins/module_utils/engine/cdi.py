@@ -180,7 +180,7 @@ def _mount_flaws(mounts: Mapping[str, str], links: Sequence[str], unlinked: bool
 
 
 def diff(concern: str, found: Mapping[str, Any], wanted: Mapping[str, str], loaded: bool) -> List[Item]:
-    """Return the differences from the desired units, which are empty without cards by name, and with a `loaded` driver of the spec."""
+    """Return the differences of the units (`wanted` is empty without cards by name), and with a `loaded` driver of the spec."""
     if not wanted:
         return [item(concern, name, "installed", None, REMOVE) for name, unit in found["units"].items() if unit is not None]
     plan = []

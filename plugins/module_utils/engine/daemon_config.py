@@ -1,8 +1,7 @@
-"""Options of dockerd: ours merged into daemon.json, and those that its command line sets already.
+"""Options of dockerd: the merge into daemon.json, and the flags of its command line.
 
-The names are those of dockerd's source (cmd/dockerd/config.go and config_unix.go, daemon/config/config.go of moby): an option that
-may be given more than once has a singular name as a flag, and a plural one in the file. dockerd does not start when an option is
-set in both places.
+The names are from the source of moby (cmd/dockerd/config.go and config_unix.go, daemon/config/config.go). An option that can be
+repeated has a singular name as a flag and a plural name in the file. dockerd does not start if an option is in both places.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
 DAEMON_JSON = "/etc/docker/daemon.json"
-# Options whose values only fit one value of another option
+# Options that belong to one value of another option
 DEPENDENT = {"log-opts": "log-driver", "storage-opts": "storage-driver", "cluster-store-opts": "cluster-store"}
-# What dockerd uses where the file names none. The storage driver depends on the host
+# The default of dockerd. That of the storage driver depends on the host.
 DEFAULTS = {"log-driver": "json-file"}
-# Maps whose entries are objects: half of one and half of another would be neither, such as a runtime with a path and a type
+# Maps whose entries are replaced as a whole: a merged runtime might have both a path and a type.
 OBJECTS = ("runtimes", "default-ulimits")
-# Maps that dockerd takes for one option. The entries of every other map are options of their own, such as those of `proxies`
+# Maps that are one option of dockerd. In other maps, such as `proxies`, each entry is an option.
 ONE_OPTION = ("builder", "cluster-store-opts", "default-network-opts", "default-ulimits", "features", "log-opts", "runtimes")
-# The one option that dockerd merges out of file and flags
+# dockerd merges this option from file and flags.
 MERGED_BY_DOCKERD = "runtimes"
-# Flags whose option has another name in the file
+# Names in the file by names of flags
 PLURALS = {
     "add-runtime": "runtimes", "authorization-plugin": "authorization-plugins", "cdi-spec-dir": "cdi-spec-dirs",
     "cluster-store-opt": "cluster-store-opts", "default-address-pool": "default-address-pools",
@@ -39,16 +38,16 @@ PLURALS = {
 SHORT_FLAGS = {"b": "bridge", "G": "group", "g": "graph", "H": "host", "l": "log-level", "p": "pidfile", "s": "storage-driver"}
 SHORT_SWITCHES = {"D": "debug"}
 CONFIG_FILE = "config-file"
-# What JSON that is no object is
+# Names of JSON types other than objects
 KINDS = {type(None): "null", list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false"}
 
 UNIT = "docker.service"
-# Where systemd looks for units, the first counts
+# Unit directories of systemd in the order of precedence
 UNIT_PATHS = (
     "/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system",
 )  # fmt: skip
 PROGRAM = "dockerd"
-# The unit that Debian's package brings, for a host that has none yet: files of variables and drop-ins may be there before it
+# The unit of Debian's package, for a host without a unit: variables and drop-ins may precede the package.
 PACKAGED = (
     "the package's docker.service",
     "[Service]\nEnvironmentFile=-/etc/default/docker\nExecStart=/usr/sbin/dockerd -H fd:// $DOCKER_OPTS\n",
@@ -57,7 +56,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 class Flag(NamedTuple):
-    """A flag of dockerd, by the name of its option in daemon.json."""
+    """A flag of dockerd, with the name of its option in daemon.json and the file that sets it."""
 
     option: str
     written: str
@@ -65,19 +64,19 @@ class Flag(NamedTuple):
 
 
 def parse(raw: Optional[str]) -> Dict[str, Any]:
-    """Return the options in the text of a daemon.json, which may be missing or empty. Raises ValueError."""
+    """Return the options of a daemon.json, which may be missing or empty. Raises ValueError."""
     if not raw or not raw.strip():
         return {}
-    found = shapes.parse(raw)
-    if not isinstance(found, dict):
-        raise ValueError(f"wanted an object, found {KINDS[type(found)]}")
-    return found
+    options_found = shapes.parse(raw)
+    if not isinstance(options_found, dict):
+        raise ValueError(f"wanted an object, found {KINDS[type(options_found)]}")
+    return options_found
 
 
 def merge(current: Optional[Mapping[str, Any]], wanted: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return `wanted` laid over `current`: maps are merged, all other values are replaced.
+    """Return `current` updated with `wanted`: maps are merged, other values are replaced.
 
-    Options of another driver than the wanted one go with their driver: dockerd does not start with options that its driver lacks.
+    Options of a replaced driver are removed: dockerd does not start with options that its driver lacks.
     """
     merged = {}
     for option, value in (current or {}).items():
@@ -85,12 +84,12 @@ def merge(current: Optional[Mapping[str, Any]], wanted: Mapping[str, Any]) -> Di
         if kept is not None:
             merged[option] = kept
     for option, value in wanted.items():
-        merged[option] = _laid_over(merged.get(option), value, objects=option in OBJECTS)
+        merged[option] = _merge_value(merged.get(option), value, objects=option in OBJECTS)
     return merged
 
 
 def _kept(option: str, value: Any, current: Mapping[str, Any], wanted: Mapping[str, Any]) -> Any:
-    """The value of an option of the file as far as it fits the wanted driver; None for nothing of it."""
+    """Return the part of an option of the file that fits the desired driver, None for no part."""
     owner = DEPENDENT.get(option)
     if owner is None or owner not in wanted:
         return value
@@ -98,19 +97,19 @@ def _kept(option: str, value: Any, current: Mapping[str, Any], wanted: Mapping[s
     if before == wanted[owner]:
         return value
     if before is None and isinstance(value, list):
-        # The name of the driver begins each option of storage, as in `overlay2.size=20G`
+        # An option of storage begins with the name of its driver, as in `overlay2.size=20G`.
         return [entry for entry in value if str(entry).startswith(f"{wanted[owner]}.")] or None
     return None
 
 
-def _laid_over(current: Any, wanted: Any, objects: bool = False) -> Any:
+def _merge_value(current: Any, wanted: Any, objects: bool = False) -> Any:
     if not (isinstance(current, Mapping) and isinstance(wanted, Mapping)):
         return wanted
-    return {**current, **{key: wanted[key] if objects else _laid_over(current.get(key), wanted[key]) for key in wanted}}
+    return {**current, **{key: wanted[key] if objects else _merge_value(current.get(key), wanted[key]) for key in wanted}}
 
 
 def options(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the name of each option that a daemon.json sets."""
+    """Yield the names of the options of a daemon.json."""
     for option, value in config.items():
         if isinstance(value, Mapping) and option not in ONE_OPTION:
             yield from (str(name) for name in value)
@@ -119,25 +118,25 @@ def options(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def clashes(config: Mapping[str, Any], flags: Mapping[str, str]) -> List[str]:
-    """Return a description of each flag, as `read_flags` returns them, with which dockerd would not start or not read the file."""
+    """Return the flags, as described by `read_flags`, with which dockerd would not start or would not read the file."""
     both = [flags[option] for option in sorted(set(options(config)) & set(flags)) if option != MERGED_BY_DOCKERD]
     return [*both, *([flags[CONFIG_FILE]] if CONFIG_FILE in flags else [])]
 
 
 def read_flags() -> Dict[str, str]:
-    """Return {option: the flag and the file that has it} of the command line by which systemd starts dockerd, or will start it.
+    """Return {option: "flag in file"} of the command line with which systemd starts dockerd.
 
-    Values are left out: one may be a secret. `--config-file` is listed where it names another file than ours.
+    The values may be secret, and are not returned. `--config-file` is included only if it names another file.
     """
     words = _command_line(_unit_files())
     if not words or os.path.basename(words[0][0].lstrip("@-:+!")) != PROGRAM:
-        # A script that starts dockerd: what runs now is all that can be known
+        # A script starts dockerd, so that only the running process shows its flags.
         words = _running_command_line()
     return {flag.option: f"{flag.written} in {flag.source}" for flag in parse_flags(words)}
 
 
 def parse_flags(words: Sequence[Tuple[str, str]]) -> Iterator[Flag]:
-    """Yield the flags of a command line, whose words are (word, the file that it comes from)."""
+    """Yield the flags of a command line of (word, source file)."""
     for place, (word, source) in enumerate(words):
         if place == 0 or not re.match(r"-\w|--\w", word):
             continue
@@ -157,7 +156,7 @@ def parse_flags(words: Sequence[Tuple[str, str]]) -> Iterator[Flag]:
 
 
 def _unit_files() -> List[Tuple[str, str]]:
-    """(path, content) of the engine's unit and its drop-ins, in the order in which systemd reads them."""
+    """Return (path, content) of the engine's unit and drop-ins in the order in which systemd reads them."""
     units = [os.path.join(path, UNIT) for path in UNIT_PATHS]
     unit = next((path for path in units if os.path.exists(path)), None)
     drop_ins: Dict[str, str] = {}
@@ -165,12 +164,12 @@ def _unit_files() -> List[Tuple[str, str]]:
         for path in UNIT_PATHS:
             for found in glob.glob(os.path.join(glob.escape(path), directory, "*.conf")):
                 drop_ins.setdefault(os.path.basename(found), found)
-    whole = (unit, read_text(unit) or "") if unit else PACKAGED
-    return [whole, *((drop_ins[name], read_text(drop_ins[name]) or "") for name in sorted(drop_ins))]
+    main = (unit, read_text(unit) or "") if unit else PACKAGED
+    return [main, *((drop_ins[name], read_text(drop_ins[name]) or "") for name in sorted(drop_ins))]
 
 
 def _command_line(units: Sequence[Tuple[str, str]]) -> List[Tuple[str, str]]:
-    """The words of ExecStart with the values of variables in their places, each with the file that it comes from."""
+    """Return (word, source file) of each word of ExecStart, with variables expanded."""
     start, source = "", ""
     environment: Dict[str, Tuple[str, str]] = {}
     files: List[str] = []
@@ -192,24 +191,24 @@ def _expanded(words: Sequence[str], environment: Mapping[str, Tuple[str, str]], 
     for word in words:
         name = word[1:] if re.fullmatch(r"\$\w+", word) else ""
         if name:
-            value, of = environment.get(name, ("", source))
-            yield from ((part, of) for part in _split(value))
+            value, path = environment.get(name, ("", source))
+            yield from ((part, path) for part in _split(value))
         else:
-            inner = [environment[found][1] for found in _VARIABLE.findall(word) if found in environment]
-            yield _VARIABLE.sub(lambda found: environment.get(found[1], ("", ""))[0], word), (inner or [source])[0]
+            paths = [environment[match][1] for match in _VARIABLE.findall(word) if match in environment]
+            yield _VARIABLE.sub(lambda match: environment.get(match[1], ("", ""))[0], word), (paths or [source])[0]
 
 
 def _settings(content: str) -> Iterator[Tuple[str, str]]:
     """Yield name and value of each line in the section [Service] of a unit."""
-    section, kept = "", ""
+    section, continued = "", ""
     for line in content.splitlines():
         line = line.strip()
         if line[:1] in ("#", ";"):
             continue
         if line.endswith("\\"):
-            kept += line[:-1] + " "
+            continued += line[:-1] + " "
             continue
-        line, kept = kept + line, ""
+        line, continued = continued + line, ""
         if re.fullmatch(r"\[[^\]]*\]", line):
             section = line
         elif section == "[Service]" and "=" in line:
@@ -236,7 +235,7 @@ def _split(line: str) -> List[str]:
     try:
         return shlex.split(line)
     except ValueError:
-        # An open quote
+        # A quote is not closed.
         return line.split()
 
 

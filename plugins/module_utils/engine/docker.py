@@ -1,4 +1,4 @@
-"""The Docker engine, asked over its socket with the standard library alone."""
+"""The API of the Docker engine over its socket."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, exchange
 
 ANY = re.compile(".*", re.DOTALL)
-# It becomes a part of a path
+# An ID becomes a part of a path.
 ID = re.compile(r"[\w.-]{1,128}")
 
 
-def frames(raw: bytes) -> bytes:
-    """Return what a container wrote, out of the engine's stream; one of a terminal has no frames and is as it is."""
-    lines = bytearray()
+def decode_stream(raw: bytes) -> bytes:
+    """Return the output of a container without the frame headers of the engine; the output of a terminal has none."""
+    output = bytearray()
     at = 0
     while at + 8 <= len(raw) and raw[at] in (0, 1, 2) and raw[at + 1 : at + 4] == b"\0\0\0":
         length = struct.unpack(">I", raw[at + 4 : at + 8])[0]
-        lines += raw[at + 8 : at + 8 + length]
+        output += raw[at + 8 : at + 8 + length]
         at += 8 + length
-    return bytes(lines) or raw
+    return bytes(output) or raw
 
 
-# What an engine says of a container, as far as anything is made of it
+# The fields of `docker inspect` that this project reads
 CONTAINER = {
     "Id": ID,
     "Name?": str,
@@ -51,29 +51,29 @@ CONTAINER = {
 
 
 def _data(body: bytes, shape: Any = None) -> Any:
-    """Return the data of an engine's answer, of this shape if there is one. Raises OSError for what no engine says."""
+    """Return the data of an engine's response. Raises OSError for invalid JSON or another shape."""
     try:
         return shapes.parse(body) if shape is None else shapes.parse_as(body, shape)
     except ValueError as error:
-        raise OSError(f"the engine answered what it should not ({error}): {body[:200]!a}") from None
+        raise OSError(f"the engine returned an invalid response ({error}): {body[:200]!a}") from None
 
 
-def absent(container: Mapping[str, Any]) -> List[str]:
-    """Paths of the host that a container mounts and that are not there: the engine would make directories of them at its start."""
+def missing_binds(container: Mapping[str, Any]) -> List[str]:
+    """Return the missing host paths of a container's bind mounts, which the engine would create as directories."""
     binds = (container.get("HostConfig") or {}).get("Binds") or []
     paths = [str(bind).partition(":")[0] for bind in binds]
     return sorted(path for path in paths if path.startswith("/") and not os.path.exists(path))
 
 
 class Engine:
-    """The Docker engine, asked over its socket, so that the standard library is enough."""
+    """A client of the Docker engine that needs only the standard library."""
 
     def __init__(self, path: str = "/var/run/docker.sock", timeout: float = 20.0) -> None:
         self._path = path
         self._timeout = timeout
 
-    def connected(self, timeout: Optional[float] = None) -> socket.socket:
-        """A connection of one exchange. Raises OSError when there is no engine."""
+    def connect(self, timeout: Optional[float] = None) -> socket.socket:
+        """Return a connection for one exchange. Raises OSError without an engine."""
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connected.settimeout(timeout or self._timeout)
@@ -91,14 +91,14 @@ class Engine:
         timeout: Optional[float] = None,
         headers: Optional[Mapping[str, str]] = None,
     ) -> Tuple[int, bytes]:
-        """(status, body) of one answer, within so many seconds. Raises OSError when there is none."""
-        told = dict(headers or {}) if body is None else {"Content-Type": "application/json", **(headers or {})}
+        """Send a request, and return (status, body) of the response. Raises OSError without a response in time."""
+        fields = dict(headers or {}) if body is None else {"Content-Type": "application/json", **(headers or {})}
         budget = Budget(timeout or self._timeout)
-        with self.connected(budget.seconds) as connected:
-            return exchange(connected, method, resource, told, None if body is None else json.dumps(body).encode(), budget)
+        with self.connect(budget.seconds) as connected:
+            return exchange(connected, method, resource, fields, None if body is None else json.dumps(body).encode(), budget)
 
     def get(self, resource: str) -> Optional[Any]:
-        """The engine's JSON answer; None for something that it does not have. Raises OSError when it is not there."""
+        """Return the data of a GET, None for status 404. Raises OSError for any other failure."""
         status, body = self.exchange("GET", resource)
         if status == 404:
             return None
@@ -107,45 +107,42 @@ class Engine:
         return _data(body)
 
     def container(self, name: str) -> Optional[Dict[str, Any]]:
-        """`docker inspect`, None where there is no such container. Raises OSError without an engine that says what one is."""
+        """Return `docker inspect` of a container, None if it does not exist. Raises OSError without a valid response."""
         from urllib.parse import quote
 
         found: Optional[Dict[str, Any]] = self.get(f"/containers/{quote(name)}/json")
         flaw = None if found is None else shapes.mismatch(found, CONTAINER)
         if flaw:
-            raise OSError(f"the engine describes {name} in a shape that is not known ({flaw}): see `docker inspect {name}`")
+            raise OSError(f"the engine returned an unknown format for {name} ({flaw}): see `docker inspect {name}`")
         return found
 
     def execute(self, container: str, command: List[str]) -> Tuple[int, str]:
-        """(exit code, what it wrote) of a command inside a running container. Raises OSError where it cannot be run."""
-        asked = {"AttachStdout": True, "AttachStderr": True, "Cmd": command}
-        made = _data(self._post(f"/containers/{container}/exec", asked), {"Id": ID})["Id"]
-        # The engine ends its answer with the command.
-        said = frames(self._post(f"/exec/{made}/start", {"Detach": False, "Tty": False}))
-        ended = self.get(f"/exec/{made}/json")
+        """Run a command in a running container, and return (exit code, output). Raises OSError if it cannot run."""
+        options = {"AttachStdout": True, "AttachStderr": True, "Cmd": command}
+        identity = _data(self._post(f"/containers/{container}/exec", options), {"Id": ID})["Id"]
+        # The response ends with the command.
+        output = decode_stream(self._post(f"/exec/{identity}/start", {"Detach": False, "Tty": False}))
+        ended = self.get(f"/exec/{identity}/json")
         code = ended["ExitCode"] if ended and not shapes.mismatch(ended, {"ExitCode": int}) else 0
-        return int(code), said.decode("utf-8", "replace")
+        return int(code), output.decode("utf-8", "replace")
 
     def run(self, name: str, config: Mapping[str, Any], limit: float) -> Tuple[int, str]:
-        """(exit code, what it wrote) of a container that is made for this and gone afterwards.
-
-        Raises OSError where it cannot be run, or has not ended after so many seconds.
-        """
+        """Run a container and remove it, and return (exit code, output). Raises OSError if it does not end within the limit."""
         from urllib.parse import quote
 
-        place = "/containers/" + quote(name)
-        # One that a kill has left
-        self.exchange("DELETE", place + "?force=true")
+        resource = "/containers/" + quote(name)
+        # A killed call may have left its container.
+        self.exchange("DELETE", resource + "?force=true")
         self._post(f"/containers/create?name={quote(name)}", config)
         try:
-            self._post(place + "/start", None)
-            ended = _data(self._post(place + "/wait", None, limit), {"StatusCode": int})
-            said = frames(self.exchange("GET", place + "/logs?stdout=1&stderr=1")[1])
+            self._post(resource + "/start", None)
+            ended = _data(self._post(resource + "/wait", None, limit), {"StatusCode": int})
+            output = decode_stream(self.exchange("GET", resource + "/logs?stdout=1&stderr=1")[1])
         except socket.timeout:
-            raise OSError(f"it has not ended within {limit:.0f} s") from None
+            raise OSError(f"the container did not end within {limit:.0f} s") from None
         finally:
-            self.exchange("DELETE", place + "?force=true")
-        return int(ended["StatusCode"]), said.decode("utf-8", "replace")
+            self.exchange("DELETE", resource + "?force=true")
+        return int(ended["StatusCode"]), output.decode("utf-8", "replace")
 
     def _post(self, resource: str, body: Any, timeout: Optional[float] = None) -> bytes:
         status, raw = self.exchange("POST", resource, body, timeout)
@@ -153,8 +150,8 @@ class Engine:
             raise OSError("the engine answered {}: {}".format(status, raw.decode("utf-8", "replace")[:200].strip()))
         return raw
 
-    def answers(self) -> bool:
-        """Whether an engine answers at all."""
+    def is_running(self) -> bool:
+        """Return True if the engine responds."""
         try:
             return self.get("/version") is not None
         except OSError:

@@ -1,4 +1,4 @@
-"""What a support bundle holds, and the order in which it is collected: on a bare host too, and whatever does not answer."""
+"""The items of a support bundle in the order of their collection. A missing or stuck item does not affect the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine im
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi, contexts
-from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, frames
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, decode_stream
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, connect
 from ansible_collections.npufleet.triton.plugins.module_utils.support import vendor
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import (
@@ -22,13 +22,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.support.readers im
     Missing,
     Partial,
     Unavailable,
-    answer,
-    bounded,
     command,
-    content,
-    contents,
-    entry,
-    listing,
+    describe_path,
+    list_tree,
+    read_file,
+    read_files,
+    response_body,
+    tail,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
@@ -50,19 +50,19 @@ PACKAGES = (
 )
 SYSFS = ("vendor", "device", "class", "numa_node", "current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
 
-# Files of Prometheus by their name in the desired state, and where they are without one
+# Default paths of Prometheus' files by their name in the desired state
 PROMETHEUS_FILES = {
     "config": "/etc/prometheus/prometheus.yml",
     "targets_file": "/etc/prometheus/npufleet/triton.json",
     "rules_file": "/etc/prometheus/npufleet/alerts.yml",
 }
 
-# Seconds beyond its limit in which an item may still say by itself what kept it
+# Seconds in which an item may report its own timeout
 GRACE = 3
 
 
 class Item(NamedTuple):
-    """One file of the bundle. `seconds` is for one that may take longer than the others."""
+    """A file of the bundle. `seconds` replaces a lower general time limit."""
 
     name: str
     get: Callable[[], Any]
@@ -70,9 +70,9 @@ class Item(NamedTuple):
 
 
 def collect(items: List[Item], limits: Limits, deadline: float) -> Tuple[Dict[str, Any], List[str]]:
-    """(content by name, what could not be got) of items, one after the other: a busy host is not to be slowed down.
+    """Read the items one by one, and return ({name: content}, errors).
 
-    Each runs in a thread of its own, which is left behind when the kernel or a file server does not let go of it.
+    Each item has a thread, which is abandoned if the kernel or a file server does not return.
     """
     found: Dict[str, Any] = {}
     errors: List[str] = []
@@ -88,8 +88,8 @@ def collect(items: List[Item], limits: Limits, deadline: float) -> Tuple[Dict[st
         if not result:
             errors.append(f"{item.name}: no answer within {seconds:g} s")
             continue
-        if result.get("why"):
-            errors.append("{}: {}".format(item.name, result["why"]))
+        if result.get("error"):
+            errors.append("{}: {}".format(item.name, result["error"]))
         if result.get("content") is not None:
             found[item.name] = result["content"]
     return found, errors
@@ -97,23 +97,22 @@ def collect(items: List[Item], limits: Limits, deadline: float) -> Tuple[Dict[st
 
 def _get(item: Item, result: Dict[str, Any]) -> None:
     try:
-        result.update(content=item.get(), why="")
+        result.update(content=item.get(), error="")
     except Partial as partial:
-        result.update(content=partial.content, why=str(partial))
-    except Exception as error:  # whatever it is, it costs this item and no other
-        why = str(error) if isinstance(error, (Unavailable, OSError)) else repr(error)
-        result.update(content=None, why=why)
+        result.update(content=partial.content, error=str(partial))
+    except Exception as error:  # an unexpected error must not affect the other items
+        result.update(content=None, error=str(error) if isinstance(error, (Unavailable, OSError)) else repr(error))
 
 
 def _nodes() -> str:
     paths = sorted(glob.glob("/dev/rbln*") + glob.glob("/dev/rsd*"))
     if not paths:
         raise Unavailable("there is no /dev/rbln* and no /dev/rsd*")
-    return "".join(map(entry, paths))
+    return "".join(map(describe_path, paths))
 
 
 def _cards() -> Dict[str, Any]:
-    """The vendor's cards on the bus and as the driver's class shows them, without any tool."""
+    """Return the attributes in sysfs of the vendor's cards and of the driver."""
     found: Dict[str, Any] = {}
     for path in sorted(glob.glob("/sys/bus/pci/devices/*")):
         if (read_text(path + "/vendor") or "").strip() == PCI_VENDOR:
@@ -128,7 +127,7 @@ def _cards() -> Dict[str, Any]:
 
 
 def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
-    """The bundle's items for a host with these concerns; `wanted` is what the module was asked for."""
+    """Yield the items of a host with these concerns; `wanted` has the options of the module."""
 
     def run(name: str, *words: str) -> Item:
         return Item(name, lambda: command(limits, *words))
@@ -138,15 +137,15 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         return run(name, "journalctl", "--no-pager", "--output=short-iso", f"--lines={limits.lines}", f"--unit={unit}")
 
     yield from (Item(f"state/{name}.json", _state(name, element)) for name, element in wanted["desired"].items())
-    yield Item("host/maintenance.json", _optional(lambda: content(wanted["root"] + "/maintenance.json", limits)))
-    yield Item("host/watchdog.json", _optional(lambda: content(wanted["root"] + "/watchdog.json", limits)))
-    # Its checks with their golden data stay where they are.
-    yield Item("host/probe.json", _optional(lambda: content(wanted["root"] + "/probe.json", limits)))
+    yield Item("host/maintenance.json", _optional(lambda: read_file(wanted["root"] + "/maintenance.json", limits)))
+    yield Item("host/watchdog.json", _optional(lambda: read_file(wanted["root"] + "/watchdog.json", limits)))
+    # The checks of the probe with their golden data are not part of the bundle.
+    yield Item("host/probe.json", _optional(lambda: read_file(wanted["root"] + "/probe.json", limits)))
     yield Item("host/system.txt", _system)
     yield run("host/uname.txt", "uname", "-a")
-    yield Item("host/kernel.json", lambda: contents(limits, "/proc/cmdline", "/proc/uptime", "/proc/loadavg", "/proc/modules"))
+    yield Item("host/kernel.json", lambda: read_files(limits, "/proc/cmdline", "/proc/uptime", "/proc/loadavg", "/proc/modules"))
     yield run("host/cpu.txt", "lscpu")
-    yield Item("host/memory.txt", lambda: content("/proc/meminfo", limits))
+    yield Item("host/memory.txt", lambda: read_file("/proc/meminfo", limits))
     yield run("host/disk.txt", "df", "--human-readable", "--print-type", "--local")
     yield run("host/inodes.txt", "df", "--inodes", "--local")
     yield Item("host/packages.txt", lambda: vendor.packages(limits, list(PACKAGES)))
@@ -167,7 +166,7 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         yield run("driver/module.txt", "modinfo", MODULE)
         yield run("driver/dkms.txt", "dkms", "status")
         yield Item("driver/nodes.txt", _nodes)
-        yield Item("driver/cdi.yaml", _optional(lambda: content(cdi.SPEC, limits)))
+        yield Item("driver/cdi.yaml", _optional(lambda: read_file(cdi.SPEC, limits)))
         yield Item("driver/cdi-now.yaml", _optional(lambda: vendor.spec(limits)))
         yield Item("driver/holders.json", lambda: contexts.read_use(wanted["container"]))
         yield Item("driver/cards.json", _cards)
@@ -178,19 +177,19 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         yield from map(journal, UNITS)
     if "server" in wanted["concerns"]:
         yield from _server(wanted, limits)
-        yield Item("models/store.txt", lambda: listing(wanted["root"]))
-        yield Item("models/records.json", lambda: contents(limits, wanted["root"] + "/releases/*/*.json"))
-        yield Item("models/configs.json", lambda: contents(limits, wanted["root"] + "/served/*/config.pbtxt"))
+        yield Item("models/store.txt", lambda: list_tree(wanted["root"]))
+        yield Item("models/records.json", lambda: read_files(limits, wanted["root"] + "/releases/*/*.json"))
+        yield Item("models/configs.json", lambda: read_files(limits, wanted["root"] + "/served/*/config.pbtxt"))
     if "monitoring" in wanted["concerns"]:
         port = wanted["prometheus_port"]
         files = _prometheus_files((wanted["desired"] or {}).get("monitoring") or {})
-        yield Item("monitoring/files.json", lambda: contents(limits, *map(glob.escape, files)))
+        yield Item("monitoring/files.json", lambda: read_files(limits, *map(glob.escape, files)))
         yield Item("monitoring/targets.json", lambda: _answer("127.0.0.1", port, limits, "/api/v1/targets"))
         yield journal("prometheus")
 
 
 def _system() -> str:
-    """The distribution's description of itself, which mostly is a link."""
+    """Return /etc/os-release, which is a link on most systems."""
     found = read_text("/etc/os-release")
     if found is None:
         raise Missing("there is no /etc/os-release")
@@ -198,7 +197,7 @@ def _system() -> str:
 
 
 def _prometheus_files(wanted: Mapping[str, Any]) -> List[str]:
-    """The files of Prometheus that this project reads or writes. What lies beside them, such as keys, is the site's."""
+    """Return the files of Prometheus that this project reads or writes; its other files may hold keys."""
     return [str(wanted.get(name) or path) for name, path in PROMETHEUS_FILES.items()]
 
 
@@ -211,7 +210,7 @@ def _last(lines: str, number: int) -> str:
 
 
 def _state(name: str, desired: Mapping[str, Any]) -> Callable[[], Any]:
-    """What host_state says of one concern."""
+    """Return a reader of one concern's plan and actual state."""
 
     def get() -> Dict[str, Any]:
         actual = CONCERNS[name].read(desired)
@@ -222,7 +221,7 @@ def _state(name: str, desired: Mapping[str, Any]) -> Callable[[], Any]:
 
 
 def _optional(get: Callable[[], Any]) -> Callable[[], Any]:
-    """An item that need not be there."""
+    """Return a reader that returns None for a missing item."""
 
     def maybe() -> Any:
         try:
@@ -238,7 +237,7 @@ def _engine(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
 
     def raw(resource: str) -> bytes:
         try:
-            return answer(engine.connected(), "GET", resource, limits, Budget(limits.seconds))
+            return response_body(engine.connect(), "GET", resource, limits, Budget(limits.seconds))
         except OSError as error:
             raise Unavailable(f"the engine does not answer: {error}") from error
 
@@ -247,24 +246,24 @@ def _engine(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
 
     def log(name: str) -> Callable[[], Any]:
         resource = f"/containers/{name}/logs?stdout=1&stderr=1&timestamps=1&tail={limits.lines}"
-        return lambda: bounded(frames(raw(resource)), limits.size)
+        return lambda: tail(decode_stream(raw(resource)), limits.size)
 
     yield Item("engine/version.json", ask("/version"))
     yield Item("engine/info.json", ask("/info"))
     yield Item("engine/containers.json", ask("/containers/json?all=1"))
     yield Item("engine/images.json", ask("/images/json"))
-    yield Item("engine/daemon.json", lambda: content(DAEMON_JSON, limits))
-    yield Item("engine/login.json", _optional(lambda: content("/root/.docker/config.json", limits)))
+    yield Item("engine/daemon.json", lambda: read_file(DAEMON_JSON, limits))
+    yield Item("engine/login.json", _optional(lambda: read_file("/root/.docker/config.json", limits)))
     units = [f"/etc/systemd/system/{unit}{end}" for unit in UNITS for end in (".service", ".service.d/*.conf", ".timer")]
-    yield Item("engine/units.json", lambda: contents(limits, *units))
+    yield Item("engine/units.json", lambda: read_files(limits, *units))
     name = wanted["container"]
     yield Item(f"container/{name}.json", ask(f"/containers/{name}/json"))
     yield Item(f"container/{name}-log.txt", log(name))
     yield Item(f"container/{name}-processes.json", ask(f"/containers/{name}/top"))
-    # Left behind by a change that broke off
+    # An interrupted change leaves the previous container.
     yield Item(f"container/{name}-previous.json", _optional(ask(f"/containers/{name}-previous/json")))
     yield Item(f"container/{name}-previous-log.txt", _optional(log(f"{name}-previous")))
-    # Last: it is the slowest
+    # The slowest item is the last one.
     yield Item("sdk/rebel.json", lambda: vendor.sdk(engine, name, wanted["root"], limits), vendor.SDK_SECONDS)
 
 
@@ -276,10 +275,10 @@ def _answer(
     method: str = "GET",
     headers: Optional[Mapping[str, str]] = None,
 ) -> Any:
-    """JSON of one HTTP answer, its text where it is none."""
+    """Return the data of an HTTP response, or its text if it is not JSON."""
     budget = Budget(limits.seconds)
     try:
-        body = answer(
+        body = response_body(
             connect(address, port, budget), method, resource, limits, budget, {"Host": netloc(address, port), **(headers or {})}
         )
     except OSError as error:
@@ -287,7 +286,7 @@ def _answer(
     try:
         return shapes.parse(body) if body.strip() else {"status": 200}
     except ValueError:
-        return bounded(body, limits.size)
+        return tail(body, limits.size)
 
 
 def _server(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:

@@ -1,8 +1,8 @@
-"""Ways to read a host: each changes nothing, ends in time, and says in words what it cannot get."""
+"""Read-only access to a host for a support bundle, within limits of time and size."""
 
 from __future__ import annotations
 
-# Runs in programs too, which have no run_command of a module. pylint: disable=ansible-bad-function
+# The limits need a process that run_command of a module does not provide. pylint: disable=ansible-bad-function
 import glob
 import os
 import selectors
@@ -19,50 +19,50 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import tree
 from ansible_collections.npufleet.triton.plugins.module_utils.store import foreign
 from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
 
-# Entries of a directory tree that are listed; one that has more is listed up to there
+# Limit of the listed entries of a directory tree
 ENTRIES = 5000
 
 
 class Unavailable(Exception):
-    """Why an item cannot be got."""
+    """The reason why an item cannot be read."""
 
 
 class Missing(Unavailable):
-    """It is not there, which for some items is as it should be."""
+    """The error of an item that does not exist, which is valid for optional items."""
 
 
 class Partial(Exception):
-    """What was got of an item, and why it is not all or not right."""
+    """The incomplete content of an item, with the reason."""
 
-    def __init__(self, content: Any, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, content: Any, reason: str) -> None:
+        super().__init__(reason)
         self.content = content
 
 
 class Limits(NamedTuple):
-    """Bounds of one item."""
+    """The limits of one item."""
 
     seconds: float
     size: int
     lines: int
 
 
-def bounded(raw: bytes, size: int) -> str:
-    """The last `size` bytes as text, from the beginning of a line, for the same reason as `whole`."""
+def tail(raw: bytes, size: int) -> str:
+    """Return the last `size` bytes as text, from the beginning of a line: redaction would miss a part of a secret."""
     if len(raw) <= size:
         return raw.decode("utf-8", "replace")
-    tail = raw[-size:].split(b"\n", 1)
-    kept = tail[1] if len(tail) > 1 else b""
+    lines = raw[-size:].split(b"\n", 1)
+    kept = lines[1] if len(lines) > 1 else b""
     return f"[the first {len(raw) - len(kept)} bytes are left out]\n" + kept.decode("utf-8", "replace")
 
 
-def whole(words: str) -> str:
-    """Words for a message, all or none: half of a secret would not be known as one."""
-    return words if len(words) <= 300 else f"({len(words)} characters)"
+def complete_or_length(text: str) -> str:
+    """Return a text, or its length if it is too long for a message: redaction would miss a part of a secret."""
+    return text if len(text) <= 300 else f"({len(text)} characters)"
 
 
 def command(limits: Limits, *words: str, accept: Tuple[int, ...] = (0,)) -> str:
-    """Output of a command. One that does not end is killed, and not waited for."""
+    """Return the output of a command, which is killed after the time limit."""
     try:
         process = subprocess.Popen(
             words,
@@ -75,17 +75,17 @@ def command(limits: Limits, *words: str, accept: Tuple[int, ...] = (0,)) -> str:
     except FileNotFoundError:
         raise Unavailable(f"{words[0]} is not installed") from None
     raw, ended = _read_output(process, limits)
-    output = bounded(raw, limits.size)
+    output = tail(raw, limits.size)
     if not ended:
         raise Partial(output or None, f"`{' '.join(words)}` did not end within {limits.seconds} s")
     if process.returncode not in accept:
         last = output.strip().rpartition("\n")[2]
-        raise Partial(output or None, f"`{' '.join(words)}` ended with {process.returncode}: {whole(last)}")
+        raise Partial(output or None, f"`{' '.join(words)}` ended with {process.returncode}: {complete_or_length(last)}")
     return output
 
 
 def _read_output(process: subprocess.Popen[bytes], limits: Limits) -> Tuple[bytes, bool]:
-    """(the end of what it says, whether it ended by itself)."""
+    """Return (the last bytes of the output, if the process ended by itself)."""
     deadline = time.monotonic() + limits.seconds
     raw = bytearray()
     if process.stdout is None:
@@ -108,12 +108,12 @@ def _read_output(process: subprocess.Popen[bytes], limits: Limits) -> Tuple[byte
         return bytes(raw), False
 
 
-def content(path: str, limits: Limits) -> Any:
-    """A file: data where it is JSON, else the end of its text. A link, a pipe or a device that has its name is not read."""
+def read_file(path: str, limits: Limits) -> Any:
+    """Return the data of a JSON file, or the last lines of another file. Links, pipes and devices are not read."""
     try:
         with foreign.open_file(path) as source:
-            whole = os.fstat(source.fileno()).st_size
-            source.seek(max(whole - 2 * limits.size, 0))
+            size = os.fstat(source.fileno()).st_size
+            source.seek(max(size - 2 * limits.size, 0))
             raw = source.read(2 * limits.size)
     except FileNotFoundError:
         raise Missing(f"there is no {path}") from None
@@ -126,24 +126,24 @@ def content(path: str, limits: Limits) -> Any:
             return shapes.parse(raw)
         except ValueError:
             pass
-    return bounded(raw, limits.size)
+    return tail(raw, limits.size)
 
 
-def contents(limits: Limits, *patterns: str) -> Dict[str, Any]:
-    """{path: content} of all files that match."""
+def read_files(limits: Limits, *patterns: str) -> Dict[str, Any]:
+    """Return {path: content} of the files that match."""
     paths = [path for pattern in patterns for path in sorted(glob.glob(pattern)) if not os.path.isdir(path)]
     if not paths:
         raise Unavailable("there is no " + ", ".join(patterns))
     found: Dict[str, Any] = {}
     for path in paths[:200]:
         try:
-            found[path] = content(path, limits)
+            found[path] = read_file(path, limits)
         except Unavailable as error:
             found[path] = {"error": str(error)}
     return found
 
 
-def answer(
+def response_body(
     connected: socket.socket,
     method: str,
     resource: str,
@@ -151,20 +151,20 @@ def answer(
     budget: Budget,
     headers: Optional[Mapping[str, str]] = None,
 ) -> bytes:
-    """Return the body of one HTTP answer; of one longer than eight times the limit whole lines up to there."""
-    most = 8 * limits.size
+    """Return the body of an HTTP response, truncated to complete lines after eight times the size limit."""
+    cut = 8 * limits.size
     with connected:
-        status, body = exchange(connected, method, resource, headers, budget=budget, cut=most)
+        status, body = exchange(connected, method, resource, headers, budget=budget, cut=cut)
     if status == 404:
         raise Missing(f"there is nothing at {resource}")
     if status != 200:
-        words = body.decode("utf-8", "replace").strip()
-        raise Unavailable(f"{method} {resource} was answered with {status}: {whole(words)}")
-    return body if len(body) < most else body[: body.rfind(b"\n") + 1]
+        text = body.decode("utf-8", "replace").strip()
+        raise Unavailable(f"{method} {resource} returned {status}: {complete_or_length(text)}")
+    return body if len(body) < cut else body[: body.rfind(b"\n") + 1]
 
 
-def listing(root: str) -> str:
-    """Everything below a directory: mode, owner, size, time, path, and where a link leads."""
+def list_tree(root: str) -> str:
+    """Return a line of mode, owner, size, time, path and link target for each entry below a directory."""
     if not os.path.isdir(root):
         raise Unavailable(f"there is no {root}")
     lines: List[str] = []
@@ -172,11 +172,12 @@ def listing(root: str) -> str:
         for name in sorted([*names, *files]):
             if len(lines) == ENTRIES:
                 raise Partial("".join(lines), f"only the first {ENTRIES} entries are listed")
-            lines.append(entry(os.path.join(directory, name)))
+            lines.append(describe_path(os.path.join(directory, name)))
     return "".join(lines)
 
 
-def entry(path: str) -> str:
+def describe_path(path: str) -> str:
+    """Return a line of mode, owner, size, time, path and link target."""
     try:
         facts = os.lstat(path)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""What only the vendor's own files can tell: its installer's options, and the calls of the SDK that is in the running image.
+"""Information from the vendor's own files: the options of the installer, and the API of the SDK in the running image.
 
-Nothing of it is public, so a ticket about a driver or an SDK that no one here has seen begins with it.
+This information is not public. A ticket about a new driver or SDK needs it.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from ansible_collections.npufleet.triton.plugins.module_utils.support.readers im
     Missing,
     Partial,
     Unavailable,
-    bounded,
     command,
-    whole,
+    complete_or_length,
+    tail,
 )
 
-# Of an installer that is a script, what stands before the archive that it carries
+# Limit of the script at the beginning of an installer, before its archive
 SCRIPT_BYTES = 1 << 16
-# Asked as nobody who may read and do nothing else: an installer that does not know --help would begin to install
-HARMLESS = (
+# An installer without the option --help would begin to install, so it runs without any right but to read files.
+READ_ONLY = (
     *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"),
     *("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search", "--bounding-set=-all,+dac_read_search"),
 )
-# Seconds for the SDK to start on a host that is busy
+# Seconds for the SDK to start on a busy host
 SDK_SECONDS = 60.0
 NAME = "npufleet-support"
-# Prints the SDK's calls, and what its `inspect` gives of the compiled file that it is told, whatever forms both have.
+# Prints the API of the SDK, and the result of its `inspect` for a compiled file, in any format.
 PROGRAM = """
 import inspect, json, sys
-def calls(owner, wanted):
+def calls(owner, accept):
     found = {}
-    for name in sorted(filter(wanted, dir(owner))):
+    for name in sorted(filter(accept, dir(owner))):
         value = getattr(owner, name)
         if callable(value):
             try:
@@ -58,28 +58,28 @@ def plain(value, depth=6):
     if depth and hasattr(value, "__dict__"):
         return {"is a": kind, **{str(name): plain(part, depth - 1) for name, part in list(vars(value).items())[:100]}}
     return {"is a": kind, "repr": repr(value)[:300]}
-told = {"python": sys.version}
+report = {"python": sys.version}
 try:
     import rebel
-    told["version"] = str(getattr(rebel, "__version__", None))
-    told["names"] = sorted(name for name in dir(rebel) if not name.startswith("_"))
+    report["version"] = str(getattr(rebel, "__version__", None))
+    report["names"] = sorted(name for name in dir(rebel) if not name.startswith("_"))
     owners = ("Runtime", "AsyncRuntime", "RBLNCompiledModel")
-    told["rebel"] = calls(rebel, lambda name: name in owners or name.startswith("compile_"))
+    report["rebel"] = calls(rebel, lambda name: name in owners or name.startswith("compile_"))
     for owner in owners:
-        told[owner] = calls(getattr(rebel, owner, None), lambda name: not name.startswith("_"))
-    # The SDK has it from 0.9 on
+        report[owner] = calls(getattr(rebel, owner, None), lambda name: not name.startswith("_"))
+    # inspect() exists from SDK 0.9 on.
     if len(sys.argv) > 1 and hasattr(rebel.RBLNCompiledModel, "inspect"):
-        told["inspect"] = {"file": sys.argv[1]}
-        given = rebel.RBLNCompiledModel.inspect(sys.argv[1])
-        told["inspect"].update({"is a": str(type(given)), "gives": plain(given)})
+        report["inspect"] = {"file": sys.argv[1]}
+        inspected = rebel.RBLNCompiledModel.inspect(sys.argv[1])
+        report["inspect"].update({"is a": str(type(inspected)), "gives": plain(inspected)})
 except BaseException as error:
-    told["error"] = type(error).__name__ + ": " + str(error)[:2000]
-print(json.dumps(told))
+    report["error"] = type(error).__name__ + ": " + str(error)[:2000]
+print(json.dumps(report))
 """
 
 
 def installer(root: str) -> str:
-    """Path of the vendor's installer on this host. Raises Missing where it has none."""
+    """Return the path of the newest installer on this host. Raises Missing without one."""
     found = sorted(glob.glob(os.path.join(root, "packages", "*.run")), key=os.path.getmtime)
     if not found:
         raise Missing("the host has no installer of the driver")
@@ -87,14 +87,14 @@ def installer(root: str) -> str:
 
 
 def installer_script(root: str) -> str:
-    """The text that an installer begins with: a script has its options there, and is not run for them."""
+    """Return the script at the beginning of an installer, which parses its options."""
     path = installer(root)
     with open(path, "rb") as source:
-        begin = source.read(SCRIPT_BYTES)
-    if not begin.startswith(b"#!"):
-        raise Unavailable(f"{path} is no script")
+        head = source.read(SCRIPT_BYTES)
+    if not head.startswith(b"#!"):
+        raise Unavailable(f"{path} is not a script")
     lines: List[str] = []
-    for line in begin.split(b"\n")[: -1 if len(begin) == SCRIPT_BYTES else None]:
+    for line in head.split(b"\n")[: -1 if len(head) == SCRIPT_BYTES else None]:
         try:
             text = line.decode()
         except UnicodeDecodeError:
@@ -106,71 +106,70 @@ def installer_script(root: str) -> str:
 
 
 def installer_help(root: str, limits: Limits) -> str:
-    """What an installer says to --help."""
+    """Return the output of an installer with --help."""
     path = installer(root)
     with open(path, "rb") as source:
         if source.read(2) != b"#!":
-            raise Unavailable(f"{path} is no script, and is not run for its help")
-    return command(limits, *HARMLESS, "/bin/sh", path, "--help")
+            raise Unavailable(f"{path} is not a script, and was not run with --help")
+    return command(limits, *READ_ONLY, "/bin/sh", path, "--help")
 
 
 def spec(limits: Limits) -> str:
-    """The spec of the NPUs for containers that the vendor's toolkit would write now. Raises Missing where there is no toolkit."""
+    """Return the CDI spec that the vendor's toolkit would write now. Raises Missing without a toolkit."""
     if not os.path.exists(cdi.TOOLKIT):
         raise Missing("the host has no container toolkit")
     return command(limits, *cdi.GENERATE_COMMAND, "-")
 
 
 def packages(limits: Limits, patterns: List[str]) -> str:
-    """Names and versions of the packages that fit, by the tool that the distribution has."""
+    """Return the names and versions of the installed packages that match."""
     if os.path.exists("/var/lib/dpkg/status"):
-        shown = "--showformat=${db:Status-Abbrev} ${binary:Package} ${Version}\n"
-        # It ends with 1 where a pattern matches nothing
-        return command(limits, "dpkg-query", "--show", shown, *patterns, accept=(0, 1))
+        form = "--showformat=${db:Status-Abbrev} ${binary:Package} ${Version}\n"
+        # The exit code is 1 if a pattern matches nothing.
+        return command(limits, "dpkg-query", "--show", form, *patterns, accept=(0, 1))
     return command(limits, "rpm", "--query", "--all", "--queryformat=%{NAME} %{VERSION}-%{RELEASE} %{ARCH}\n", *patterns)
 
 
 def sdk(engine: Engine, container: str, root: str, limits: Limits) -> Dict[str, Any]:
-    """What the SDK of the running image says of itself and of one compiled file.
+    """Return what the SDK of the running image reports about itself and one compiled file.
 
-    It is asked in a container of its own, which sees what the server mounts and has neither network nor cards nor capabilities.
+    It runs in a container that has the mounts of the server, and no network, cards or capabilities.
     """
     name = urllib.parse.quote(container)
     try:
         running = engine.get(f"/containers/{name}/json")
         if running is None:
             raise Unavailable(f"there is no container {container}, whose image has the SDK")
-        code, said = engine.run(NAME, _asked(running, container, _compiled(root)), SDK_SECONDS)
+        code, output = engine.run(NAME, _container(running, container, _smallest_compiled(root)), SDK_SECONDS)
     except OSError as error:
-        raise Unavailable(f"the SDK could not be asked: {error}") from error
+        raise Unavailable(f"the SDK could not be run: {error}") from error
+    last_line = output.strip().rpartition("\n")[2]
     try:
-        answer = shapes.parse(said.strip().rpartition("\n")[2])
-        if not isinstance(answer, dict):
-            raise ValueError(said)
+        report: Dict[str, Any] = shapes.parse_as(last_line, {})
     except ValueError:
-        last = whole(said.strip().rpartition("\n")[2])
-        raise Partial(bounded(said.encode(), limits.size) or None, f"the SDK's container ended with {code}: {last}") from None
-    if "error" in answer:
-        raise Partial(answer, "the SDK did not answer to the end: {}".format(whole(str(answer["error"]))))
-    return answer
+        reason = f"the SDK's container ended with {code}: {complete_or_length(last_line)}"
+        raise Partial(tail(output.encode(), limits.size) or None, reason) from None
+    if "error" in report:
+        raise Partial(report, "the SDK failed: {}".format(complete_or_length(str(report["error"]))))
+    return report
 
 
-def _compiled(root: str) -> Optional[str]:
-    """The smallest compiled file that is served here."""
+def _smallest_compiled(root: str) -> Optional[str]:
+    """Return the path of the smallest compiled file that is served, None without one."""
     found = {os.path.realpath(path) for path in glob.glob(os.path.join(root, "served", "*", "*", "*.rbln"))}
     return min(sorted(found), key=os.path.getsize) if found else None
 
 
-def _asked(running: Mapping[str, Any], container: str, file: Optional[str]) -> Dict[str, Any]:
-    """The container that asks, beside `running`, which is as the engine shows it."""
-    inside = None
+def _container(running: Mapping[str, Any], container: str, file: Optional[str]) -> Dict[str, Any]:
+    """Return the configuration of the SDK's container; `running` is `docker inspect` of the server."""
+    path = None
     for mount in running.get("Mounts") or []:
         source = str(mount.get("Source"))
         if file and file.startswith(source + "/"):
-            inside = str(mount.get("Destination")) + file[len(source) :]
+            path = str(mount.get("Destination")) + file[len(source) :]
     return {
         "Image": running["Image"],
-        "Entrypoint": ["python3", "-c", PROGRAM, *([inside] if inside else [])],
+        "Entrypoint": ["python3", "-c", PROGRAM, *([path] if path else [])],
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": {
             "NetworkMode": "none",

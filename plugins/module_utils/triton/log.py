@@ -6,7 +6,7 @@ import re
 from itertools import takewhile
 from typing import Dict, List, Sequence, Set
 
-from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, frames
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, decode_stream
 
 # How far back the log of a container that ended is read: its usage message alone has some hundred lines.
 LOG_LINES = 1000
@@ -27,7 +27,7 @@ def log_lines(engine: Engine, name: str, since: float = 0, until: float = 0) -> 
         raw = engine.exchange("GET", f"/containers/{name}/logs?stdout=1&stderr=1&tail={LOG_LINES}{span}")[1]
     except OSError:
         return []
-    return frames(raw).decode("utf-8", "replace").strip().splitlines()
+    return decode_stream(raw).decode("utf-8", "replace").strip().splitlines()
 
 
 def reasons(lines: Sequence[str], names: Sequence[str]) -> Dict[str, str]:
