@@ -45,7 +45,7 @@ WORDS = {
     r"put(ting|s)?( \w+){0,3} back": "restore, roll back, return",
     r"(take[ns]?|taking|took)( it| them| the \w+)? away": "remove",
     r"as wanted": "in sync",
-    r"wanted": "desired, expected",
+    r"wanted(?!:)": "desired, expected",
     r"told": "reported, logged, returned; distinguished",
     r"(is|are|was|were|be|been|being) asked": "is queried, requested, called",
     r"(says?|said) so": "report, log",

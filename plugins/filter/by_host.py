@@ -6,7 +6,7 @@ DOCUMENTATION = r"""
 name: by_host
 short_description: Sentences of hosts as one text
 description: Gives one text, in which a sentence that several hosts share stands once.
-version_added: 0.2.0
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:

@@ -8,7 +8,7 @@ short_description: The record of a compiled file, judged as text of a host
 description:
   - Reads the record that the compile step left beside a compiled file on the build host. The code of the source runs there and may
     have written anything.
-version_added: 0.2.0
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:

@@ -8,7 +8,7 @@ short_description: The text of a daemon.json with options laid over those that i
 description:
   - Merges options into the text of a C(daemon.json). Maps are merged, all other values are replaced.
   - Options that only fit another driver (C(log-opts), C(storage-opts)) are removed with that driver.
-version_added: 0.2.0
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:

@@ -8,7 +8,7 @@ short_description: The digest of what an image holds
 description:
   - Takes an image as an engine inspects it, and gives a digest over its layers and its configuration. That is equal on every host
     that has the image, which its ID is not where engines keep images in stores of two kinds.
-version_added: 0.2.0
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:

@@ -8,7 +8,7 @@ short_description: What a build would use that is not what the lock file keeps
 description:
   - Compares base image and wheels of a build with those of the first one, which the lock file keeps.
   - Where other requirements are asked for, only files of the same name are compared.
-version_added: 0.2.0
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:

@@ -8,7 +8,7 @@ short_description: Arguments of one call of pip that downloads wheels of an imag
 description:
   - Without other indexes everything comes from the vendor's index.
   - With other indexes the vendor's packages come from its index alone, in a first call; the call for the rest gets them as files.
-version_added: 0.2.0
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:

@@ -7,7 +7,7 @@ name: image_wheel_constraints
 short_description: The versions of the packages that the lock file keeps
 description:
   - Gives the locked version of each package as constraints of pip, so that a later build downloads the same wheels.
-version_added: 0.2.0
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:

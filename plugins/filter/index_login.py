@@ -8,7 +8,7 @@ short_description: The login to a package index as a netrc file for pip
 description:
   - Writes the file for the Python that runs pip, as readers before 3.11 know no quotes, and reads it back as that one does.
   - Refuses a login that it cannot hold.
-version_added: 0.2.0
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:

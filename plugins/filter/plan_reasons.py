@@ -10,7 +10,7 @@ description:
   - A host has a reason where M(npufleet.triton.host_state) has returned some, where its plan failed, and where it has no plan at
     all. One in maintenance has none. One that cannot be reached is left out.
   - Hosts that would change with different values of C(npufleet_rollout_serial) have that as a reason.
-version_added: 0.2.0
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:

@@ -9,7 +9,7 @@ description:
   - Takes what M(npufleet.triton.host_state) has found of C(driver), C(engine), C(models) and C(server), compared with what the
     store links, and says by which steps the host serves again. The first one that helps is the last one that is done.
   - Another driver, container or model is no recovery. What needs one, or hands, is given as C(refused).
-version_added: 0.2.0
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:

@@ -8,7 +8,7 @@ short_description: All reasons of all hosts as one text
 description:
   - Takes what M(npufleet.triton.host_state) answered with O(npufleet.triton.host_state#module:preflight) on each host, and
     gives one text in which a reason that several hosts share stands once.
-version_added: 0.2.0
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:

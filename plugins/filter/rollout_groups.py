@@ -10,7 +10,7 @@ description:
     groups, C(npufleet_change_yes) for one that changes, C(npufleet_change_maintenance) for one that is left out, and
     C(npufleet_build) for the one that builds an image, or puts it where the others get it. A host that is as wanted is in none.
   - Where M(npufleet.triton.host_state) was asked what a rollback would move, that is what changes a host.
-version_added: 0.2.0
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:

@@ -10,7 +10,7 @@ description:
     does not report, where the controller cannot open as many files as its forks need, or where variables were given that the
     playbooks set themselves.
   - The lookup P(npufleet.triton.fleet_group#lookup) does the same.
-version_added: 0.2.0
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _terms:

@@ -10,7 +10,7 @@ description:
     M(npufleet.triton.host_state) has validated it. It is for C(serial) of a play, which sees no variable of the inventory, and for
     the task that announces the batches, so that both have one source.
   - Hosts that change in one run have one value. Different ones are an error.
-version_added: 0.2.0
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _terms:

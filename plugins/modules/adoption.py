@@ -5,28 +5,29 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: adoption
-short_description: Translate a Triton container that was started by hand into variables and a model list
+short_description: Translate a Triton container that was started manually into variables and a model list
 description:
-  - Finds the container in which C(tritonserver) runs, as its main process, below a shell or started by C(docker exec), and reads
-    C(docker inspect), the command line, the model repository as the server sees it, and what the server answers.
-  - It changes nothing on the host. The controller writes variables, models and a first check for each model, whose expected
-    answers are the ones that the server gives now, into O(dest).
-  - Environment values and options that look like secrets are written as variables for the vault, never in clear.
+  - Finds the container in which C(tritonserver) runs, either as its main process, below a shell, or started by C(docker exec).
+  - Reads C(docker inspect), the command line of the server, the model repository as the server sees it, and the API of the server.
+    Nothing on the host is changed.
+  - The controller writes variables, models and a first check of each model into O(dest). The expected answers of a check are
+    the answers that the server gives now.
+  - Environment values and options that look like secrets become variables for the vault. They are never written in clear text.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   name:
-    description: Name or ID of the container. Needed where C(tritonserver) runs in more than one.
+    description: Name or ID of the container. Required if C(tritonserver) runs in more than one.
     type: str
   dest:
     description:
-      - Directory on the controller to write to. Without it nothing is written or translated, and the plan is that of the
-        inventory as it is.
+      - Directory on the controller to write to. If it is not set, nothing is written or translated, and the plan compares the
+        container with the current inventory.
     type: path
 attributes:
   check_mode:
     support: full
-    description: The host is only read. O(dest) is written in check mode as well.
+    description: The host is only read. O(dest) is also written in check mode.
 """
 
 EXAMPLES = r"""
@@ -42,7 +43,7 @@ container:
   returned: success
   type: dict
 managed:
-  description: Whether it is one of this project's containers already.
+  description: Whether this project already manages the container.
   returned: success
   type: bool
 models:
@@ -50,11 +51,11 @@ models:
   returned: success
   type: dict
 variables:
-  description: The variables for the host's C(host_vars).
+  description: The variables for C(host_vars) of the host.
   returned: when O(dest) is given
   type: dict
 left_out:
-  description: What the variables do not say, each with the reason.
+  description: Settings that the variables do not cover, each with the reason.
   returned: success
   type: list
   elements: str
@@ -64,7 +65,7 @@ vault:
   type: list
   elements: str
 plan:
-  description: How container, image and models differ from what is wanted, as M(npufleet.triton.host_state) says it.
+  description: Differences of container, image and models from the desired state, in the form of M(npufleet.triton.host_state).
   returned: success
   type: list
   elements: dict
@@ -74,7 +75,7 @@ report:
   type: list
   elements: str
 obstacles:
-  description: Why this container cannot be replaced as things are, each with what to do.
+  description: Reasons why this container cannot be replaced now, each with the next step.
   returned: success
   type: list
   elements: str

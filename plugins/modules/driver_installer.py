@@ -7,30 +7,30 @@ DOCUMENTATION = r"""
 module: driver_installer
 short_description: Run the vendor's installer of the driver
 description:
-  - Runs a C(rebellions-x86_64-<version>.run) with its standard input closed, as nobody is there to answer, within a time limit, and
-    in a session of its own, so that it goes on where the connection breaks off.
-  - All that it says is kept in a file beside it, for root alone; its end is shown where it fails. Whether the driver is installed
-    then is for M(npufleet.triton.host_state) to prove.
+  - Runs C(rebellions-x86_64-<version>.run) with closed standard input, because nobody can answer its questions, and with a time
+    limit. It has a session of its own, so that it continues if the connection breaks off.
+  - The whole output is kept in a file beside the installer that only root can read. The last lines are shown if it fails.
+  - M(npufleet.triton.host_state) proves afterwards whether the driver is installed.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   path:
-    description: The installer on the host, a file of whoever the task becomes. Its output goes to this path with C(.log) behind it.
+    description: Installer on the host, owned by the user that the task becomes. The output is written to this path plus C(.log).
     type: path
     required: true
   arguments:
-    description: Arguments of the installer. The vendor's are not public.
+    description: Arguments of the installer. The vendor has not published any.
     type: list
     elements: str
     default: []
   timeout:
-    description: Seconds that it may take. Then it is ended, with all that it has started.
+    description: Time limit in seconds. Then the installer and all processes that it started are killed.
     type: int
     default: 1800
 attributes:
   check_mode:
     support: none
-    description: Is skipped.
+    description: The task is skipped.
 """
 
 EXAMPLES = r"""
@@ -41,11 +41,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 seconds:
-  description: How long it took.
+  description: Duration of the installation.
   returned: success
   type: float
 log:
-  description: The file with all that it has said.
+  description: File with the whole output.
   returned: success
   type: str
 """
@@ -59,7 +59,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import forei
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the installer, and keep its output."""
     module = AnsibleModule(
         argument_spec={
             "path": {"type": "path", "required": True},
@@ -68,26 +68,27 @@ def main() -> None:
         }
     )
     path, limit = module.params["path"], module.params["timeout"]
-    kept = path + ".log"
-    began = time.monotonic()
+    log_path = path + ".log"
+    start = time.monotonic()
     try:
-        # The proven one has a second name
+        # The file of the verified package has a second name, in the store of packages.
         with foreign.open_file(path, owner=os.geteuid(), single=False):
             pass
     except foreign.Untrusted as error:
-        module.fail_json(msg=f"the installer was not run: {path} {error}. Run rbln_driver again, which brings and verifies it.")
+        module.fail_json(msg=f"the installer was not run: {path} {error}. Run rbln_driver again, which copies and verifies it.")
     except OSError as error:
         module.fail_json(msg=f"the installer could not be run: {error}")
     try:
-        with os.fdopen(os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as log:
+        with os.fdopen(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as log:
             os.fchmod(log.fileno(), 0o600)
             code = installer.run([path, *module.params["arguments"]], log, limit)
     except OSError as error:
         module.fail_json(msg=f"the installer could not be run: {error}")
     if code != 0:
         ended = f"it was ended after {limit} s" if code is None else f"it ended with {code}"
-        module.fail_json(msg=f"{ended}; its last words, all of which are in {kept}:\n{installer.last_lines(kept)}", changed=True)
-    module.exit_json(changed=True, seconds=round(time.monotonic() - began, 1), log=kept)
+        lines = installer.last_lines(log_path)
+        module.fail_json(msg=f"{ended}; its last words, all of which are in {log_path}:\n{lines}", changed=True)
+    module.exit_json(changed=True, seconds=round(time.monotonic() - start, 1), log=log_path)
 
 
 if __name__ == "__main__":

@@ -5,41 +5,40 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: fleet_report
-short_description: Write down what is known of a fleet, and draw it
+short_description: Write the report of a fleet
 description:
-  - Puts together what the playbooks C(status) and C(check) have left on the controller, host by host, what is wrong first, and
-    draws it as one page of HTML. A half that is missing is left out.
-  - It runs on the controller alone, once for all hosts.
-  - Before hosts are asked anew, it takes away what was left of each.
-version_added: 0.2.0
+  - Combines the results of the playbooks C(status) and C(check) on the controller, and renders them as one HTML page. Hosts with
+    problems come first. If the results of one playbook are missing, the page has the other half.
+  - It runs once for all hosts, except with O(state=begun).
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
   - npufleet.triton.project.controller
 options:
   state:
     description:
-      - V(read) first writes to O(status_file) what M(npufleet.triton.host_state) has found on each host of the play, in its
-        variable C(npufleet_state); of hosts that were not asked it keeps what the file has.
-      - V(drawn) takes what the files have.
-      - V(begun) removes the file of the task's host from O(results_dir), and draws nothing. Answers of before speak for no host
-        that is out of reach or in maintenance.
+      - V(begun) removes the result file of the host from O(results_dir) and renders nothing. Otherwise an old result would be
+        reported for a host that is unreachable or in maintenance.
+      - V(read) writes the results of M(npufleet.triton.host_state), which are in the variable C(npufleet_state) of each host, to
+        O(status_file), and renders the page. Hosts that were not read keep their entry in the file.
+      - V(drawn) renders the page from the files as they are.
     type: str
     choices: [begun, read, drawn]
     default: drawn
   status_file:
-    description: What was read of each host, as JSON, for its owner alone. Needed unless O(state=begun).
+    description: JSON file with the state of each host, readable by its owner only. Required unless O(state=begun).
     type: path
   results_dir:
-    description: The directory into which the playbook C(check) writes C(<host>.json).
+    description: Directory in which the playbook C(check) writes C(<host>.json).
     type: path
     required: true
   report_file:
-    description: The page, for its owner alone. Needed unless O(state=begun).
+    description: The HTML page, readable by its owner only. Required unless O(state=begun).
     type: path
 """
 
 EXAMPLES = r"""
-- name: Write down what was read, and draw it
+- name: Write the state of all hosts and render the report
   npufleet.triton.fleet_report:
     state: read
     status_file: build/status.json
@@ -47,7 +46,7 @@ EXAMPLES = r"""
     report_file: build/report/index.html
   run_once: true
 
-- name: Keep no answers of before
+- name: Remove the previous result of this host
   npufleet.triton.fleet_report:
     state: begun
     results_dir: build/check
@@ -55,15 +54,15 @@ EXAMPLES = r"""
 
 RETURN = r"""
 differs:
-  description: What differs, by host, in sentences.
+  description: Differences from the desired state by host, as sentences.
   returned: with O(state=read)
   type: dict
 path:
-  description: Where the page is.
+  description: Path of the page.
   returned: unless O(state=begun)
   type: str
 counts:
-  description: How many hosts there are, C(all), and how many of them are C(wrong), C(unknown) and C(good).
+  description: Number of hosts, C(all), and how many of them are C(wrong), C(unknown) and C(good).
   returned: unless O(state=begun)
   type: dict
 """
@@ -72,7 +71,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 
 def main() -> None:
-    """Entry point of whoever calls it without its action."""
+    """Fail, because the action does the work on the controller."""
     module = AnsibleModule(
         argument_spec={
             "state": {"type": "str", "choices": ["begun", "read", "drawn"], "default": "drawn"},
@@ -83,7 +82,7 @@ def main() -> None:
         required_if=[("state", state, ["status_file", "report_file"]) for state in ("read", "drawn")],
         supports_check_mode=True,
     )
-    module.fail_json(msg="the answers of all hosts are known on the controller alone: call it as npufleet.triton.fleet_report")
+    module.fail_json(msg="fleet_report runs on the controller. Call it as npufleet.triton.fleet_report.")
 
 
 if __name__ == "__main__":

@@ -5,68 +5,70 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_files
-short_description: Make some small files and directories of a host as wanted, in one call
+short_description: Manage several small files and directories of a host in one call
 description:
-  - Compares what is there with what is wanted, and writes what differs, each file as a whole or not at all. All of it belongs to
-    whoever the task becomes, which is root in this collection.
-  - A link in the place of a file is replaced, never followed. Something of another kind is refused before anything is written.
-  - For files of kilobytes. M(ansible.builtin.copy) brings one file in a call, and large ones.
-version_added: 0.2.0
+  - Compares files and directories with the desired ones and writes those that differ. A file is written completely or not at all.
+  - Everything belongs to the user that the task becomes, which is root in this collection.
+  - A link in the place of a file is replaced and never followed. A path of another type, such as a directory in the place of a
+    file, is refused before anything is written.
+  - Use it for files of kilobytes, and M(ansible.builtin.copy) for large ones.
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   directories:
-    description: Directories, each after those that it is in.
+    description: Directories. Parents come before their children.
     type: list
     elements: dict
     default: []
     suboptions:
       path:
-        description: Its path from the root. A link to a directory counts as one.
+        description: Absolute path. A link to a directory counts as a directory.
         type: str
         required: true
       mode:
-        description: Its mode, in quotes. Without one a directory that is there stays as it is, and one that is made has V(0755).
+        description: Mode in quotes. If it is not set, an existing directory keeps its mode, and a new one gets V(0755).
         type: str
       empty:
         description:
-          - Whether nothing may be in it. What is in its place is removed, whatever it is, and what is wanted below it is made anew.
+          - Whether the directory is emptied first. Whatever exists at the path is removed, and the desired files in it are
+            written again.
         type: bool
         default: false
   files:
     description:
-      - Files, of which each has O(files[].content) or O(files[].src). Directories that they are in are made where they are missing.
+      - Files. Each has either O(files[].content) or O(files[].src). Missing parent directories are created.
     type: list
     elements: dict
     default: []
     suboptions:
       path:
-        description: Its path from the root; of a directory in O(files[].src) the directory that all below it is brought to.
+        description: Absolute path. If O(files[].src) is a directory, the directory that its files are copied to.
         type: str
         required: true
       content:
-        description: What it holds.
+        description: Content of the file.
         type: str
       src:
         description:
-          - A file of the controller, or a directory of which all files are brought except for bytecode. Is looked for as
-            M(ansible.builtin.copy) does.
+          - File on the controller, or a directory whose files are all copied except for bytecode. It is searched for like the
+            O(ansible.builtin.copy#module:src) of M(ansible.builtin.copy).
         type: path
       mode:
-        description: Its mode, in quotes.
+        description: Mode in quotes.
         type: str
         default: "0644"
       validate:
         description:
-          - A command that is run before anything is written, if the file differs. V(%s) stands for the path of a copy with the new
-            content. If it fails, nothing is written.
+          - Command that validates a file that differs, before anything is written. V(%s) is replaced by the path of a copy with the
+            new content. If the command fails, nothing is written.
         type: list
         elements: str
         default: []
       group:
-        description: Name or number of its group on the host. Default is that of whoever the task becomes.
+        description: Name or number of the group of the file. Default is the group of the user that the task becomes.
         type: str
   absent:
-    description: Paths from the root of which nothing is to be there. A directory goes with all that is in it.
+    description: Absolute paths to remove. A directory is removed with its content.
     type: list
     elements: str
     default: []
@@ -80,19 +82,19 @@ options:
 attributes:
   check_mode:
     support: full
-    description: Tells what would change.
+    description: Reports what would change.
   diff_mode:
     support: full
     description: Shows the text of files before and after.
 """
 
 EXAMPLES = r"""
-- name: Make a clean place, whatever was there
+- name: Create an empty build directory
   npufleet.triton.host_files:
     directories:
       - {path: /var/lib/npufleet/build, mode: "0700", empty: true}
 
-- name: Bring a service
+- name: Install a service
   npufleet.triton.host_files:
     directories:
       - {path: /etc/npufleet, mode: "0755"}
@@ -104,12 +106,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 paths:
-  description: What was not as wanted.
+  description: Paths that differed.
   returned: success
   type: list
   elements: str
 restarted:
-  description: Units that were restarted, also when one did not start.
+  description: Units that were restarted, including a unit that did not start.
   returned: when files differed, or a unit did not start
   type: list
   elements: str

@@ -5,31 +5,31 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_lease
-short_description: Hold a host while a run changes it, so that no other run and not the watchdog does
+short_description: Lock a host for one run while it changes the host
 description:
-  - Takes the one lease of a host, or renews it where this run has it already. It is a file on the host; another run waits for it
-    or is refused, and says by whom. Only the run that took it releases it.
-  - It is live while a module call of its run is at work, and for C(npufleet_lease_timeout) seconds after the last one. What a run
-    leaves behind that is gone is put back by the host itself, by its watchdog or at its next boot, or is taken over by the next
-    run. A replacement of the container that broke off between two of its steps is put back as soon as the lease is taken over.
-  - Brings the library with which the host does that and later calls of modules take less time, and the unit that runs it at boot.
-  - A host in maintenance is refused, or told with O(unless_maintenance).
+  - Takes the lease of a host, or renews it if this run already has it. The lease is a file on the host. Another run waits for it
+    or fails with the name of its holder, and the watchdog does nothing meanwhile. Only the run that took the lease releases it.
+  - The lease is live while a module call of its run is at work, and for C(npufleet_lease_timeout) seconds after the last call.
+  - If a run ended without releasing the lease, the host restores the previous state itself, by its watchdog or at its next boot.
+    Otherwise the next run takes the lease over. An interrupted replacement of the container is rolled back at that moment.
+  - Installs the library that the modules and the host use, and the unit that runs it at boot.
+  - A host in maintenance is refused, or returned with O(unless_maintenance).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
   - npufleet.triton.project
 options:
   state:
-    description: Whether this run is to hold the host.
+    description: Whether this run holds the host.
     type: str
     choices: [held, released]
     default: held
   maintenance:
-    description: Hold a host in maintenance, as its own maintenance does.
+    description: Hold a host even if it is in maintenance, as the maintenance playbook does.
     type: bool
     default: false
   unless_maintenance:
-    description: Leave a host in maintenance alone, and return its mark instead of failing.
+    description: Do not hold a host in maintenance, and return its mark instead of failing.
     type: bool
     default: false
   wait:
@@ -39,12 +39,12 @@ options:
     type: int
     default: 0
   seen:
-    description: What M(npufleet.triton.host_state) has returned under this name, to be told whether that still counts.
+    description: Value of RV(npufleet.triton.host_state#module:seen). RV(fresh) returns whether it is still valid.
     type: dict
     default: {}
   install:
     description: >-
-      Bring that library and its unit where they are missing or of another version. V(false) is for a host without systemd.
+      Install the library and its unit if they are missing or have another version. Use V(false) for a host without systemd.
     type: bool
     default: true
 attributes:
@@ -66,31 +66,31 @@ EXAMPLES = r"""
 
 RETURN = r"""
 taken:
-  description: Whether this call took the lease, which is then for its caller to release; not for one that only renewed it.
+  description: Whether this call took the lease. The caller then releases it. False if the run already had the lease.
   returned: O(state=held)
   type: bool
 taken_over:
-  description: The run that the lease was taken over from, C(by) and C(since); null for none.
+  description: The previous run whose lease was taken over, with C(by) and C(since). Null if there was none.
   returned: O(state=held)
   type: dict
 settled:
-  description: What was put back because that run was interrupted during a replacement; null for nothing.
+  description: What was restored because that run was interrupted during a replacement. Null for nothing.
   returned: O(state=held)
   type: str
 fresh:
-  description: Whether nobody has held the host since O(seen), which is of this minute.
+  description: Whether no run has held the host since O(seen), which is at most a minute old.
   returned: O(state=held)
   type: bool
 maintenance:
-  description: The mark of a host that was left alone, C(reason), C(by) and C(since); null for one in service.
+  description: The mark of a host in maintenance, with C(reason), C(by) and C(since). Null for a host in service.
   returned: O(state=held)
   type: dict
 released:
-  description: Whether it was this run's own and has ended.
+  description: Whether the lease was that of this run and has ended.
   returned: O(state=released)
   type: bool
 held_by:
-  description: Id of the run that is at it.
+  description: ID of the run that holds the host.
   returned: when another run is changing the host
   type: str
 """

@@ -9,7 +9,7 @@ short_description: Install the code of this collection's modules on a host
 description:
   - Unpacks and compiles it below C(/usr/local/lib/npufleet/library), where calls of modules find it.
   - Every action of this collection does this when a host lacks the version of the controller. A playbook has no reason to.
-version_added: 0.2.0
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   version:

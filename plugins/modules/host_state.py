@@ -5,52 +5,50 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_state
-short_description: Read everything that matters of a host once, and say how it differs from what is wanted
+short_description: Read the state of a host and compare it with the desired state
 description:
-  - Reads kernel, vendor tool, Docker engine, model store, Triton server and Prometheus of a host in one call and compares
-    them with what inventory, release row and model manifests ask for. It changes nothing.
-  - In check mode the result is C(changed) when the plan is not empty and the host is not in maintenance, and C(--diff) prints the
-    plan. This is how the whole project answers C(--check).
-  - What is wanted is computed on the controller, out of the variables of the host.
+  - Reads kernel, vendor tool, Docker engine, model store, Triton server and Prometheus of a host in one call. Compares them with
+    the desired state, which the controller computes from inventory, release row and model manifests. It changes nothing.
+  - In check mode the result is C(changed) if the plan is not empty and the host is not in maintenance, and C(--diff) prints the
+    plan. This is how C(--check) works in the whole project.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   concerns:
     description:
-      - What to look at, out of C(driver), C(engine), C(image), C(models), C(server), C(watchdog), C(probe),
-        C(monitoring).
-      - V([]) reads no more than whether the host is in maintenance.
-      - Default is every concern of the groups that the host is in; with O(preflight), those of the variable
-        C(preflight_concerns) where it has any.
+      - Concerns to read, out of C(driver), C(engine), C(image), C(models), C(server), C(watchdog), C(probe), C(monitoring).
+      - V([]) only reads whether the host is in maintenance.
+      - Default is every concern of the groups of the host. With O(preflight) it is the variable C(preflight_concerns) if that is
+        not empty.
     type: list
     elements: str
   prove:
     description:
-      - Fail when a difference is left, naming every one. Before that, read again until there is none or O(timeout) is over.
+      - Fail with every difference that is left. The host is read again until there is none or O(timeout) is over.
     type: bool
     default: false
   linked:
     description:
-      - Compare the server with what the store links, whatever container and models the inventory wants, as is right for one that
-        was rolled or put back.
+      - Compare the server with the releases that the store links, and ignore container and models of the inventory. Use it for a
+        host that was rolled back or restored.
     type: bool
     default: false
   timeout:
-    description: Seconds that O(prove) waits for the host to become as wanted.
+    description: Seconds that O(prove) waits for the host to be in sync.
     type: int
     default: 0
   known:
     description: >-
-      Name of the variable with what it has returned before. The host is asked nothing, and this is returned with RV(known).
+      Name of the variable with an earlier result of this module, which is returned with RV(known). The host is not called.
     type: str
   preflight:
-    description: Also say what stands in the way of the plan, as RV(refusals).
+    description: Also return RV(refusals), the reasons why the plan cannot be applied.
     type: bool
     default: false
   rollback:
     description:
-      - Also say which models would go back to which release, as RV(moves), and what stands in the way, as RV(refusals).
-      - Of no model named, every served one that has such a release.
+      - Also return RV(moves), the models that a rollback would change, and in RV(refusals) the reasons against it.
+      - Without names of models it covers every served model that has such a release.
     type: dict
     suboptions:
       models:
@@ -64,9 +62,9 @@ options:
         required: true
   unsealed:
     description:
-      - Ask the host nothing, and return RV(desired) alone, with every secret in the clear. For a task that makes what is wanted;
-        it has C(no_log), and so has this one.
-      - Everywhere else values that may be secret are digests, under a key of that one call.
+      - Return RV(desired) only, with every secret in clear text, and do not call the host. It is for a task that applies the
+        desired state. Both tasks need C(no_log).
+      - Otherwise values that may be secret are returned as digests, with a key that is valid for one call only.
     type: bool
     default: false
 attributes:
@@ -79,23 +77,23 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: Ask what differs
+- name: Read the differences
   npufleet.triton.host_state:
   register: state
 
-- name: Ask what differs, and what stands in the way of changing it
+- name: Read the differences and the reasons against the plan
   npufleet.triton.host_state:
     preflight: true
   register: state
 
-- name: Ask what a rollback would change
+- name: Read what a rollback would change
   npufleet.triton.host_state:
     concerns: [models, server]
     linked: true
     rollback: {to: previous}
   register: state
 
-- name: Wait until the server serves what is wanted of it, and fail if it does not
+- name: Wait until the server is in sync, and fail if it is not
   npufleet.triton.host_state:
     concerns: [server]
     prove: true
@@ -110,84 +108,84 @@ plan:
   elements: dict
   contains:
     concern: {description: The part of the host that differs., type: str}
-    name: {description: What in it differs., type: str}
-    current: {description: "What was found, null for nothing.", type: raw}
-    desired: {description: "What is wanted, null for nothing.", type: raw}
-    action: {description: "What would be done, C(inspect) where only hands can.", type: str}
+    name: {description: The setting of the concern that differs., type: str}
+    current: {description: "The current value, null for nothing.", type: raw}
+    desired: {description: "The desired value, null for nothing.", type: raw}
+    action: {description: "The action that a run would take. C(inspect) needs an operator.", type: str}
 report:
   description: The plan as sentences.
   returned: success
   type: list
   elements: str
 maintenance:
-  description: The mark of a host in maintenance, C(reason), C(by) and C(since); null for a host that is not.
+  description: The mark of a host in maintenance, with C(reason), C(by) and C(since). Null for a host in service.
   returned: success
   type: dict
 mark:
-  description: The file that holds it.
+  description: Path of the file with the mark.
   returned: success
   type: str
 seen:
-  description: When this was seen and after which run, for M(npufleet.triton.host_lease). Empty in the midst of another run.
+  description: When the host was read and after which run, for M(npufleet.triton.host_lease). Empty while another run changes it.
   returned: success
   type: dict
 actual:
-  description: What was read, by concern.
+  description: The actual state by concern.
   returned: success
   type: dict
 desired:
-  description: What is wanted, by concern.
+  description: The desired state by concern.
   returned: success
   type: dict
 untested:
-  description: Why nobody upstream vouches for the release row, which is a warning too; null for a row that its vendor names.
+  description: The reason why the release row counts as untested, also given as a warning. Null for a row that its vendor names.
   returned: for an NPU host as a whole, without O(concerns) and O(preflight)
   type: str
 known:
-  description: That this is what was handed over as O(known).
+  description: True if the result is the one that O(known) names.
   returned: with O(known)
   type: bool
 held:
   description:
-    - Models that a rollback by hand holds at an older release while the inventory wants what was rolled back, with C(by), C(when),
-      C(why), and the facts of the release. They count as wanted, and each is a warning.
+    - Models that a manual rollback holds at an older release while the inventory has the release that was rolled back, with C(by),
+      C(when), C(why), and the facts of the release. They count as in sync, and each is a warning.
   returned: success
   type: dict
 held_by:
-  description: The run that is changing the host, C(run), C(by) and C(since).
+  description: The run that is changing the host, with C(run), C(by) and C(since).
   returned: when it is another run
   type: dict
 refusals:
   description:
-    - Every reason why the plan cannot be applied, each with what was found, what is wanted and what to do. Nothing was changed.
-    - A host whose variables are wrong, or that could not be read as root, has its reasons here and an empty plan.
-  returned: with O(preflight) or O(rollback); otherwise where a variable that playbooks read of the host is wrong
+    - Reasons why the plan cannot be applied, each with the actual value, the expected value and the next step. Nothing was changed.
+    - A host with invalid variables, or one that could not be read as root, has its reasons here and an empty plan.
+  returned: with O(preflight) or O(rollback); otherwise if a variable that playbooks read of the host is invalid
   type: list
   elements: str
 as_wanted:
-  description: Whether nothing is to be done or refused, and the host is not in maintenance.
+  description: Whether the plan and the refusals are empty and the host is in service.
   returned: with O(preflight)
   type: bool
 moves:
-  description: For each model that a rollback would change C(from) and C(to) as labels, and C(what) is done.
+  description: For each model that a rollback would change, the labels C(from) and C(to), and the kind of change as C(what).
   returned: with O(rollback)
   type: dict
 clock:
-  description: What the host's clock said, in seconds since 1970.
+  description: The clock of the host in seconds since 1970.
   returned: with O(preflight)
   type: float
 protected:
-  description: The name of the environment that the host is in, where people are asked before it is changed; empty for none.
-  returned: success, where the variable C(npufleet_protected) can be evaluated
+  description: Name of the protected environment of the host, in which a change needs a confirmation. Empty for none.
+  returned: success, if the variable C(npufleet_protected) can be evaluated
   type: str
 serial:
   description: The sizes of batches of the variable C(npufleet_rollout_serial), as numbers of hosts and percentages.
-  returned: with O(preflight), O(rollback) or O(linked), where that variable is valid
+  returned: with O(preflight), O(rollback) or O(linked), if that variable is valid
   type: list
   elements: raw
 origins:
   description:
-    - Where the controller finds each large file of the models, by its SHA-256, without logins and signatures of addresses.
+    - Source of each large file of the models, by its SHA-256, without logins and signatures of addresses.
   returned: success
   type: dict
 """

@@ -7,21 +7,20 @@ DOCUMENTATION = r"""
 module: inference_check
 short_description: Prove a Triton server by real inference
 description:
-  - Sends the requests of check files to a Triton server over HTTP, gRPC, gRPC's stream and its raw stub, and compares names,
-    dtype, shape, finiteness, values, texts and labels of the answers with what the files expect, or errors where those have to
-    come.
-  - The requests leave from a short-lived container of the release image on the host, which carries numpy and tritonclient.
-    Neither an open firewall nor a client on the host is needed, and nothing is left behind.
-  - Where everything passes and the host's probe said last that something did not, the probe asks anew.
-  - What a task does not say is as the inventory has it, in the variables of the role C(inference_check) and the server's ports.
-  - Check files and their data are read on the controller. A file that is not right is refused before anything is sent,
-    with every finding, its file and its field.
+  - Sends the requests of check files to a Triton server over HTTP, gRPC, gRPC streams and the raw gRPC stub. Compares names, dtype,
+    shape, finiteness, values, texts and labels of the answers with the check files, or the errors that they expect.
+  - The requests are sent on the host, from a short-lived container of the release image, which has numpy and tritonclient. The host
+    needs no open firewall and no client, and nothing is left on it.
+  - If all checks pass and the last result of the probe on the host was a failure, the probe runs again.
+  - Default values come from the variables of the role C(inference_check) and from the ports of the server.
+  - Check files and their data are read on the controller. An invalid check file is refused before any request is sent, with all
+    findings, each with its file and field.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   image:
     description:
-      - ID or name of an image that is on the host and has python3, numpy and tritonclient. It is never pulled.
+      - ID or name of an image on the host that has python3, numpy and tritonclient. It is never pulled.
       - Default is the variable C(inference_check_image).
     type: str
   models:
@@ -30,16 +29,16 @@ options:
     elements: str
   require_checks:
     description:
-      - Whether a model without a check file counts as a failed check. A model that nobody asked anything is not proven.
-      - One whose check file has loads alone is a failed check where O(latency) leaves those out, whatever is said here.
+      - Whether a model without a check file counts as a failed check, because no request proves it.
+      - If O(latency=false), a model whose check file has only loads is a failed check in any case.
     type: bool
     default: true
   server:
-    description: Where the server listens, as the host sees it.
+    description: Address and ports of the server, as seen from the host.
     type: dict
     suboptions:
       address:
-        description: Address or name. Where none is given, the one that C(triton_server_listen_address) publishes it on.
+        description: Address or name. Default follows from the variable C(triton_server_listen_address).
         type: str
         default: 127.0.0.1
       http_port:
@@ -51,112 +50,111 @@ options:
         type: int
         default: 8001
       metrics_port:
-        description: Port of the metrics, by which checks of every instance see which have answered.
+        description: Port of the metrics, which show the instances that have answered.
         type: int
         default: 8002
       http_tls:
         description:
-          - Ask over HTTPS, which a proxy before Triton offers. Default is plain HTTP. Files are the controller's.
+          - Use HTTPS, which a proxy in front of Triton offers. Default is plain HTTP. The files are on the controller.
         type: dict
         suboptions:
           ca:
-            description: The authority that the server's certificate is verified by, a PEM file.
+            description: PEM file of the authority that has signed the certificate of the server.
             type: str
             required: true
           cert:
-            description: Certificate of this client, a PEM file.
+            description: PEM file with the certificate of this client.
             type: str
           key:
-            description: Its key, a PEM file. It is in no command line and in no environment.
+            description: PEM file with the key of this client. It is in no command line and in no environment.
             type: str
       grpc_tls:
-        description: Ask over gRPC with TLS, as Triton itself offers it. Default is without. Files are the controller's.
+        description: Use gRPC with TLS, which Triton itself offers. Default is without TLS. The files are on the controller.
         type: dict
         suboptions:
           ca:
-            description: The authority that the server's certificate is verified by, a PEM file.
+            description: PEM file of the authority that has signed the certificate of the server.
             type: str
             required: true
           cert:
-            description: Certificate of this client, a PEM file.
+            description: PEM file with the certificate of this client.
             type: str
           key:
-            description: Its key, a PEM file. It is in no command line and in no environment.
+            description: PEM file with the key of this client. It is in no command line and in no environment.
             type: str
       headers:
         description:
-          - Headers of every request, such as the key of a restricted API. Over gRPC each is sent twice, under its name and as
-            C(triton-grpc-protocol-<name>), which is where Triton looks for such a key.
-          - The key that the role C(triton_server) made is sent without being named here; a header of its name goes before it.
+          - Headers of every request, such as the key of a restricted API. Over gRPC each is sent under its name and as
+            C(triton-grpc-protocol-<name>), which is the name that Triton reads for such a key.
+          - The key that the role C(triton_server) has generated is always sent. A header of the same name takes precedence.
         type: dict
   timeout:
     description:
-      - Seconds that one request may take. A model that lets one pass is not asked again over that protocol, and a server that
-        shows no sign of life within 5 seconds is not waited for.
+      - Seconds that one request may take. After a timeout the model gets no more requests over that protocol. A server that does
+        not react within 5 seconds is not waited for.
     type: int
     default: 30
   latency:
-    description: Whether checks with C(latency) are asked. Each keeps the server busy for as long as it says.
+    description: Whether checks with C(latency) run. Each keeps the server busy for the time that it declares.
     type: bool
     default: true
   keep:
     description:
-      - Ask nothing, but keep the checks with their data in a file on the host, for its probe. Nobody but root can read it.
+      - Send no request, but write the checks with their data into a file on the host, for its probe. Only root can read the file.
     type: dict
     suboptions:
       path:
-        description: The file.
+        description: Path of the file.
         type: path
         required: true
       digest:
-        description: Digest over what the checks follow from, which is kept with them. C(host_state) tells it for concern C(probe).
+        description: Digest of all inputs of the checks. M(npufleet.triton.host_state) returns it for concern C(probe).
         type: str
         required: true
   host_index:
-    description: Place of the host in the fleet, by which checks that spread choose their rows.
+    description: Position of the host in the fleet. Checks with C(spread) use it to select their rows.
     type: int
     default: 0
   checks_dir:
     description:
-      - Directories on the controller with one check file C(<model>.yml) for each model. The first that has the file wins; the
-        collection's own C(files/checks) comes last.
+      - Directories on the controller with one check file C(<model>.yml) for each model. The first one that has the file is used.
+        The directory C(files/checks) of the collection comes last.
     type: list
     elements: path
     default: []
   golden_dir:
     description:
-      - Directories on the controller with the data that check files name. The first that has a file wins; the collection's own
-        C(files/golden) comes last.
+      - Directories on the controller with the data that check files name. The first one that has a file is used. The directory
+        C(files/golden) of the collection comes last.
     type: list
     elements: path
     default: []
   results_dir:
     description:
-      - Directory on the controller into which the results are written as C(<host>.json), also when checks fail and also in check
-        mode. A result of an earlier run is removed first, so that none outlives a host that cannot be reached.
-      - Default is not to write any.
+      - Directory on the controller in which the results are written as C(<host>.json), also if checks fail and in check mode. The
+        result of an earlier run is removed first, so that it is not reported for a host that has become unreachable.
+      - By default no results are written.
     type: path
 attributes:
   check_mode:
     support: full
-    description: Asks the server as always; nothing is changed by it. With O(keep) it says whether the file would change.
+    description: Sends the requests as usual, which changes nothing. With O(keep) it reports whether the file would change.
 notes:
-  - The form of a check file is shown in the examples.
-  - Without C(rows) every array goes as it is, as one request. That is how models with C(max_batch_size 0) are asked.
-  - With C(spread) in C(rows), C(argmax) and C(label) hold several blocks of C(count) labels, and each host and protocol takes the
+  - The examples show the format of a check file.
+  - Without C(rows) each array is sent unchanged in one request. Use this for models with C(max_batch_size 0).
+  - With C(spread) in C(rows), C(argmax) and C(label) hold several blocks of C(count) labels. Each host and protocol takes the
     next block.
-  - C(stream) is gRPC's stream, C(raw) the generated gRPC stub with bytes in C(raw_input_contents), as clients in other languages
-    are.
-  - Responses of one stream are joined along their first dimension in the order in which they came, and judged as one.
-  - A stream that fails is expected with C(error), and C(expect) judges what came before. A server that tells no status there, as
-    Triton 24.01 does not, is judged by its words alone.
-  - A cancelled stream has no more responses by gRPC's own rules. That its model let go of it shows where C(times) is more than the
-    model has room for, as each has to begin to answer.
-  - A load of C(latency) is made by threads of one Python process. It tells milliseconds apart, not what lies below one, and
-    no more than about 1,500 requests in a second; C(client_cores) near 1 says that the client was the limit. For more,
-    take C(perf_analyzer).
-  - Triton does not tell which instance answered. C(instances) reads the counter C(rbln_requests_total) of the backend C(rbln), so
-    models of other backends cannot be proven this way.
+  - C(stream) is the stream of gRPC. C(raw) is the generated gRPC stub with bytes in C(raw_input_contents), which clients in other
+    languages use.
+  - Responses of one stream are joined along their first dimension in the order of their arrival, and compared as one answer.
+  - C(error) expects a stream to fail, and C(expect) then covers the responses before the failure. Triton 24.01 sends no status for
+    it, so only the text of the error is compared there.
+  - gRPC delivers no more responses after a stream is cancelled. To prove that the model stops, set C(times) higher than
+    the number of requests that the model can hold, because each request has to start its answer.
+  - A load of C(latency) is generated by threads of one Python process. It resolves milliseconds and reaches about 1,500 requests
+    per second. If C(client_cores) is near 1, the client was the limit. Use C(perf_analyzer) for more.
+  - Triton does not report the instance of an answer. C(instances) reads the counter C(rbln_requests_total) of the backend C(rbln),
+    so it does not work for models of other backends.
 """
 
 EXAMPLES = r"""
@@ -164,7 +162,7 @@ EXAMPLES = r"""
   npufleet.triton.inference_check:
     image: npufleet/triton:24.01
 
-- name: Prove one model with the checks of this site, and keep the answers
+- name: Prove one model with the checks of this site, and write the answers
   npufleet.triton.inference_check:
     image: "{{ npufleet_image }}"
     models: [resnet50]
@@ -178,12 +176,12 @@ EXAMPLES = r"""
 # A check file, such as files/checks/digits.yml:
 #
 # model: digits
-# golden: digits                    # directory of the data, default is the model's name
+# golden: digits                    # directory of the data, default is the name of the model
 # checks:
 #   - name: digit
 #     protocols: [http, grpc]       # any of http, grpc, stream, raw
 #     inputs: {INPUT__0: {npy: images.npy}}
-#     rows: {first: 0, count: 10}   # ten requests of one row; `batch: true` for one request of ten; none: arrays as they are
+#     rows: {first: 0, count: 10}   # ten requests of one row; `batch: true` for one request of ten; else arrays unchanged
 #     expect:
 #       OUTPUT__0:                  # any of these
 #         dtype: FP32
@@ -194,26 +192,26 @@ EXAMPLES = r"""
 #       RESULT: {text: ["one", "둘"]}                      # exactly these
 #       SCORES: {class_count: 5, label: [tabby]}           # classes by the server: how many, and the best one of each row
 #
-# Where an input comes from:
+# Sources of an input:
 #
 # {npy: images.npy}                                        # numbers, bytes (kind S) or texts (kind U); BF16 as float32 and a dtype
-# {numbers: [[1, 2]], dtype: INT32}                        # right here, in nested lists
-# {text: ["one", "둘"]}                                    # BYTES, an element for each text; nested lists for more dimensions
+# {numbers: [[1, 2]], dtype: INT32}                        # values in nested lists
+# {text: ["one", "둘"]}                                    # BYTES, one element for each text; nested lists for more dimensions
 # {file: [sound.wav]}                                      # BYTES, the bytes of each file; `dtype: UINT8` for a row of them each
-# {image: [[tabby.jpg]]}                                   # the same, of JPEG or PNG only, and shown in the report
-# {image: [tabby.jpg], dtype: FP32, shape: [3, 224, 224]}  # its pixels as ImageNet's models take them, by Pillow here
-# {raw: values.bin, dtype: FP16, shape: [2, 8]}            # values as they lie in a file, little endian
-# {generated: {seed: 1}, dtype: FP32, shape: [4, 16]}      # made up, the same in every run; `low` and `high` are limits
+# {image: [[tabby.jpg]]}                                   # the same, only JPEG or PNG, and shown in the report
+# {image: [tabby.jpg], dtype: FP32, shape: [3, 224, 224]}  # pixels in the form of ImageNet models, by Pillow on the controller
+# {raw: values.bin, dtype: FP16, shape: [2, 8]}            # values of a binary file, little endian
+# {generated: {seed: 1}, dtype: FP32, shape: [4, 16]}      # generated values, equal in every run; `low` and `high` are limits
 #
-# What else a check may say:
+# Further keys of a check:
 #
-# error: {status: INVALID_ARGUMENT, contains: some words}  # it has to be refused; gRPC's names, also over HTTP
+# error: {status: INVALID_ARGUMENT, contains: some words}  # the request has to fail; names of gRPC, also over HTTP
 # timeout: 2                                               # seconds for one answer, instead of the module's
 # ms: 50                                                   # milliseconds that one answer may take
 # latency: {clients: 4, seconds: 3, p50_ms: 8, p95_ms: 10, p99_ms: 12, infer_per_s: 300}  # a load, or with `requests: 200`
 # instances: true                                          # repeat the requests until every instance has answered
-# responses: 5                                             # over a stream: so many, 0 too
-# cancel: {after: 3, times: 20}                            # over a stream: cancel after so many, start anew, so many times
+# responses: 5                                             # number of responses of a stream, can be 0
+# cancel: {after: 3, times: 20}                            # cancel a stream after 3 responses and start it again, 20 times
 """
 
 RETURN = r"""
@@ -222,11 +220,11 @@ proven:
   returned: when the checks could be read
   type: bool
 msg:
-  description: How many checks passed, and the first twenty that did not with their reasons.
+  description: Number of checks that passed, and the first twenty that failed with their reasons.
   returned: always
   type: str
 passed:
-  description: How many checks passed.
+  description: Number of checks that passed.
   returned: when the checks could be read
   type: int
 checks:
@@ -236,22 +234,22 @@ checks:
   elements: dict
   contains:
     name: {description: "Model, protocol and request.", type: str}
-    model: {description: The model., type: str}
+    model: {description: Name of the model., type: str}
     protocol: {description: "V(http), V(grpc), V(stream) or V(raw).", type: str}
     ok: {description: Whether the answer was the expected one., type: bool}
-    why: {description: "Every reason why not, empty when it was.", type: str}
-    ms: {description: "Milliseconds as the client sees them, null without an answer.", type: float}
-    expected: {description: "The label wanted, or one for each row of a batch; texts in one line.", type: raw}
-    got: {description: "The label found, or one for each row of a batch; texts in one line.", type: raw}
-    label: {description: "The label found for a single row. The file of O(results_dir) has the row itself as C(image).", type: raw}
-    instances: {description: "How many instances have answered, where every one had to.", type: int}
+    why: {description: "All reasons why the check failed, empty if it passed.", type: str}
+    ms: {description: "Milliseconds as the client measures them, null without an answer.", type: float}
+    expected: {description: "The expected label, or one for each row of a batch; texts in one line.", type: raw}
+    got: {description: "The actual label, or one for each row of a batch; texts in one line.", type: raw}
+    label: {description: "The actual label of a single row. The file in O(results_dir) has the row itself as C(image).", type: raw}
+    instances: {description: "Number of instances that have answered, if every instance had to.", type: int}
     latency:
       description:
-        - What a load measured, C(clients), C(requests), C(seconds), C(p50_ms), C(p95_ms), C(p99_ms), C(max_ms), C(infer_per_s),
-          and C(client_cores), which the client itself used.
+        - Measurements of a load, C(clients), C(requests), C(seconds), C(p50_ms), C(p95_ms), C(p99_ms), C(max_ms), C(infer_per_s),
+          and C(client_cores), the CPU cores that the client used.
       type: dict
-    check: {description: "The check's name in its file.", type: str}
-    unreachable: {description: "True where nothing answered at all.", type: bool}
+    check: {description: "Name of the check in its file.", type: str}
+    unreachable: {description: "True if the server did not answer at all.", type: bool}
 """
 
 import hashlib
@@ -308,24 +306,24 @@ OPTIONS: Dict[str, Any] = {
     "results_dir": {"type": "path"},
 }
 REQUEST: Dict[str, Any] = {
-    # The program that asks, an archive of Python as base64
+    # The client, a Python archive as base64
     "program": {"type": "str"},
     # The checks with their data
     "document": {"type": "dict"},
-    # The key of the server's restricted APIs, `name` of its header and `path` of its file on the host, where checks need it
+    # The key of restricted APIs if checks need it: `name` of its header and `path` of its file on the host
     "key": {"type": "dict", "no_log": False},
 }
 
 
 def keep(module: request.Module, document: Mapping[str, Any], program: str) -> bool:
-    """Whether the file of the probe had to be written: a line with its digests, then what the client takes on standard input."""
+    """Write the file of the probe, a line with digests and the standard input of the client. Return True if it differed."""
     path, digest = module.params["keep"]["path"], module.params["keep"]["digest"]
     body = check_client.standard_input(document, program)
     head = {"checks": digest, "document": hashlib.sha256(body).hexdigest()}
-    whole = json.dumps(head, sort_keys=True).encode() + b"\n" + body
+    content = json.dumps(head, sort_keys=True).encode() + b"\n" + body
     try:
         with open(path, "rb") as source:
-            same = source.read() == whole and os.fstat(source.fileno()).st_mode & 0o777 == 0o600
+            same = source.read() == content and os.fstat(source.fileno()).st_mode & 0o777 == 0o600
     except OSError:
         same = False
     if not same and not module.check_mode:
@@ -334,7 +332,7 @@ def keep(module: request.Module, document: Mapping[str, Any], program: str) -> b
             if os.path.lexists(draft):
                 os.remove(draft)
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target:
-                target.write(whole)
+                target.write(content)
             os.replace(draft, path)
         except OSError as error:
             module.fail_json(msg=f"{document['host']}: the checks of the probe cannot be kept in {path}: {error}")
@@ -343,18 +341,18 @@ def keep(module: request.Module, document: Mapping[str, Any], program: str) -> b
 
 def run(module: request.Module) -> None:
     """Run the module, whether Ansible has sent it or the host library calls it."""
-    wanted = request.merge_request(module, REQUEST)
-    if not wanted["program"] or not wanted["document"]:
-        module.fail_json(msg="inference_check reads check files on the controller: call it as npufleet.triton.inference_check")
-    server = {name: value for name, value in wanted["server"].items() if value is not None}
-    document = {"server": server, "timeout": wanted["timeout"], "latency": wanted["latency"], **wanted["document"]}
-    if wanted["keep"]:
-        changed = keep(module, document, wanted["program"])
-        words = "new" if changed else "as they were"
-        module.exit_json(changed=changed, msg=f"{document['host']}: the probe's checks are {words}")
+    params = request.merge_request(module, REQUEST)
+    if not params["program"] or not params["document"]:
+        module.fail_json(msg="inference_check reads check files on the controller. Call it as npufleet.triton.inference_check.")
+    server = {name: value for name, value in params["server"].items() if value is not None}
+    document = {"server": server, "timeout": params["timeout"], "latency": params["latency"], **params["document"]}
+    if params["keep"]:
+        changed = keep(module, document, params["program"])
+        state = "written" if changed else "unchanged"
+        module.exit_json(changed=changed, msg=f"{document['host']}: the checks of the probe are {state}")
     host = document["host"]
     try:
-        result = check_client.prove(wanted["image"], document, wanted["program"], keys.headers(wanted["key"]))
+        result = check_client.prove(params["image"], document, params["program"], keys.headers(params["key"]))
     except check_client.ClientError as error:
         module.fail_json(msg=f"{host}: {error}")
     if not result["proven"]:

@@ -10,7 +10,7 @@ short_description: Run a module of this collection from the library that a host 
 description:
   - Every action of this collection calls its module this way. A playbook has no reason to.
   - The controller validates the options of the module and masks secrets in its result.
-version_added: 0.2.0
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   library:

@@ -5,49 +5,49 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: model_blobs
-short_description: Bring large files of models to a host, and keep them by their SHA-256
+short_description: Transfer large files of models to a host, and store them by their SHA-256
 description:
-  - The controller pushes with rsync what it has or can fetch, and the host fetches the rest itself; either goes on where an
-    earlier transfer broke off. How far it is is told every ten seconds.
-  - What arrived is verified, every byte, before it is kept. Nothing is released or switched by it, as
-    M(npufleet.triton.model_store) does that.
-  - One transfer at a time brings files to a host; another one waits for it.
+  - The controller sends the files that it has or can fetch with rsync. The host fetches the others itself. Both resume an
+    interrupted transfer, and report the progress every ten seconds.
+  - Every byte is verified before a file is stored. Nothing is released or switched, which is what M(npufleet.triton.model_store)
+    does.
+  - Only one transfer to a host runs at a time. Another one waits for it.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   sha256:
-    description: The files, by their digests. M(npufleet.triton.host_state) tells those that are missing.
+    description: Digests of the files. M(npufleet.triton.host_state) returns those that are missing.
     type: list
     elements: str
     required: true
   origins:
-    description: Where each of them comes from, by its digest. Default is what the models of the host say.
+    description: Source of each file by its digest. Default is the source in the records of the models.
     type: dict
   root:
     description: Root of the store. Default is the variable C(npufleet_root).
     type: path
   incoming:
-    description: Directory on the same file system that files arrive in. Default is the variable C(npufleet_incoming).
+    description: Directory for incoming files, on the file system of the store. Default is the variable C(npufleet_incoming).
     type: path
 attributes:
   check_mode:
     support: full
-    description: Reports a change where a file is missing, and brings none.
+    description: Reports a change if a file is missing, and transfers nothing.
 """
 
 EXAMPLES = r"""
-- name: Bring the large files that are missing
+- name: Transfer the missing large files
   npufleet.triton.model_blobs:
     sha256: "{{ state.actual.models.missing }}"
 """
 
 RETURN = r"""
 transferred:
-  description: Bytes of each file that was brought, by its SHA-256.
+  description: Size in bytes of each transferred file, by its SHA-256.
   returned: success, not in check mode
   type: dict
 bytes_moved:
-  description: Their sum, without what had arrived before.
+  description: Number of transferred bytes, without those of an earlier interrupted transfer.
   returned: success, not in check mode
   type: int
 """

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: model_store
-short_description: Model releases of a host, and the transaction in which it switches between them
+short_description: Manage the model releases of a host, and switch between them in a transaction
 description:
-  - Takes large files that M(npufleet.triton.model_blobs) has brought into O(incoming), verifies the SHA-256 of every one and keeps
-    them as immutable blobs; writes each model's release into a fresh directory; then renames the link C(served/<model>) over to it.
-  - Nothing is edited in place and nothing half-made is ever below C(served/), so a server that polls never sees it.
-  - A release directory is never used twice, also for content that was there before, because Triton reloads a model only
-    when the newest time stamp in its tree grows.
-  - Links move inside a transaction, which is written down first and stays open until what they lead to is proven
-    (O(state=proven)) or what served before is linked again (O(state=restored)). A run that breaks off leaves it open, and the
-    next one finishes it.
-  - A file of the store that is not what it has to be is put right before anything else is done, out of the history or the release.
+  - Verifies the SHA-256 of the large files that M(npufleet.triton.model_blobs) has transferred to O(incoming) and stores them as
+    immutable blobs. Writes the release of each model into a new directory. Then renames the link C(served/<model>) to it.
+  - Nothing is edited in place, and nothing incomplete is ever below C(served/), so that a server that polls never reads it.
+  - A release directory is never used twice, even for content that was served before, because Triton reloads a model only if the
+    newest time stamp in its tree grows.
+  - Links move inside a transaction. It is recorded first and stays open until the new releases are proven (O(state=proven)) or the
+    previous ones are restored (O(state=restored)). An interrupted run leaves it open, and the next run finishes it.
+  - Damaged files of the store are repaired first, from the history or the release.
   - The run has to hold the host (M(npufleet.triton.host_lease)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -24,77 +23,77 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(released) makes releases of O(models), switches to them and withdraws O(withdraw), inside a transaction. Without any of
-        them it makes an empty store, which a server of no models reads.
-      - V(proven) closes the open transaction, writes the history and removes releases that nothing needs.
-      - V(restored) links again what served before the open transaction, in fresh directories, and moves no byte over the network.
+      - V(released) creates releases of O(models), switches to them and withdraws O(withdraw), inside a transaction. Without either
+        it creates an empty store, which a server without models reads.
+      - V(proven) closes the open transaction, writes the history and removes releases that are no longer needed.
+      - V(restored) links the releases before the open transaction again, in new directories. Nothing is transferred.
       - V(rolled_back) switches O(models), or every served model, to the release O(to), inside a transaction, and holds them there.
-      - V(forgotten) ends what holds O(models), or every model, at an older release.
-      - V(absent) removes the store with all that the project keeps in it. It is refused where the directory is no store, or has a
-        file that is not the project's.
+      - V(forgotten) removes the holds of O(models), or of every model.
+      - V(absent) removes the store with everything that the project keeps in it. It is refused if the directory is no store, or has
+        a file that does not belong to the project.
     type: str
     choices: [released, proven, restored, rolled_back, forgotten, absent]
     default: released
   incoming:
-    description: Directory on the same file system with transferred blobs, each named by its SHA-256.
+    description: Directory with transferred blobs on the file system of the store. Each file is named by its SHA-256.
     type: path
   models:
     description:
-      - With O(state=released) the models to release, as C(triton_models) places them. One that is held at an older release is made
-        anew out of that.
-      - With O(state=rolled_back) and O(state=forgotten) the models that are meant. Default is every one.
+      - With O(state=released) the models to release, as C(triton_models) places them. A model that is held at an older release is
+        written again from that release.
+      - With O(state=rolled_back) and O(state=forgotten) the models to change. Default is every model.
     type: list
     elements: str
     default: []
   withdraw:
-    description: Names of the models that are no longer to be served.
+    description: Names of the models that are no longer served.
     type: list
     elements: str
     default: []
   to:
     description:
-      - Where O(state=rolled_back) goes, V(previous) for the proven release before the one that is served, a release's label such as
-        V(0003-0123456789ab), or at least four digits of its digest.
+      - Target of O(state=rolled_back). V(previous) is the proven release before the served one. Otherwise the label of a release,
+        such as V(0003-0123456789ab), or at least four digits of its digest.
     type: str
     default: previous
   why:
-    description: The reason, for the history and for whoever meets a hold.
+    description: Reason for the history and for the message about the hold.
     type: str
     default: ""
   hung:
-    description: With O(state=restored), models whose load hangs in the server until it is started again. The next plan has that.
+    description: With O(state=restored), models whose load hangs in the server. The next plan restarts the server.
     type: list
     elements: str
     default: []
   keep:
     description:
-      - How many different proven releases of each model stay, by their last proof. The same content made anew counts once.
-      - Those that are served, held or in a transaction stay in any case, and so does the newest proven one beside the served one.
+      - Number of different proven releases of each model to keep, the most recently proven ones first. Equal content counts once.
+      - Releases that are served, held or in a transaction are always kept, and so is the newest proven one beside the served one.
       - Default is the variable C(model_repository_keep).
     type: int
     default: 3
 attributes:
   check_mode:
     support: full
-    description: Reports what would be switched.
+    description: Reports the switches that would be made.
 """
 
 EXAMPLES = r"""
-- name: Make and switch to new releases
+- name: Create new releases and switch to them
   npufleet.triton.model_store:
     incoming: /var/lib/npufleet/incoming
     models: [digits]
 
-- name: Keep them, now that they are proven
+- name: Keep the new releases, which are proven
   npufleet.triton.model_store:
     state: proven
 
-- name: Go back to what served before, because they are not
+- name: Restore the previous releases
   npufleet.triton.model_store:
     state: restored
     why: digits answers wrong
 
-- name: Roll one model back by hand
+- name: Roll one model back
   npufleet.triton.model_store:
     state: rolled_back
     models: [digits]
@@ -108,29 +107,29 @@ EXAMPLES = r"""
 
 RETURN = r"""
 switched:
-  description: The release that each model whose link moved is served from, null for one that is served no more.
+  description: The new release of each model whose link moved, null for a model that is no longer served.
   returned: O(state=released), O(state=restored), O(state=rolled_back)
   type: dict
 open:
-  description: Whether a transaction is open now, which has to be proven or put back.
+  description: Whether a transaction is open, which then has to be proven or restored.
   returned: success
   type: bool
 moves:
-  description: For each of these models C(from) and C(to) as labels, null for none, and C(what) is done.
+  description: For each of these models the labels C(from) and C(to), null for none, and the kind of change as C(what).
   returned: O(state=released), O(state=restored), O(state=rolled_back), O(state=proven)
   type: dict
 removed:
-  description: What O(keep) left no room for.
+  description: Releases that were removed because of O(keep).
   returned: O(state=proven)
   type: raw
 forgotten:
-  description: Models that were held and are no more.
+  description: Models whose hold was removed.
   returned: O(state=forgotten)
   type: list
   elements: str
 mended:
-  description: Files of the store that were damaged and are put right; what was in one is beside it, as C(.damaged).
-  returned: when there were any
+  description: Damaged files of the store that were repaired. The damaged content is kept beside each file as C(.damaged).
+  returned: when files were damaged
   type: list
   elements: str
 """

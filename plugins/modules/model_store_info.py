@@ -5,9 +5,9 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: model_store_info
-short_description: Releases, history, holds and damage of a host's model store
+short_description: Return releases, history, holds and damage of the model store of a host
 description:
-  - Reads the store as it is and changes nothing.
+  - Reads the store and changes nothing.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -15,11 +15,11 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    description: Reads as always.
+    description: Reads as usual.
 """
 
 EXAMPLES = r"""
-- name: Read what was deployed here, and when
+- name: Read the history of deployments
   npufleet.triton.model_store_info:
   register: store
 """
@@ -27,7 +27,7 @@ EXAMPLES = r"""
 RETURN = r"""
 history:
   description:
-    - "Every change that is written down, oldest first: C(when), C(who), C(model), C(what), C(from), C(to), C(result), C(why)."
+    - "Every recorded change, oldest first: C(when), C(who), C(model), C(what), C(from), C(to), C(result), C(why)."
   returned: success
   type: list
   elements: dict
@@ -36,11 +36,11 @@ holds:
   returned: success
   type: dict
 transaction:
-  description: The open transaction, null where there is none.
+  description: The open transaction, null for none.
   returned: success
   type: dict
 damaged:
-  description: What is wrong with files of the store, by their names. The next change puts right what can be had again.
+  description: Damage of files of the store, by their names. The next change repairs the files whose content can be restored.
   returned: success
   type: dict
 releases:

@@ -5,29 +5,28 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: release_change
-short_description: Say what another release row would bring to a host
+short_description: Describe what another release row would change on a host
 description:
-  - Says what the row that C(rbln_release) names now would change on a host that runs another one, up or down. Versions, models that
-    need another compiled file, driver, image, units, what clients and exporters will see otherwise, cards and systems that are no
-    longer supported, known vulnerabilities.
-  - What the host has and what would be done is what M(npufleet.triton.host_state) has found under the new row, with
-    O(npufleet.triton.host_state#module:preflight), in the variable C(npufleet_state). What stands in the way is in its C(refusals).
-  - It runs on the controller alone and asks no host.
-version_added: 0.2.0
+  - Describes what the row of C(rbln_release) would change on a host that runs another one, up or down. Covers versions, models that
+    need another compiled file, driver, image, units, changes for clients and exporters, cards and systems that are no longer
+    supported, and known vulnerabilities.
+  - Reads the result of M(npufleet.triton.host_state) with O(npufleet.triton.host_state#module:preflight) under the new row from the
+    variable C(npufleet_state). The reasons against the change are in its C(refusals).
+version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
   - npufleet.triton.project.controller
 options:
   before:
     description:
-      - The row that the inventory names, for a host whose server does not say which one its image was built for.
+      - The row that the inventory names. It is used for a host whose server does not report the row of its image.
       - Empty for none.
     type: str
     required: true
 """
 
 EXAMPLES = r"""
-- name: Work out what the other release brings
+- name: Describe the changes of the other release
   npufleet.triton.release_change:
     before: "26.05"
   register: release_change
@@ -36,11 +35,11 @@ EXAMPLES = r"""
 RETURN = r"""
 before:
   description:
-    - The row that the host runs, by the label of its server's image, or else as the inventory has it. Null where neither tells.
+    - The row that the host runs, according to the label of the image of its server, or else to the inventory. Null if unknown.
   returned: success
   type: str
 said:
-  description: What would change, in sentences. Empty where there is no such row, which is one of the C(refusals).
+  description: The changes as sentences. Empty if the row does not exist, which is one of the C(refusals).
   returned: success
   type: list
   elements: str
@@ -50,9 +49,9 @@ from ansible.module_utils.basic import AnsibleModule
 
 
 def main() -> None:
-    """Entry point of whoever calls it without its action."""
+    """Fail, because the action does the work on the controller."""
     module = AnsibleModule(argument_spec={"before": {"type": "str", "required": True}}, supports_check_mode=True)
-    module.fail_json(msg="the rows are known on the controller alone: call it as npufleet.triton.release_change")
+    module.fail_json(msg="release_change runs on the controller. Call it as npufleet.triton.release_change.")
 
 
 if __name__ == "__main__":

@@ -5,39 +5,40 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: rollout
-short_description: Say what a rollout is about to do, and end the turn of a host
+short_description: Announce a rollout, and end the change of a host
 description:
-  - Says which hosts change, batch by batch, what changes on them, how many bytes they lack of models, and how long that took the
-    last time. What differs on a host is what M(npufleet.triton.host_state) has found, in the variable C(npufleet_state).
-  - At the end of a turn it releases the host, and fails where the rollout is to stop.
+  - Announces the hosts of each batch, the changes on them, the bytes of models that they lack, and the duration of the last
+    rollout. Reads the results of M(npufleet.triton.host_state) from the variable C(npufleet_state).
+  - At the end of a host change it releases the host, and fails if the rollout has to stop.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   state:
     description:
-      - V(begun) says what lies ahead, from this batch on. It runs on the controller alone, once for a batch.
-      - V(ended) is for each host of the batch. It remembers how long they took, from their variable C(npufleet_began) on.
+      - V(begun) announces this batch and the following ones. It runs on the controller, once for a batch.
+      - V(ended) runs for each host of the batch. It records the duration of the batch, from the variable C(npufleet_began) on.
     type: str
     choices: [begun, ended]
     default: begun
   output_dir:
-    description: Directory of the controller in which C(turns.json) remembers it.
+    description: Directory on the controller in which the durations are recorded as C(turns.json).
     type: path
     required: true
   serial:
-    description: The batches, as C(serial) of the play has them. Default is one batch.
+    description: The batches, in the form of C(serial) of a play. Default is one batch.
     type: raw
   release:
-    description: Release the host, with O(state=ended). One that cannot be released, or is lost as it is to be, is a reason more.
+    description: Release the host, with O(state=ended). It fails if the host cannot be released or the lease was lost.
     type: bool
     default: false
   failed:
     description:
-      - Why the host is not as wanted, with O(state=ended). It fails with that once the host is released; no further batch starts.
+      - Reason why the host is not in sync, with O(state=ended). The host is released, then the task fails with the reason, and no
+        further batch starts.
     type: str
     default: ""
   lost:
-    description: Hosts of the batch that became unreachable, with O(state=ended). Those that are left fail with that likewise.
+    description: Hosts of the batch that became unreachable, with O(state=ended). The task fails on the other hosts of the batch.
     type: list
     elements: str
     default: []
@@ -48,13 +49,13 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: Say what lies ahead
+- name: Announce the rollout
   npufleet.triton.rollout:
     output_dir: build
     serial: [1, "25%", "100%"]
   run_once: true
 
-- name: End the turn
+- name: End the change of the host
   npufleet.triton.rollout:
     state: ended
     output_dir: build
@@ -63,7 +64,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 msg:
-  description: What lies ahead, in one line.
+  description: The announcement in one line.
   returned: with O(state=begun)
   type: str
 """
@@ -84,9 +85,8 @@ OPTIONS: Dict[str, Any] = {
 
 
 def main() -> None:
-    """Entry point of whoever calls it without its action."""
-    words = "the plans of all hosts are known on the controller alone: call it as npufleet.triton.rollout"
-    request.ansible_module(OPTIONS).fail_json(msg=words)
+    """Fail, because the action does the work on the controller."""
+    request.ansible_module(OPTIONS).fail_json(msg="rollout runs on the controller. Call it as npufleet.triton.rollout.")
 
 
 if __name__ == "__main__":

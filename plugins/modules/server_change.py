@@ -5,18 +5,18 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: server_change
-short_description: Have the server serve what is wanted, prove it and keep it, or put back what served before
+short_description: Change the server and its models, prove the change, and keep or roll it back
 description:
-  - The whole change on the host, in one call. It makes the releases of the models and switches to them, compares the server with
-    the inventory and does what differs, by replacing, starting or restarting the container, or by loading and unloading models. It
-    reads back what is served, asks the checks, and keeps releases and container where all is right. Where it is not, what served
-    before serves again, and that is read back too.
-  - With O(accept_within) it is kept only when a second call accepts it, so that somebody can look at its traffic in between. Until
-    then the host stays held, and nothing of what served before is given up.
-  - The change runs in a process of its own, which no connection ends. Where the controller or its network goes away, the host
-    finishes the change or puts it back, within the times of the inventory.
-  - What is needed for it is there before, the large files of the models by M(npufleet.triton.model_blobs), and a new container
-    under the name C(<name>-next) by M(community.docker.docker_container).
+  - Performs the whole change on the host in one call. It creates the releases of the models and switches to them. It compares the
+    server with the inventory and replaces, starts or restarts the container, or loads and unloads models. It reads back what is
+    served and runs the checks. If everything is right, releases and container are kept. Otherwise the previous state is restored
+    and read back too.
+  - With O(accept_within) the change is kept only when a second call accepts it, so that its traffic can be judged in between. Until
+    then the host stays held, and the previous state can be restored.
+  - The change runs in a process of its own, which does not depend on the connection. If the controller or its network goes away,
+    the host finishes the change or rolls it back within the times of the inventory.
+  - Large files of the models (M(npufleet.triton.model_blobs)) and a new container with the name C(<name>-next)
+    (M(community.docker.docker_container)) have to exist before the call.
   - The run has to hold the host (M(npufleet.triton.host_lease)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -25,72 +25,72 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(changed) changes, proves and keeps, or puts back.
-      - V(accepted) keeps what is proven and waits for that. It fails where it has been put back meanwhile.
-      - V(put_back) only puts back what served before, because of O(why). It fails in any case, as the change that it ends has.
+      - V(changed) changes, proves, and keeps the change or rolls it back.
+      - V(accepted) keeps a proven change that waits for it. It fails if the change was rolled back in the meantime.
+      - V(put_back) only restores the previous state, because of O(why). It always fails, because that change has failed.
     type: str
     choices: [changed, accepted, put_back]
     default: changed
   why:
-    description: Why nothing is to be changed any more, with O(state=put_back).
+    description: Reason for O(state=put_back).
     type: str
     default: ""
   release:
     description:
-      - The models to release, as C(triton_models) places them. One that is held at an older release is made anew out of that.
-      - M(npufleet.triton.host_state) tells them as the action C(release), and those of O(withdraw) as C(withdraw).
+      - Models to release, as C(triton_models) places them. A model that is held at an older release is written again from it.
+      - M(npufleet.triton.host_state) returns them with the action C(release), and those of O(withdraw) with C(withdraw).
     type: list
     elements: str
     default: []
   withdraw:
-    description: Names of the models that are no longer to be served.
+    description: Names of the models that are no longer served.
     type: list
     elements: str
     default: []
   rollback:
-    description: Switch back instead, and hold the models there.
+    description: Roll models back instead, and hold them there.
     type: dict
     suboptions:
       models:
-        description: The models that are meant. Default is every served one.
+        description: Models to roll back. Default is every served model.
         type: list
         elements: str
         default: []
       to:
         description:
-          - V(previous) for the proven release before the one that is served, a release's label such as V(0003-0123456789ab), or at
+          - V(previous) for the proven release before the served one, the label of a release such as V(0003-0123456789ab), or at
             least four digits of its digest.
         type: str
         default: previous
       why:
-        description: The reason, for the history and for whoever meets the hold.
+        description: Reason for the history and for the message about the hold.
         type: str
         default: ""
   linked:
-    description: Serve what the store links, whatever container and models the inventory wants. O(rollback) needs it.
+    description: Serve the releases that the store links, and ignore container and models of the inventory. Required by O(rollback).
     type: bool
     default: false
   ask_checks:
-    description: Ask the checks of every model that is placed here before the change is kept.
+    description: Run the checks of every model that is placed on the host before the change is kept.
     type: bool
     default: true
   accept_within:
-    description: Seconds for which a change that is proven waits for a call with O(state=accepted) or O(state=put_back).
+    description: Seconds that a proven change waits for a call with O(state=accepted) or O(state=put_back).
     type: int
     default: 0
   unanswered:
-    description: What the host does where no such call comes in that time, whether there is a controller or not.
+    description: What the host does with the change if no such call arrives in that time.
     type: str
     choices: [kept, put_back]
     default: put_back
   release_host:
     description: >-
-      Release the host when the change is kept, as M(npufleet.triton.host_lease) does: nothing of the run follows. The host does it
-      also where its controller is gone.
+      Release the host when the change is kept, like M(npufleet.triton.host_lease), because the run has no further step. The host
+      does it even if its controller is gone.
     type: bool
     default: false
   inside:
-    description: A server that was started inside the old container by hand, C(pid) and C(options) of docker exec.
+    description: A server that was started manually in the old container, C(pid) and the C(options) of docker exec.
     type: dict
     default: {}
 attributes:
@@ -100,26 +100,26 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: Serve what the inventory wants, or go on with what served before
+- name: Serve the desired models, or roll back
   npufleet.triton.server_change:
 """
 
 RETURN = r"""
 did:
-  description: What was done, in words.
+  description: The steps that were done, as texts.
   returned: when the change has ended
   type: list
   elements: str
 back:
-  description: What was put back, or why that could not be.
+  description: What was restored, or why it could not be restored.
   returned: when the change was not proven
   type: str
 proven:
-  description: Whether the server serves what is wanted, and answered every check that was asked.
+  description: Whether the server is in sync and every check passed.
   returned: when the change has ended
   type: bool
 answered:
-  description: Whether the checks were asked, and every answer was right.
+  description: Whether the checks ran and passed.
   returned: when the change has ended
   type: bool
 released:
@@ -127,29 +127,29 @@ released:
   returned: when the change has ended
   type: bool
 accepted:
-  description: Whether what is proven was accepted, null where it had not to be. V(false) with RV(seconds_to_accept) while it waits.
+  description: Whether the proven change was accepted. Null if it needs none. V(false) with RV(seconds_to_accept) while it waits.
   returned: when the change has ended, or waits to be accepted
   type: bool
 seconds_to_accept:
-  description: For how long it waits, from the proof on.
+  description: Seconds from the proof to the deadline for the acceptance.
   returned: when the change waits to be accepted
   type: float
 checks:
-  description: The answers to the checks, as M(npufleet.triton.inference_check) has them.
+  description: The results of the checks, in the form of M(npufleet.triton.inference_check).
   returned: when the change has ended
   type: list
   elements: dict
 moves:
-  description: For each model that was switched C(from) and C(to) as labels, null for none, and C(what) was done.
+  description: For each switched model the labels C(from) and C(to), null for none, and the kind of change as C(what).
   returned: when the change has ended
   type: dict
 steps:
-  description: Each step that the change has begun, C(step) and the time C(at), the latest last.
+  description: The steps that the change has begun, each with C(step) and the time C(at), the latest last.
   returned: success
   type: list
   elements: dict
 under_way:
-  description: Whether the change has not ended yet. The controller asks again then.
+  description: Whether the change has not ended yet. The controller then calls again.
   returned: success
   type: bool
 """

@@ -5,56 +5,56 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: transferred_file
-short_description: A file that root takes over from another account, or gives to the connecting user
+short_description: Take over a transferred file as root, or hand one to the connecting user
 description:
-  - Transfers run as the connecting user, in a directory of that user's. What lies there is whatever that user, or who has stolen
-    its login, put there. The same holds for a directory that a container can write to.
-  - Nothing of it is followed, loaded or kept before it is root's alone. A link, a second name, anything that is no file, and a file
-    that somebody can still write to are refused. The digest is that of the bytes that are kept.
+  - Transfers run as the connecting user, in a directory of that user. The user, or someone who has stolen its login, controls the
+    content of that directory. The same is true for a directory that a container can write to.
+  - No file is followed, loaded or kept before only root can change it. Links, files with a second name, paths that are no
+    regular files, and files that another process can still write to are refused. The digest covers the bytes that are kept.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   state:
     description:
-      - V(taken) moves O(name) out of O(incoming) to O(path), as root's, and keeps it only where its digest is O(sha256).
-      - V(given) moves O(path) to O(name) in O(incoming), for O(user) alone to read, and replaces whatever lies there.
-      - V(owned) replaces every file below the directory O(path) by a copy that only root has written. For what
-        M(ansible.builtin.copy) has brought, whose files the connecting user may have kept open.
+      - V(taken) moves O(name) from O(incoming) to O(path), changes its owner to root, and keeps it only if its digest is O(sha256).
+      - V(given) moves O(path) to O(name) in O(incoming), readable by O(user) only, and replaces an existing file there.
+      - V(owned) replaces every file below the directory O(path) by a copy that only root has written. Use it for files of
+        M(ansible.builtin.copy), which the connecting user may have kept open.
     type: str
     choices: [taken, given, owned]
     required: true
   incoming:
-    description: Directory of the other account, on the file system of O(path). Needed unless O(state=owned).
+    description: Directory of the other account, on the file system of O(path). Required unless O(state=owned).
     type: path
   name:
-    description: Name of the file in O(incoming). Needed unless O(state=owned).
+    description: Name of the file in O(incoming). Required unless O(state=owned).
     type: str
   path:
-    description: Path of the file where it is root's, in a directory that root alone can write to.
+    description: Path of the file that root owns, in a directory that only root can write to.
     type: path
     required: true
   sha256:
-    description: SHA-256 that the file has to have with O(state=taken). Without one the caller compares the returned digest.
+    description: Expected SHA-256 with O(state=taken). If it is not set, the caller compares the returned digest.
     type: str
   mode:
     description: Mode of the file with O(state=taken) and O(state=owned), in quotes.
     type: str
     default: "0400"
   limit:
-    description: The largest size in bytes that a file may have.
+    description: Largest size of a file in bytes.
     type: int
     default: 274877906944
   user:
-    description: The connecting user. Needed with O(state=given).
+    description: The connecting user. Required with O(state=given).
     type: str
 attributes:
   check_mode:
     support: none
-    description: Is skipped, as nothing was transferred.
+    description: The task is skipped, because nothing was transferred.
 """
 
 EXAMPLES = r"""
-- name: Take the archive over
+- name: Take over the archive
   npufleet.triton.transferred_file:
     state: taken
     incoming: /var/lib/npufleet/incoming
@@ -62,7 +62,7 @@ EXAMPLES = r"""
     path: /var/lib/npufleet/image/image.tar
     sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
 
-- name: Take the pushed wheels over
+- name: Take over the copied wheels
   npufleet.triton.transferred_file:
     state: owned
     path: /var/lib/npufleet/build/wheels
@@ -71,7 +71,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 sha256:
-  description: SHA-256 of the file; with O(state=given) the one that it had before the user could change it.
+  description: SHA-256 of the file. With O(state=given) the digest before the user could change the file.
   returned: success, unless O(state=owned)
   type: str
 files:

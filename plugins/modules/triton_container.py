@@ -5,10 +5,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: triton_container
-short_description: Stop the container of the server for something else
+short_description: Stop the container of the server
 description:
-  - Stops it and writes that down, so that it is a difference until somebody has it serve again and proves that
-    (M(npufleet.triton.server_change)). What changes the server itself is that module's.
+  - Stops the container and records it, so that the stopped server is a difference until M(npufleet.triton.server_change) starts
+    and proves it again. That module makes all other changes of the server.
   - The run has to hold the host (M(npufleet.triton.host_lease)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -16,7 +16,7 @@ extends_documentation_fragment:
   - npufleet.triton.project
 options:
   state:
-    description: V(stopped) stops it where it runs, such as for another driver.
+    description: V(stopped) stops the container if it runs, for example to install another driver.
     type: str
     choices: [stopped]
     required: true
@@ -27,14 +27,14 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: Stop the server on the cards
+- name: Stop the server that uses the cards
   npufleet.triton.triton_container:
     state: stopped
 """
 
 RETURN = r"""
 did:
-  description: What was done, in words; null where it did not run.
+  description: The action as text. Null if the container did not run.
   returned: success
   type: str
 """

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: triton_process
-short_description: Serve with the tritonserver of the container that Ansible runs in
+short_description: Run the tritonserver of the container in which Ansible runs
 description:
-  - For a ready Triton container, such as a session of Backend.AI, in which there is no engine, no systemd and no ssh, and no root
-    where the devices need none. What the inventory wants of server and models is the same as on hosts.
-  - The server runs under a small supervisor that starts it again when it ends. Its log, its process id and what it was started with
-    are in C(run/) of the project's directory.
-  - A change that is not proven, by reading back the releases and by the checks, gives way to what served before.
+  - For a Triton container such as a session of Backend.AI, without an engine, systemd, ssh, and without root if the devices
+    need none. Server and models use the same variables as on hosts.
+  - A small supervisor restarts the server when it ends. Its log, process ID and start parameters are in C(run/) of the project's
+    directory.
+  - A change is proven by reading the releases back and by the checks. Otherwise it is rolled back.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -19,8 +19,8 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(looked) changes nothing, and says what would be done and everything that stands in its way.
-      - V(started) makes the releases, has the server serve them, and proves that.
+      - V(looked) changes nothing. It returns the plan and all reasons against it.
+      - V(started) creates the releases, starts the server with them, and proves it.
       - V(stopped) ends server and supervisor.
     type: str
     choices: [looked, started, stopped]
@@ -28,28 +28,28 @@ options:
 attributes:
   check_mode:
     support: full
-    description: Looks, and reports a change where there would be one.
+    description: Reads, and reports whether there would be a change.
 """
 
 EXAMPLES = r"""
-- name: Say what stands in the way
+- name: Read the plan and the reasons against it
   npufleet.triton.triton_process:
     state: looked
     root: "{{ npufleet_root }}"
 
-- name: Serve here
+- name: Start the server
   npufleet.triton.triton_process:
     root: "{{ npufleet_root }}"
 """
 
 RETURN = r"""
 plan:
-  description: What differs from what is wanted, as M(npufleet.triton.host_state) tells it.
+  description: Differences from the desired state, in the form of M(npufleet.triton.host_state).
   returned: O(state=looked), O(state=started)
   type: list
   elements: dict
 report:
-  description: The same in sentences.
+  description: The plan as sentences.
   returned: O(state=looked), O(state=started)
   type: list
   elements: str
@@ -59,20 +59,20 @@ lacks:
   type: list
   elements: str
 python:
-  description: The container's own Python.
+  description: Path of the Python of the container.
   returned: O(state=looked)
   type: str
 did:
-  description: What was done, in words.
+  description: The steps that were done, as texts.
   returned: O(state=started), O(state=stopped)
   type: list
   elements: str
 back:
-  description: What was put back, because the change was not proven.
+  description: What was restored because the change was not proven.
   returned: O(state=started), failure
   type: str
 checks:
-  description: The answers to the checks, as M(npufleet.triton.inference_check) returns them.
+  description: The results of the checks, in the form of M(npufleet.triton.inference_check).
   returned: O(state=started)
   type: list
   elements: dict

@@ -7,28 +7,29 @@ DOCUMENTATION = r"""
 module: wait_for_npus
 short_description: Wait until no process has the NPUs of a host open
 description:
-  - Asks the vendor's tool who has the cards open, and fails while a process does, naming each. Those of the Triton container count
-    only when it does not run.
-  - While it does not run, processes are waited for. One that has a card open beside a running container is refused at once.
+  - Queries the vendor tool for the processes that have cards open, and fails with the name of each process that is left. Processes
+    of the Triton container are ignored while it runs.
+  - If the container does not run, it waits for the processes to end. A process that has a card open beside a running container is
+    refused at once.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   container:
-    description: Name of the server's container. Default is the variable C(triton_server_name).
+    description: Name of the container of the server. Default is the variable C(triton_server_name).
     type: str
   timeout:
     description: Seconds to wait. Default is the variable C(npufleet_free_timeout).
     type: int
   ignore_gone:
     description: >-
-      Pass over contexts that are left, after that time, of processes that are gone. For whoever loads the driver's module anew,
-      which is what ends them.
+      Ignore contexts that are left after that time of processes that no longer exist. Use it before the driver's module is loaded
+      again, which ends these contexts.
     type: bool
     default: false
 attributes:
   check_mode:
     support: full
-    description: Waits as always; nothing is changed by it.
+    description: Waits as usual, which changes nothing.
 """
 
 EXAMPLES = r"""
@@ -39,7 +40,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 seconds:
-  description: How long the processes that had cards open were waited for.
+  description: Seconds that it waited.
   returned: success
   type: float
 """

@@ -13,6 +13,7 @@ from typing import Any
 import ansible_collections.npufleet.triton.plugins.module_utils.plan as imported
 import pytest
 import yaml
+from ansible.module_utils.compat.version import LooseVersion
 from helpers import ROOT, imports, load_program
 
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
@@ -99,6 +100,13 @@ def test_file_names_are_snake_case() -> None:
 def test_the_group_of_actions_has_every_module_with_that_option() -> None:
     having = [path.stem for path in MODULES if '"root": {"type": "path"' in path.read_text()]
     assert load(ROOT / "meta/runtime.yml")["action_groups"] == {"root": having}
+
+
+@pytest.mark.parametrize("path", PLUGINS, ids=relative)
+def test_no_plugin_was_added_after_the_version_of_the_collection(path: Path) -> None:
+    current = LooseVersion(load(ROOT / "galaxy.yml")["version"])
+    added = re.findall(r"^ *version_added: (.*)$", path.read_text(), re.MULTILINE)
+    assert [version for version in added if LooseVersion(version.strip("\"'")) > current] == []
 
 
 def test_collection_is_this_checkout() -> None:

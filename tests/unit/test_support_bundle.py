@@ -109,16 +109,16 @@ def test_archive_belongs_to_the_owner_of_its_directory(monkeypatch: pytest.Monke
     owners = []
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "fchown", lambda _handle, *owner: owners.append(owner))
-    support_bundle.put(str(tmp_path / "a"), b"x")
+    support_bundle.write(str(tmp_path / "a"), b"x")
     assert owners == [(tmp_path.stat().st_uid, tmp_path.stat().st_gid)]
     with pytest.raises(FileExistsError):
-        support_bundle.put(str(tmp_path / "a"), b"x")
+        support_bundle.write(str(tmp_path / "a"), b"x")
 
 
 def test_place_that_cannot_be_written_is_a_clear_failure(bare: None, tmp_path: Path) -> None:
     result = run_module(support_bundle, arguments(tmp_path, archive=str(tmp_path / "none/bundle.tar.gz")))
     assert result["failed"] is True
-    assert result["msg"].startswith("npu1: the bundle cannot be put down on the host: ")
+    assert result["msg"].startswith("npu1: the bundle cannot be written on the host: ")
 
 
 def test_secret_in_every_item_in_every_form_does_not_survive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_check_mode_names_the_items_and_writes_nothing(bare: None, tmp_path: Pat
 
 def test_without_the_controller_it_says_so(tmp_path: Path) -> None:
     result = run_module(support_bundle, {"archive": str(tmp_path / "a")})
-    assert result["msg"] == "support_bundle begins on the controller: call it as npufleet.triton.support_bundle"
+    assert result["msg"] == "support_bundle starts on the controller. Call it as npufleet.triton.support_bundle."
 
 
 def test_host_without_npus_is_not_asked_for_them(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_link_in_the_place_of_the_bundle_is_not_followed(tmp_path: Path) -> No
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "fetch").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
-        support_bundle.put(str(tmp_path / "fetch/bundle.tar.gz"), b"x")
+        support_bundle.write(str(tmp_path / "fetch/bundle.tar.gz"), b"x")
     assert os.listdir(tmp_path / "elsewhere") == []
 
 
