@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible.errors import AnsibleActionFail
 from ansible.template import trust_as_template
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, NPU_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import SERVER
@@ -22,7 +23,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 
 MARK = "adoption.json"
 PIECE = 32 << 20
-CONCERNS = ("driver", "engine", "image", "models", "server")
+# Concerns that the container replaces. Units that watch the server are installed later.
+ADOPTED = [name for name, concern in CONCERNS.items() if concern.group == NPU_HOSTS and not concern.unit]
 # What an engine calls a container, and Triton a model: the latter is a directory, and stands in addresses
 CONTAINER = re.compile("[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 MODEL = re.compile(r"\w[\w.+-]{0,199}")
@@ -93,7 +95,10 @@ class ActionModule(FleetAction):
         vault = translated.vault if dest else {}
         seen = self.variables({**task_vars, **vault, **trusted(overlay), "triton_server_name": name})
         with self.refusing(host):
-            wanted, _manifests = desired(seen, [group for group in self.concerns(seen, task_vars) if group in CONCERNS])
+            wanted, _manifests = desired(
+                seen,
+                [name for name in self.concerns(seen, task_vars) if name in ADOPTED],
+            )
         if not dest:
             gone = sorted(set(found["models"]) - set(wanted["server"]["models"]))
             if gone:

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import MONITORING_HOSTS, NPU_HOSTS
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import MONITORING_HOSTS, NPU_HOSTS
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import check_results, page, status, view
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 

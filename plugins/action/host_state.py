@@ -10,8 +10,9 @@ from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleE
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe, secret
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import needs_site
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, short
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, preflight_inputs, row_remarks
@@ -56,18 +57,16 @@ GIVEN: Tuple[Tuple[str, Optional[str], Pattern[str], str], ...] = (
 KINDS = {list: "a list", dict: "a mapping", float: "a number"}
 # Seconds between two looks at a host that another run is changing
 AGAIN = 2.0
-# What a change of models alone does to a server
-OF_MODELS = ("load", "unload", "restart", "wait", "prove")
 
 
-def beyond_models(plan: List[Dict[str, Any]]) -> List[str]:
-    """Differences that no change of models alone can end."""
+def beyond_models(plan: List[Item]) -> List[str]:
+    """Return the reasons against a change of models: differences that only site.yml ends."""
     return [
         "found {} {}, wanted {}: run playbooks/site.yml, this playbook changes models only".format(
             item["name"], short(item["current"]), short(item["desired"])
         )
         for item in plan
-        if item["concern"] not in ("models", "probe") and item["action"] not in OF_MODELS
+        if needs_site(item)
     ]
 
 

@@ -16,12 +16,13 @@ author: The npufleet developers (@npufleet)
 options:
   concerns:
     description:
-      - Concerns to read, out of C(driver), C(engine), C(image), C(models), C(server), C(watchdog), C(probe), C(monitoring).
+      - Concerns to read.
       - V([]) only reads whether the host is in maintenance.
       - Default is every concern of the groups of the host. With O(preflight) it is the variable C(preflight_concerns) if that is
         not empty.
     type: list
     elements: str
+    choices: [driver, engine, image, models, server, watchdog, probe, monitoring]
   prove:
     description:
       - Fail with every difference that is left. The host is read again until there is none or O(timeout) is over.
@@ -196,14 +197,18 @@ from typing import Any, Dict, List, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import request, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, proof
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe, watchdog
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.driver.systems import remarks
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import as_diff, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import refusals
 
 OPTIONS: Dict[str, Any] = {
-    "concerns": {"type": "list", "elements": "str"},
+    "concerns": {
+        "type": "list",
+        "elements": "str",
+        "choices": ["driver", "engine", "image", "models", "server", "watchdog", "probe", "monitoring"],
+    },
     "prove": {"type": "bool", "default": False},
     "linked": {"type": "bool", "default": False},
     "timeout": {"type": "int", "default": 0},
@@ -269,7 +274,8 @@ def run(module: request.Module) -> None:
     actual, plan = seen.actual, seen.plan
     if params["prove"] and plan and not module.check_mode:
         module.fail_json(msg="{} is not as wanted:{}".format(params["host"], seen.words()), plan=plan, actual=actual)
-    for words in (watchdog.warning(actual.get("watchdog") or {}), probe.warning(actual.get("probe") or {})):
+    for name, concern in CONCERNS.items():
+        words = concern.warning(actual.get(name) or {})
         if words:
             module.warn("{}: {}".format(params["host"], words))
     other = lease.of_another(root, run, ended) if root and desired else None

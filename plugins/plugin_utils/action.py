@@ -18,7 +18,7 @@ from ansible.errors import AnsibleActionFail, AnsibleAuthenticationFailure, Ansi
 from ansible.plugins.action import ActionBase
 from ansible.template import trust_as_template
 from ansible_collections.npufleet.triton.plugins.module_utils import request
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import of_groups
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import concerns_of
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library as host_library
 from ansible_collections.npufleet.triton.plugins.plugin_utils import library
@@ -128,7 +128,7 @@ class FleetAction(ActionBase):
     @staticmethod
     def concerns(variables: Mapping[str, Any], task_vars: Mapping[str, Any]) -> List[str]:
         """What there is to look at on a host of these groups."""
-        return of_groups(list(task_vars.get("group_names", [])), str(variables["npufleet_group"]))
+        return concerns_of(list(task_vars.get("group_names", [])), str(variables["npufleet_group"]))
 
     @staticmethod
     def container(variables: Mapping[str, Any]) -> Dict[str, Any]:

@@ -36,13 +36,18 @@ class Concern:
         return self.plans[min(len(self.wanted), len(self.plans)) - 1]
 
 
+def registered(**parts: Any) -> dict[str, registry.Concern]:
+    """Return the registry with other files for some of its concerns."""
+    return {name: registry.CONCERNS[name]._replace(part=part) for name, part in parts.items()}
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return time_of(proof, monkeypatch)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, concerns: dict[str, Concern], check: bool = False, **arguments: Any) -> dict[str, Any]:
-    monkeypatch.setattr(proof, "CONCERNS", concerns)
+    monkeypatch.setattr(proof, "CONCERNS", registered(**concerns))
     arguments = {"host": "npu1", "desired": {name: {"of": name} for name in concerns}, **arguments}
     return run_module(host_state, arguments, check)
 
@@ -50,13 +55,13 @@ def run(monkeypatch: pytest.MonkeyPatch, concerns: dict[str, Concern], check: bo
 def test_concerns_are_in_the_order_in_which_they_are_applied() -> None:
     assert list(registry.CONCERNS) == ["driver", "engine", "image", "models", "server", "watchdog", "probe", "monitoring"]
     for name, concern in registry.CONCERNS.items():
-        assert (concern.CONCERN, callable(concern.read), callable(concern.diff)) == (name, True, True)
-        assert callable(of_concern(name).desired)
+        assert (concern.part.CONCERN, callable(concern.part.read), callable(concern.part.diff)) == (name, True, True)
+        assert callable(of_concern(name).desired) and hasattr(of_concern(name), "sealed") is concern.sealed
 
 
 def test_only_what_is_wanted_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     driver, server = Concern([PACKAGE]), Concern([LOADING])
-    monkeypatch.setattr(proof, "CONCERNS", {"driver": driver, "server": server})
+    monkeypatch.setattr(proof, "CONCERNS", registered(driver=driver, server=server))
     assert proof.look({"server": {"of": "server"}}) == ({"server": {"reading": 1}}, [LOADING])
     assert (driver.wanted, server.wanted) == ([], [{"of": "server"}])
 
@@ -67,7 +72,7 @@ def test_units_of_systemd_are_read_with_their_concerns_by_one_call(monkeypatch: 
         proof.system, "unit_states", lambda *names: asked.append(names) or {name: {"active": name} for name in names}
     )
     part = SimpleNamespace(read=lambda wanted: {"of": wanted}, diff=lambda _wanted, actual: [actual])
-    monkeypatch.setattr(proof, "CONCERNS", dict.fromkeys(("driver", "watchdog", "probe"), part))
+    monkeypatch.setattr(proof, "CONCERNS", registered(driver=part, watchdog=part, probe=part))
     actual, plan = proof.look({"driver": 1, "watchdog": 2, "probe": 3})
     assert actual == {
         "driver": {"of": 1},

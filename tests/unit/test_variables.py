@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import of_groups
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import concerns_of
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils import action
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables as subject
@@ -44,12 +44,12 @@ def reasons(concerns: list[str] | None = None, **changes: Any) -> list[str]:
 
 
 def test_concerns_of_a_host() -> None:
-    assert of_groups(["all", "npu_hosts"], "npu_hosts") == NPU
-    assert of_groups(["monitoring_hosts"], "npu_hosts") == ["monitoring"]
-    assert of_groups(["monitoring_hosts", "npu_hosts"], "npu_hosts") == [*NPU, "monitoring"]
-    assert of_groups(["all", "ungrouped"], "npu_hosts") == []
-    assert of_groups(["all", "edge"], "edge") == NPU
-    assert of_groups(["all", "npu_hosts"], "edge") == []
+    assert concerns_of(["all", "npu_hosts"], "npu_hosts") == NPU
+    assert concerns_of(["monitoring_hosts"], "npu_hosts") == ["monitoring"]
+    assert concerns_of(["monitoring_hosts", "npu_hosts"], "npu_hosts") == [*NPU, "monitoring"]
+    assert concerns_of(["all", "ungrouped"], "npu_hosts") == []
+    assert concerns_of(["all", "edge"], "edge") == NPU
+    assert concerns_of(["all", "npu_hosts"], "edge") == []
 
 
 def test_good_variables_are_accepted() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Set, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import store, system
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, resume
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models, server
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, UNITS
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import log
@@ -25,11 +25,11 @@ def look(desired: Mapping[str, Any], root: str = "", run: str = "", ended: str =
     """(what was read by concern, the plan) for every concern that `desired` has; of a server also what a run left unfinished."""
     actual: Dict[str, Any] = {}
     plan: List[Item] = []
-    units = system.unit_states(*(unit for name, unit in UNITS.items() if name in desired))
+    units = system.unit_states(*(concern.unit for name, concern in CONCERNS.items() if concern.unit and name in desired))
     for name, concern in CONCERNS.items():
         if name in desired:
-            actual[name] = {**concern.read(desired[name]), **units.get(UNITS.get(name, ""), {})}
-            plan += concern.diff(desired[name], actual[name])
+            actual[name] = {**concern.part.read(desired[name]), **units.get(concern.unit, {})}
+            plan += concern.part.diff(desired[name], actual[name])
     if "server" in desired and root:
         plan += resume.unfinished(root, run, bool(actual["server"].get("previous")), ended)
     return actual, plan

@@ -8,14 +8,12 @@ import re
 import stat
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NPU_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import TOOLS, query_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.system import installed_packages, read_text, run
 
 CONCERN = "driver"
-GROUP = NPU_HOSTS
 MODULE = "rebellions"
 PCI_VENDOR = "0x1eff"
 BOOT_FILE = "/etc/modules-load.d/npufleet.conf"

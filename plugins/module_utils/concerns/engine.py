@@ -8,7 +8,6 @@ import stat
 from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NPU_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import daemon_config
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.daemon_config import DAEMON_JSON, merge
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
@@ -16,7 +15,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPEC
 from ansible_collections.npufleet.triton.plugins.module_utils.system import candidate_version, installed_packages, read_text, which
 
 CONCERN = "engine"
-GROUP = NPU_HOSTS
 CA_FILE = "/usr/local/share/ca-certificates/npufleet.crt"
 # Options of daemon.json that are no secret
 CLEAR = (

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping
 
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NPU_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 
 CONCERN = "image"
-GROUP = NPU_HOSTS
 # Label with what was installed, as `name==version`, proven at the build.
 CONTENTS = "io.npufleet.contents"
 

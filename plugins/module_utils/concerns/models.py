@@ -6,7 +6,6 @@ import hashlib
 import os
 from typing import Any, Dict, List, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NPU_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.store import (
@@ -26,7 +25,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import (
 from ansible_collections.npufleet.triton.plugins.module_utils.system import free_space
 
 CONCERN = "models"
-GROUP = NPU_HOSTS
 # What is left to do after a switch that nobody has proven yet
 PROVE = "prove"
 # What a change does to a file of the store that is damaged

@@ -6,13 +6,11 @@ import re
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import MONITORING_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.system import installed_packages, read_text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 
 CONCERN = "monitoring"
-GROUP = MONITORING_HOSTS
 JOB = "npufleet-triton"
 # A target that was up within this time is no drift: a server that restarts misses a scrape or two.
 WINDOW = "2m"

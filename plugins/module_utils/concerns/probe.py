@@ -8,13 +8,11 @@ import time
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NPU_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, short
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text, run
 
 CONCERN = "probe"
-GROUP = NPU_HOSTS
 TIMER = "npufleet-probe.timer"
 SERVICE = "npufleet-probe.service"
 SERVICE_FILE = "/etc/systemd/system/npufleet-probe.service"

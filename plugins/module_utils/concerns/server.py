@@ -12,7 +12,6 @@ from typing import Any, Dict, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils import secret, store
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import container_facts, environment
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NPU_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
@@ -31,7 +30,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import 
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import asked, read_served, version_of
 
 CONCERN = "server"
-GROUP = NPU_HOSTS
 HANGING = "loads"
 # Label of an image: the release row that it was built for
 RELEASE_ROW = "io.npufleet.release"

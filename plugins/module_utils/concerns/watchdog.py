@@ -6,12 +6,10 @@ import hashlib
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.contract import NPU_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, short
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
 CONCERN = "watchdog"
-GROUP = NPU_HOSTS
 UNIT = "npufleet-watchdog.service"
 UNIT_FILE = "/etc/systemd/system/" + UNIT
 PROGRAM = "/usr/local/lib/npufleet/npufleet_watchdog.py"

@@ -213,8 +213,8 @@ def _state(name: str, desired: Mapping[str, Any]) -> Callable[[], Any]:
     """Return a reader of one concern's plan and actual state."""
 
     def get() -> Dict[str, Any]:
-        actual = CONCERNS[name].read(desired)
-        plan = CONCERNS[name].diff(desired, actual)
+        actual = CONCERNS[name].part.read(desired)
+        plan = CONCERNS[name].part.diff(desired, actual)
         return {"plan": plan, "actual": actual}
 
     return get

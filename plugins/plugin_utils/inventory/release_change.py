@@ -10,10 +10,13 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tup
 
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import BY_OTHERS, CONCERN, PRESENT
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 
 Row = Mapping[str, Any]
+# Concerns that sentences of their own cover, or that a release row does not change
+COVERED = ("image", "models", "monitoring")
 # What a version changes for those who use it: (part of the row, from this version on, what is so from there on, what was before).
 # Sources: release notes of SDK 0.10.0, 0.10.4 and 0.11.0; NVIDIA's release notes of Triton 25.05, 25.06, 25.08, 26.01 and 26.04.
 TURNS = (
@@ -192,7 +195,7 @@ def _image(variables: Mapping[str, Any], plan: List[Mapping[str, Any]]) -> Itera
 
 def _rest(plan: List[Mapping[str, Any]]) -> Iterator[str]:
     """Every other part of the host that changes, with what in it."""
-    for concern in ("driver", "engine", "server", "watchdog", "probe"):
+    for concern in (name for name in CONCERNS if name not in COVERED):
         names = [
             item["name"] for item in plan if item["concern"] == concern and item["action"] not in ("install", "load", "reload")
         ]

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Callable, Collection, Dict, Iterator, List, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, SEALED
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import of_concern
@@ -118,7 +118,7 @@ def survey(
         with collected(reasons, about=concern):
             part = of_concern(concern)
             made = context.image() if concern == "image" else part.desired(variables, context)
-            wanted[concern] = part.sealed(made, key) if seal and concern in SEALED else made
+            wanted[concern] = part.sealed(made, key) if seal and CONCERNS[concern].sealed else made
     return wanted, found, list(dict.fromkeys(reasons))
 
 
