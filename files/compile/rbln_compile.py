@@ -9,7 +9,7 @@ SPEC is a JSON file, paths in it are relative to it:
    "outputs": null or as inputs, "digests": {"sha256", "spec"}, "output": file}
 
 Writes the compiled file and beside it, at its name with .json, the record of it: what it was compiled from, for and into. Its
-`device_memory` is what a synchronous runtime takes, `device_memory_async` an asynchronous one, where the backend would use it.
+`device_memory` is what a runtime takes on each NPU.
 Prints the record; a failure is one line on standard error and exit code 1, and leaves neither of both.
 """
 
@@ -25,8 +25,6 @@ import sys
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 FORMAT = 1
-# From here on the backend runs a file of several buckets by the asynchronous runtime
-ASYNC_BUCKETS_FROM = [0, 9, 2]
 # ONNX's names of types, as the spec has them
 ONNX_NAMES = {
     **{name.upper(): name for name in ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")},
@@ -74,16 +72,13 @@ def main(path: str) -> Dict[str, Any]:
         {"inputs": [{"name": name, "shape": shape, "dtype": dtype} for name, shape, dtype in entry], "outputs": outputs}
         for entry, outputs in zip(info, outputs_of(rebel, draft, spec, info, module))
     ]
-    record_memory = {"device_memory": memory_of(compiled, spec["devices"])}
-    if spec["devices"] == 1 and (len(info) == 1 or numbers(rebel.__version__) >= ASYNC_BUCKETS_FROM):
-        record_memory["device_memory_async"] = memory_of(compiled, 1, non_blocking_mode=True)
     record = {
         "format": FORMAT,
         "sha256": sha256_of(draft),
         "npu": spec["npu"],
         "compiler_version": rebel.__version__,
         "devices": spec["devices"],
-        **{name: sizes for name, sizes in record_memory.items() if sizes},
+        "device_memory": memory_of(compiled, spec["devices"]),
         "buckets": buckets,
         "source": {"kind": spec["source"]["kind"], **spec["digests"]},
     }
@@ -128,16 +123,11 @@ def wants_shapes(rebel: Any) -> bool:
     return "input_info" not in known and ("shape" in known or line(rebel.__version__) >= [0, 11])
 
 
-def memory_of(compiled: Any, devices: int, **mode: bool) -> List[int]:
-    """Bytes of device memory on each NPU, by the SDK; nothing where it does not tell them for this mode of runtime."""
-    try:
-        if hasattr(compiled, "get_alloc_per_node"):
-            return [int(size) for size in compiled.get_alloc_per_node(**mode)]
-        return [int(compiled.get_total_device_alloc(**mode)) // devices] * devices
-    except TypeError:
-        if not mode:
-            raise
-        return []
+def memory_of(compiled: Any, devices: int) -> List[int]:
+    """Return the bytes of device memory on each NPU, as the SDK reports them."""
+    if hasattr(compiled, "get_alloc_per_node"):
+        return [int(size) for size in compiled.get_alloc_per_node()]
+    return [int(compiled.get_total_device_alloc()) // devices] * devices
 
 
 def shaped(entry: Mapping[str, Any], batch: Optional[int]) -> List[int]:

@@ -89,20 +89,18 @@ def floor(rows: Sequence[Row], release: str, device_ms: float) -> Optional[float
 
 def wanted_share(found: Row) -> Optional[float]:
     """The share that this row has to reach, None where there is no target."""
-    kind = (found["case"], found["profile"])
-    if kind == ("rbln", "latency"):
+    if found["case"] not in ("rbln", "rbln-24.10"):
+        return None
+    if found["profile"] == "latency":
         return LATENCY.get(found["device_ms"]) if found["concurrency"] == 16 else None
-    if found["case"] in ("rbln", "rbln-24.10") and found["concurrency"] in (8, 16):
+    if found["concurrency"] in (8, 16):
         return THROUGHPUT.get(found["device_ms"])
     return None
 
 
 def wanted_overhead(found: Row, rows: Sequence[Row]) -> Optional[float]:
     """The overhead in milliseconds that this row may have, None where there is no target or no floor was measured."""
-    if found["concurrency"] != 1 or (found["case"], found["profile"]) not in (
-        ("rbln", "latency"),
-        ("rbln-24.10", found["profile"]),
-    ):
+    if found["concurrency"] != 1 or found["case"] not in ("rbln", "rbln-24.10") or found["profile"] != "latency":
         return None
     least = floor(rows, found["triton"], found["device_ms"])
     return None if least is None else round(OVERHEAD * least, 3)

@@ -46,7 +46,11 @@ MODELS: Dict[str, Dict[str, Tuple[str, Optional[str]]]] = {
         "rbln-throughput": ("rbln", "throughput"),
         "rbln-latency": ("rbln", "latency"),
     },
-    "24.10": {"empty": ("empty", None), "rbln-throughput": ("rbln-24.10", "throughput")},
+    "24.10": {
+        "empty": ("empty", None),
+        "rbln-throughput": ("rbln-24.10", "throughput"),
+        "rbln-latency": ("rbln-24.10", "latency"),
+    },
 }
 NPU_MODELS = {"one": ("throughput", [0]), "two": ("throughput", [0, 1])}
 MEMORY_DEVICE_MS = 1
@@ -132,7 +136,7 @@ class Bench:
                 self.waiting.append(self.point(server, repository.waiting(device_ms), "waiting", None, 1))
                 for clients in CLIENTS:
                     for model, (case, profile) in models.items():
-                        # On 24.10 the empty model shows the floor of one client, and the server's own limit where shares are judged.
+                        # On 24.10 the empty model shows the floor of one client and the server's limit for 8 and 16.
                         if case != "empty" or clients != 4 or release == "24.01":
                             self.rows.append(self.point(server, model, case, profile, clients))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,8 @@ def test_one_batch_that_the_config_wants_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", sorted(subject.DTYPES))
 def test_every_dtype_has_its_type(tmp_path: Path, dtype: str) -> None:
     bucket = {"inputs": [tensor("a", 1, 4, dtype=dtype)], "outputs": [tensor("b", 1, 4, dtype=dtype)]}
-    config, _item = made(tmp_path, 'backend: "rbln"', record(buckets=[bucket]), npufleet_row=later())
+    row = {**ROW, "triton": {**ROW["triton"], "version": "2.51.0"}}
+    config, _item = made(tmp_path, 'backend: "rbln"', record(buckets=[bucket]), npufleet_row=row)
     names = config.input[0].DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
     assert names[config.input[0].data_type].name == subject.DTYPES[dtype]
 
@@ -243,17 +243,10 @@ def test_too_few_npus(tmp_path: Path) -> None:
     assert reason == "model m: npus names 2, 9, this host has 2 NPUs, 0 to 1"
 
 
-@pytest.mark.parametrize("known, taken", [({"device_memory_async": [130]}, 130), ({}, 100)])
-def test_device_memory_is_that_of_the_runtime_that_is_used(tmp_path: Path, known: dict[str, Any], taken: int) -> None:
-    """A batch waits with the NPU where Triton lets the backend answer later, if the SDK had such a runtime."""
-    assert made(tmp_path, 'backend: "rbln"', record(1, **known))[1]["memory"] == [100, 100]
-    assert made(tmp_path, 'backend: "rbln"', record(1, **known), npufleet_row=later())[1]["memory"] == [taken] * 2
-
-
 @pytest.mark.parametrize("sizes", [100, ["100"], [-1]])
 def test_device_memory_of_a_record_is_numbers(tmp_path: Path, sizes: Any) -> None:
-    (reason,) = refused(tmp_path, 'backend: "rbln"', record(1, device_memory_async=sizes))
-    assert f"found device_memory_async: {sizes!r}, wanted a record" in reason
+    (reason,) = refused(tmp_path, 'backend: "rbln"', record(1, device_memory=sizes))
+    assert "device_memory" in reason and repr(sizes) in reason
 
 
 def test_device_memory_of_the_entry_counts_before_the_record_s(tmp_path: Path) -> None:
@@ -286,12 +279,6 @@ def test_queue_of_every_model_of_the_collection_that_joins_batches_is_bounded() 
         assert 0 < entry.dynamic_batching.default_queue_policy.max_queue_size <= 256, entry.name
 
 
-def later() -> dict[str, Any]:
-    row = copy.deepcopy(ROW)
-    row["triton"]["version"] = "2.51.0"
-    return row
-
-
 def test_profiles(tmp_path: Path) -> None:
     text = 'backend: "rbln" dynamic_batching { }'
     config, _item = made(tmp_path, text, record(1, 4))
@@ -303,13 +290,6 @@ def test_profiles(tmp_path: Path) -> None:
     assert config.HasField("dynamic_batching")
     config, _item = made(tmp_path, text, record(1, 4), {"profile": "throughput", "instances": 3})
     assert groups(config) == [6]
-
-
-def test_both_profiles_are_one_where_answers_may_leave_later(tmp_path: Path) -> None:
-    for profile in ("throughput", "latency"):
-        config, _item = made(tmp_path, 'backend: "rbln"', record(1, 4), {"profile": profile}, npufleet_row=later())
-        assert (groups(config), batcher(config)) == ([2], ([], 0))
-        assert config.HasField("dynamic_batching")
 
 
 def test_profile_does_not_touch_what_a_config_says(tmp_path: Path) -> None:
@@ -329,7 +309,6 @@ def test_profile_does_not_touch_what_a_config_says(tmp_path: Path) -> None:
         {"devices": True},
         {"devices": 10**12},
         {"devices": 2, "device_memory": [1]},
-        {"devices": 2, "device_memory": [1, 1], "device_memory_async": [1]},
         {"device_memory": [2**80]},
         {"device_memory": [True]},
         {"buckets": [{"inputs": [tensor("a", 2**70)], "outputs": [tensor("b", 1)]}]},

@@ -1,8 +1,8 @@
 """Triton backend `rbln`: a model is a compiled file, with as much of a config.pbtxt as its owner wants to write.
 
 An instance runs on the NPU of its index. Requests are joined once, into the memory that the NPU's process reads, padded to the
-next size that the file was compiled for, run, and sliced back in their order. Where Triton lets a model answer after execute()
-returned, one instance keeps two batches with the NPU and joins a third; elsewhere two instances on one NPU do that.
+next size that the file was compiled for, run, and sliced back in their order. execute() returns the responses. With two instances
+on one NPU, one joins its batch while the other one runs.
 
 Parameters of a model:
   npus               "0,1": NPUs that its instances may use, around which they wrap; default all that are visible
@@ -32,7 +32,6 @@ from npufleet_rbln.compiled import BFLOAT16, parameter
 from npufleet_rbln.device import Device
 from npufleet_rbln.errors import CODES, Fault, words
 from npufleet_rbln.metrics import Metrics
-from npufleet_rbln.pipeline import LANES, Batch, Pipeline
 from npufleet_rbln.sdk import SDK
 
 DEVICE_TIMEOUT_MS = 10000
@@ -41,16 +40,6 @@ CANCEL_AFTER_S = 0.02
 # mallopt's names, and what a stub may keep: Triton copies each picture into memory that glibc would hand back and fault in again.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 256 << 20
-
-
-def answers_later() -> bool:
-    """Whether this Triton takes answers after execute() returned: 24.01 refuses a sender to a model that is not decoupled."""
-    try:
-        none = pb_utils.Tensor("NONE", np.zeros(1, np.float32))
-        pb_utils.InferenceRequest(model_name="none", requested_output_names=["NONE"], inputs=[none]).get_response_sender()
-    except pb_utils.TritonModelException:
-        return False
-    return True
 
 
 class TritonPythonModel:
@@ -97,15 +86,12 @@ class TritonPythonModel:
         isolation = parameter(config, "isolation", "process")
         if isolation not in ("process", "none"):
             raise Fault(f"parameter isolation is {isolation!r}, wanted process or none")
-        later = answers_later()
         job = {
             "config": config,
             "path": compiled.find(os.path.join(args["model_repository"], args["model_version"]), config),
             "instance": args["model_instance_name"],
             # The vendor's own limit comes first where it fits: a process that is killed may leave its card wedged.
             "timeout_s": max(0, (timeout_ms - 500) // 1000),
-            "lanes": LANES if later else 1,
-            "parallel": 2 if later else 1,
         }
         self._metrics: Optional[Metrics] = None
         self._device = Device(job, isolation == "process", timeout_ms / 1000, self._changed)
@@ -127,21 +113,14 @@ class TritonPythonModel:
         }
         self._metrics = Metrics(pb_utils, labels, parameter(config, "npufleet_source"), parameter(config, "npufleet_release"))
         self._batcher = Batcher(plan)
-        self._busy_until = 0.0
-        self._pipeline = (
-            Pipeline(self._device, self._batcher, self._answer_later, self._fail_later, self._cancelled) if later else None
-        )
         sizes = f"batches {list(plan.sizes)}" if plan.batched else "no batch"
         pb_utils.Logger.log_info(
             f"model {self._name}: {labels['instance']} on NPU {labels['npu']}, {sizes} by {self._device.ready().source}, "
-            f"isolation {isolation}, answers {'later' if later else 'on return'}"
+            f"isolation {isolation}"
         )
 
-    def execute(self, requests: List[Any]) -> Optional[List[Any]]:
-        """One response for each request, in order: returned, or sent later. A request that cannot be run fails alone."""
-        if self._pipeline is not None:
-            self._pipeline.add(self._accept(requests))
-            return None
+    def execute(self, requests: List[Any]) -> List[Any]:
+        """Return one response for each request, in order. A request that cannot be run fails alone."""
         responses: List[Any] = [None] * len(requests)
         arrived = time.monotonic()
         items = []
@@ -156,21 +135,6 @@ class TritonPythonModel:
             for entry, response in zip(group, self._run(group, group is not groups[-1])):
                 responses[entry.index] = response
         return responses
-
-    def _accept(self, requests: Sequence[Any]) -> List[Item]:
-        """Requests that can be run, each with its sender; the others are answered."""
-        items = []
-        arrived = time.monotonic()
-        for index, request in enumerate(requests):
-            sender = request.get_response_sender()
-            try:
-                item = self._item(request, index, arrived)
-            except Fault as error:
-                self._send(sender, self._failure(error))
-                continue
-            item.sender = sender
-            items.append(item)
-        return items
 
     def _item(self, request: Any, index: int, arrived: float) -> Item:
         """A request with its inputs in the file's order."""
@@ -190,7 +154,7 @@ class TritonPythonModel:
             return [next(done) if part in kept else self._cancellation() for part in items]
         try:
             backing = self._device.ready()
-            lane = backing.lanes[0]
+            lane = backing.lane
             rows = sum(part.rows for part in items)
             bucket = self._batcher.bucket(items, rows)
             padding = 0
@@ -207,7 +171,8 @@ class TritonPythonModel:
                 pb_utils.Logger.log_error(f"model {self._name}: NPU {self._device.npu}: {error.trace}")
             # A response each: one that stands for two requests crashes the whole server.
             return [self._failure(error) for _item in items]
-        self._count(len(items), rows, padding, began, ended)
+        assert self._metrics is not None
+        self._metrics.batch(len(items), rows, padding, ended - began)
         responses = []
         first = 0
         for item in items:
@@ -216,38 +181,11 @@ class TritonPythonModel:
             first += item.rows
         return responses
 
-    def _answer_later(self, batch: Batch, began: float, ended: float) -> None:
-        """Send the answers of a batch; its lane is not used again before that is done."""
-        first = 0
-        for item in batch.items:
-            try:
-                response = self._response(self._batcher.cut(batch.lane.outputs[batch.bucket], first, item))
-            except Exception as error:  # what escaped here would end the thread that answers
-                response = self._failure(Fault(words(error)))
-            self._send(item.sender, response)
-            first += item.rows
-        self._count(len(batch.items), batch.rows, batch.padding, began, ended)
-
-    def _fail_later(self, items: List[Item], error: Fault) -> None:
-        if error.trace:
-            pb_utils.Logger.log_error(f"model {self._name}: NPU {self._device.npu}: {error.trace}")
-        for item in items:
-            self._send(item.sender, self._failure(error))
-
     def _cancelled(self, item: Item) -> bool:
-        """Whether nobody waits for this request any more; its sender, if it has one, is told so."""
+        """Return True if the client of this request no longer waits."""
         if time.monotonic() - item.arrived < CANCEL_AFTER_S or not hasattr(item.request, "is_cancelled"):
             return False
-        gone = bool(item.request.is_cancelled())
-        if gone and item.sender is not None:
-            self._send(item.sender, self._cancellation())
-        return gone
-
-    def _send(self, sender: Any, response: Any) -> None:
-        try:
-            sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        except Exception as error:  # a client that is gone must not cost the others their answers
-            pb_utils.Logger.log_error(f"model {self._name}: an answer could not be sent: {error}")
+        return bool(item.request.is_cancelled())
 
     def _response(self, arrays: Sequence[np.ndarray]) -> Any:
         return pb_utils.InferenceResponse(
@@ -268,13 +206,6 @@ class TritonPythonModel:
         code = getattr(pb_utils.TritonError, "CANCELLED", pb_utils.TritonError.UNAVAILABLE)
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"model {self._name}: the request was cancelled", code))
 
-    def _count(self, requests: int, rows: int, padding: int, began: float, ended: float) -> None:
-        # Batches overlap while one waits behind the other: time is counted once.
-        busy = ended - max(began, self._busy_until)
-        self._busy_until = ended
-        assert self._metrics is not None
-        self._metrics.batch(requests, rows, padding, max(0.0, busy))
-
     def _changed(self, fault: bool, message: str) -> None:
         """The NPU stopped answering, or answers again."""
         (pb_utils.Logger.log_error if fault else pb_utils.Logger.log_info)(f"model {self._name}: {message}")
@@ -283,8 +214,6 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Give the NPU back."""
-        if self._pipeline is not None:
-            self._pipeline.close()
         self._device.close()
         if self._metrics is not None:
             self._metrics.close()

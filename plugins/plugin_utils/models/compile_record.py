@@ -18,7 +18,6 @@ SHAPE = {
     "compiler_version": str,
     "devices": int,
     "device_memory": [int],
-    "device_memory_async?": [int],
     "buckets": [{"inputs": TENSORS, "outputs": TENSORS}],
     "source": {"kind": str, "sha256": str, "spec": str},
 }

@@ -1,8 +1,7 @@
 """What a compiled file says of itself, in the record that the compile step wrote beside it, and the config that follows.
 
 Record: {"format": 1, "sha256": of the compiled file, "npu": such as "RBLN-CA12", "compiler_version", "devices": NPUs that one
-instance spans, "device_memory": [bytes on each of them], "device_memory_async": the same in an asynchronous runtime, where there
-is one, "buckets": [{"inputs": [{"name", "shape", "dtype"}], "outputs":
+instance spans, "device_memory": [bytes on each of them], "buckets": [{"inputs": [{"name", "shape", "dtype"}], "outputs":
 [...]}, ...]} with buckets in the file's order, shapes with the batch dimension and dtypes by numpy's names. A name may be
 null where the SDK does not keep it. Runs on the controller, where no SDK is.
 """
@@ -110,12 +109,11 @@ def _flaw(raw: Any) -> Optional[str]:
             return f"{key}: {_shown(raw.get(key))}"
     if not _are_sizes([raw["devices"]], 1, MOST_DEVICES) or not 1 <= len(raw["buckets"]) <= MOST_BUCKETS:
         return f"{_shown(raw['devices'])} devices and {len(raw['buckets'])} buckets"
-    for key in ("device_memory", "device_memory_async"):
-        sizes = raw.get(key, [])
-        if not _are_sizes(sizes, 0, MOST_MEMORY):
-            return f"{key}: {_shown(sizes)}"
-        if len(sizes) not in (0, raw["devices"]):
-            return f"{key}: {len(sizes)} sizes of {raw['devices']} devices"
+    sizes = raw["device_memory"]
+    if not _are_sizes(sizes, 0, MOST_MEMORY):
+        return f"device_memory: {_shown(sizes)}"
+    if len(sizes) not in (0, raw["devices"]):
+        return f"device_memory: {len(sizes)} sizes of {raw['devices']} devices"
     for bucket in raw["buckets"]:
         for side in ("inputs", "outputs"):
             tensors = bucket.get(side) if isinstance(bucket, dict) else None
@@ -146,11 +144,6 @@ def _shown(value: Any) -> str:
     """Return a value of a record as one short line."""
     line = repr(value)
     return line if len(line) <= SHOWN else line[: SHOWN - 3] + "..."
-
-
-def device_memory(record: Mapping[str, Any], queued: bool) -> List[int]:
-    """Bytes that one instance takes on each NPU that it spans; more where it is `queued`, the next batch waiting with the NPU."""
-    return (record.get("device_memory_async") if queued else None) or record["device_memory"]
 
 
 def batches(record: Mapping[str, Any]) -> Optional[List[int]]:

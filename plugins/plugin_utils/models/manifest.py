@@ -33,8 +33,6 @@ MAX_QUEUE = 256
 # How a rbln model is served where answers leave only when `execute` returns: the next batch is joined by another instance
 # while one is on the NPU, and throughput waits a little for a full batch.
 PROFILES = {"throughput": {"instances": 2, "delay_us": 3000}, "latency": {"instances": 2, "delay_us": 0}}
-# From this Triton on answers may leave from another thread: one instance keeps its NPU busy, and both profiles are one.
-ANSWERS_LATER = (2, 51)
 HERE = Place("placed on this host", "list it in `triton_models`, for the same hosts")
 # Repositories that Triton reads itself
 CLOUD = ("s3://", "gs://", "as://")
@@ -311,16 +309,12 @@ def _place(
     if span > 1:
         config.parameters["npus_per_instance"].string_value = str(span)
     memory = [0] * total
-    # A record is there for the rbln backend alone, which keeps the next batch with the NPU where Triton lets it answer later
-    taken = compiled.device_memory(record, queued=_answers_later(variables)) if record else []
+    # Only models of the rbln backend have a record.
+    taken = record["device_memory"] if record else []
     for place in range(places * span):
         known = taken[place % span] if taken else 0
         memory[npus[place]] += (size(entry["device_memory"]) if entry.get("device_memory") else known) * instances
     return memory, []
-
-
-def _answers_later(variables: Mapping[str, Any]) -> bool:
-    return tuple(int(part) for part in variables["npufleet_row"]["triton"]["version"].split(".")[:2]) >= ANSWERS_LATER
 
 
 def _profile(config: Any, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> int:
@@ -328,16 +322,15 @@ def _profile(config: Any, entry: Mapping[str, Any], variables: Mapping[str, Any]
     profile = PROFILES.get(entry.get("profile") or "")
     if profile is None or config.backend != "rbln":
         return int(entry.get("instances") or 1)
-    late = _answers_later(variables)
     batcher = config.dynamic_batching
     if config.max_batch_size > 1 and not batcher.preferred_batch_size and not batcher.max_queue_delay_microseconds:
         batcher.SetInParent()
-        if profile["delay_us"] and not late:
+        if profile["delay_us"]:
             batcher.preferred_batch_size.append(config.max_batch_size)
             batcher.max_queue_delay_microseconds = profile["delay_us"]
         if not batcher.HasField("default_queue_policy"):
             batcher.default_queue_policy.max_queue_size = MAX_QUEUE
-    return int(entry.get("instances") or (1 if late else profile["instances"]))
+    return int(entry.get("instances") or profile["instances"])
 
 
 def manifests(

@@ -14,7 +14,6 @@ from played import (
     BACKEND,
     NPU,
     Families,
-    Request,
     Response,
     Serve,
     Tensor,
@@ -39,8 +38,7 @@ def families() -> Families:
 
 @pytest.fixture(params=["24.01"])
 def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Triton's release: 24.01 refuses response senders, 24.10 gives them."""
-    monkeypatch.setattr(Request, "later", request.param == "24.10")
+    """Return Triton's release. Only 24.10 has tensors of bfloat16."""
     monkeypatch.setattr(Tensor, "halves", request.param == "24.10")
     return str(request.param)
 
@@ -53,11 +51,9 @@ def utils(monkeypatch: pytest.MonkeyPatch, log: list[str], families: Families, t
         Tensor=Tensor,
         TritonError=TritonError,
         TritonModelException=TritonModelException,
-        InferenceRequest=lambda model_name, requested_output_names, inputs: Request(),
         InferenceResponse=Response,
         Logger=SimpleNamespace(log_info=lambda message: None, log_error=log.append),
         MetricFamily=families,
-        TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
         get_model_dir=lambda: str(tmp_path / "two" / "1"),
         get_input_tensor_by_name=lambda request, name: (
             Tensor(name, request[name], name in getattr(request, "halves", ())) if name in request else None

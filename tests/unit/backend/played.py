@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[3]
 BACKEND = ROOT / "files/backends/rbln"
 KINDS = {"TYPE_FP32": np.float32, "TYPE_INT64": np.int64, "TYPE_FP64": np.float64}
 Serve = Callable[..., Any]
-REFUSAL = "'get_response_sender' function must be called only when the model is using the decoupled transaction policy."
 
 
 def until(true: Callable[[], Any], seconds: float = 120.0) -> None:
@@ -114,42 +113,14 @@ class Response:
         return self
 
 
-class Sender:
-    """The way back of a request."""
-
-    def __init__(self) -> None:
-        self.responses: list[Response] = []
-        self.at = 0.0
-        self.gone = False
-
-    def send(self, response: Response, flags: int = 0) -> None:
-        if self.gone:
-            raise TritonModelException("the client is gone")
-        assert flags == 1, "the one response is the final one"
-        self.at = time.monotonic()
-        self.responses.append(response.taken())
-
-    @property
-    def response(self) -> Response:
-        (only,) = self.responses
-        return only
-
-
 class Request(dict[str, np.ndarray]):
-    """A client's request: tensors by name, those of `halves` as bits of bfloat16, and its way back where Triton gives one."""
+    """A client's request: tensors by name, those of `halves` as bits of bfloat16."""
 
-    later = False
     halves: tuple[str, ...] = ()
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.sender = Sender()
         self.cancelled = False
-
-    def get_response_sender(self) -> Sender:
-        if not Request.later:
-            raise TritonModelException(REFUSAL)
-        return self.sender
 
     def is_cancelled(self) -> bool:
         return self.cancelled
@@ -286,9 +257,5 @@ def is_answer(response: Response, asked: Request) -> bool:
 
 
 def ask(model: Any, asked: list[Request]) -> list[Response]:
-    """Responses to requests of one call, in order, whichever way they come."""
-    returned = model.execute(asked)
-    if returned is not None:
-        return [entry.taken() for entry in returned]
-    until(lambda: all(question.sender.responses for question in asked))
-    return [question.sender.response for question in asked]
+    """Return the responses to the requests of one call, in order."""
+    return [entry.taken() for entry in model.execute(asked)]

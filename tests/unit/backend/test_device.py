@@ -174,10 +174,9 @@ class TestShapes:
         nodes = {Path(link).name for link in links(process(model).pid) if link.startswith(str(host.dev))}
         assert nodes == {"rbln1"}
 
-    @pytest.mark.parametrize("release", ["24.10"], indirect=True)
-    @pytest.mark.parametrize("shape, runtimes", [("0.6.2+lab", 6), ("0.9.4+lab", 3), ("0.11.2+lab", 1)])
+    @pytest.mark.parametrize("shape, runtimes", [("0.6.2+lab", 3), ("0.9.4+lab", 3), ("0.11.2+lab", 1)])
     def test_as_few_runtimes_as_the_version_takes(self, load: Load, host: Host, shape: str, runtimes: int) -> None:
-        """Each keeps the NPU's node open: one for each bucket, twice where the asynchronous one takes no buckets, one for all."""
+        """Each runtime keeps the NPU's node open: one for each bucket before 0.11, then one for all."""
         opened = [link for link in links(process(load(shape)).pid) if link == str(host.dev / "rbln0")]
         assert len(opened) == runtimes
 
@@ -190,7 +189,6 @@ class TestShapes:
     def test_a_model_that_spans_npus(
         self, load: Load, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
     ) -> None:
-        """The synchronous runtime takes a list of NPUs, the asynchronous one does not; it is loaded once, for it is large."""
         file, record = compiled(tmp_path / "wide", shape, devices=2)
         monkeypatch.setenv("RBLN_LAB_DEVICE_MEMORY", str(record["device_memory"][0]))
         model = load(shape, file=file, npus_per_instance="2")
@@ -198,21 +196,12 @@ class TestShapes:
         assert all(is_answer(response, question) for response, question in zip(ask(model, asked), asked))
         assert {run["npu"] for run in host.runs()} == {0, 1}
 
-    @pytest.mark.parametrize(
-        "shape, release, figure",
-        [
-            ("0.6.2+lab", "24.01", "device_memory"),
-            ("0.9.4+lab", "24.01", "device_memory"),
-            ("0.9.4+lab", "24.10", "device_memory_async"),
-            ("0.11.2+lab", "24.10", "device_memory_async"),
-        ],
-        indirect=["release"],
-    )
+    @pytest.mark.parametrize("shape", SHAPES)
     def test_it_takes_the_device_memory_of_its_record(
-        self, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str, figure: str
+        self, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
     ) -> None:
         file, record = compiled(tmp_path / "one", shape)
-        (taken,) = record[figure]
+        (taken,) = record["device_memory"]
         monkeypatch.setenv("RBLN_LAB_DEVICE_MEMORY", str(taken - 1))
         with pytest.raises(TritonModelException, match="NPU 0 has no memory left"):
             load(shape, file=file)
@@ -270,23 +259,6 @@ class TestShapes:
         asked = requests(4, 1)
         assert all(is_answer(response, question) for response, question in zip(ask(model, asked), asked))
         assert model._device.ready().process is None and "rebel" in sys.modules
-
-    @pytest.mark.parametrize("release", ["24.10"], indirect=True)
-    @pytest.mark.parametrize("shape", SHAPES)
-    def test_the_npu_goes_from_batch_to_batch(self, load: Load, host: Host, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The next batch is with the NPU when one ends: their intervals touch."""
-        monkeypatch.setenv("RBLN_LAB_DEVICE_MS", "50")
-        model = load(shape)
-        learning = len(host.runs())
-        asked = requests(*[4] * 5)
-        for question in asked:
-            model.execute([question])
-        until(lambda: all(question.sender.responses for question in asked))
-        runs = sorted(host.runs(), key=lambda entry: float(entry["begin"]))[learning:]
-        assert len(runs) == 5
-        gaps = [after["begin"] - before["end"] for before, after in zip(runs, runs[1:])]
-        # A batch that is handed over when the one before it has ended never touches it; a busy machine may be late.
-        assert any(gap < 1e-6 for gap in gaps), gaps
 
 
 class TestLoading:
@@ -459,10 +431,9 @@ class TestNothingIsLeft:
             tensor = lambda name, kind, dims: {{"name": name, "data_type": kind, "dims": dims}}
             config = {{"max_batch_size": 4, "input": [tensor("A", "TYPE_FP32", [3]), tensor("B", "TYPE_INT64", [2])],
                       "output": [tensor("SQUARE", "TYPE_INT64", [2]), tensor("TWICE", "TYPE_FP32", [3])]}}
-            job = {{"config": config, "path": {str(tmp_path / "model.rbln")!r}, "instance": "two_0_0", "timeout_s": 0, "lanes": 1,
-                   "parallel": 1}}
+            job = {{"config": config, "path": {str(tmp_path / "model.rbln")!r}, "instance": "two_0_0", "timeout_s": 0}}
             device = Device(job, True, 60.0, print)
-            device.ready().lanes[0].submit(0)
+            device.ready().lane.submit(0)
             print(device.ready().process.pid, flush=True)
             time.sleep(60)
         """

@@ -145,6 +145,38 @@ class TestJoining:
         assert response.error.message == f"model two: the SDK's runtime gave {found}, wanted an array, or a list or tuple of them"
 
 
+class TestCancelledRequests:
+    def test_a_cancelled_request_that_waited_does_not_run(
+        self, serve: Serve, backend: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(backend, "CANCEL_AFTER_S", 0.0)
+        npu = NPU()
+        model = serve(npu)
+        asked = requests(1, 1, 2)
+        asked[1].cancelled = True
+        first, second, third = ask(model, asked)
+        assert second.error is not None and second.error.code == TritonError.CANCELLED
+        assert is_answer(first, asked[0]) and is_answer(third, asked[2])
+        assert [int((a[:, 0] != 0).sum()) for a, _b in npu.runs] == [3]
+
+    def test_a_batch_of_cancelled_requests_does_not_run(self, serve: Serve, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(backend, "CANCEL_AFTER_S", 0.0)
+        npu = NPU()
+        model = serve(npu)
+        asked = requests(1, 2)
+        for entry in asked:
+            entry.cancelled = True
+        assert [response.error.code for response in ask(model, asked) if response.error] == [TritonError.CANCELLED] * 2
+        assert npu.runs == []
+
+    def test_a_request_that_has_just_arrived_is_not_queried(self, serve: Serve) -> None:
+        npu = NPU()
+        model = serve(npu)
+        entry = request(1)
+        entry.cancelled = True
+        assert is_answer(ask(model, [entry])[0], entry)
+
+
 class TestErrors:
     def test_too_many_rows_fail_alone_and_name_the_limit(self, serve: Serve) -> None:
         asked = requests(1, 5, 2)
@@ -249,14 +281,14 @@ class TestErrors:
     @pytest.mark.parametrize(
         "answer, message",
         [
-            (lambda a, b: b * b, "the compiled file gave 1 outputs, 2 are known of it"),
-            (lambda a, b: (a * 2, b * b), "output SQUARE of the compiled file is float32[2, 3], wanted int64[2, 2]"),
+            (lambda a, b: b * b, "the compiled file gave 1 outputs, expected 2"),
+            (lambda a, b: (a * 2, b * b), "output SQUARE of the compiled file is float32[2, 3], expected int64[2, 2]"),
             (
                 lambda a, b: (b * b, (a * 2).astype(np.float64)),
-                "output TWICE of the compiled file is float64[2, 3], wanted float32[2, 3]",
+                "output TWICE of the compiled file is float64[2, 3], expected float32[2, 3]",
             ),
-            (lambda a, b: (b * b, a[:1]), "output TWICE of the compiled file is float32[1, 3], wanted float32[2, 3]"),
-            (lambda a, b: (b * b, a.ravel()), "output TWICE of the compiled file is float32[6], wanted float32[2, 3]"),
+            (lambda a, b: (b * b, a[:1]), "output TWICE of the compiled file is float32[1, 3], expected float32[2, 3]"),
+            (lambda a, b: (b * b, a.ravel()), "output TWICE of the compiled file is float32[6], expected float32[2, 3]"),
         ],
     )
     def test_outputs_that_are_not_the_buckets(self, serve: Serve, answer: Callable[..., Any], message: str) -> None:

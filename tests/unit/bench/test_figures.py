@@ -88,7 +88,7 @@ def test_overhead_is_judged_by_the_floor_of_the_same_server() -> None:
         row("empty", None, clients=1, p50=1.0, release="24.10"),
     ]
     latency = row("rbln", "latency", clients=1, p50=4.44)
-    newer = row("rbln-24.10", "throughput", clients=1, p50=5.2, release="24.10")
+    newer = row("rbln-24.10", "latency", clients=1, p50=5.2, release="24.10")
     assert figures.wanted_overhead(latency, floors) == 0.44
     assert figures.wanted_overhead(newer, floors) == 1.1
     assert figures.wanted_overhead(row("rbln", "throughput", clients=1), floors) is None

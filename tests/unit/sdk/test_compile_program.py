@@ -54,7 +54,7 @@ def test_the_record_says_all_of_the_file(place: Path, version: str) -> None:
     record = json.loads((place / "model.rbln.json").read_text())
     assert record == json.loads(done.stdout)
     content = (place / "model.rbln").read_bytes()
-    memory, queued = record.pop("device_memory"), record.pop("device_memory_async", None)
+    memory = record.pop("device_memory")
     assert record == {
         "format": 1,
         "sha256": hashlib.sha256(content).hexdigest(),
@@ -74,8 +74,6 @@ def test_the_record_says_all_of_the_file(place: Path, version: str) -> None:
         "source": {"kind": "onnx", "sha256": "of the source", "spec": "of the spec"},
     }
     assert len(memory) == 1 and memory[0] > 0
-    # Of three buckets the asynchronous runtime is none before 0.9.2
-    assert queued is None if version.startswith("0.6") else queued[0] > memory[0]
     assert sorted(path.name for path in place.iterdir()) == ["model.rbln", "model.rbln.json", "spec.json", "two.onnx"]
     assert (run(place, version).returncode, (place / "model.rbln").read_bytes()) == (0, content)
 
@@ -86,12 +84,6 @@ def test_over_several_npus(place: Path, version: str) -> None:
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert (record["devices"], len(record["device_memory"])) == (2, 2)
-    assert "device_memory_async" not in record, "it is for one NPU"
-
-
-def test_of_one_bucket_every_line_has_an_asynchronous_runtime(place: Path) -> None:
-    record = json.loads(run(place, SHAPES[0], batches=[1]).stdout)
-    assert record["device_memory_async"][0] > record["device_memory"][0]
 
 
 def test_a_loaded_model_says_its_types_itself(place: Path) -> None:

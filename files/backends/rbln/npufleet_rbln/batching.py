@@ -11,7 +11,7 @@ from .compiled import Plan, memory_dtype
 from .errors import Fault
 
 
-@dataclass
+@dataclass(eq=False)
 class Item:
     """One request that can be run: its inputs in the file's order, its rows, and a bucket that has room for it:
     the largest one, and without a batch the one of its very shapes."""
@@ -22,7 +22,6 @@ class Item:
     bucket: int
     index: int
     arrived: float
-    sender: Any = None
 
 
 class Batcher:

@@ -1,10 +1,9 @@
-"""The stub's side of an NPU: lanes that carry a batch each, and the process behind them, started again when it hangs."""
+"""The stub's side of an NPU: a lane that carries a batch, and the process behind it, which is restarted when it hangs."""
 
 from __future__ import annotations
 
 import array
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -13,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -31,28 +30,27 @@ CODE = "import sys; sys.path[:] = sys.argv[3].split('\\n'); from npufleet_rbln.w
 
 
 class Lane:
-    """One batch on its way: the memory of its tensors, and a channel to the thread that runs it."""
+    """The memory of one batch, and a channel to the thread that runs it. `given` takes inputs by reference in the same process."""
 
-    def __init__(
-        self, channel: socket.socket, views: Views, number: int, given: Optional[Dict[int, Any]], turns: Iterator[int]
-    ) -> None:
-        self._channel, self._number, self._given, self._turns = channel, number, given, turns
+    def __init__(self, channel: socket.socket, views: Views, given: Optional[List[Any]]) -> None:
+        self._channel, self._given = channel, given
         self.inputs, self.outputs = views.inputs, views.outputs
         self.since = 0.0
 
     def submit(self, bucket: int) -> None:
-        """Run what is in this bucket's inputs."""
+        """Start a run of this bucket's inputs."""
         self.since = time.monotonic()
-        self._channel.send(START.pack(bucket, next(self._turns)))
+        self._channel.send(START.pack(bucket))
 
     def give(self, inputs: Sequence[np.ndarray]) -> bool:
-        """Take the inputs of the next batch as they are, without a copy; False where another process is to read them."""
-        if self._given is not None:
-            self._given[self._number] = [np.asarray(tensor, order="C") for tensor in inputs]
-        return self._given is not None
+        """Hand over the inputs of the next batch without a copy. Return False if another process has to read them."""
+        if self._given is None:
+            return False
+        self._given[:] = [[np.asarray(tensor, order="C") for tensor in inputs]]
+        return True
 
     def wait(self, seconds: float) -> Tuple[float, float]:
-        """When the run began and ended; TimeoutError when it has not ended by then, Fault when it failed."""
+        """Return when the run began and ended. Raises TimeoutError if it does not end in time, Fault if it failed."""
         self._channel.settimeout(max(0.001, seconds))
         message = self._channel.recv(1 << 16)
         if len(message) < ENDED.size:
@@ -65,7 +63,7 @@ class Lane:
         return began, ended
 
     def settle(self) -> None:
-        """Wait for as long as it takes until nothing of this lane is under way."""
+        """Wait without a limit until no run is under way."""
         if self.since:
             self._channel.settimeout(None)
             self._channel.recv(1 << 16)
@@ -73,29 +71,24 @@ class Lane:
 
 
 class Backing:
-    """What runs the lanes: a process that can be killed, or threads of this one that cannot."""
+    """The runner of a lane: a process that can be killed, or a thread of this process that cannot."""
 
     def __init__(self, job: Mapping[str, Any], isolated: bool) -> None:
         kinds = socket.AF_UNIX, socket.SOCK_SEQPACKET
-        self.control, theirs = socket.socketpair(*kinds)
-        pairs = [socket.socketpair(*kinds) for _lane in range(job["lanes"])]
+        self.control, control = socket.socketpair(*kinds)
+        self._channel, channel = socket.socketpair(*kinds)
         self.process: Optional[subprocess.Popen[bytes]] = None
-        self._given: Optional[Dict[int, Any]] = None
-        self._mine = [pair for pair, _other in pairs]
+        self._given: Optional[List[Any]] = None
         self._job, self._isolated = job, isolated
-        self._others = [theirs, *(other for _mine, other in pairs)]
+        self._others = [control, channel]
 
     def start(self) -> None:
         """Load. Where that fails, `end` has to follow, as where it succeeds: there may be a process."""
-        told = self._process(self._job, self._others) if self._isolated else self._threads(self._job, self._others)
-        self.npu: str = told["npu"]
-        self.source: str = told["source"]
-        self.plan = Plan.from_dict(told["plan"])
-        turns = itertools.count()
-        self.lanes = [
-            Lane(model, Views(self._memory, self.plan, number), number, self._given, turns)
-            for number, model in enumerate(self._mine)
-        ]
+        hello = self._process(self._job, self._others) if self._isolated else self._thread(self._job, self._others)
+        self.npu: str = hello["npu"]
+        self.source: str = hello["source"]
+        self.plan = Plan.from_dict(hello["plan"])
+        self.lane = Lane(self._channel, Views(self._memory, self.plan), self._given)
 
     def _process(self, job: Mapping[str, Any], others: Sequence[socket.socket]) -> Dict[str, Any]:
         descriptors = [entry.fileno() for entry in others]
@@ -115,19 +108,18 @@ class Backing:
             message = b""
         if not message:
             raise Fault(f"the device process {self._obituary()} while it loaded: the server's log may say more", "device")
-        told: Dict[str, Any] = json.loads(message)
-        if "refused" in told:
-            raise Fault(told["refused"], told["kind"], told["trace"])
+        hello: Dict[str, Any] = json.loads(message)
+        if "refused" in hello:
+            raise Fault(hello["refused"], hello["kind"], hello["trace"])
         self._memory = attach(array.array("i", ancillary[0][2])[0])
-        return told
+        return hello
 
-    def _threads(self, job: Mapping[str, Any], others: Sequence[socket.socket]) -> Dict[str, Any]:
+    def _thread(self, job: Mapping[str, Any], others: Sequence[socket.socket]) -> Dict[str, Any]:
         from .worker import Worker
 
         worker = Worker(job)
         others[0].close()
-        for lane, channel in enumerate(others[1:]):
-            threading.Thread(target=worker.serve, args=(lane, channel), name=f"lane-{lane}", daemon=True).start()
+        threading.Thread(target=worker.serve, args=(others[1],), name="runs", daemon=True).start()
         os.close(worker.descriptor)
         self._memory, self._given = worker.memory, worker.given
         return worker.hello()
@@ -138,7 +130,7 @@ class Backing:
 
     def probe(self, seconds: float) -> None:
         """One run with zeros, in the smallest bucket."""
-        lane = self.lanes[0]
+        lane = self.lane
         bucket = min(range(len(self.plan.sizes)), key=self.plan.sizes.__getitem__)
         for tensor in lane.inputs[bucket]:
             tensor.fill(0)
@@ -147,7 +139,7 @@ class Backing:
 
     def end(self, seconds: float = 0.0) -> bool:
         """End the process, after `seconds` by force; whether it is gone. One that sleeps in the driver cannot be."""
-        for entry in (self.control, *self._mine):
+        for entry in (self.control, self._channel):
             with contextlib.suppress(OSError):
                 entry.shutdown(socket.SHUT_RDWR)
             entry.close()
@@ -198,19 +190,12 @@ class Device:
         return backing
 
     def run(self, backing: Backing, lane: Lane, bucket: int) -> Tuple[float, float]:
-        """Run what is in a lane's inputs, and wait for it."""
-        try:
-            lane.submit(bucket)
-        except OSError:
-            raise self.broke(backing, "device") from None
-        return self.finish(backing, lane, lane.since)
-
-    def finish(self, backing: Backing, lane: Lane, since: float) -> Tuple[float, float]:
-        """Wait for a lane's batch no longer than the device timeout after `since`, whatever the NPU does."""
+        """Run a bucket and wait for it, for at most the device timeout. Return when the run began and ended."""
         if self.backing is not backing:
             raise self.broke(backing, "device")
         try:
-            times = lane.wait(since + self.timeout_s - time.monotonic())
+            lane.submit(bucket)
+            times = lane.wait(self.timeout_s)
         except TimeoutError:
             raise self.broke(backing, "timeout") from None
         except OSError:
@@ -307,9 +292,8 @@ class Device:
             return
         self._broken.wait()
         if not self._closing.is_set():
-            # A thread cannot be killed. Where the call returns after all, the lane says so and the NPU is used again.
-            for lane in backing.lanes:
-                lane.settle()
+            # A thread cannot be killed. If the call returns after all, the NPU is used again.
+            backing.lane.settle()
 
     def close(self) -> None:
         """Give the NPU back."""

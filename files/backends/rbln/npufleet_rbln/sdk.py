@@ -1,7 +1,6 @@
 """The vendor's SDK in its forms 0.6, 0.9 and 0.11, behind one face. Imported where an NPU may be touched, never at import.
 
-What sets the forms apart is decided here, by the version of the SDK (docs.rbln.ai, bucketing and Python API of each version):
-whether one runtime serves all buckets, and which runtime there can be.
+The version of the SDK decides whether one runtime serves all buckets (docs.rbln.ai, bucketing and Python API of each version).
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ import numpy as np
 from .compiled import BFLOAT16, TYPES
 from .errors import Fault
 
-# Starts a run of a bucket; what it gives waits for the outputs. The vendor's synchronous runtime starts only there.
-Run = Callable[[Sequence[np.ndarray]], Callable[[], List[np.ndarray]]]
+# A run of one bucket: inputs to outputs.
+Run = Callable[[Sequence[np.ndarray]], List[np.ndarray]]
 # From here on one runtime serves all buckets and chooses by the shapes that it is given.
 SHARED_FROM = (0, 11)
-# From here on the asynchronous runtime takes a file of several buckets.
-ASYNC_BUCKETS_FROM = (0, 9, 2)
 
 
 class SDK:
@@ -73,29 +70,13 @@ class SDK:
             raise Fault(f"parameter runtime_per_bucket is {said!r}, wanted true or false")
         return said == "true" if said else _numbers(self.version) < SHARED_FROM
 
-    def load(
-        self, path: str, buckets: int, npus: Sequence[int], timeout_s: int, parallel: int, per_bucket: bool
-    ) -> List[List[Run]]:
-        """Runtimes of a compiled file on its NPUs: for each of `parallel` runs that may be under way at once, one for each bucket.
-
-        The asynchronous runtime holds the file once for all of them; it is for one NPU. Without it, each run under way has runtimes
-        of its own, because nothing says that one of the vendor's may be called twice at a time. A file that spans NPUs is too large
-        for that: its runs follow each other.
-        """
+    def load(self, path: str, buckets: int, npus: Sequence[int], timeout_s: int, per_bucket: bool) -> List[Run]:
+        """Load a compiled file onto its NPUs and return a run for each bucket."""
         common = {"tensor_type": "np", "device": npus[0] if len(npus) == 1 else list(npus)}
-
-        def runs(create: Callable[..., Any], wrap: Callable[[Any], Run], **more: Any) -> List[Run]:
-            if not per_bucket:
-                return [wrap(_make(create, timeout_s, **common, **more))] * buckets
-            return [wrap(_make(create, timeout_s, input_info_index=index, **common, **more)) for index in range(buckets)]
-
-        model = self._rebel.RBLNCompiledModel
-        version = _numbers(self.version)
-        queued = hasattr(model, "create_async_runtime") and (buckets == 1 or not version or version >= ASYNC_BUCKETS_FROM)
-        if parallel > 1 and len(npus) == 1 and queued:
-            return [runs(model(path).create_async_runtime, _asynchronous, parallel=parallel)] * parallel
-        # A compiled model for each: the vendor keeps its runtimes apart by it.
-        return [runs(model(path).create_runtime, _synchronous) for _number in range(parallel if len(npus) == 1 else 1)]
+        create = self._rebel.RBLNCompiledModel(path).create_runtime
+        if not per_bucket:
+            return [_run_of(_make(create, timeout_s, **common))] * buckets
+        return [_run_of(_make(create, timeout_s, input_info_index=index, **common)) for index in range(buckets)]
 
 
 def sdk_array(array: np.ndarray, dtype: str) -> np.ndarray:
@@ -173,34 +154,6 @@ def _arrays(found: Any) -> List[np.ndarray]:
     return arrays
 
 
-def _synchronous(runtime: Any) -> Run:
+def _run_of(runtime: Any) -> Run:
     run = runtime.run
-    return lambda inputs: lambda: _arrays(run(*inputs))
-
-
-def _asynchronous(runtime: Any) -> Run:
-    """The run is on the NPU's queue before anybody waits: it has the next batch when this one ends."""
-    start = getattr(runtime, "run", None) or runtime.async_run
-
-    def run(inputs: Sequence[np.ndarray]) -> Callable[[], List[np.ndarray]]:
-        task = start(*inputs)
-        return lambda: _arrays(_joined(task))
-
-    return run
-
-
-def _joined(task: Any) -> Any:
-    """Outputs of a task, in whichever way this version of the SDK joins one."""
-    for name in ("result", "wait"):
-        if hasattr(task, name):
-            return getattr(task, name)()
-    if not hasattr(task, "__await__"):
-        return task
-    # Here, as each process of a model would else import it
-    import asyncio
-
-    return asyncio.run(_awaited(task))
-
-
-async def _awaited(task: Any) -> Any:
-    return await task
+    return lambda inputs: _arrays(run(*inputs))

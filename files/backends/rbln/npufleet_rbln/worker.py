@@ -1,16 +1,14 @@
-"""The side that touches the NPU: it loads the compiled file and runs what its lanes ask for.
+"""The side that touches the NPU: it loads the compiled file and runs the batches that the stub submits.
 
-It is a process of its own, which the stub can kill when a call of the vendor's never returns, or threads of the stub.
+It is a process of its own, which the stub can kill when a call of the vendor never returns, or a thread of the stub.
 """
 
 from __future__ import annotations
 
 import array
-import contextlib
 import ctypes
 import json
 import os
-import queue
 import signal
 import socket
 import sys
@@ -32,7 +30,7 @@ PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
 class Worker:
-    """One loaded model. `job` is {config, path, instance, timeout_s, parallel, lanes} as `device.Device` makes it."""
+    """One loaded model. `job` is {config, path, instance, timeout_s} as `device.Device` makes it."""
 
     def __init__(self, job: Mapping[str, Any]) -> None:
         self.npu = "?"
@@ -62,27 +60,22 @@ class Worker:
         if wrong:
             raise Fault("; ".join(wrong))
         try:
-            sets = sdk.load(job["path"], len(facts.buckets), self.npus, job["timeout_s"], job["parallel"], per_bucket)
+            self._runs = sdk.load(job["path"], len(facts.buckets), self.npus, job["timeout_s"], per_bucket)
             if not facts.buckets[0].outputs:
-                learnt = [self._learn(run, bucket) for run, bucket in zip(sets[0], facts.buckets)]
+                learnt = [self._learn(run, bucket) for run, bucket in zip(self._runs, facts.buckets)]
                 self.plan = compiled.plan_of(config, replace(facts, source="a run of it", buckets=tuple(learnt)))
         except Exception as error:  # the vendor's errors have no common base
             raise vendor(error, self.npu) from error
-        self._sets: queue.SimpleQueue[List[Run]] = queue.SimpleQueue()
-        self._count = len(sets)
-        # Lanes are threads: without turns a batch could overtake the one that was handed in before it.
-        self._started, self._turn = threading.Condition(), 0
-        for entry in sets:
-            self._sets.put(entry)
-        self.descriptor = allot(self.plan, job["lanes"])
+        self._running = threading.Lock()
+        self.descriptor = allot(self.plan)
         self.memory = attach(os.dup(self.descriptor))
         self.source = f"{facts.source}, as {facts.flaw}" if facts.flaw else facts.source
-        # Inputs that a stub of the same process gives by reference, by lane.
-        self.given: Dict[int, Sequence[np.ndarray]] = {}
+        # Inputs that a stub of the same process hands over by reference.
+        self.given: List[Sequence[np.ndarray]] = []
 
     def _learn(self, run: Run, bucket: compiled.Bucket) -> compiled.Bucket:
         """A bucket with the outputs that a run with zeros gives."""
-        outputs = run([sdk_array(np.zeros(tensor.shape, memory_dtype(tensor.dtype)), tensor.dtype) for tensor in bucket.inputs])()
+        outputs = run([sdk_array(np.zeros(tensor.shape, memory_dtype(tensor.dtype)), tensor.dtype) for tensor in bucket.inputs])
         return replace(bucket, outputs=tuple(compiled.Tensor(None, tensor.shape, tensor.dtype.name) for tensor in outputs))
 
     def hello(self) -> Dict[str, Any]:
@@ -90,14 +83,12 @@ class Worker:
         return {"plan": self.plan.as_dict(), "npu": self.npu, "source": self.source}
 
     def close(self) -> None:
-        """Give the NPU back in order, unless a run does not end."""
-        with contextlib.suppress(queue.Empty):
-            for _set in range(self._count):
-                self._sets.get(timeout=1)
+        """Let a run that is under way end, for at most a second."""
+        self._running.acquire(timeout=1)
 
-    def serve(self, lane: int, channel: socket.socket) -> None:
-        """Run what this lane asks for, until the other side is gone."""
-        views = Views(self.memory, self.plan, lane)
+    def serve(self, channel: socket.socket) -> None:
+        """Run each batch that the stub submits, until it closes its end of the channel."""
+        views = Views(self.memory, self.plan)
         while True:
             try:
                 message = channel.recv(START.size)
@@ -105,13 +96,12 @@ class Worker:
                 return
             if not message:
                 return
-            bucket, turn = START.unpack(message)
+            (bucket,) = START.unpack(message)
             began = time.monotonic()
             try:
-                given = self.given.pop(lane) if lane in self.given else views.inputs[bucket]
-                self._run(turn, bucket, given, views.outputs[bucket])
+                self._run(bucket, self.given.pop() if self.given else views.inputs[bucket], views.outputs[bucket])
                 answer = ENDED.pack(0, began, time.monotonic())
-            except Exception as error:  # whatever escaped here would end the lane
+            except Exception as error:  # an exception that escaped would end the thread
                 fault = vendor(error, self.npu)
                 told = {"message": str(fault), "kind": fault.kind, "trace": traceback.format_exc()[-16000:]}
                 answer = ENDED.pack(1, began, time.monotonic()) + json.dumps(told).encode()
@@ -120,30 +110,19 @@ class Worker:
             except OSError:
                 return
 
-    def _run(self, turn: int, bucket: int, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
-        """Run a bucket's inputs and put what comes out into its outputs."""
-        runs = self._sets.get()
-        try:
-            with self._started:
-                while self._turn != turn:
-                    self._started.wait()
-                try:
-                    join = runs[bucket](
-                        [sdk_array(value, entry.dtype) for value, entry in zip(inputs, self.plan.buckets[bucket].inputs)]
-                    )
-                finally:
-                    self._turn += 1
-                    self._started.notify_all()
-            found = join()
-        finally:
-            self._sets.put(runs)
-        wanted = self.plan.buckets[bucket].outputs
-        if len(found) != len(wanted):
-            raise Fault(f"the compiled file gave {len(found)} outputs, {len(wanted)} are known of it")
-        for entry, result, into in zip(wanted, found, outputs):
+    def _run(self, bucket: int, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        """Run the inputs of a bucket and copy the results into its outputs."""
+        with self._running:
+            results = self._runs[bucket](
+                [sdk_array(value, entry.dtype) for value, entry in zip(inputs, self.plan.buckets[bucket].inputs)]
+            )
+        expected = self.plan.buckets[bucket].outputs
+        if len(results) != len(expected):
+            raise Fault(f"the compiled file gave {len(results)} outputs, expected {len(expected)}")
+        for entry, result, into in zip(expected, results, outputs):
             if result.dtype.name != entry.dtype or result.shape != into.shape:
                 kinds = f"{result.dtype}{list(result.shape)}", f"{entry.dtype}{list(into.shape)}"
-                raise Fault(f"output {entry.name} of the compiled file is {kinds[0]}, wanted {kinds[1]}")
+                raise Fault(f"output {entry.name} of the compiled file is {kinds[0]}, expected {kinds[1]}")
             np.copyto(sdk_array(into, entry.dtype), result)
 
 
@@ -157,22 +136,20 @@ def refusal(error: BaseException) -> Dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The device process: descriptors of its control channel and lanes, and the stub's process id."""
-    descriptors = [int(part) for part in arguments[0].split(",")]
+    """Run the device process. Its arguments are the descriptors of its control channel and of its batches, and the stub's PID."""
+    control, channel = (socket.socket(fileno=int(part)) for part in arguments[0].split(","))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(PR_SET_NAME, b"rbln-device", 0, 0, 0)
     if os.getppid() != int(arguments[1]):
         os._exit(1)  # the stub ended before the kernel was told to say so
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the stub decides when this ends
-    control, *channels = (socket.socket(fileno=descriptor) for descriptor in descriptors)
     try:
         worker = Worker(json.loads(control.recv(1 << 20)))
     except BaseException as error:
         control.send(json.dumps(refusal(error)).encode())
         sys.exit(1)
-    for lane, channel in enumerate(channels):
-        threading.Thread(target=worker.serve, args=(lane, channel), name=f"lane-{lane}", daemon=True).start()
+    threading.Thread(target=worker.serve, args=(channel,), name="runs", daemon=True).start()
     rights = array.array("i", [worker.descriptor])
     control.sendmsg([json.dumps(worker.hello()).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
     os.close(worker.descriptor)
