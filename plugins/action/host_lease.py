@@ -25,7 +25,7 @@ class ActionModule(FleetAction):
             "patience": int(variables["npufleet_lease_timeout"]),
             "container": self.container(variables),
         }
-        lost = run_guard.STEPS.words()
+        lost = run_guard.STEPS.message()
         if lost:
             # What this run knows of its hosts is not complete: no further host is changed
             return {"failed": True, "msg": f"{host} is not changed. {lost}"}

@@ -29,10 +29,10 @@ class ActionModule(FleetAction):
             label = (state["actual"].get("server") or {}).get("release")
             before = release_change.before(host_text.line(label) if label else None, self._task.args["before"], name, rows)
             after = release_change.Release(name, rows[name])
-            said = list(release_change.of_rows(before, after))
+            said = list(release_change.row_changes(before, after))
             # A variable that is wrong is one of the reasons that preflight tells
             with suppress(Refusal, AnsibleUndefinedVariable):
-                said += release_change.of_host(variables, state, before, after)
+                said += release_change.host_changes(variables, state, before, after)
             return {
                 "changed": False,
                 "before": before.name if before else None,

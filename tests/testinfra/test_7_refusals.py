@@ -149,7 +149,7 @@ def test_unreachable_index_missing_files_and_wrong_digest(tmp_path: Path) -> Non
         run,
         ("package index", ":9/simple/rebel-compiler/: found no answer (", "refused", "wanted it reachable"),
         ("found no /no/such/base.tar on the controller, wanted the archive of the base image there",),
-        (f"driver package found with SHA-256 {digest}, wanted",),
+        (f"the driver package has SHA-256 {digest}, expected",),
     )
 
 
@@ -165,7 +165,7 @@ def test_no_driver_package_and_no_base_image_in_the_registry(tmp_path: Path) -> 
     )
     refused(
         run,
-        ("found no driver package, wanted rebellions 1.2.92 (.deb): get it from the vendor's portal",),
+        ("the driver package is missing, expected rebellions 1.2.92 (.deb). Get it from the vendor's portal",),
         ("base image", "nvidia/tritonserver:24.01-py3: found no answer ("),
     )
 
@@ -180,11 +180,11 @@ def test_names_kinds_and_contradictions_all_at_once() -> None:
     )
     refused(
         run,
-        ("- every host: npufleet_htpp_port is set, and there is no such variable: did you mean npufleet_http_port?",),
-        ("npufleet_metrics_port: found many, wanted a whole number: correct it",),
-        ("triton_image_index_password cannot be made: 'vault_index_pasword' is undefined: set it in the inventory",),
+        ("- every host: npufleet_htpp_port is set, but there is no such variable. Did you mean npufleet_http_port?",),
+        ("npufleet_metrics_port is many, expected a whole number. Correct it.",),
+        ("triton_image_index_password cannot be evaluated: 'vault_index_pasword' is undefined. Set it in the inventory.",),
         ("npufleet_http_port and npufleet_grpc_port are all 8000",),
-        ("model digits: `hosts` names npu99, which is no host and no group of this inventory",),
+        ("model digits: `hosts` contains npu99, expected hosts or groups of this inventory",),
     )
 
 

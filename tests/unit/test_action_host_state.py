@@ -327,7 +327,7 @@ def test_every_reason_is_told_once(looked: dict[str, Any]) -> None:
 def test_all_reasons_of_the_variables_come_at_once(looked: dict[str, Any]) -> None:
     mode, card = refused(looked, "npu2")
     assert card == "npufleet_card is RBLN-CA99, release site supports RBLN-CA12: choose a release for this card"
-    assert mode == "triton_server_model_control_mode: found auto, wanted none or poll or explicit: correct it"
+    assert mode == "triton_server_model_control_mode is auto, expected none or poll or explicit. Correct it."
 
 
 def test_all_reasons_of_the_concerns_come_at_once(site: Path, looked: dict[str, Any]) -> None:
@@ -338,9 +338,9 @@ def test_all_reasons_of_the_concerns_come_at_once(site: Path, looked: dict[str, 
 
 def test_values_of_another_type_are_refused_all_at_once(looked: dict[str, Any]) -> None:
     assert refused(looked, "npu4")[:3] == [
-        "npufleet_no_proxy: found text, wanted a list: write it as [one, two], on a command line inside of JSON",
-        "npufleet_npus: found two, wanted a whole number: correct it",
-        "triton_models[digits].hosts: found text, wanted a list: write it as [one, two], on a command line inside of JSON",
+        "npufleet_no_proxy is text, expected a list. Write it as [one, two], on a command line inside JSON.",
+        "npufleet_npus is two, expected a whole number. Correct it.",
+        "triton_models[digits].hosts is text, expected a list. Write it as [one, two], on a command line inside JSON.",
     ]
     assert len(refused(looked, "npu4")) == 3
 
@@ -360,11 +360,11 @@ def test_preflight_tells_them_once_beside_all_others(site: Path, playbook: str) 
     tasks = play(site, {"npu1": given}, ROOT / f"playbooks/{playbook}.yml", "--limit", "npu1")
     words = tasks["npufleet.triton.preflight : Refuse, all reasons of all hosts at once"]["npu1"]["msg"]
     for reason in (
-        "npufleet_http_prot is set, and there is no such variable: did you mean npufleet_http_port?",
-        "npufleet_no_proxy: found text, wanted a list",
-        "triton_image_index_user: found a list, wanted text",
-        "triton_server_watchdog: found soon, wanted true or false",
-        "triton_models[digits].hosts: found text, wanted a list",
+        "npufleet_http_prot is set, but there is no such variable. Did you mean npufleet_http_port?",
+        "npufleet_no_proxy is text, expected a list",
+        "triton_image_index_user is a list, expected text",
+        "triton_server_watchdog is soon, expected true or false",
+        "triton_models[digits].hosts is text, expected a list",
     ):
         assert words.count(reason) == 1, words
 
@@ -396,21 +396,21 @@ def test_every_action_refuses_them(site: Path) -> None:
     given = variables(site, triton_models=[{"name": "digits", "hosts": "lint"}], model_repository_keep=[3], npufleet_no_proxy="a")
     results = play(site, dict.fromkeys(("lint", "release", "tell", "look"), given), ACTIONS)
     for task, host in (("Lint", "lint"), ("Release", "release")):
-        assert [entry.split(":")[0] for entry in refused(results[task], host)[:3]] == [
+        assert [entry.split(" is ")[0] for entry in refused(results[task], host)[:3]] == [
             "model_repository_keep",
             "npufleet_no_proxy",
             "triton_models[digits].hosts",
         ]
     # Where one is read on the way it is the only reason; who reads none is not kept from his work
     (reason,) = refused(results["Tell"], "tell")
-    assert reason.startswith("model_repository_keep: found a list, ")
+    assert reason.startswith("model_repository_keep is a list, ")
     assert results["Look whether it is in maintenance"]["look"].get("failed", False) is False
 
 
 def test_variable_that_refers_to_nothing_is_named(looked: dict[str, Any]) -> None:
     _driver, reason = refused(looked, "unset")
     assert "'not_set_anywhere' is undefined" in reason
-    assert "set it in the inventory" in reason
+    assert "Set it in the inventory" in reason
 
 
 def test_check_mode_reports_the_plan_as_a_change_with_a_diff(looked: dict[str, Any]) -> None:

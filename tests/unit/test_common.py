@@ -155,8 +155,8 @@ def test_who_comes_while_it_is_made_waits_for_it(tmp_path: Path) -> None:
 
 
 def test_release_rows_are_validated_once_and_refused_on_each_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fitted, asked = values.fitted, []
-    monkeypatch.setattr(values, "fitted", lambda name, *given: asked.append(name) or fitted(name, *given))
+    converted, asked = values.converted, []
+    monkeypatch.setattr(values, "converted", lambda name, *given: asked.append(name) or converted(name, *given))
     extra = {"site": {"cards": ["RBLN-CA22"]}}
 
     def host(**more: Any) -> Any:

@@ -42,7 +42,7 @@ def test_a_good_inventory_has_no_findings() -> None:
 def test_misspelt_variable_is_named_with_the_right_one(name: str, hint: str) -> None:
     (reason,) = findings(**{name: 1})
     assert reason.startswith(f"{name} is set, ")
-    assert reason.endswith(f"did you mean {hint}?")
+    assert reason.endswith(f"Did you mean {hint}?")
 
 
 def test_the_most_similar_name_is_the_one_of_all() -> None:
@@ -55,10 +55,12 @@ def test_the_most_similar_name_is_the_one_of_all() -> None:
 
 
 def test_name_that_resembles_nothing() -> None:
-    assert findings(npufleet_zzqy=1) == ["npufleet_zzqy is set, and there is no such variable: docs/variables.md lists them"]
+    assert findings(npufleet_zzqy=1) == [
+        "npufleet_zzqy is set, but there is no such variable. docs/variables.md lists all variables."
+    ]
     assert findings(monitoring_team="night shift") == [], "a site's own variable, which resembles none of ours"
     (slip,) = findings(monitoring_scrape_intervall="5s")
-    assert slip.endswith("did you mean monitoring_scrape_interval?")
+    assert slip.endswith("Did you mean monitoring_scrape_interval?")
 
 
 def test_names_that_playbooks_register_are_their_own() -> None:
@@ -66,22 +68,20 @@ def test_names_that_playbooks_register_are_their_own() -> None:
 
 
 def test_removed_variable_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(subject.REMOVED, "npufleet_images", "name the archive with triton_image_base_archive")
-    assert findings(npufleet_images=[]) == [
-        "npufleet_images is no longer a variable: name the archive with triton_image_base_archive"
-    ]
+    monkeypatch.setitem(subject.REMOVED, "npufleet_images", "triton_image_base_archive")
+    assert findings(npufleet_images=[]) == ["npufleet_images is no longer a variable. Set triton_image_base_archive instead."]
 
 
 def test_values_of_a_wrong_kind_are_named() -> None:
     port, hosts = findings(npufleet_http_port="http", npufleet_no_proxy={"secret": "hunter2"})
-    assert port == "npufleet_http_port: found http, wanted a whole number: correct it"
-    assert hosts.startswith("npufleet_no_proxy: found a map, wanted a list: ")
+    assert port == "npufleet_http_port is http, expected a whole number. Correct it."
+    assert hosts.startswith("npufleet_no_proxy is a map, expected a list. ")
 
 
 def test_model_entry_with_a_misspelt_key() -> None:
     (reason,) = findings(triton_models=[{"name": "digits", "artifacts": {}}])
-    assert reason.startswith("triton_models[digits].artifacts: found a key that nothing reads, wanted name, hosts, ")
-    assert reason.endswith(": did you mean artefacts?")
+    assert reason.startswith("triton_models[digits].artifacts is an unknown key, expected one of name, hosts, ")
+    assert reason.endswith(". Did you mean artefacts?")
 
 
 def test_every_template_that_lacks_something_is_named() -> None:
@@ -90,10 +90,10 @@ def test_every_template_that_lacks_something_is_named() -> None:
         triton_image_index_user="fleet",
         rbln_driver_package_sha256=trust_as_template("{{ driver_sum }}"),
     )
-    assert [reason.split(":")[0] for reason in reasons] == [
-        "rbln_driver_package_sha256 cannot be made",
-        "triton_image_index_password cannot be made",
-        "triton_image_index_user is set without triton_image_index_password",
+    assert [reason.split(": ")[0] for reason in reasons] == [
+        "rbln_driver_package_sha256 cannot be evaluated",
+        "triton_image_index_password cannot be evaluated",
+        "triton_image_index_user is set without triton_image_index_password. Set both, or neither for a server without a login.",
     ]
     assert "'driver_sum' is undefined" in reasons[0]
     assert "'vault_index_pasword' is undefined" in reasons[1]
@@ -121,7 +121,7 @@ QUOTED: list[tuple[str, Any]] = [
         *(
             (
                 {"triton_image_delivery_repository": repository},
-                f"triton_image_delivery_repository is {repository}: write it as registry.example.com:5000/",
+                f"triton_image_delivery_repository is {repository}. Write it as registry.example.com:5000/",
             )
             for repository in (
                 *("https://registry.example.com/triton", "r.example.com/Triton"),
@@ -134,25 +134,25 @@ QUOTED: list[tuple[str, Any]] = [
             "triton_image_delivery_repository and triton_image_name are both",
         ),
         ({"npufleet_grpc_port": 8000}, "npufleet_http_port and npufleet_grpc_port are all 8000"),
-        ({"triton_server_stop_timeout": 30}, "triton_server_stop_timeout is 30 and triton_server_exit_timeout 30"),
-        ({"triton_server_allow_metrics": False}, "triton_server_allow_metrics is off and there are monitoring_hosts"),
+        ({"triton_server_stop_timeout": 30}, "triton_server_stop_timeout is 30 and triton_server_exit_timeout is 30"),
+        ({"triton_server_allow_metrics": False}, "triton_server_allow_metrics is off, but there are monitoring_hosts"),
         ({"npufleet_https_proxy": "proxy:3128"}, "npufleet_https_proxy has no scheme"),
         (
             {"triton_image_index_url": "https://me:pw@index.example.com/simple/"},
-            "triton_image_index_url has a login in it, which a command line would show: set triton_image_index_user and ",
+            "triton_image_index_url contains a login, which command lines would show. Set triton_image_index_user and ",
         ),
         *(({name: value}, f"{name} has a quote") for name, value in QUOTED),
         (
             {"triton_image_index_user": "fleet", "triton_image_index_password": "Schl\u00fcssel"},
             "triton_image_index_user and triton_image_index_password cannot be given to pip: its password is empty, longer than",
         ),
-        ({"npufleet_ca_file": "/no/such.pem"}, "npufleet_ca_file is /no/such.pem, and there is no such file"),
+        ({"npufleet_ca_file": "/no/such.pem"}, "npufleet_ca_file is /no/such.pem, but the controller has no such file"),
     ],
 )
 def test_contradiction(given: dict[str, Any], words: str) -> None:
     (reason,) = findings(**given)
     assert words in reason
-    assert ":" in reason, "says what to do"
+    assert reason.endswith("."), "has a next step"
 
 
 @pytest.mark.parametrize("repository", ["r.example.com:5000/npufleet/triton", "R.example.com/a/b-c_d.e", "me/triton"])
@@ -162,16 +162,16 @@ def test_a_repository_that_engines_take(repository: str) -> None:
 
 def test_hosts_in_no_group() -> None:
     assert findings(groups={**GROUPS, "ungrouped": ["npu7", "localhost"]}) == [
-        "npu7 is in no group: put it into npu_hosts or monitoring_hosts"
+        "npu7 is in no group. Put it into npu_hosts or monitoring_hosts."
     ]
     assert findings(groups={**GROUPS, "ungrouped": ["npu7", "npu8"]}) == [
-        "npu7, npu8 are in no group: put them into npu_hosts or monitoring_hosts"
+        "npu7, npu8 are in no group. Put them into npu_hosts or monitoring_hosts."
     ]
 
 
 def test_group_with_a_slip_in_its_name() -> None:
     groups = {"all": ["npu1"], "ungrouped": [], "npu_host": ["npu1"]}
-    assert findings(groups=groups) == ["there is a group npu_host and no host in npu_hosts: rename it"]
+    assert findings(groups=groups) == ["there is a group npu_host, and no host is in npu_hosts. Rename the group."]
     assert findings(groups={**GROUPS, "npu_host": ["npu1"]}) == [], "a group of the site's own beside the right one"
 
 
@@ -179,8 +179,8 @@ def test_models_placed_nowhere() -> None:
     unknown, nowhere = findings(
         triton_models=[{"name": "words", "hosts": ["npu9"]}, {"name": "faces", "hosts": ["monitoring_hosts"]}]
     )
-    assert unknown == "model words: `hosts` names npu9, which is no host and no group of this inventory: correct it"
-    assert nowhere.startswith("model faces: is placed nowhere, none of monitoring_hosts is in npu_hosts: ")
+    assert unknown == "model words: `hosts` contains npu9, expected hosts or groups of this inventory. Correct it."
+    assert nowhere.startswith("model faces is on no host: none of monitoring_hosts is in npu_hosts. ")
     assert findings(triton_models=[{"name": "faces", "hosts": ["npu2"]}]) == []
 
 
@@ -188,12 +188,12 @@ def test_a_host_outside_of_the_group_that_the_inventory_alone_names() -> None:
     """Plays go over what the command line says; roles would look for another group."""
     (reason,) = findings(npufleet_group="edge", groups={**GROUPS, "edge": ["npu2"]})
     assert (
-        reason == "npu1 is in no group edge or monitoring_hosts: give npufleet_group on the command line, where every play sees it"
+        reason == "npu1 is in no group edge or monitoring_hosts. Set npufleet_group on the command line, where every play sees it."
     )
     assert findings(npufleet_group="edge", groups={**GROUPS, "npu_hosts": [], "edge": ["npu1", "npu2"]}) == []
 
 
 def test_renamed_variables_name_the_new_one() -> None:
     assert findings(inference_check_probe_limit=60) == [
-        "inference_check_probe_limit is no longer a variable: it is monitoring_probe_limit now"
+        "inference_check_probe_limit is no longer a variable. Set monitoring_probe_limit instead."
     ]

@@ -91,9 +91,9 @@ def test_it_is_allowed_on_the_loopback_in_other_modes_and_to_who_insists(invento
     [
         (
             {"triton_server_restricted_apis": ["model-repository", "models"]},
-            "found models, wanted health or metadata or ",
+            "is models, expected health or metadata or ",
         ),
-        ({"triton_server_restricted_apis": "model-repository"}, "found text, wanted a list"),
+        ({"triton_server_restricted_apis": "model-repository"}, "is text, expected a list"),
         ({"triton_server_api_key": "x-1-y"}, "triton_server_api_key is shorter than 12 characters"),
         ({"triton_server_api_key": "with a blank in it"}, "has blanks"),
         ({"triton_server_api_key": "geheimnisvoll-ü"}, "letters beyond ASCII"),

@@ -94,7 +94,7 @@ def test_kernels(kernel: str, rule: str, fits: bool) -> None:
 @pytest.mark.parametrize(("found", "words"), [(1105.0, "100 s ahead of"), (900.0, "100 s behind")])
 def test_clock_that_is_wrong(found: float, words: str) -> None:
     (reason,) = preflight_inputs.clock(found, 1000.0, 1005.0, 30)
-    assert f"found the clock {words} the controller's, wanted at most 30 s: " in reason
+    assert f"the clock is {words} the controller's, expected at most 30 s. " in reason
 
 
 def test_clock_that_is_right() -> None:

@@ -53,8 +53,10 @@ def refused(tmp_path: Path, plan: list[dict[str, Any]], found: Any = None, missi
 def test_a_version_that_changes_under_a_cache_that_outlives_the_server(tmp_path: Path) -> None:
     served = {"digits": {"release": "0001-e", "differs": [], "in_place": True}, "faces": {"release": "0001-e", "differs": []}}
     (reason,) = refused(tmp_path, [], served=served, triton_server_extra_args=["--cache-config=redis,host=cache1"])
-    assert reason.startswith("model digits: found a change of a version that is served, with response_cache and a redis cache")
-    assert "wanted a new version directory" in reason
+    assert reason.startswith(
+        "model digits: a served version would change, but with response_cache the redis cache would return its old answers"
+    )
+    assert "Add a version directory" in reason
     # A cache of the server's own is gone with a restart
     assert refused(tmp_path, [], served=served, triton_server_extra_args=["--cache-config=local,size=1048576"]) == []
 
@@ -86,10 +88,10 @@ def test_known_vulnerabilities_are_a_warning_with_the_row_that_clears_them() -> 
     (warning,) = row_remarks.warnings(variables(row=row, npufleet_release_rows=rows))
     assert warning == (
         "release 24.01 runs a Triton with 3 known vulnerabilities as of 2026-08-18 (NVIDIA security bulletins 5816, 5828, 5865): "
-        "release 26.05 clears 5816, 5828; release 26.07 clears 5865; until then keep its ports away from untrusted networks"
+        "release 26.05 clears 5816, 5828; release 26.07 clears 5865. Until then keep its ports away from untrusted networks."
     )
     (warning,) = row_remarks.warnings(variables(row=row, npufleet_release_rows={"24.01": row, "26.07": later("2.71.0")}))
-    assert "bulletins 5816, 5828, 5865): release 26.07 clears them; until then" in warning
+    assert "bulletins 5816, 5828, 5865): release 26.07 clears them. Until then" in warning
     (warning,) = row_remarks.warnings(variables(row=row))
     assert "no release for RBLN-CA12, but Triton 26.02 clears 5816; no release for RBLN-CA12, but Triton 26.03 clears" in warning
     assert row_remarks.warnings(variables(row={"vulnerabilities": {"as_of": "2026-08-18", "bulletins": {}}})) == []
@@ -214,12 +216,12 @@ def test_authority_travels_as_text(tmp_path: Path) -> None:
         (
             "rebellions_3.2.2_amd64.deb",
             "deb",
-            "rebellions_3.2.2_amd64.deb, which is named after another driver, wanted rebellions 1.2.92",
+            "rebellions_3.2.2_amd64.deb, named after another driver, expected rebellions 1.2.92",
         ),
-        ("rebellions-x86_64-3.2.2.run", "run", "which is named after another driver, wanted rebellions 1.2.92"),
+        ("rebellions-x86_64-3.2.2.run", "run", "named after another driver, expected rebellions 1.2.92"),
         ("for-1.2.92-and-3.2.2.deb", "deb", ""),
-        ("the-driver.run", "deb", "found driver package the-driver.run, wanted a .deb: set rbln_driver_package_file"),
-        ("the-driver.deb", "run", "found driver package the-driver.deb, wanted a .run: set rbln_driver_package_file"),
+        ("the-driver.run", "deb", "the driver package is the-driver.run, expected a .deb. Set rbln_driver_package_file"),
+        ("the-driver.deb", "run", "the driver package is the-driver.deb, expected a .run. Set rbln_driver_package_file"),
     ],
 )
 @pytest.mark.parametrize("where", ["file", "url"])
@@ -236,9 +238,9 @@ def test_a_driver_package_of_another_release(tmp_path: Path, where: str, name: s
 
 def test_missing_driver_package(tmp_path: Path) -> None:
     (reason,) = refused(tmp_path, [INSTALL])
-    assert reason.startswith("found no driver package, wanted rebellions 1.2.92 (.deb): ")
+    assert reason.startswith("the driver package is missing, expected rebellions 1.2.92 (.deb). ")
     (reason,) = refused(tmp_path, [INSTALL], rbln_driver_package_file="/no/d.deb", rbln_driver_package_sha256="0" * 64)
-    assert reason == "found no /no/d.deb on the controller, wanted the driver package there: correct rbln_driver_package_file"
+    assert reason == "the controller has no /no/d.deb, expected the driver package. Correct rbln_driver_package_file."
     assert refused(tmp_path, []) == [], "a host that has its driver needs no package"
 
 
@@ -247,7 +249,7 @@ def test_wrong_sha256_of_the_driver(tmp_path: Path) -> None:
     package.write_bytes(b"another")
     digest = hashlib.sha256(b"another").hexdigest()
     (reason,) = refused(tmp_path, [INSTALL], rbln_driver_package_file=str(package), rbln_driver_package_sha256="0" * 64)
-    assert reason.startswith(f"driver package found with SHA-256 {digest}, wanted {'0' * 64}: compare with its source")
+    assert reason.startswith(f"the driver package has SHA-256 {digest}, expected {'0' * 64}. Compare it with its source")
     assert refused(tmp_path, [INSTALL], rbln_driver_package_file=str(package), rbln_driver_package_sha256=digest) == []
 
 
@@ -260,8 +262,8 @@ def test_no_base_image_and_no_wheels(tmp_path: Path) -> None:
     }
     reasons = refused(tmp_path, [BUILD], **given)
     assert [reason.split(",")[0] for reason in reasons] == [
-        f"found no directory {wheels} on the controller",
-        f"found no {base} on the controller",
+        f"the controller has no directory {wheels}",
+        f"the controller has no {base}",
     ]
     assert refused(tmp_path, [BUILD], npufleet_build_host="npu2", **given) == []
 
@@ -270,7 +272,7 @@ def test_model_without_a_check_file(tmp_path: Path) -> None:
     found = {"digits": {"origins": {}}, "words": {"origins": {}}}
     (tmp_path / "digits.yml").write_text(CHECK.format(model="digits"))
     (reason,) = refused(tmp_path, [LOAD], found)
-    assert reason.startswith("model words: found no check file words.yml, wanted one that says which answers prove it: ")
+    assert reason.startswith("model words: its check file words.yml is missing, expected one with the answers that prove it. ")
     own = tmp_path / "own"
     own.mkdir()
     (own / "words.yml").write_text(CHECK.format(model="words"))
@@ -285,11 +287,11 @@ def test_check_file_of_loads_alone_proves_nothing_where_those_are_left_out(tmp_p
     (tmp_path / "digits.yml").write_text(load)
     (reason,) = refused(tmp_path, [LOAD], found)
     assert reason == (
-        "model digits: found loads alone in its check file, left out by monitoring_probe_latency: wanted a check "
-        "without latency, which judges an answer"
+        "model digits: its check file has only checks with latency, which monitoring_probe_latency disables, expected a check "
+        "without latency. Add one that judges an answer."
     )
     (reason,) = refused(tmp_path, [LOAD], found, inference_check_latency=False, monitoring_probe=False)
-    assert "left out by inference_check_latency: " in reason
+    assert "which inference_check_latency disables, " in reason
     assert refused(tmp_path, [LOAD], found, monitoring_probe=False) == []
     assert refused(tmp_path, [LOAD], found, monitoring_probe_latency=True) == []
 
@@ -302,7 +304,7 @@ def test_check_files_that_are_not_right(tmp_path: Path) -> None:
     assert any("digits.yml: checks[0].inputs: " in entry for entry in reasons), reasons
     assert any("words.yml: is not a YAML file" in entry for entry in reasons), reasons
     (reason,) = refused(tmp_path, [INSTALL], found, rbln_driver_package_file="/no", rbln_driver_package_sha256="0" * 64)
-    assert reason.endswith("correct rbln_driver_package_file")
+    assert reason.endswith("Correct rbln_driver_package_file.")
     assert refused(tmp_path, [], found) == []
 
 
@@ -320,7 +322,7 @@ def test_compiled_files_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.M
             missing=origins,
             npufleet_cache=str(tmp_path),
         )
-    assert reasons[0] == "model digits: found no /no/model.rbln here, wanted its compiled file: correct `file`"
+    assert reasons[0] == "model digits: the controller has no /no/model.rbln, expected the compiled file. Correct `file`."
     assert reasons[1].startswith(f"model digits: compiled file {address}/gone: found ")
     assert len(reasons) == 2
 
@@ -345,8 +347,8 @@ def test_large_files_of_a_bundle_need_nothing_else(tmp_path: Path) -> None:
     found = {"digits": {"origins": {"1" * 64: {}, "2" * 64: {}}}}
     reasons = refused(tmp_path, [], found, found["digits"]["origins"], model_repository_bundle=str(tmp_path / "bundle"))
     assert reasons == [
-        "model digits: compiled file nowhere: found neither `url` nor `file` of it, nor a bundle that has it: name one: "
-        "correct `url` or npufleet_artefact_user"
+        "model digits: compiled file nowhere: found neither `url` nor `file` of it, nor a bundle that has it: name one. "
+        "Correct `url` or npufleet_artefact_user."
     ]
     (gone,) = refused(tmp_path, [], found, found["digits"]["origins"], model_repository_bundle="/no/bundle")
     assert gone.startswith("found no whole bundle /no/bundle (")

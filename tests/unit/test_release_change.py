@@ -21,10 +21,10 @@ def row(name: str, **changes: Any) -> Release:
 
 
 def pair(old: str | None, new: str) -> list[str]:
-    return list(subject.of_rows(row(old) if old else None, row(new)))
+    return list(subject.row_changes(row(old) if old else None, row(new)))
 
 
-def of_host(old: str | None, new: str, *plan: dict[str, Any], maintenance: Any = None, **given: Any) -> list[str]:
+def host_changes(old: str | None, new: str, *plan: dict[str, Any], maintenance: Any = None, **given: Any) -> list[str]:
     base = {
         "rbln_release": new,
         "npufleet_row": ROWS[new],
@@ -34,7 +34,7 @@ def of_host(old: str | None, new: str, *plan: dict[str, Any], maintenance: Any =
         "triton_models": [],
     }
     state = {"plan": list(plan), "actual": {"driver": {}}, "maintenance": maintenance}
-    return list(subject.of_host(fleet(**{**base, **given}), state, row(old) if old else None, row(new)))
+    return list(subject.host_changes(fleet(**{**base, **given}), state, row(old) if old else None, row(new)))
 
 
 def item(concern: str, action: str, name: str = "x", current: Any = None) -> dict[str, Any]:
@@ -55,13 +55,14 @@ def test_versions_support_and_vulnerabilities_of_a_way_up() -> None:
         "release 26.05 no longer supports RBLN-CA12",
         "kernels of ubuntu-22.04: ==6.8.0 to ==6.8.0,<=6.8.0-117",
         "kernels of ubuntu-24.04: ==6.8.0 to ==6.8.0,<=6.8.0-117",
-        "from driver 3.0.0 on the driver's daemon tells power in uW and temperature in thousandths of a degree, in W and in "
-        "degrees before: change whatever reads that",
-        "from driver 3.2.0 on the driver's service is rbln-smd.service, rbln_daemon.service before: change whatever reads that",
-        "from sdk 0.11.0 on compiled files have another form, and compile options say num_devices, tensor_parallel_size before: "
-        "change whatever reads that",
-        "from triton 2.65.0 on --http-max-input-size counts decompressed bytes as well, sent bytes only before: change whatever "
-        "reads that",
+        "from driver 3.0.0 on the driver's daemon reports power in uW and temperature in millidegrees, in W and in "
+        "degrees before. Adapt your programs that depend on it.",
+        "from driver 3.2.0 on the driver's service is rbln-smd.service, rbln_daemon.service before. "
+        "Adapt your programs that depend on it.",
+        "from sdk 0.11.0 on compiled files have another form, and the compile option is num_devices, tensor_parallel_size before. "
+        "Adapt your programs that depend on it.",
+        "from triton 2.65.0 on --http-max-input-size counts decompressed bytes as well, sent bytes only before. Adapt your "
+        "programs that depend on it.",
         "release 26.05 closes known vulnerabilities (NVIDIA security bulletins 5723, 5734, 5790, 5816, 5828, 5848, 5853, 5860)",
         "release 26.05 keeps open known vulnerabilities (NVIDIA security bulletins 5865, 5875)",
     ]
@@ -80,7 +81,7 @@ def test_a_way_down_opens_what_the_way_up_closed() -> None:
 
 
 def test_a_row_without_known_vulnerabilities_says_as_of_when() -> None:
-    words = "release 26.07 has no known vulnerabilities as of 2026-08-18: look for newer bulletins of NVIDIA"
+    words = "release 26.07 has no known vulnerabilities as of 2026-08-18. Look for newer bulletins of NVIDIA."
     assert words in pair("26.05", "26.07") and words in pair(None, "26.07")
 
 
@@ -103,7 +104,7 @@ def test_from_what_nobody_knows_the_new_row_is_told_as_it_is() -> None:
         "base image nvcr.io/nvidia/tritonserver:26.05-vllm-python-py3",
         "release 26.05 has open known vulnerabilities (NVIDIA security bulletins 5865, 5875)",
     ]
-    (first, *_more) = subject.of_rows(Release("of-a-site", {}), row("26.05"))
+    (first, *_more) = subject.row_changes(Release("of-a-site", {}), row("26.05"))
     assert first.startswith("release of-a-site to 26.05: SDK 0.11.2, ")
 
 
@@ -135,14 +136,16 @@ def test_models_that_need_another_compiled_file() -> None:
         {"name": "plain"},
         {"name": "elsewhere", "artefacts": {"CA22/0.9": {}}, "hosts": ["npu9"]},
     ]
-    said = of_host("25.08", "26.05", item("models", "release"), triton_models=models)
+    said = host_changes("25.08", "26.05", item("models", "release"), triton_models=models)
     assert said[:2] == [
-        "no compiled file for CA22/0.11, to be compiled anew: old",
-        "compiled files for CA22/0.11 in the place of CA22/0.9: both",
+        "no compiled file for CA22/0.11, compile first: old",
+        "compiled files for CA22/0.11 replace those for CA22/0.9: both",
     ]
     # Of one line of the SDK they stay
     assert not [
-        entry for entry in of_host("25.08", "26.07-sdk0.9", item("image", "deliver"), triton_models=models) if "compiled" in entry
+        entry
+        for entry in host_changes("25.08", "26.07-sdk0.9", item("image", "deliver"), triton_models=models)
+        if "compiled" in entry
     ]
 
 
@@ -157,7 +160,7 @@ def test_models_that_need_another_compiled_file() -> None:
     ],
 )
 def test_client_shared_memory(old: str | None, new: str, arguments: list[str], said: bool) -> None:
-    found = of_host(old, new, item("image", "deliver"), triton_server_extra_args=arguments)
+    found = host_changes(old, new, item("image", "deliver"), triton_server_extra_args=arguments)
     assert bool([entry for entry in found if "--allow-client-shm=true" in entry]) is said
 
 
@@ -174,43 +177,43 @@ def test_driver_image_and_what_else_changes() -> None:
         item("probe", "configure", "checks"),
     ]
     given = {"rbln_driver_package_url": "https://a.example.com/r-3.5.1.run?sig=x"}
-    assert of_host("26.05", "26.07", *plan, **given) == [
-        "driver 3.2.2 to 3.5.1 (.run) from https://a.example.com/r-3.5.1.run: the server stops for it, the host is not rebooted",
-        "image built here out of nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3",
+    assert host_changes("26.05", "26.07", *plan, **given) == [
+        "driver 3.2.2 to 3.5.1 (.run) from https://a.example.com/r-3.5.1.run: the server stops meanwhile, the host is not rebooted",
+        "image: built here from nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3",
         "driver changes: hold",
         "engine changes: daemon.json",
         "server changes: container.image, container.binds",
         "probe changes: checks",
     ]
-    assert of_host("26.05", "26.07", item("image", "build"), npufleet_build_host="npu9") == [
-        "image brought, once npu9 has built it"
+    assert host_changes("26.05", "26.07", item("image", "build"), npufleet_build_host="npu9") == [
+        "image: delivered after npu9 has built it"
     ]
-    assert of_host("26.05", "26.07", item("image", "deliver"), item("image", "publish")) == [
-        "image brought, as the lock file pins it",
-        "the locked image is put where the other hosts get it",
+    assert host_changes("26.05", "26.07", item("image", "deliver"), item("image", "publish")) == [
+        "image: delivered, as the lock file pins it",
+        "image: published for the other hosts",
     ]
-    assert of_host(None, "26.07", item("driver", "install", "package")) == [
-        "driver none to 3.5.1 (.run) from a file that nobody has named yet: the server stops for it, the host is not rebooted"
+    assert host_changes(None, "26.07", item("driver", "install", "package")) == [
+        "driver none to 3.5.1 (.run) from a file that is not named yet: the server stops meanwhile, the host is not rebooted"
     ]
 
 
 def test_a_reboot_is_told_where_it_may_be() -> None:
-    (said,) = of_host("26.05", "26.07", item("driver", "install", "package", "3.2.2"), rbln_driver_reboot=True)
-    assert said.endswith("the server stops for it, the host is rebooted where only that brings its cards back")
+    (said,) = host_changes("26.05", "26.07", item("driver", "install", "package", "3.2.2"), rbln_driver_reboot=True)
+    assert said.endswith("the server stops meanwhile, the host is rebooted if its cards need that")
 
 
 def test_a_driver_that_somebody_else_keeps() -> None:
     plan = item("driver", "inspect", "installed module", "3.2.2")
-    assert of_host("26.05", "26.07", plan, rbln_driver_form="present")[0] == (
-        "driver 3.2.2 to 3.5.1: whoever looks after it installs it first (rbln_driver_form: present)"
+    assert host_changes("26.05", "26.07", plan, rbln_driver_form="present")[0] == (
+        "driver 3.2.2 to 3.5.1: install it manually first (rbln_driver_form: present)"
     )
 
 
 def test_a_host_that_is_out_and_one_that_has_nothing_to_do() -> None:
-    assert of_host("26.05", "26.07", item("image", "build"), maintenance={"reason": "x"}) == [
-        "in maintenance, left alone: it stays as it is until it is put back"
+    assert host_changes("26.05", "26.07", item("image", "build"), maintenance={"reason": "x"}) == [
+        "in maintenance: nothing is changed until maintenance ends"
     ]
-    assert of_host("26.07", "26.07") == ["runs release 26.07 and is as wanted: nothing to do"]
+    assert host_changes("26.07", "26.07") == ["runs release 26.07 and is in sync: nothing to do"]
 
 
 def test_a_sentence_that_hosts_share_stands_once() -> None:

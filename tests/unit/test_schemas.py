@@ -145,13 +145,13 @@ def test_rules_of_kernels_are_read_alike(rule: str, fits: bool) -> None:
     assert (flaws(RELEASES, rows) == []) is fits
     row = rows["npufleet_releases"]["24.01"]
     if fits:
-        assert values.fitted("npufleet_extra_releases", {"site": row}, {"type": "dict", "values": values.ROW})["site"] == row
+        assert values.converted("npufleet_extra_releases", {"site": row}, {"type": "dict", "values": values.ROW})["site"] == row
         return
     with pytest.raises(Refusal) as refusal:
-        values.fitted("npufleet_extra_releases", {"site": row}, {"type": "dict", "values": values.ROW})
+        values.converted("npufleet_extra_releases", {"site": row}, {"type": "dict", "values": values.ROW})
     found = rule or '""'
     assert refusal.value.reasons == [
-        f"npufleet_extra_releases[site].systems[ubuntu-22.04]: found {found}, wanted a rule such as ==6.8.0,<=6.8.0-138: correct it"
+        f"npufleet_extra_releases[site].systems[ubuntu-22.04] is {found}, expected a rule such as ==6.8.0,<=6.8.0-138. Correct it."
     ]
 
 

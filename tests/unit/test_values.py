@@ -14,8 +14,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import v
 from helpers import ROOT, ROW, fleet
 
 NPU = ["driver", "engine", "image", "models", "server", "watchdog", "probe"]
-LIST = "wanted a list: write it as [one, two], on a command line inside of JSON"
-MAP = "wanted a map: write it as {key: value}, on a command line inside of JSON"
+LIST = "expected a list. Write it as [one, two], on a command line inside JSON."
+MAP = "expected a map. Write it as {key: value}, on a command line inside JSON."
 DIGEST = "0" * 64
 
 
@@ -29,76 +29,76 @@ def refused(**given: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"triton_models": [{"name": "words", "hosts": "npu1"}]}, f"triton_models[words].hosts: found text, {LIST}"),
-        ({"triton_models": [{"name": "words", "npus": 1}]}, f"triton_models[words].npus: found a number, {LIST}"),
+        ({"triton_models": [{"name": "words", "hosts": "npu1"}]}, f"triton_models[words].hosts is text, {LIST}"),
+        ({"triton_models": [{"name": "words", "npus": 1}]}, f"triton_models[words].npus is a number, {LIST}"),
         (
             {"triton_models": [{"name": "words", "npus": ["one", True]}]},
-            "triton_models[words].npus[0]: found one, wanted a whole number: correct it",
+            "triton_models[words].npus[0] is one, expected a whole number. Correct it.",
         ),
         (
             {"triton_models": [{"name": "words", "instances": "two"}]},
-            "triton_models[words].instances: found two, wanted a whole number: correct it",
+            "triton_models[words].instances is two, expected a whole number. Correct it.",
         ),
         (
             {"triton_models": [{"name": "words", "profile": "fast"}]},
-            "triton_models[words].profile: found fast, wanted throughput or latency: correct it",
+            "triton_models[words].profile is fast, expected throughput or latency. Correct it.",
         ),
-        ({"triton_models": [{"hosts": ["npu1"]}]}, "triton_models[0].name: found nothing, wanted text: add it"),
-        ({"triton_models": ["words"]}, f"triton_models[0]: found text, {MAP}"),
-        ({"triton_models": "words"}, f"triton_models: found text, {LIST}"),
-        ({"triton_models": {"name": "words"}}, f"triton_models: found a map, {LIST}"),
+        ({"triton_models": [{"hosts": ["npu1"]}]}, "triton_models[0].name is missing, expected text. Add it."),
+        ({"triton_models": ["words"]}, f"triton_models[0] is text, {MAP}"),
+        ({"triton_models": "words"}, f"triton_models is text, {LIST}"),
+        ({"triton_models": {"name": "words"}}, f"triton_models is a map, {LIST}"),
         (
             {"triton_models": [{"name": "words", "artefacts": {"CA12/0.6": "https://a.example.com/model.rbln"}}]},
-            f"triton_models[words].artefacts[CA12/0.6]: found text, {MAP}",
+            f"triton_models[words].artefacts[CA12/0.6] is text, {MAP}",
         ),
-        ({"triton_models": [{"name": "words", "artefacts": ["a"]}]}, f"triton_models[words].artefacts: found a list, {MAP}"),
-        ({"triton_server_extra_args": "--log-info=true"}, f"triton_server_extra_args: found text, {LIST}"),
-        ({"triton_server_extra_args": [True]}, "triton_server_extra_args[0]: found true, wanted text: write it as one, in quotes"),
-        ({"triton_server_extra_args": None}, f"triton_server_extra_args: found nothing, {LIST}"),
-        ({"npufleet_no_proxy": "localhost,example.com"}, f"npufleet_no_proxy: found text, {LIST}"),
-        ({"docker_engine_registry_mirrors": "https://mirror.example.com"}, f"docker_engine_registry_mirrors: found text, {LIST}"),
-        ({"inference_check_checks_dir": "/srv/fleet/checks"}, f"inference_check_checks_dir: found text, {LIST}"),
-        ({"triton_server_volumes": "/srv:/srv"}, f"triton_server_volumes: found text, {LIST}"),
-        ({"triton_server_model_repositories": "/srv/models"}, f"triton_server_model_repositories: found text, {LIST}"),
-        ({"docker_engine_packages": "docker.io"}, f"docker_engine_packages: found text, {LIST}"),
-        ({"triton_server_ulimits": 1}, f"triton_server_ulimits: found a number, {LIST}"),
-        ({"triton_server_environment": "A=1"}, f"triton_server_environment: found text, {MAP}"),
+        ({"triton_models": [{"name": "words", "artefacts": ["a"]}]}, f"triton_models[words].artefacts is a list, {MAP}"),
+        ({"triton_server_extra_args": "--log-info=true"}, f"triton_server_extra_args is text, {LIST}"),
+        ({"triton_server_extra_args": [True]}, "triton_server_extra_args[0] is true, expected text. Write it in quotes."),
+        ({"triton_server_extra_args": None}, f"triton_server_extra_args is empty, {LIST}"),
+        ({"npufleet_no_proxy": "localhost,example.com"}, f"npufleet_no_proxy is text, {LIST}"),
+        ({"docker_engine_registry_mirrors": "https://mirror.example.com"}, f"docker_engine_registry_mirrors is text, {LIST}"),
+        ({"inference_check_checks_dir": "/srv/fleet/checks"}, f"inference_check_checks_dir is text, {LIST}"),
+        ({"triton_server_volumes": "/srv:/srv"}, f"triton_server_volumes is text, {LIST}"),
+        ({"triton_server_model_repositories": "/srv/models"}, f"triton_server_model_repositories is text, {LIST}"),
+        ({"docker_engine_packages": "docker.io"}, f"docker_engine_packages is text, {LIST}"),
+        ({"triton_server_ulimits": 1}, f"triton_server_ulimits is a number, {LIST}"),
+        ({"triton_server_environment": "A=1"}, f"triton_server_environment is text, {MAP}"),
         (
             {"triton_server_environment": {"DEBUG": True}},
-            "triton_server_environment[DEBUG]: found true, wanted text: write it as one, in quotes",
+            "triton_server_environment[DEBUG] is true, expected text. Write it in quotes.",
         ),
         (
             {"docker_engine_unit_limits": {"docker.service": "LimitNOFILE=1"}},
-            f"docker_engine_unit_limits[docker.service]: found text, {MAP}",
+            f"docker_engine_unit_limits[docker.service] is text, {MAP}",
         ),
-        ({"triton_server_watchdog": "soon"}, "triton_server_watchdog: found soon, wanted true or false: correct it"),
-        ({"npufleet_http_port": True}, "npufleet_http_port: found true, wanted a whole number: correct it"),
-        ({"npufleet_http_port": 8000.5}, "npufleet_http_port: found 8000.5, wanted a whole number: correct it"),
-        ({"npufleet_http_port": ""}, 'npufleet_http_port: found "", wanted a whole number: correct it'),
-        ({"npufleet_root": ["/srv"]}, "npufleet_root: found a list, wanted a path: write it as one, in quotes"),
+        ({"triton_server_watchdog": "soon"}, "triton_server_watchdog is soon, expected true or false. Correct it."),
+        ({"npufleet_http_port": True}, "npufleet_http_port is true, expected a whole number. Correct it."),
+        ({"npufleet_http_port": 8000.5}, "npufleet_http_port is 8000.5, expected a whole number. Correct it."),
+        ({"npufleet_http_port": ""}, 'npufleet_http_port is "", expected a whole number. Correct it.'),
+        ({"npufleet_root": ["/srv"]}, "npufleet_root is a list, expected a path. Write it in quotes."),
         (
             {"triton_server_restart_policy": "sometimes"},
-            "triton_server_restart_policy: found sometimes, wanted no or on-failure or always or unless-stopped: correct it",
+            "triton_server_restart_policy is sometimes, expected no or on-failure or always or unless-stopped. Correct it.",
         ),
         (
             {"rbln_release": 26.1},
-            "rbln_release: found 26.1, wanted text: quote it, or YAML makes 26.10 the number 26.1",
+            "rbln_release is 26.1, expected text. Write it in quotes, as YAML makes 26.10 the number 26.1.",
         ),
         (
             {"inference_check_http_tls": {"crt": "/c.pem"}},
-            "inference_check_http_tls.crt: found a key that nothing reads, wanted ca, cert, key: did you mean cert?",
+            "inference_check_http_tls.crt is an unknown key, expected one of ca, cert, key. Did you mean cert?",
         ),
         (
             {"npufleet_extra_releases": {"site": {**ROW, "vulnerabilities": {"as_of": date(2026, 8, 18), "bulletins": {}}}}},
-            "npufleet_extra_releases[site].vulnerabilities.as_of: found 2026-08-18, wanted text: write it as one, in quotes",
+            "npufleet_extra_releases[site].vulnerabilities.as_of is 2026-08-18, expected text. Write it in quotes.",
         ),
         (
             {"npufleet_protected": date(2026, 8, 18)},
-            "npufleet_protected: found 2026-08-18, wanted text: write it as one, in quotes",
+            "npufleet_protected is 2026-08-18, expected text. Write it in quotes.",
         ),
         (
             {"npufleet_extra_releases": {"site": {**ROW, "cards": "RBLN-CA12"}}},
-            f"npufleet_extra_releases[site].cards: found text, {LIST}",
+            f"npufleet_extra_releases[site].cards is text, {LIST}",
         ),
     ],
 )
@@ -111,7 +111,7 @@ def test_every_reason_of_every_variable_comes_at_once() -> None:
     reasons = refused(
         triton_models=[entry, {"instances": []}], npufleet_no_proxy="a", npufleet_grpc_port="many", npufleet_card=None
     )
-    assert [reason.split(":")[0] for reason in reasons] == [
+    assert [reason.split(" is ")[0] for reason in reasons] == [
         "npufleet_card",
         "npufleet_grpc_port",
         "npufleet_no_proxy",
@@ -125,14 +125,14 @@ def test_every_reason_of_every_variable_comes_at_once() -> None:
 
 def test_reasons_of_the_concerns_come_beside_them() -> None:
     words, model, *_rest = refused(triton_models=[{"name": "nowhere"}], docker_engine_registry_mirrors="a")
-    assert words.startswith("docker_engine_registry_mirrors: ")
+    assert words.startswith("docker_engine_registry_mirrors is text, ")
     assert model.startswith("model nowhere: found no ")
 
 
 def test_a_value_out_of_a_template_is_judged_when_it_is_read() -> None:
     given = {"site": "npu1", "triton_models": trust_as_template("{{ [{'name': 'words', 'hosts': site}] }}")}
-    assert refused(**given)[0] == f"triton_models[words].hosts: found text, {LIST}"
-    assert refused(triton_server_volumes=[trust_as_template("{{ [1] }}")])[0].startswith("triton_server_volumes[0]: found a list, ")
+    assert refused(**given)[0] == f"triton_models[words].hosts is text, {LIST}"
+    assert refused(triton_server_volumes=[trust_as_template("{{ [1] }}")])[0].startswith("triton_server_volumes[0] is a list, ")
 
 
 def test_a_template_that_nobody_reads_is_not_evaluated() -> None:

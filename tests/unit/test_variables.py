@@ -214,7 +214,7 @@ def test_reasons_of_all_concerns_come_at_once(repository: Path) -> None:
         ),
         ({"triton_server_memory": "1.5g"}, "triton_server_memory: 1.5g is no size, wanted whole bytes or such as 512m or 1g"),
         ({"triton_server_ulimits": ["memlock"]}, "triton_server_ulimits has memlock, wanted limit:soft:hard such as memlock:-1:-1"),
-        ({"npufleet_npus": "two"}, "npufleet_npus: found two, wanted a whole number: correct it"),
+        ({"npufleet_npus": "two"}, "npufleet_npus is two, expected a whole number. Correct it."),
         ({"npufleet_npus": -1}, "npufleet_npus is -1, expected a whole number from 1 to 256. Correct it."),
     ],
 )

@@ -1,3 +1,3 @@
-"""The inventory: its variables, their types, what is wrong with them, and what a host needs before its change."""
+"""The variables of the inventory: types, bounds, errors, and the inputs of preflight."""
 
 from __future__ import annotations

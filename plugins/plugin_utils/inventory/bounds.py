@@ -1,7 +1,7 @@
-"""Bounds of the values of variables: the least and the most of a number, the form of a name, the place of a path.
+"""Bounds of variables: ranges of numbers, forms of names, places of paths. Controller only.
 
-argument_specs.yml knows types only. `values.fitted` compares each value with its bound, in the one place where variables become
-typed values, so that no other code has to expect a path such as `/` or a number that no memory can hold. Controller only.
+argument_specs.yml knows types only. `values.converted` compares each value with its bound, so that no other code has to expect a
+path such as `/` or a number that no memory can hold.
 """
 
 from __future__ import annotations
@@ -12,42 +12,42 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import NAME
 
-# Limits of file systems, in bytes: of one name, and of a path that still has room for what is made below it
+# The most bytes of a file name, and of a path to which more names are added
 NAME_BYTES, PATH_BYTES = 255, 1024
-# A name of which longer file names are made, such as release-<name>-<random>
+# The most bytes of a name that becomes a part of file names, such as release-<name>-<random>
 STEM_BYTES = 200
-# Entries of a list or a map, characters of one line and of a text of several lines
+# The most entries of a list or a map, characters of one line, and characters of a text of several lines
 ENTRIES, LINE, PAGE = 1000, 4096, 1 << 20
 DAY = 86400
 MOST_NPUS = 256
 MOST_BYTES = 1 << 50
-# Characters that end a line somewhere, that a terminal obeys, or that no encoding has
+# Characters that end a line, control a terminal or belong to no encoding
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-# Characters of a path on a host that units, shells, mounts and configuration files take as they are
+# Paths that units, shells, mounts and configuration files accept without quotes
 HOST_PATH = re.compile(r"(/[A-Za-z0-9._+@-]+)+")
-# Directories of the system with all that is below them
+# Directories of the system, which the bounds exclude with everything below them
 TREES = (
     *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/sbin", "/sys", "/usr"),
     *(f"/var/lib/{name}" for name in ("apt", "containerd", "dnf", "docker", "dpkg", "kubelet", "rpm", "systemd")),
 )
-# Directories of the system, of which one below them may be named
+# Directories of the system, which the bounds exclude without what is below them
 SHARED = (
     *(f"/{name}" for name in ("home", "lost+found", "media", "mnt", "opt", "root", "run", "srv", "tmp", "var")),
     *(f"/var/{name}" for name in ("backups", "cache", "lib", "local", "lock", "log", "mail", "opt", "run", "spool", "tmp", "www")),
 )
-# Endings of files in a model that Triton or a backend reads as something else than a compiled file
+# Endings of files in a model that are no compiled files
 RESERVED = (".pbtxt", ".py", ".pyc", ".so", ".json")
-# Directories that are gone after a boot
+# Directories that do not survive a boot
 VOLATILE = ("/run", "/var/run")
 
 
 class Bound(NamedTuple):
-    """A condition on the value of a variable: what is expected in words, and whether a value of the right type fits."""
+    """A condition on a value of the right type, with its description and the next step for messages."""
 
     expected: str
     fits: Callable[[Any], bool]
     todo: str = "Correct it"
-    # Whether the value may hold a login
+    # True if the value may contain a login
     secret: bool = False
 
 
@@ -57,7 +57,7 @@ def number(least: int, most: int) -> Bound:
 
 
 def name(pattern: str, form: str, most: int = STEM_BYTES) -> Bound:
-    """Return the bound of one line of text that matches `pattern` and takes at most so many bytes."""
+    """Return the bound of one line of text that matches `pattern`, which messages call `form`."""
     compiled = re.compile(pattern)
 
     def fits(value: str) -> bool:
@@ -67,7 +67,7 @@ def name(pattern: str, form: str, most: int = STEM_BYTES) -> Bound:
 
 
 def text(most: int, lines: bool = False, secret: bool = False) -> Bound:
-    """Return the bound of a text of at most so many characters, which has control characters only where `lines` allows them."""
+    """Return the bound of a text, which may have several lines and control characters only if `lines` is true."""
     if lines:
         return Bound(f"a text of at most {most} characters", lambda value: len(value) <= most and "\0" not in value, secret=secret)
     expected = f"one line of at most {most} characters, without control characters"
@@ -75,7 +75,7 @@ def text(most: int, lines: bool = False, secret: bool = False) -> Bound:
 
 
 def entries(most: int = ENTRIES, distinct: bool = False) -> Bound:
-    """Return the bound of a list or a map of at most so many entries, each of which differs where they are `distinct`."""
+    """Return the bound of the number of entries in a list or a map; no two may be equal if `distinct` is true."""
     expected = f"at most {most} {'different ' if distinct else ''}entries"
 
     def fits(value: Any) -> bool:
@@ -97,13 +97,12 @@ def _below(path: str, trees: Any) -> bool:
 
 
 def is_of_system(path: str) -> bool:
-    """Return True for a directory that the system, or all of its users, has: nothing of ours may replace or remove it."""
-    # The home directory of a user is as little ours as the directory of all of them
+    """Return True for a directory of the system or of a user, which this project must not replace or remove."""
     return path == "/" or path in SHARED or _below(path, TREES) or os.path.dirname(path) == "/home"
 
 
 def _host(path: str) -> bool:
-    """Return True for an absolute, normalised path of a host."""
+    """Return True for an absolute and normalised path on a host."""
     plain = HOST_PATH.fullmatch(path) is not None and not path.startswith("//")
     return plain and os.path.normpath(path) == path and _short_enough(path)
 
@@ -112,12 +111,12 @@ PLAIN = "an absolute path of letters, digits and . _ + @ -, without `..` and a s
 
 
 def _store(path: str) -> bool:
-    # A file system of its own is mounted below the root: what else is on it is not ours
+    # A directory right below / may be the root of another file system, with files of others.
     deep = path.count("/") >= 2
     return _host(path) and deep and not is_of_system(path) and not _below(path, VOLATILE)
 
 
-# What teardown removes as root
+# Teardown removes such a directory as root.
 STORE = Bound(
     f"{PLAIN}, two directories deep or more and not one of the system's",
     _store,
@@ -131,28 +130,22 @@ DIRECTORY = Bound(
 
 
 def file_on_host(*endings: str) -> Bound:
-    """Return the bound of a file of a host that this project writes: its directory is made, and its name has an ending."""
+    """Return the bound of a file that this project writes on a host, in a directory that it creates."""
 
     def fits(path: str) -> bool:
-        home = os.path.dirname(path)
-        # /etc is where configuration belongs, in a directory of its own
-        ours = not is_of_system(home) or (_below(home, ["/etc"]) and home != "/etc")
-        return _host(path) and ours and path.endswith(endings)
+        directory = os.path.dirname(path)
+        allowed = not is_of_system(directory) or (_below(directory, ["/etc"]) and directory != "/etc")
+        return _host(path) and allowed and path.endswith(endings)
 
     return Bound(f"{PLAIN}, in a directory below /etc or outside of the system's, with the ending {' or '.join(endings)}", fits)
 
 
-def _of_program(path: str) -> bool:
-    return not path or _host(path)
-
-
-def _of_package(path: str) -> bool:
+def _package(path: str) -> bool:
     return os.path.basename(path) not in (".", "..") and _short_enough(path) and not CONTROL.search(path)
 
 
 def _on_controller(path: str) -> bool:
-    whole = path.startswith(("/", "~/"))
-    return whole and _short_enough(path) and not CONTROL.search(path)
+    return path.startswith(("/", "~/")) and _short_enough(path) and not CONTROL.search(path)
 
 
 CONTROLLER_FILE = Bound("an absolute path on the controller, of one line", _on_controller, "Write the whole path")
@@ -160,10 +153,11 @@ CONTROLLER_FILE_OR_NONE = CONTROLLER_FILE._replace(fits=lambda path: not path or
 
 
 def _directory_on_controller(path: str) -> bool:
-    """Return True for a directory that runs may write to: also one below /etc/ansible or /usr/local, where people start them."""
-    plain = os.path.normpath(path)
-    programs = [tree for tree in TREES if tree not in ("/etc", "/usr")]
-    return path.startswith("/") and _on_controller(path) and plain not in ("/", "/etc", "/usr") and not _below(plain, programs)
+    """Return True for a directory that runs may write to. People keep playbooks below /etc/ansible and /usr/local, too."""
+    normalised = os.path.normpath(path)
+    excluded = [tree for tree in TREES if tree not in ("/etc", "/usr")]
+    inside = normalised not in ("/", "/etc", "/usr") and not _below(normalised, excluded)
+    return path.startswith("/") and _on_controller(path) and inside
 
 
 CONTROLLER_DIRECTORY = Bound(
@@ -174,15 +168,15 @@ CONTROLLER_DIRECTORY = Bound(
 
 
 def _locked(entry: Mapping[str, Any]) -> bool:
-    """Return True for an entry of the lock file whose ID can name a file: another shape is refused where it is read."""
+    """Return True for an entry of the lock file whose ID can name a file. Its reader rejects other shapes."""
     identity = entry.get("id", "none")
     return isinstance(identity, str) and re.fullmatch("[A-Za-z0-9:_-]{1,200}", identity) is not None
 
 
 def _volume(value: str) -> bool:
-    """Return True for `path or volume:path in the container[:mode]`; another form is refused where volumes are read."""
-    parts = value.split(":")
-    source, target = parts[0], parts[1] if len(parts) > 1 else "/of/its/own"
+    """Return True for `path or volume:path in the container[:mode]`. The reader of volumes rejects other forms."""
+    source, colon, rest = value.partition(":")
+    target = rest.partition(":")[0] if colon else "/of/its/own"
     named = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", source) is not None
     return (named or _absolute(source)) and _absolute(target) and bool(target.strip("/")) and not CONTROL.search(value)
 
@@ -192,56 +186,56 @@ def _absolute(path: str) -> bool:
 
 
 def _repository(value: str) -> bool:
-    whole = bool(value.strip("/")) and ".." not in value.split("/")
-    return whole and _short_enough(value) and not CONTROL.search(value)
+    named = bool(value.strip("/")) and ".." not in value.split("/")
+    return named and _short_enough(value) and not CONTROL.search(value)
 
 
 def _size(value: str) -> bool:
-    """Return True for a size that is not too much; a text that is no size is refused where it is read."""
-    found = re.fullmatch(r"\s*([0-9]+)([kmgt]?)i?b?\s*", value.lower())
+    """Return True for a size of at most MOST_BYTES. The reader of sizes rejects other texts."""
+    match = re.fullmatch(r"\s*([0-9]+)([kmgt]?)i?b?\s*", value.lower())
     if CONTROL.search(value) or len(value) > 40:
         return False
-    return not found or int(found[1]) << {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}[found[2]] <= MOST_BYTES
+    return not match or int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}[match[2]] <= MOST_BYTES
 
 
 def _limit(value: str) -> bool:
-    """Return True for `name:soft:hard` of 64 bits; another form is refused where limits are read."""
+    """Return True for `name:soft:hard` with numbers of 64 bits. The reader of limits rejects other forms."""
     most = (1 << 63) - 1
     return len(value) <= 100 and all(abs(int(part)) <= most for part in re.findall("[0-9]+", value)) and not CONTROL.search(value)
 
 
 def _artefact(path: str) -> bool:
-    """Return True for a file in a version directory of a model that is neither a config, nor code, nor a record of ours."""
+    """Return True for a file in a version directory of a model that is neither a config, nor code, nor a record."""
     parts = path.split("/")
     version, last = re.fullmatch("0|[1-9][0-9]{0,17}", parts[0]), parts[-1].lower()
     plain = len(parts) > 1 and os.path.normpath(path) == path and not CONTROL.search(path)
-    # A record lies beside the file, with an ending more
+    # The record of the file has its name with .json at the end.
     return bool(version) and plain and _short_enough(path + ".json") and not last.endswith(RESERVED)
 
 
 SIZE = Bound("a size of at most 1 PiB, such as 512m or 1g", _size)
 PORT = number(1, 65535)
-# Seconds that something may take, or between two of the same
+# Seconds
 WAIT, TIME = number(0, DAY), number(1, DAY)
 LABEL = name(r"[A-Za-z0-9_][A-Za-z0-9._-]*", "letters, digits and . _ -", 60)
 FORM = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-# File names of drop-ins and lines of units
+# The names of units become file names, and the directives become lines of units.
 UNIT = name(r"[A-Za-z0-9:_.@-]+\.[a-z]+", "the name of a systemd unit, such as docker.service")
 DIRECTIVE = name(r"[A-Za-z]+", "a directive of systemd", 64)
 GIB = number(0, 1 << 20)
-# Reports and answers are files that are named after their host
+# The file names of reports and results contain the name of their host.
 HOST_NAME = name(r"[^/\\]+", "a name without slashes and control characters")
 
 
 def _daemon(options: Mapping[str, Any]) -> bool:
-    """Return True for options of the engine whose directories, which it makes and fills, are of their own."""
-    given = [options[key] for key in ("data-root", "exec-root", "graph") if key in options]
-    usual = ("/var/lib/docker", "/var/run/docker", "/run/docker")
-    return all(isinstance(path, str) and (path in usual or (_host(path) and not is_of_system(path))) for path in given)
+    """Return True for options of the engine whose directories the engine does not share with the system."""
+    paths = [options[key] for key in ("data-root", "exec-root", "graph") if key in options]
+    defaults = ("/var/lib/docker", "/var/run/docker", "/run/docker")
+    return all(isinstance(path, str) and (path in defaults or (_host(path) and not is_of_system(path))) for path in paths)
 
 
-# By variable, as messages name it: `[]` is an entry of a list, `.key` of a map with known keys, `[*]` of one with names of a site's
-# own, and `{}` such a name
+# Keys are variables and their parts: `[]` is an entry of a list, `.key` a value of a map with known keys, `[*]` a value of a map
+# whose keys the site chooses, and `{}` such a key.
 BOUNDS: Dict[str, Bound] = {
     **dict.fromkeys(("rbln_release", "npufleet_extra_releases{}", "npufleet_release_rows{}"), LABEL),
     "npufleet_npus": number(1, MOST_NPUS),
@@ -276,9 +270,9 @@ BOUNDS: Dict[str, Bound] = {
         CONTROLLER_DIRECTORY,
     ),
     "inference_check_results_dir": CONTROLLER_DIRECTORY,
-    # Without one nothing is remembered
+    # An empty path turns the cache off.
     "npufleet_cache": CONTROLLER_DIRECTORY._replace(fits=lambda path: not path or CONTROLLER_DIRECTORY.fits(path)),
-    # concerns/engine.py names the characters that do not belong into these
+    # concerns/engine.py reports the characters that a proxy must not have.
     **dict.fromkeys(("npufleet_http_proxy", "npufleet_https_proxy"), text(LINE, lines=True, secret=True)),
     "npufleet_no_proxy[]": text(LINE, lines=True),
     "npufleet_proxy_environment": entries(),
@@ -291,7 +285,7 @@ BOUNDS: Dict[str, Bound] = {
     "docker_engine_daemon_options": Bound(
         "data-root and exec-root as paths of directories of their own",
         _daemon,
-        # daemon.json is for root alone then, and what is shown of it are digests
+        # Only root may read the daemon.json, and messages show digests of its values.
         secret=True,
     ),
     "inference_check_timeout": TIME,
@@ -301,7 +295,7 @@ BOUNDS: Dict[str, Bound] = {
     "model_compile_models[].batches": entries(64),
     "model_compile_models[].batches[]": number(1, 1 << 20),
     "model_compile_models[].devices": number(1, MOST_NPUS),
-    "model_compile_python": Bound(f"{PLAIN}, or nothing", _of_program),
+    "model_compile_python": Bound(f"{PLAIN}, or nothing", lambda path: not path or _host(path)),
     "model_repository_keep": number(1, 1000),
     "model_repository_gs_credentials": text(PAGE, lines=True),
     "monitoring_prometheus_config": file_on_host(".yml", ".yaml"),
@@ -320,7 +314,7 @@ BOUNDS: Dict[str, Bound] = {
     **dict.fromkeys(("preflight_disk_engine", "preflight_disk_transfer", "preflight_disk_models"), GIB),
     "preflight_clock_skew": WAIT,
     **dict.fromkeys(("rbln_driver_run_timeout", "rbln_driver_boot_timeout", "rbln_driver_reboot_timeout"), TIME),
-    "rbln_driver_package_path": Bound("the path of a file below npufleet_root", _of_package, "Give the package another name"),
+    "rbln_driver_package_path": Bound("the path of a file below npufleet_root", _package, "Give the package another name"),
     "triton_image_packages": Bound(PLAIN, _host),
     "triton_server_name": name(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+", "a container name of letters, digits and . _ -", 100),
     "triton_server_user": number(0, (1 << 32) - 2),
@@ -334,7 +328,7 @@ BOUNDS: Dict[str, Bound] = {
     "triton_server_environment{}": name(r"[^=\s]+", "the name of a variable"),
     "triton_server_environment[*]": text(PAGE, lines=True, secret=True),
     "triton_server_extra_args[]": text(LINE, lines=True, secret=True),
-    # Adoption takes these from a container as they are: its engine judges them, and no line or path is made of them
+    # Adoption copies these from a container. Only its engine reads them: they become no line of a file and no path.
     **dict.fromkeys(("triton_server_cpuset", "triton_server_log_driver", "triton_server_log_options{}"), text(LINE, lines=True)),
     "triton_server_log_options[*]": text(LINE, lines=True, secret=True),
     "triton_server_model_repositories[]": Bound("a path in the container without `..`, or an address", _repository),
@@ -344,35 +338,34 @@ BOUNDS: Dict[str, Bound] = {
     "triton_server_stuck_load_limit": WAIT,
     "triton_server_started_inside": entries()._replace(secret=True),
     "triton_server_cloud_credentials": entries()._replace(secret=True),
-    **{f"triton_server_watchdog_{part}": TIME for part in ("interval", *(f"{of}_limit" for of in ["fault", "stall", "stub"]))},
-    **{f"triton_server_watchdog_{part}": TIME for part in ("silence_limit", "start_limit")},
+    "triton_server_watchdog_interval": TIME,
+    **{f"triton_server_watchdog_{fault}_limit": TIME for fault in ("fault", "stall", "stub", "silence", "start")},
     "triton_server_watchdog_actions": number(0, 1000),
     "triton_server_watchdog_backoff": WAIT,
 }
-# Of variables that BOUNDS does not name, by type; there is none for numbers, as each has its own
-OF_TYPES: Dict[str, Bound] = {"str": text(LINE), "list": entries(), "dict": entries(), "path": CONTROLLER_FILE}
+# The bounds of variables that BOUNDS does not name, by type. Each number has its own bound in BOUNDS.
+BY_TYPE: Dict[str, Bound] = {"str": text(LINE), "list": entries(), "dict": entries(), "path": CONTROLLER_FILE}
 
 
 def bounded(where: str, spec: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the spec of a variable with the bounds of its value and of everything in it."""
+    """Return the spec of a variable with the bounds of its value and of the parts of its value."""
     kind = spec.get("type", "str")
-    made = dict(spec)
-    bound = BOUNDS.get(where, OF_TYPES.get(kind))
+    # logins.INSTEAD has the same keys as BOUNDS.
+    result = {**spec, "variable": where}
+    bound = BOUNDS.get(where, BY_TYPE.get(kind))
     if bound is CONTROLLER_FILE and (spec.get("default") == "" or not spec.get("required", True)):
         bound = CONTROLLER_FILE_OR_NONE
     if bound:
-        made["bound"] = bound
-    # The name by which logins.INSTEAD knows it
-    made["variable"] = where
+        result["bound"] = bound
     if "options" in spec:
         inner = where + ("[]" if kind == "list" else "")
-        made["options"] = {key: bounded(f"{inner}.{key}", option) for key, option in spec["options"].items()}
+        result["options"] = {key: bounded(f"{inner}.{key}", option) for key, option in spec["options"].items()}
     if kind == "list":
-        made["element"] = bounded(f"{where}[]", element(made))
+        result["element"] = bounded(f"{where}[]", element(result))
     if "values" in spec:
-        made["values"] = bounded(f"{where}[*]", spec["values"])
-        made["key"] = BOUNDS.get(where + "{}", OF_TYPES["str"])
-    return made
+        result["values"] = bounded(f"{where}[*]", spec["values"])
+        result["key"] = BOUNDS.get(where + "{}", BY_TYPE["str"])
+    return result
 
 
 def element(spec: Mapping[str, Any]) -> Dict[str, Any]:
@@ -381,13 +374,13 @@ def element(spec: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def unbounded(specs: Mapping[str, Mapping[str, Any]]) -> List[str]:
-    """Return the numbers of these specs that have no bound, as BOUNDS would name them."""
+    """Return the numbers in these specs that have no bound, named like the keys of BOUNDS."""
 
     def walk(where: str, spec: Mapping[str, Any]) -> List[str]:
-        found = [where] if spec.get("type") == "int" and "bound" not in spec else []
+        names = [where] if spec.get("type") == "int" and "bound" not in spec else []
         for key, option in (spec.get("options") or {}).items():
-            found += walk(f"{where}.{key}", option)
+            names += walk(f"{where}.{key}", option)
         parts: Dict[str, Optional[Mapping[str, Any]]] = {"[]": spec.get("element"), "[*]": spec.get("values")}
-        return found + [entry for suffix, part in parts.items() if part for entry in walk(where + suffix, part)]
+        return names + [entry for suffix, part in parts.items() if part for entry in walk(where + suffix, part)]
 
     return [entry for variable, spec in sorted(specs.items()) for entry in walk(variable, spec)]

@@ -1,7 +1,7 @@
-"""Results that are read from files of the controller once for all hosts of a task.
+"""Results that one process of a task computes for all of its hosts. Controller only.
 
-Ansible runs each host of a task in a process of its own. The first process computes the result and leaves it in the directory of
-the run, which only its user can read and which Ansible removes at the end; the other processes take it from there.
+Ansible runs each host of a task in its own process. The first process computes the result and stores it in the directory of the
+run, which only its user can read and which Ansible removes at the end. The other processes load it from there.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Callable, Collection, Dict, Iterator, Optional, Set, Tuple, TypeVar
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 # The text of a variable that is not set (no JSON text is empty), and the key of the value that is not a variable
 ABSENT, ALSO = "", ""
 
 
 class _Recorded(Mapping[str, Any]):
-    """Variables that record the names of those that were read."""
+    """Variables that record which of them were read."""
 
     def __init__(self, variables: Mapping[str, Any]) -> None:
         self._variables = variables
@@ -41,41 +41,41 @@ class _Recorded(Mapping[str, Any]):
         return len(self._variables)
 
 
-def in_common(variables: Mapping[str, Any], what: str, make: Callable[[Mapping[str, Any]], Made], also: Any = None) -> Made:
-    """Return `make(variables)`, or what it returned for another host of the same task whose variables are equal.
+def in_common(variables: Mapping[str, Any], name: str, compute: Callable[[Mapping[str, Any]], Result], also: Any = None) -> Result:
+    """Return `compute(variables)`, or the stored result of another host of the same task whose variables are equal.
 
-    Two hosts share a result if `also` and each variable that `make` read are equal on both. The files that it reads are read once
-    for them. Exceptions are not kept.
+    Two hosts share the result of this name if `also` and each variable that `compute` read are equal on both. Exceptions are not
+    stored.
     """
     moment = getattr(variables, "moment", "")
     if not moment:
-        return make(variables)
-    with _kept(f"{moment}.{what}") as (entries, keep):
-        for read, made in entries:
+        return compute(variables)
+    with _stored(f"{moment}.{name}") as (entries, store):
+        for read, result in entries:
             if read == _values(variables, list(read), also):
-                found: Made = made
-                return found
+                shared: Result = result
+                return shared
         recorded = _Recorded(variables)
-        new = make(recorded)
+        new = compute(recorded)
         values = _values(variables, recorded.names, also)
         if values is not None:
-            keep(values, new)
+            store(values, new)
         return new
 
 
 @contextmanager
-def _kept(path: str) -> Iterator[Tuple[Iterator[Tuple[Any, Any]], Callable[[Any, Any], None]]]:
-    """Yield the kept (values, result) pairs of a file and a function that keeps another pair. Other processes wait meanwhile."""
+def _stored(path: str) -> Iterator[Tuple[Iterator[Tuple[Any, Any]], Callable[[Any, Any], None]]]:
+    """Yield the (values, result) pairs of a file and a function that adds a pair. Other processes wait meanwhile."""
     with open(path, "a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
 
-        def keep(values: Any, made: Any) -> None:
+        def store(values: Any, result: Any) -> None:
             # A result that cannot be pickled is computed by each process.
             with suppress(pickle.PicklingError, TypeError, AttributeError):
-                file.write(pickle.dumps((values, made)))
+                file.write(pickle.dumps((values, result)))
 
-        yield _entries(file.read()), keep
+        yield _entries(file.read()), store
 
 
 def _entries(raw: bytes) -> Iterator[Tuple[Any, Any]]:
@@ -89,11 +89,11 @@ def _entries(raw: bytes) -> Iterator[Tuple[Any, Any]]:
 
 
 def _values(variables: Mapping[str, Any], names: Collection[str], also: Any) -> Optional[Dict[str, str]]:
-    """Return the JSON text of each variable; None if one has no such text, or is refused when it is read."""
+    """Return the JSON text of each variable, or None if one has no such text or is refused when it is read."""
     try:
-        there = {name: variables[name] for name in names if name != ALSO and name in variables}
-        found = {name: json.dumps(value, sort_keys=True) for name, value in {**there, ALSO: also}.items()}
-        return {**dict.fromkeys(names, ABSENT), **found}
-    # Whatever a template or a value raises: what is not shared is computed for each host.
+        present = {name: variables[name] for name in names if name != ALSO and name in variables}
+        texts = {name: json.dumps(value, sort_keys=True) for name, value in {**present, ALSO: also}.items()}
+        return {**dict.fromkeys(names, ABSENT), **texts}
+    # A template may raise anything. The result is then computed for each host.
     except Exception:
         return None

@@ -1,4 +1,4 @@
-"""What is wrong with an inventory, before any host is asked: names, kinds, contradictions, groups. Controller only."""
+"""Errors of an inventory, found without any host: unknown names, wrong types, contradictions, groups. Controller only."""
 
 from __future__ import annotations
 
@@ -17,91 +17,89 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common i
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected, of_error
 
 MONITORING = "monitoring_hosts"
-# Prefixes that belong to this project: a name below them that nobody reads is a mistake.
+# Prefixes of this project's variables: an unknown name with such a prefix is an error.
 FAMILIES = ("npufleet_", "rbln_", "triton_", "docker_engine_", "model_repository_", "inference_check_", "monitoring_", "preflight_")
-# Of these a site may have variables of its own: only a slip of the finger is refused.
+# Prefixes that a site may use for its own variables, too: only a misspelt name is an error.
 COMMON_WORDS = ("monitoring_", "preflight_")
-# Names that playbooks and roles register or set themselves, by how they end
+# Endings of the names that playbooks and roles register or set
 OWN = ("_state", "_result", "_failed", "_item")
-# Variables that are gone, and what stands in their place
+# {removed variable: its replacement}
 REMOVED: Dict[str, str] = {
-    f"inference_check_probe{name}": f"it is monitoring_probe{name} now"
+    f"inference_check_probe{name}": f"monitoring_probe{name}"
     for name in ("", "_interval", "_jitter", "_limit", "_latency", "_directory")
 }
-# A repository as engines call it: a registry, and a path in small letters
+# A repository as engines write it: a registry, and a path in small letters
 REPOSITORY = re.compile(
     r"(?!(index\.)?docker\.io/)([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
 )
-# What templates make of an inventory's values, and tasks use as paths
+# Paths that templates compute from an inventory's values
 DERIVED = ("npufleet_incoming", "rbln_driver_package_path")
-# What would end a value in the file of proxies, which shells and systemd read
+# Characters that would end a value in the file of proxies, which shells and systemd read
 UNQUOTED = re.compile(r"['\s\0-\x1f\x7f]")
-# Names that this alike are taken for a slip of the finger, also outside of the families.
+# The similarity from which on a name outside the families counts as misspelt
 ALIKE = 0.86
 
 
 class _Specs(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Argument specs hold no templates: a plain loader reads them many times faster than Ansible's, in every run."""
+    """A loader of argument specs, which hold no templates. It is many times faster than Ansible's."""
 
 
 _Specs.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
 
 
 def specs(roles: str) -> Dict[str, Mapping[str, Any]]:
-    """{variable: its entry} of every role's meta/argument_specs.yml."""
-    found: Dict[str, Mapping[str, Any]] = {}
+    """Return {variable: its entry} from meta/argument_specs.yml of all roles."""
+    options: Dict[str, Mapping[str, Any]] = {}
     for path in sorted(glob.glob(os.path.join(roles, "*", "meta", "argument_specs.yml"))):
         with open(path, encoding="utf-8") as source:
-            read = yaml.load(source, _Specs)
-        for entry in read["argument_specs"].values():
-            found.update(entry.get("options") or {})
-    return values.complete(found)
+            document = yaml.load(source, _Specs)
+        for entry in document["argument_specs"].values():
+            options.update(entry.get("options") or {})
+    return values.complete(options)
 
 
-def findings(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]], given: Iterable[str]) -> List[str]:
-    """Every reason against these variables; `given` are the names that the inventory or the command line sets."""
-    given = sorted(given)
+def findings(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> List[str]:
+    """Return all errors of these variables. `names` are those that the inventory or the command line sets."""
+    names = sorted(names)
     reasons: List[str] = []
     with collected(reasons):
-        # Of names alone, which most hosts have in common
-        reasons += in_common(variables, "names", lambda _none: list(_names(given, known)), given)
-    kinds, unusable = _kinds(variables, known, given)
-    reasons += kinds
-    if not kinds:
-        kinds, unusable = _kinds(variables, known, [name for name in DERIVED if name in variables])
-        reasons += kinds
+        reasons += in_common(variables, "names", lambda _none: list(_unknown(names, known)), names)
+    wrong, unusable = _wrong_values(variables, known, names)
+    if not wrong:
+        wrong, unusable = _wrong_values(variables, known, [name for name in DERIVED if name in variables])
+    reasons += wrong
     usable = _Usable(variables, unusable)
     for rules in (_contradictions, _groups):
-        # One by one: a rule that cannot be judged loses none of the reasons found before it
         with collected(reasons):
+            # `+=` would lose the reasons before an exception.
             for reason in rules(usable):
                 reasons.append(reason)
     return reasons
 
 
-def _names(given: List[str], known: Mapping[str, Any]) -> Iterator[str]:
-    """Names that are gone, and names that nobody reads."""
-    for name in given:
+def _unknown(names: List[str], known: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the errors of removed and unknown names."""
+    for name in names:
         if name in REMOVED:
-            yield f"{name} is no longer a variable: {REMOVED[name]}"
+            yield f"{name} is no longer a variable. Set {REMOVED[name]} instead."
         elif name in known or name.startswith(("ansible_", "_")):
             continue
         elif name.startswith(FAMILIES):
-            near = _alike(name, known, 0.8)
-            hint = f"did you mean {near[0]}?" if near else "docs/variables.md lists them"
+            # A playbook before this one in the same run may have left the variable.
             if name in run_guard.kept_variables():
-                # Of a playbook before this one in the same run
                 continue
+            near = _alike(name, known, 0.8)
             if not name.endswith(OWN) and (near or not name.startswith(COMMON_WORDS)):
-                yield f"{name} is set, and there is no such variable: {hint}"
+                hint = f"Did you mean {near[0]}?" if near else "docs/variables.md lists all variables."
+                yield f"{name} is set, but there is no such variable. {hint}"
         else:
             near = _alike(name, known, ALIKE)
             if near:
-                yield f"{name} is set, which nothing reads: did you mean {near[0]}?"
+                yield f"{name} is set, but nothing reads it. Did you mean {near[0]}?"
 
 
 def _alike(name: str, known: Iterable[str], ratio: float) -> List[str]:
-    """The most similar one, as difflib finds it; it takes long, so those that lack too many letters are left out before."""
+    """Return the most similar known name by difflib, which is slow: names without enough equal letters are skipped."""
     letters, most = _letters(name), (1 - ratio / 2) * len(name)
     near = [other for other in known if len(letters - _letters(other)) <= most - ratio / 2 * len(other)]
     return difflib.get_close_matches(name, near, n=1, cutoff=ratio)
@@ -112,19 +110,21 @@ def _letters(name: str) -> FrozenSet[str]:
     return frozenset(name)
 
 
-def _kinds(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]], given: List[str]) -> Tuple[List[str], Set[str]]:
-    """(values of another kind than they should be and templates that lack something, the names that have them)."""
+def _wrong_values(
+    variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]], names: List[str]
+) -> Tuple[List[str], Set[str]]:
+    """Return (errors of values with a wrong type and of templates, the names of these variables)."""
     reasons: List[str] = []
     unusable: Set[str] = set()
-    for name in (entry for entry in given if entry in known):
+    for name in (entry for entry in names if entry in known):
         try:
-            # Read, it is of its type
+            # Reading a variable evaluates its template and checks its type.
             variables[name]
         except Refusal as refusal:
             reasons += refusal.reasons
         # A template may run any lookup and any filter, and these raise anything.
         except Exception as error:
-            reasons += [f"{name} cannot be made: {reason}" for reason in of_error(error)]
+            reasons += [f"{name} cannot be evaluated: {reason}" for reason in of_error(error)]
         else:
             continue
         unusable.add(name)
@@ -132,7 +132,7 @@ def _kinds(variables: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]],
 
 
 class _Usable(Dict[str, Any]):
-    """Variables whose value can be relied on; any other reads as nothing, so that one mistake is told once."""
+    """Variables in which an unusable value reads as an empty text, so that each error is reported once."""
 
     def __init__(self, variables: Mapping[str, Any], unusable: Set[str]) -> None:
         super().__init__()
@@ -144,99 +144,96 @@ class _Usable(Dict[str, Any]):
             return ""
         try:
             return self._variables[name]
-        # Its reason is among those of `_kinds`, whatever it is.
+        # `_wrong_values` has reported the error.
         except Exception:
             return ""
 
 
-def _contradictions(has: Mapping[str, Any]) -> Iterator[str]:
-    """Values that are good alone and not together."""
+def _contradictions(variables: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the errors of values that are valid alone but not together."""
     package = "rbln_driver_package"
-    if has[f"{package}_file"] and has[f"{package}_url"]:
-        yield f"{package}_file and {package}_url are both set: leave one out"
+    if variables[f"{package}_file"] and variables[f"{package}_url"]:
+        yield f"{package}_file and {package}_url are both set. Remove one of them."
     for source in (f"{package}_file", f"{package}_url"):
-        if has[source] and not has[f"{package}_sha256"]:
-            yield f"{source} is set without {package}_sha256: add the digest, so that no other package is installed"
-    if has["triton_image_base_archive"] and not has["triton_image_base_archive_sha256"]:
-        yield "triton_image_base_archive is set without triton_image_base_archive_sha256: add `sha256sum` of the archive"
+        if variables[source] and not variables[f"{package}_sha256"]:
+            yield f"{source} is set without {package}_sha256. Add the digest, so that no other package is installed."
+    if variables["triton_image_base_archive"] and not variables["triton_image_base_archive_sha256"]:
+        yield "triton_image_base_archive is set without triton_image_base_archive_sha256. Add `sha256sum` of the archive."
     for login in ("npufleet_artefact", "triton_image_index", "triton_image_registry", "triton_image_delivery"):
-        if bool(has[f"{login}_user"]) != bool(has[f"{login}_password"]):
-            there, gone = ("user", "password") if has[f"{login}_user"] else ("password", "user")
-            yield f"{login}_{there} is set without {login}_{gone}: set both, or none for a server without a login"
-    user, password = has["triton_image_index_user"], has["triton_image_index_password"]
+        if bool(variables[f"{login}_user"]) != bool(variables[f"{login}_password"]):
+            present, missing = ("user", "password") if variables[f"{login}_user"] else ("password", "user")
+            yield f"{login}_{present} is set without {login}_{missing}. Set both, or neither for a server without a login."
+    user, password = variables["triton_image_index_user"], variables["triton_image_index_password"]
     if user and password:
-        python = str(((has["npufleet_row"] or {}).get("triton") or {}).get("python") or "3.12")
+        python = str(((variables["npufleet_row"] or {}).get("triton") or {}).get("python") or "3.12")
         flaw = image_supply.login_flaw(str(user), str(password), python)
         if flaw:
             yield f"triton_image_index_user and triton_image_index_password cannot be given to pip: {flaw}. Choose another login."
     for name in ("npufleet_http_proxy", "npufleet_https_proxy", "npufleet_no_proxy"):
-        if UNQUOTED.search("".join(map(str, has[name]))):
-            yield f"{name} has a quote, a space or a control character: write it encoded, as %27 for a quote"
-    repository = str(has["triton_image_delivery_repository"])
+        if UNQUOTED.search("".join(map(str, variables[name]))):
+            yield f"{name} has a quote, a space or a control character. Encode it, such as %27 for a quote."
+    repository = str(variables["triton_image_delivery_repository"])
     if repository and not REPOSITORY.fullmatch(repository):
         yield (
-            f"triton_image_delivery_repository is {replace_logins(repository, '***@')}: write it as "
-            "registry.example.com:5000/npufleet/triton, in small letters, without a scheme, a login, a tag or a digest, and one of "
-            "Docker Hub without docker.io/"
+            f"triton_image_delivery_repository is {replace_logins(repository, '***@')}. Write it as "
+            "registry.example.com:5000/npufleet/triton, in small letters, without a scheme, a login, a tag or a digest. Write a "
+            "repository of Docker Hub without docker.io/."
         )
-    elif repository and repository == has["triton_image_name"]:
-        yield f"triton_image_delivery_repository and triton_image_name are both {repository}: give the latter another value"
+    elif repository and repository == variables["triton_image_name"]:
+        yield f"triton_image_delivery_repository and triton_image_name are both {repository}. Give the latter another value."
     ports: Dict[str, List[str]] = {}
     for name in ("npufleet_http_port", "npufleet_grpc_port", "npufleet_metrics_port"):
-        ports.setdefault(str(has[name]), []).append(name)
+        ports.setdefault(str(variables[name]), []).append(name)
     for port, names in ports.items():
         if port and len(names) > 1:
-            yield "{} are all {}: give each a port of its own".format(" and ".join(names), port)
-    if str(has["triton_server_stop_timeout"]).isdigit() and str(has["triton_server_exit_timeout"]).isdigit():
-        engine, server = int(has["triton_server_stop_timeout"]), int(has["triton_server_exit_timeout"])
+            yield f"{' and '.join(names)} are all {port}. Give each its own port."
+    if str(variables["triton_server_stop_timeout"]).isdigit() and str(variables["triton_server_exit_timeout"]).isdigit():
+        engine, server = int(variables["triton_server_stop_timeout"]), int(variables["triton_server_exit_timeout"])
         if engine <= server:
             yield (
-                f"triton_server_stop_timeout is {engine} and triton_server_exit_timeout {server}: "
-                "the engine's has to be longer, or it kills a server that is still ending its work"
+                f"triton_server_stop_timeout is {engine} and triton_server_exit_timeout is {server}. Make the first one longer, or "
+                "the engine kills a server that is still finishing its requests."
             )
-    if has["triton_server_allow_metrics"] is False and (has["groups"] or {}).get("monitoring_hosts"):
-        yield "triton_server_allow_metrics is off and there are monitoring_hosts: turn it on, or take the hosts out of that group"
+    if variables["triton_server_allow_metrics"] is False and (variables["groups"] or {}).get("monitoring_hosts"):
+        yield "triton_server_allow_metrics is off, but there are monitoring_hosts. Turn it on, or remove the hosts from that group."
     for name in ("npufleet_http_proxy", "npufleet_https_proxy"):
-        if has[name] and not str(has[name]).startswith(("http://", "https://")):
-            yield f"{name} has no scheme: write it as http://proxy.example.com:3128"
-    if has["npufleet_ca_file"] and not os.path.isfile(str(has["npufleet_ca_file"])):
-        yield f"npufleet_ca_file is {has['npufleet_ca_file']}, and there is no such file on the controller: give its path there"
+        if variables[name] and not str(variables[name]).startswith(("http://", "https://")):
+            yield f"{name} has no scheme. Write it as http://proxy.example.com:3128."
+    if variables["npufleet_ca_file"] and not os.path.isfile(str(variables["npufleet_ca_file"])):
+        yield f"npufleet_ca_file is {variables['npufleet_ca_file']}, but the controller has no such file. Correct the path."
 
 
-def _groups(has: Mapping[str, Any]) -> Iterator[str]:
-    """Hosts in no group, groups with a slip in their name, and models whose hosts nobody knows."""
-    groups: Mapping[str, List[str]] = has["groups"] or {}
-    own = str(has["npufleet_group"])
+def _groups(variables: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the errors of hosts without a group, of misspelt groups, and of models on unknown hosts."""
+    groups: Mapping[str, List[str]] = variables["groups"] or {}
+    own = str(variables["npufleet_group"])
     known = (own, MONITORING)
-    lost = sorted(set(groups.get("ungrouped", [])) - {"localhost"})
-    if lost:
-        yield "{} in no group: put {} into {}".format(
-            ", ".join(lost) + (" is" if len(lost) == 1 else " are"), "it" if len(lost) == 1 else "them", " or ".join(known)
-        )
-    slips = {
+    ungrouped = sorted(set(groups.get("ungrouped", [])) - {"localhost"})
+    if ungrouped:
+        verb, pronoun = ("is", "it") if len(ungrouped) == 1 else ("are", "them")
+        yield f"{', '.join(ungrouped)} {verb} in no group. Put {pronoun} into {' or '.join(known)}."
+    misspelt = {
         name: near[0]
         for name in sorted(set(groups) - set(known) - {"all", "ungrouped"})
         for near in [difflib.get_close_matches(name, known, n=1, cutoff=0.8)]
         if near and not groups.get(near[0])
     }
-    for name, meant in slips.items():
-        yield f"there is a group {name} and no host in {meant}: rename it"
-    here = has["inventory_hostname"]
+    for name, meant in misspelt.items():
+        yield f"there is a group {name}, and no host is in {meant}. Rename the group."
+    here = variables["inventory_hostname"]
     if here and not bounds.HOST_NAME.fits(here):
         expected = bounds.HOST_NAME.expected
         yield f"the name of this host is {short(ascii(here), 60)}, expected {expected}. Rename it in the inventory."
-    if groups and not slips and here not in lost and not any(here in groups.get(name, []) for name in known):
-        yield f"{here} is in no group {' or '.join(known)}: give npufleet_group on the command line, where every play sees it"
+    if groups and not misspelt and here not in ungrouped and not any(here in groups.get(name, []) for name in known):
+        yield f"{here} is in no group {' or '.join(known)}. Set npufleet_group on the command line, where every play sees it."
     hosts = set(groups.get("all", []))
     fleet = set(groups.get(own, []))
-    for entry in (model for model in has["triton_models"] or [] if model.get("hosts")):
+    for entry in (model for model in variables["triton_models"] or [] if model.get("hosts")):
         places = entry["hosts"]
         unknown = [place for place in places if place not in hosts and place not in groups]
         if unknown:
-            yield "model {}: `hosts` names {}, which is no host and no group of this inventory: correct it".format(
-                entry["name"], ", ".join(unknown)
-            )
+            names = ", ".join(unknown)
+            yield f"model {entry['name']}: `hosts` contains {names}, expected hosts or groups of this inventory. Correct it."
         elif groups and not any(fleet & ({place} | set(groups.get(place, []))) for place in places):
-            yield "model {}: is placed nowhere, none of {} is in {}: name hosts that have NPUs".format(
-                entry["name"], ", ".join(places), own
-            )
+            names = ", ".join(places)
+            yield f"model {entry['name']} is on no host: none of {names} is in {own}. Name hosts that have NPUs."

@@ -1,7 +1,7 @@
-"""What an image is made of: where pip may get each wheel from, and whether base and wheels are those of the reviewed build.
+"""The supply of an image build: its base image and wheels, compared with the lock file, and the calls of pip. Controller only.
 
-A supply is {"base": {"reference", "id", "content"}, "requirements": [as pip takes them], "wheels": {file: SHA-256}}. The lock
-file keeps the one of the first build, which is reviewed with it.
+A supply is {"base": {"reference", "id", "content"}, "requirements": [in pip's form], "wheels": {file: SHA-256}}. The lock file
+contains the supply of the first build, which people review with it.
 """
 
 from __future__ import annotations
@@ -18,51 +18,49 @@ from typing import Any, List, Mapping, Sequence
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 
 SHAPE = {"base": {"reference": str, "id": str, "content?": str}, "requirements": [str], "wheels": {re.compile(".+"): str}}
-# Options of pip by which a package may come from elsewhere; pip takes their beginnings for them too
-ELSEWHERE = ("--index-url", "--pypi-url", "--extra-index-url", "--find-links", "--requirement")
-# Where quotes and backslashes begin to mean something
+# Options of pip that name another source of packages. pip accepts abbreviations of them, too.
+SOURCE_OPTIONS = ("--index-url", "--pypi-url", "--extra-index-url", "--find-links", "--requirement")
+# The first Python whose netrc module knows quotes and backslashes
 QUOTES = (3, 11)
-# Characters of a login; more than a pipe holds could not be read back
+# The most characters of a user or a password, so that a pipe holds the file
 LONGEST = 1024
 
 
-def flaws(found: Mapping[str, Any], locked: Mapping[str, Any], lock_file: str, release: str) -> List[str]:
-    """Every difference between what a build would use and what the lock file keeps; none where it keeps nothing yet."""
+def flaws(actual: Mapping[str, Any], locked: Mapping[str, Any], lock_file: str, release: str) -> List[str]:
+    """Return all differences between the supply of a build and that of the lock file, which is {} before the first build."""
     if not locked:
         return []
     misfit = shapes.mismatch(locked, SHAPE)
     if misfit:
-        return [
-            f"{lock_file}: `supply` of release {release}: {misfit}; bring the file back as it was reviewed, or take `supply` out"
-        ]
+        return [f"{lock_file}: `supply` of release {release}: {misfit}. Restore the reviewed file, or remove `supply`"]
     reasons = []
     base = locked["base"]
-    # The ID of an image is another one in another engine's store; a lock of before has nothing else
+    # The ID of an image depends on the engine's store. Older locks have no other digest.
     kind = "content" if "content" in base else "id"
-    if base["reference"] == found["base"]["reference"] and base[kind] != found["base"][kind]:
-        reasons.append("base image {}: found {}, wanted {}".format(base["reference"], found["base"][kind], base[kind]))
-    here, there = found["wheels"], locked["wheels"]
+    if base["reference"] == actual["base"]["reference"] and base[kind] != actual["base"][kind]:
+        reasons.append(f"base image {base['reference']} is {actual['base'][kind]}, expected {base[kind]}")
+    here, there = actual["wheels"], locked["wheels"]
     for name in sorted(set(here) & set(there)):
         if here[name] != there[name]:
-            reasons.append(f"{name}: found SHA-256 {here[name]}, wanted {there[name]}")
-    if same_requirements(found["requirements"], locked):
-        reasons += [f"{name}: found SHA-256 {here[name]}, wanted no such file" for name in sorted(set(here) - set(there))]
-        reasons += [f"{name}: found none, wanted SHA-256 {there[name]}" for name in sorted(set(there) - set(here))]
+            reasons.append(f"{name} has SHA-256 {here[name]}, expected {there[name]}")
+    if same_requirements(actual["requirements"], locked):
+        reasons += [f"{name} has SHA-256 {here[name]}, expected no such file" for name in sorted(set(here) - set(there))]
+        reasons += [f"{name} is missing, expected SHA-256 {there[name]}" for name in sorted(set(there) - set(here))]
     if reasons:
         reasons.append(
-            f"compare with their source; where the change is right take `supply` of release {release} out of {lock_file}, "
-            "and the next build records it anew"
+            f"Compare with their source. If the change is right, remove `supply` of release {release} from {lock_file}, "
+            "and the next build records it again"
         )
     return reasons
 
 
 def same_requirements(requirements: Sequence[str], locked: Mapping[str, Any]) -> bool:
-    """Whether the lock is of these requirements, and so names every wheel that there may be."""
+    """Return True if the locked supply has the same requirements, and therefore lists all wheels."""
     return shapes.mismatch(locked, SHAPE) is None and sorted(requirements) == sorted(locked["requirements"])
 
 
 def constraints(requirements: Sequence[str], locked: Mapping[str, Any]) -> str:
-    """The locked version of every package as pip's constraints; empty where other requirements are asked for."""
+    """Return the locked versions as a constraints file of pip, or "" if the requirements differ from the locked ones."""
     if not same_requirements(requirements, locked):
         return ""
     wheels = [name.split("-") for name in sorted(locked["wheels"]) if name.endswith(".whl")]
@@ -70,7 +68,7 @@ def constraints(requirements: Sequence[str], locked: Mapping[str, Any]) -> str:
 
 
 def package(requirement: str) -> str:
-    """Canonical name of the package that a requirement is of."""
+    """Return the canonical name of the package in a requirement."""
     return re.sub(r"[-_.]+", "-", re.split(r"[^A-Za-z0-9._-]", requirement.strip(), maxsplit=1)[0]).lower()
 
 
@@ -83,16 +81,16 @@ def wheel_call(
     wheels: Sequence[str] = (),
     place: str = "",
 ) -> List[str]:
-    """Arguments of one call of pip, with /wheels and /vendor below `place`; a container mounts them.
+    """Return the arguments of one call of pip, which writes to /wheels and reads /vendor below `place`.
 
-    Without other indexes everything comes from the vendor's. With them the vendor's packages come in a call of their own from
-    its index alone, and the call for the rest gets them as files (`wheels`): no other index can put its own in their place.
+    Without other indexes everything comes from the vendor's index. Otherwise a first call downloads the vendor's packages from its
+    index alone, and a second call gets them as files (`wheels`), so that no other index can replace them. Raises ValueError.
     """
-    elsewhere = [option for option in options if _leads_elsewhere(option)]
-    if elsewhere:
+    sources = [option for option in options if _names_a_source(option)]
+    if sources:
         raise ValueError(
-            f"triton_image_pip_options: found {', '.join(elsewhere)}, wanted no option that names another source of packages: "
-            "use triton_image_extra_index_urls"
+            f"triton_image_pip_options contains {', '.join(sources)}, expected no option that names another source of packages. "
+            "Use triton_image_extra_index_urls."
         )
     call = ["download", "--quiet", "--no-cache-dir", "--disable-pip-version-check", "--only-binary=:all:", f"--dest={place}/wheels"]
     if not others:
@@ -101,8 +99,8 @@ def wheel_call(
     theirs = [requirement for requirement in requirements if package(requirement) in names]
     if not theirs:
         raise ValueError(
-            f"triton_image_vendor_packages: found {', '.join(vendor) or 'none'}, of which triton_image_requirements asks for none, "
-            "wanted the packages that the vendor's index has: correct it"
+            f"triton_image_vendor_packages is {', '.join(vendor) or 'empty'}, expected packages of the vendor's index that "
+            "triton_image_requirements contains. Correct it."
         )
     if not wheels:
         return [*call, "--no-deps", f"--index-url={index}", *options, *theirs]
@@ -117,34 +115,34 @@ def wheel_call(
     ]
 
 
-def _leads_elsewhere(option: str) -> bool:
+def _names_a_source(option: str) -> bool:
     name = option.partition("=")[0]
     if name.startswith("--"):
-        return len(name) > 2 and any(word.startswith(name) for word in ELSEWHERE)
+        return len(name) > 2 and any(word.startswith(name) for word in SOURCE_OPTIONS)
     return name.startswith(("-i", "-f", "-r"))
 
 
-# The login to an index is in a netrc file, where pip looks for it. Two readers of the standard library differ: from Python 3.11 on
-# a word may be quoted and a backslash escapes; before that both are characters like any other, and a space ends a word
-# (https://docs.python.org/3/library/netrc.html). A file is written for the Python that runs pip, and read back as that Python does.
+# pip reads the login to an index from a netrc file. From Python 3.11 on a word may be quoted and a backslash escapes. Before that
+# both are ordinary characters, and a space ends a word (https://docs.python.org/3/library/netrc.html). The file is written for the
+# Python that runs pip, and read back as that Python reads it.
 
 
 def login_file(address: str, user: str, password: str, python: str) -> str:
     """Return the netrc file of an index for the pip of this Python. Raises ValueError for a login that it cannot hold."""
-    found = login_flaw(user, password, python)
-    if found:
-        raise ValueError(f"the login to {address} cannot be written for pip: {found}")
+    flaw = login_flaw(user, password, python)
+    if flaw:
+        raise ValueError(f"the login to {address} cannot be written for pip: {flaw}")
     return _netrc([urllib.parse.urlsplit(address).hostname or "", user, password], python)
 
 
 def login_flaw(user: str, password: str, python: str) -> str:
-    """Return why pip of this Python cannot read a login from a netrc file, or "". Says nothing of the password itself."""
+    """Return why pip of this Python cannot read a login from a netrc file, or "". The text does not contain the password."""
     for name, value in (("user", user), ("password", password)):
         if not value or not value.isascii() or not value.isprintable() or len(value) > LONGEST:
             return f"its {name} is empty, longer than {LONGEST}, or has other characters than printable ASCII"
     words = ["index", user, password]
     if _words_of(_netrc(words, python), python) != words:
-        return f"pip of Python {python} reads it from a netrc file as another one, because of a space in it"
+        return f"pip of Python {python} reads another login from a netrc file, because of a space in it"
     return ""
 
 
@@ -159,10 +157,10 @@ def _netrc(words: List[str], python: str) -> str:
 
 
 def _words_of(text: str, python: str) -> List[str]:
-    """Return [machine, user, password] as the netrc module of this Python reads them, [] for anything else."""
+    """Return [machine, user, password] as the netrc module of this Python reads them, or [] for anything else."""
     if _knows_quotes(python):
         return _words_by_netrc(text)
-    # As that module did until 3.10
+    # The module did this until Python 3.10.
     reader = shlex.shlex(io.StringIO(text))
     reader.wordchars += string.punctuation
     reader.commenters = ""
@@ -171,7 +169,7 @@ def _words_of(text: str, python: str) -> List[str]:
 
 
 def _words_by_netrc(text: str) -> List[str]:
-    # Through a pipe, as the module takes a path alone and a password belongs in no file of the controller
+    # The module reads only paths, and a password must not be in a file of the controller. A pipe has a path.
     begin, end = os.pipe()
     try:
         with os.fdopen(end, "w", encoding="utf-8") as sink:

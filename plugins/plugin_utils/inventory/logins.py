@@ -1,7 +1,7 @@
-"""Logins in the values of an inventory: found by what a value looks like, and told by where the login belongs.
+"""Refusal of logins in the values of an inventory. Controller only.
 
-A value with a login reaches command lines, lists of package sources and messages of other programs, which all people of a host may
-read. Variables that may hold secrets (`no_log`, bounds.BOUNDS with `secret`) are left out. Controller only.
+Such a value reaches command lines, lists of package sources and messages of other programs, which all users of a host may read.
+Variables that may contain secrets (`no_log`, bounds.BOUNDS with `secret`) are not checked.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ def _instead(login: str) -> str:
 
 
 REGISTRY, PROXY = _instead("triton_image_registry"), "set npufleet_http_proxy and npufleet_https_proxy instead, which may have one"
-MIRROR = "name a mirror that asks for none"
+MIRROR = "name a mirror without a login"
 HEADERS = "set inference_check_headers instead"
 STORE = "set triton_server_cloud_credentials instead"
-# What to do about a login in one of these variables, named as in bounds.BOUNDS; the values are addresses
+# The next step for a login in variables whose values are addresses. The keys are those of bounds.BOUNDS.
 INSTEAD: Dict[str, str] = {
     "rbln_driver_package_url": _instead("rbln_driver_package"),
     **dict.fromkeys(("triton_image_base_archive", "triton_models[].artefacts[*].url"), _instead("npufleet_artefact")),
@@ -42,32 +42,33 @@ INSTEAD: Dict[str, str] = {
     **dict.fromkeys(("triton_models[].repository", "triton_server_model_repositories[]"), STORE),
     **dict.fromkeys(("inference_check_address", "npufleet_address"), HEADERS),
 }
-# What holds no address: a login in it is one by chance, in an address of an option
-ANY = "take it out, and give it by a variable that is kept in Ansible Vault and in no output"
-# An address that begins with its user; an image may have a digest there
+# The next step for a login in any other variable
+ELSEWHERE = "remove it, and pass it in a variable that is kept in Ansible Vault and in no output"
+# An address that begins with a user. An image may have a digest after its @.
 USER = re.compile(r"\s*[^\s/@]+@(?!sha(?:256|512):)")
-# Values in a value that are looked at
+# The most parts of a value that are checked
 MOST = 100000
 
 
 def refusal(where: str, variable: str, value: Any) -> str:
-    """Return why a value is refused that has a login, at any depth; empty where it has none. The value is not in it.
+    """Return why a value is refused that contains a login at any depth, else "". The reason does not show the value.
 
-    `where` names the value in a message, `variable` as INSTEAD does.
+    `where` names the value in the message, `variable` is its key in INSTEAD.
     """
     instead = INSTEAD.get(variable)
     for place, text in _texts(where, value):
-        if secret.has_login(text) or (instead and variable not in ("triton_image_pip_options[]",) and USER.match(text)):
-            return f"{place} has a login in it, which a command line would show: {instead or ANY}"
+        if secret.has_login(text) or (instead and variable != "triton_image_pip_options[]" and USER.match(text)):
+            todo = instead or ELSEWHERE
+            return f"{place} contains a login, which command lines would show. {todo[0].upper()}{todo[1:]}."
     return ""
 
 
 def _texts(where: str, value: Any) -> Iterator[Tuple[str, str]]:
-    """Yield (where it is, text) of all texts in a value; keys of maps are texts too."""
-    left, seen = [(where, value)], 0
-    while left and seen < MOST:
+    """Yield (its place, text) for all texts in a value, keys of maps included."""
+    left, count = [(where, value)], 0
+    while left and count < MOST:
         place, entry = left.pop()
-        seen += 1
+        count += 1
         if isinstance(entry, str):
             yield place, entry
         elif isinstance(entry, Mapping):

@@ -1,4 +1,4 @@
-"""The controller's half of preflight: conditions for the host, suppliers for it to ask, and the files that lie here."""
+"""The controller's half of preflight: conditions for the host, suppliers that it queries, and files of the controller."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.image impo
 
 
 def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
-    """What the host has to fulfil, from its variables, its release row and the manifests of its models."""
+    """Return the conditions for a host, from its variables, its release row and the manifests of its models."""
     row = variables["npufleet_row"]
     rows = variables["npufleet_release_rows"]
     names = {name: f"npufleet_{name}_port" for name in ("http", "grpc", "metrics")}
@@ -36,9 +36,9 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
         "listen": listen_address(variables),
         "container": variables["triton_server_name"],
         "headers": bool(variables["preflight_kernel_headers"]),
-        # Whether the role installs them
+        # True if the role installs the headers
         "brings_headers": variables["rbln_driver_form"] == "run",
-        # Whether the engine has to find the cards by name, and whether the role knows where the toolkit for it comes from
+        # True if the engine finds the cards by name, and true if the role can install the toolkit for that
         "by_name": device_access.by_name(variables),
         "brings_toolkit": bool(variables["rbln_driver_toolkit_repository"]),
         "disk": {
@@ -48,21 +48,21 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
                 "models": int(variables["preflight_disk_models"]) * GIB,
             },
         },
-        # Bytes of device memory on each NPU, of the models that say what they need
+        # Bytes of device memory on each NPU, for the models whose needs are known
         "models": {name: manifest["memory"] for name, manifest in manifests.items() if any(manifest["memory"])},
         "pulls": _pulls(variables, manifests),
     }
 
 
 def _archive_room(variables: Mapping[str, Any]) -> int:
-    """Bytes for an archive on its way: none where the image comes from a registry, but for what is built with."""
+    """Return the bytes that the archive of an image needs: 0 if the host pulls the image from a registry and builds none."""
     if variables["triton_image_delivery_repository"] and variables["npufleet_build_host"] != variables["inventory_hostname"]:
         return 0
     return int(variables["preflight_disk_transfer"]) * GIB
 
 
 def _pulls(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
-    """The large files that the host fetches itself, and how; {} where the controller fetches."""
+    """Return the large files that the host fetches, and how it fetches them; {} if the controller fetches."""
     if variables["model_repository_fetch"] == "controller":
         return {}
     files = {
@@ -72,11 +72,11 @@ def _pulls(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, An
         if "file" not in origin
     }
     bundle = variables["model_repository_bundle"]
-    return {"files": files, "way": way(variables, False)[0], "bundle": bundle, "root": variables["npufleet_root"]}
+    return {"files": files, "way": fetch_options(variables, False)[0], "bundle": bundle, "root": variables["npufleet_root"]}
 
 
 def proxies(variables: Mapping[str, Any]) -> Dict[str, str]:
-    """The site's proxies by scheme, and what goes past them."""
+    """Return the site's proxies by scheme, and the hosts that are reached without them."""
     return {
         "http": variables["npufleet_http_proxy"],
         "https": variables["npufleet_https_proxy"],
@@ -84,31 +84,31 @@ def proxies(variables: Mapping[str, Any]) -> Dict[str, str]:
     }
 
 
-def way(variables: Mapping[str, Any], here: bool) -> Tuple[Dict[str, Any], Dict[str, str]]:
-    """(how large files are fetched, the secrets of it), from the controller or else from a host, as download.py takes them."""
-    mine = proxies(variables)
-    if here:
+def fetch_options(variables: Mapping[str, Any], from_controller: bool) -> Tuple[Dict[str, Any], Dict[str, str]]:
+    """Return (options, secrets) with which download.py fetches large files, on the controller or on a host."""
+    used = proxies(variables)
+    if from_controller:
         from urllib.request import getproxies
 
-        mine = getproxies()
-        mine["no_proxy"] = mine.get("no", "")
-    shown = {
+        used = getproxies()
+        used["no_proxy"] = used.get("no", "")
+    options = {
         "user": variables["npufleet_artefact_user"],
-        "proxies": mine,
+        "proxies": used,
         "ca": authority(variables),
         "s3": {key: variables["model_repository_s3_" + key] for key in ("provider", "endpoint", "region")},
         "gs": {"endpoint": variables["model_repository_gs_endpoint"]},
     }
-    hidden = {"password": variables["npufleet_artefact_password"], "gs_credentials": variables["model_repository_gs_credentials"]}
-    hidden.update({"s3_" + key: variables["model_repository_s3_" + key] for key in ("access_key", "secret_key")})
-    return shown, hidden
+    secrets = {"password": variables["npufleet_artefact_password"], "gs_credentials": variables["model_repository_gs_credentials"]}
+    secrets.update({"s3_" + key: variables["model_repository_s3_" + key] for key in ("access_key", "secret_key")})
+    return options, secrets
 
 
 def suppliers(variables: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], Dict[str, Any]]:
-    """(suppliers that the host would download from, each with the step of a plan that needs it; passwords by supplier)."""
-    found: List[Dict[str, Any]] = []
+    """Return (suppliers that the host would download from, each with the step of a plan that needs it; passwords by supplier)."""
+    entries: List[Dict[str, Any]] = []
     if variables["rbln_driver_package_url"] and not variables["rbln_driver_package_file"]:
-        found.append(
+        entries.append(
             {
                 "what": "driver package",
                 "kind": "web",
@@ -119,7 +119,7 @@ def suppliers(variables: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], Dict[
             }
         )
     if device_access.by_name(variables) and variables["rbln_driver_toolkit_repository"]:
-        found.append(
+        entries.append(
             {
                 "what": "repository of the container toolkit",
                 "kind": "web",
@@ -130,23 +130,23 @@ def suppliers(variables: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], Dict[
             }
         )
     if variables["npufleet_build_host"] == variables["inventory_hostname"]:
-        found += list(_of_image(variables))
+        entries += list(_image_suppliers(variables))
     if variables["triton_image_delivery_repository"]:
-        found += list(_of_delivery(variables))
+        entries += list(_delivery_suppliers(variables))
     passwords: Dict[str, Any] = {}
     if variables["model_repository_fetch"] != "controller":
-        passwords[LARGE_FILES] = way(variables, False)[1]
-    for entry in found:
+        passwords[LARGE_FILES] = fetch_options(variables, False)[1]
+    for entry in entries:
         login = entry.pop("login")
         entry["user"] = variables[login + "_user"] if login else ""
         passwords[entry["what"]] = variables[login + "_password"] if login else ""
         entry["proxies"] = proxies(variables)
         entry["ca"] = authority(variables)
-    return found, passwords
+    return entries, passwords
 
 
-def _of_image(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
-    """What the host that builds the image downloads."""
+def _image_suppliers(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+    """Yield the suppliers of the host that builds the image."""
     needed = ["image", "build"]
     if not variables["triton_image_wheelhouse"]:
         package = variables["npufleet_row"]["sdk"]["package"]
@@ -182,8 +182,8 @@ def _of_image(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
         }
 
 
-def _of_delivery(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
-    """The registry that the image is pushed to, and that it is pulled from."""
+def _delivery_suppliers(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+    """Yield the registry that the image is pushed to and pulled from."""
     repository = variables["triton_image_delivery_repository"]
     login = "triton_image_delivery"
     common = {"kind": ENGINE, "login": login, "registry": variables["triton_image_delivery_registry"]}
@@ -199,167 +199,163 @@ def _of_delivery(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
 
 
 def refusals(
-    variables: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]], plan: List[Item], actual: Mapping[str, Any]
+    variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]], plan: List[Item], actual: Mapping[str, Any]
 ) -> List[str]:
-    """What lies, or should lie, on the controller and stands in the way of this plan; `found` are the manifests by model."""
-    doing = {(item["concern"], item["action"]) for item in plan}
+    """Return why files of the controller prevent this plan. `manifests` are those of the models by name."""
+    steps = {(item["concern"], item["action"]) for item in plan}
     reasons: List[str] = []
-    if ("driver", "install") in doing:
+    if ("driver", "install") in steps:
         reasons += list(_driver(variables))
-    if ("image", "build") in doing and variables["npufleet_build_host"] == variables["inventory_hostname"]:
+    if ("image", "build") in steps and variables["npufleet_build_host"] == variables["inventory_hostname"]:
         reasons += list(_image(variables))
     if "models" in actual:
-        reasons += list(_models(variables, found, actual["models"]))
+        reasons += list(_models(variables, manifests, actual["models"]))
         reasons += list(_cached(variables, actual["models"]["served"]))
-    if {"models", "server", "probe"} & {concern for concern, _action in doing}:
-        reasons += list(_checks(variables, found))
+    if {"models", "server", "probe"} & {concern for concern, _action in steps}:
+        reasons += list(_checks(variables, manifests))
     return reasons
 
 
-def clock(found: float, began: float, ended: float, most: int) -> List[str]:
-    """A host's clock against the controller's, which read `began` before the host was asked and `ended` when its answer was here.
+def clock(actual: float, began: float, ended: float, most: int) -> List[str]:
+    """Return why a host's clock is refused, else []. The controller queried it between `began` and `ended` of its own clock.
 
-    The answer may have taken as long as it liked: only what the clock is outside of these two is its own fault.
+    The query may have taken any time, so that only a clock outside of this range is known to be wrong.
     """
-    off = max(found - ended, 0.0) + min(found - began, 0.0)
-    if abs(off) <= most:
+    difference = max(actual - ended, 0.0) + min(actual - began, 0.0)
+    if abs(difference) <= most:
         return []
-    way = "ahead of" if off > 0 else "behind"
+    direction = "ahead of" if difference > 0 else "behind"
     return [
-        f"found the clock {abs(off):.0f} s {way} the controller's, wanted at most {most} s: run chrony or systemd-timesyncd on "
-        "both; certificates and scrapes fail with a wrong clock"
+        f"the clock is {abs(difference):.0f} s {direction} the controller's, expected at most {most} s. Run chrony or "
+        "systemd-timesyncd on both: certificates and scrapes fail with a wrong clock."
     ]
 
 
-def _checks(variables: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
-    """Models that nothing proves, and check files that are not right: a proof that they end would put back what is good."""
+def _checks(variables: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the errors of check files, and the models without a check. Both would make a proof fail after the change."""
     try:
-        document = documents(sorted(found), *directories(variables), 0)
+        document = documents(sorted(models), *directories(variables), 0)
     except Refusal as refusal:
         yield from refusal.reasons
         return
-    unproven = document["unproven"]
-    left_out = [
+    disabled = [
         name
         for name in ("inference_check_latency", "monitoring_probe_latency")
         if not variables[name] and (variables["monitoring_probe"] or "probe" not in name)
     ]
-    yield from (
-        f"model {check['model']}: found loads alone in its check file, left out by {' and '.join(left_out)}: wanted a check "
-        "without latency, which judges an answer"
-        for check in document["checks"]
-        if left_out and all("latency" in each for each in check["checks"])
-    )
+    for entry in document["checks"]:
+        if disabled and all("latency" in check for check in entry["checks"]):
+            yield (
+                f"model {entry['model']}: its check file has only checks with latency, which {' and '.join(disabled)} disables, "
+                "expected a check without latency. Add one that judges an answer."
+            )
     if variables["inference_check_require_checks"]:
-        yield from (
-            f"model {result}: found no check file {result}.yml, wanted one that says which answers prove it: write it below "
-            "inference_check_checks_dir, or set inference_check_require_checks to false"
-            for result in (each["model"] for each in unproven)
-        )
+        for entry in document["unproven"]:
+            yield (
+                f"model {entry['model']}: its check file {entry['model']}.yml is missing, expected one with the answers that prove "
+                "it. Write it below inference_check_checks_dir, or set inference_check_require_checks to false."
+            )
 
 
 def _cached(variables: Mapping[str, Any], served: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Versions that would change under their number while a cache that outlives the server knows their old answers."""
+    """Yield the models whose served version would change while a cache outside the server has its old answers."""
     kind = cache(variables)
     if kind in (None, "local"):
         return
     for name in sorted(served):
         if served[name].get("in_place"):
             yield (
-                f"model {name}: found a change of a version that is served, with response_cache and a {kind} cache, which would "
-                "go on giving its old answers: wanted a new version directory (2/ beside 1/), or response_cache off"
+                f"model {name}: a served version would change, but with response_cache the {kind} cache would return its old "
+                "answers, expected a new version. Add a version directory (2/ beside 1/), or turn response_cache off."
             )
 
 
 def _driver(variables: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the errors of the driver package."""
     row = variables["npufleet_row"]["driver"]
     path, digest = variables["rbln_driver_package_file"], variables["rbln_driver_package_sha256"]
     if not path and not variables["rbln_driver_package_url"]:
         yield (
-            f"found no driver package, wanted {row['package']} {row['version']} (.{row['form']}): get it from the vendor's portal "
-            "and set rbln_driver_package_file or rbln_driver_package_url, and rbln_driver_package_sha256"
+            f"the driver package is missing, expected {row['package']} {row['version']} (.{row['form']}). Get it from the vendor's "
+            "portal, and set rbln_driver_package_file or rbln_driver_package_url, and rbln_driver_package_sha256."
         )
         return
     try:
         name = os.path.basename(path or http_probe.parsed(variables["rbln_driver_package_url"]).path)
     except http_probe.AddressError as error:
-        yield f"rbln_driver_package_url: {error}: correct it"
+        yield f"rbln_driver_package_url: {error}. Correct it."
         return
-    # Of a name nothing counts but that it is another driver's
+    # A file may have any name, except that of another driver.
     others = {other["driver"]["version"] for other in variables["npufleet_release_rows"].values()}
-    named, ending = set(re.findall(r"\d+(?:\.\d+)+", name)), os.path.splitext(name)[1]
-    if named & others and row["version"] not in named:
-        yield (
-            f"found driver package {name}, which is named after another driver, wanted {row['package']} {row['version']}: set "
-            "rbln_driver_package_file or rbln_driver_package_url, and rbln_driver_package_sha256, for this release"
-        )
+    versions, ending = set(re.findall(r"\d+(?:\.\d+)+", name)), os.path.splitext(name)[1]
+    todo = "Set rbln_driver_package_file or rbln_driver_package_url, and rbln_driver_package_sha256, for this release."
+    if versions & others and row["version"] not in versions:
+        yield f"the driver package is {name}, named after another driver, expected {row['package']} {row['version']}. {todo}"
     elif ending in (".deb", ".rpm", ".run") and ending != "." + variables["rbln_driver_form"]:
-        yield (
-            f"found driver package {name}, wanted a .{variables['rbln_driver_form']}: set rbln_driver_package_file or "
-            "rbln_driver_package_url, and rbln_driver_package_sha256, for this release"
-        )
+        yield f"the driver package is {name}, expected a .{variables['rbln_driver_form']}. {todo}"
     elif path:
-        yield from _file("driver package", path, digest, "rbln_driver_package_file", "rbln_driver_package_sha256")
+        yield from _file("the driver package", path, digest, "rbln_driver_package_file", "rbln_driver_package_sha256")
 
 
 def _image(variables: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the errors of the wheels and of the archive of the base image."""
     wheels = variables["triton_image_wheelhouse"]
     if wheels and not os.path.isdir(wheels):
-        yield f"found no directory {wheels} on the controller, wanted the wheels of the SDK there: correct triton_image_wheelhouse"
+        yield f"the controller has no directory {wheels}, expected the wheels of the SDK in it. Correct triton_image_wheelhouse."
     archive = variables["triton_image_base_archive"]
     if archive and "://" not in archive:
         digest = variables["triton_image_base_archive_sha256"]
         yield from _file(
-            "archive of the base image", archive, digest, "triton_image_base_archive", "triton_image_base_archive_sha256"
+            "the archive of the base image", archive, digest, "triton_image_base_archive", "triton_image_base_archive_sha256"
         )
 
 
-def _file(what: str, path: str, digest: str, place: str, sum_of: str) -> Iterator[str]:
-    """A file of the controller that is not there, or not the one that was asked for."""
+def _file(what: str, path: str, digest: str, path_variable: str, digest_variable: str) -> Iterator[str]:
+    """Yield the error of a file on the controller that is missing or has another digest."""
     if not os.path.isfile(path):
-        yield f"found no {path} on the controller, wanted the {what} there: correct {place}"
+        yield f"the controller has no {path}, expected {what}. Correct {path_variable}."
     elif digest:
-        found = file_digest(path)
-        if found != digest:
-            yield f"{what} found with SHA-256 {found}, wanted {digest}: compare with its source before you change {sum_of}"
+        actual = file_digest(path)
+        if actual != digest:
+            yield f"{what} has SHA-256 {actual}, expected {digest}. Compare it with its source before you change {digest_variable}."
 
 
-def _models(variables: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]], here: Mapping[str, Any]) -> Iterator[str]:
-    """Large files that the host lacks and the controller brings: their sources, and whether the host has room for them."""
+def _models(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]], store: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the errors of the large files that the controller sends: their sources, and the free space of the host."""
     fetch = variables["model_repository_fetch"]
     bundle = variables["model_repository_bundle"]
     sizes: Dict[str, Any] = {}
     try:
-        inside = download.bundled(bundle) if fetch == "controller" else {}
+        bundled = download.bundled(bundle) if fetch == "controller" else {}
     except download.SourceError as error:
         yield str(error)
         return
-    for name, entry in sorted(found.items()):
-        for digest in sorted(set(entry["origins"]) & set(here["missing"])):
+    for name, entry in sorted(manifests.items()):
+        for digest in sorted(set(entry["origins"]) & set(store["missing"])):
             origin = entry["origins"][digest]
             cached = os.path.join(variables["npufleet_cache"], "blobs", digest)
-            if digest in inside:
-                sizes[digest] = inside[digest]
+            if digest in bundled:
+                sizes[digest] = bundled[digest]
             elif "file" in origin:
                 if os.path.isfile(origin["file"]):
                     sizes[digest] = os.path.getsize(origin["file"])
                 else:
-                    yield f"model {name}: found no {origin['file']} here, wanted its compiled file: correct `file`"
+                    yield f"model {name}: the controller has no {origin['file']}, expected the compiled file. Correct `file`."
             elif fetch != "controller":
-                # The host asks its sources itself.
+                # The host queries its sources itself.
                 continue
             elif os.path.isfile(cached):
                 sizes[digest] = os.path.getsize(cached)
             else:
                 try:
-                    sizes[digest] = download.size(origin, digest, *way(variables, True))
+                    sizes[digest] = download.size(origin, digest, *fetch_options(variables, True))
                 except download.SourceError as error:
-                    yield f"model {name}: compiled file {download.shown(origin)}: {error}: correct {_todo(origin)}"
-    if "free" in here:
-        yield from filter(None, [blobs.short_of_room(variables["npufleet_root"], here["free"], here["arrived"], sizes)])
+                    yield f"model {name}: compiled file {download.shown(origin)}: {error}. Correct {_todo(origin)}."
+    if "free" in store:
+        yield from filter(None, [blobs.short_of_room(variables["npufleet_root"], store["free"], store["arrived"], sizes)])
 
 
 def _todo(origin: Mapping[str, Any]) -> str:
-    """What to look at where a source does not give its file."""
+    """Return the names of the settings of a source, for the next step in a message."""
     store = download.store_of(origin.get("url", ""))
     return f"`url` or model_repository_{store}_*" if store else "`url` or npufleet_artefact_user"

@@ -1,4 +1,4 @@
-"""Reasons of errors: any exception while a host's plan is computed becomes a line of the table of refusals. Controller only."""
+"""Reasons of exceptions: each error in the computation of a plan becomes a row of the table of refusals. Controller only."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusa
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import replace_logins
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
+# The most characters of a reason
 LONGEST = 600
-# Errors of this collection say what is wrong.
+# The text of these errors is a reason by itself. The text of other errors needs their type.
 OWN = "ansible_collections.npufleet."
-# Their text is the reason already. The text of any other error means little without its type.
-IN_WORDS = (OSError, TypeError, ValueError)
+DESCRIPTIVE = (OSError, TypeError, ValueError)
 
 
 def of_error(error: Exception) -> List[str]:
-    """Return the reasons that an error stands for; the traceback of an error that is no refusal is displayed with -vvv."""
+    """Return the reasons of an error, and display the traceback of an unexpected one with -vvv."""
     if isinstance(error, Refusal):
         return error.reasons
     if type(error).__module__.startswith(OWN):
         return [str(error)]
     Display().vvv("".join(traceback.format_exception(error)))
     if isinstance(error, AnsibleUndefinedVariable):
-        return [f"{_line(error.message)}: set it in the inventory"]
+        return [f"{_line(error.message)}. Set it in the inventory."]
     if isinstance(error, AnsibleError):
         return [_line(error.message)]
-    words = _line(error)
-    return [words if words and isinstance(error, IN_WORDS) else f"{type(error).__name__}: {words}".rstrip(": ")]
+    text = _line(error)
+    return [text if text and isinstance(error, DESCRIPTIVE) else f"{type(error).__name__}: {text}".rstrip(": ")]
 
 
 def _line(text: object) -> str:
-    """Return a text as one line without logins, which is cut where it is long."""
+    """Return a text as one line without logins, cut to LONGEST characters."""
     line = replace_logins(host_text.line(text), "***@")
     return line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
 
 
 @contextmanager
 def collected(reasons: List[str], about: str = "") -> Iterator[None]:
-    """Append the reasons of whatever is raised inside to `reasons`, each once, and go on.
+    """Append the reasons of an exception in the `with` block to `reasons`, each once.
 
-    `about` names the subject of errors that do not name it. A host that cannot be reached is no reason: AnsibleConnectionFailure
-    passes.
+    `about` names the subject of errors that do not name it. AnsibleConnectionFailure is raised again, as Ansible itself reports
+    unreachable hosts.
     """
     try:
         yield
     except AnsibleConnectionFailure:
         raise
-    # The kind of error does not matter: a host whose plan is not known must keep the others from their change.
+    # A host with an unknown plan must stop the run before other hosts change, whatever the error is.
     except Exception as error:
-        words = of_error(error)
+        added = of_error(error)
         if about and not isinstance(error, (Refusal, AnsibleError)):
-            words = [f"{about}: {entry}" for entry in words]
-        reasons += [entry for entry in words if entry not in reasons]
+            added = [f"{about}: {entry}" for entry in added]
+        reasons += [entry for entry in added if entry not in reasons]

@@ -1,6 +1,6 @@
-"""What another release row brings to a host, in sentences that are told before anything changes. Controller only.
+"""Sentences about the changes that another release row brings to a host, shown before anything changes. Controller only.
 
-What was found on the host is data: a sentence says it and nothing follows from it. What stands in the way is preflight's.
+Texts from the host are only quoted. Preflight judges whether the change is possible.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 
 Row = Mapping[str, Any]
-# Concerns that sentences of their own cover, or that a release row does not change
+# Concerns with sentences of their own, and those that a release row does not change
 COVERED = ("image", "models", "monitoring")
-# What a version changes for those who use it: (part of the row, from this version on, what is so from there on, what was before).
+# Changes of behaviour: (part of the row, first version with it, the new behaviour, the old behaviour).
 # Sources: release notes of SDK 0.10.0, 0.10.4 and 0.11.0; NVIDIA's release notes of Triton 25.05, 25.06, 25.08, 26.01 and 26.04.
-TURNS = (
-    ("driver", "3.0.0", "the driver's daemon tells power in uW and temperature in thousandths of a degree", "in W and in degrees"),
+BEHAVIOUR = (
+    ("driver", "3.0.0", "the driver's daemon reports power in uW and temperature in millidegrees", "in W and in degrees"),
     ("driver", "3.2.0", "the driver's service is rbln-smd.service", "rbln_daemon.service"),
-    ("sdk", "0.11.0", "compiled files have another form, and compile options say num_devices", "tensor_parallel_size"),
+    ("sdk", "0.11.0", "compiled files have another form, and the compile option is num_devices", "tensor_parallel_size"),
     ("triton", "2.58.0", "JSON of a request may be 100 levels deep", "of any depth"),
-    ("triton", "2.59.0", "a request over HTTP may have 64 MiB, or what --http-max-input-size says", "any size"),
+    ("triton", "2.59.0", "a request over HTTP may have 64 MiB or --http-max-input-size bytes", "any size"),
     ("triton", "2.60.0", "images have no TensorFlow backend", "one"),
     ("triton", "2.65.0", "--http-max-input-size counts decompressed bytes as well", "sent bytes only"),
 )
-# From Triton 26.04 on clients share memory with a server only where it is told so
+# From Triton 26.04 on, clients may share memory with a server only if this option allows it.
 CLIENT_MEMORY, ALLOWED = "2.68.0", "--allow-client-shm"
 
 
 class Release(NamedTuple):
-    """A row under its name; {} where nobody knows it."""
+    """A release row and its name. The row is {} if files/releases.yml does not have it."""
 
     name: str
     row: Row
 
 
 def before(label: Optional[str], inventory: str, after: str, rows: Mapping[str, Row]) -> Optional[Release]:
-    """What a host runs: what the image of its server says, or else what the inventory has; None where neither tells."""
+    """Return the release of a host: that of its server's image, or else that of the inventory, or None if both are unknown."""
     name = label or (inventory if inventory != after else "")
     return Release(name, rows.get(name) or {}) if name else None
 
 
-def of_rows(old: Optional[Release], new: Release) -> Iterator[str]:
-    """What differs between two rows, whatever host takes them."""
+def row_changes(old: Optional[Release], new: Release) -> Iterator[str]:
+    """Yield the differences between two rows."""
     if old is None or not old.row:
         yield f"{'release ' + old.name if old else 'unknown release'} to {new.name}: {', '.join(_parts(new.row))}"
     elif old.name != new.name:
         yield f"release {old.name} to {new.name}: {', '.join(_steps(old.row, new.row))}"
         yield from _support(old.row, new)
-        yield from _turns(old.row, new.row)
+        yield from _behaviour(old.row, new.row)
     yield from _bulletins(old.row if old else {}, new)
     if new.row.get("untested"):
         yield f"release {new.name} is untested: {new.row['untested']}"
@@ -74,127 +74,131 @@ def _parts(row: Row) -> List[str]:
 
 
 def _steps(old: Row, new: Row) -> List[str]:
-    then = _facts(old)
+    previous = _facts(old)
     return [
-        f"{name} {value} as before" if then[name] == value else f"{name} {then[name]} to {value}"
+        f"{name} {value} as before" if previous[name] == value else f"{name} {previous[name]} to {value}"
         for name, value in _facts(new).items()
     ]
 
 
 def _support(old: Row, new: Release) -> Iterator[str]:
-    """Cards, systems and kernels that the new row does not have any more, or has otherwise."""
+    """Yield the cards and systems that the new row lacks, and the systems with another rule for kernels."""
     for what in ("cards", "systems"):
-        gone = sorted(set(old[what]) - set(new.row[what]))
-        if gone:
-            yield f"release {new.name} no longer supports {', '.join(gone)}"
+        dropped = sorted(set(old[what]) - set(new.row[what]))
+        if dropped:
+            yield f"release {new.name} no longer supports {', '.join(dropped)}"
     for system, rule in sorted(new.row["systems"].items()):
         if old["systems"].get(system, rule) != rule:
             yield f"kernels of {system}: {old['systems'][system]} to {rule}"
 
 
-def _turns(old: Row, new: Row) -> Iterator[str]:
-    """Versions on the way from the one row to the other from which on something is otherwise, up or down."""
-    for part, version, since, until in TURNS:
+def _behaviour(old: Row, new: Row) -> Iterator[str]:
+    """Yield the changes of behaviour between the versions of two rows, up or down."""
+    for part, version, since, until in BEHAVIOUR:
         then, now = reached(old[part]["version"], version), reached(new[part]["version"], version)
         if now and not then:
-            yield f"from {part} {version} on {since}, {until} before: change whatever reads that"
+            yield f"from {part} {version} on {since}, {until} before. Adapt your programs that depend on it."
         elif then and not now:
-            yield f"before {part} {version} {until}, and no longer what is so from there on ({since}): change whatever reads that"
+            yield f"before {part} {version} {until}, and no longer ({since}). Adapt your programs that depend on it."
 
 
 def _bulletins(old: Row, new: Release) -> Iterator[str]:
-    """Known vulnerabilities that go, and that come or stay."""
+    """Yield the known vulnerabilities that the new row fixes, keeps and adds."""
     known = new.row.get("vulnerabilities") or {}
     then, now = (list((row.get("vulnerabilities") or {}).get("bulletins") or []) for row in (old, new.row))
-    for verb, found in (
+    for verb, bulletins in (
         ("closes", [number for number in then if number not in now]),
         ("keeps open", [number for number in then if number in now]),
         ("opens" if old else "has open", [number for number in now if number not in then]),
     ):
-        if found:
-            yield f"release {new.name} {verb} known vulnerabilities (NVIDIA security bulletins {', '.join(found)})"
+        if bulletins:
+            yield f"release {new.name} {verb} known vulnerabilities (NVIDIA security bulletins {', '.join(bulletins)})"
     if known and not now:
-        yield f"release {new.name} has no known vulnerabilities as of {known['as_of']}: look for newer bulletins of NVIDIA"
+        yield f"release {new.name} has no known vulnerabilities as of {known['as_of']}. Look for newer bulletins of NVIDIA."
 
 
-def reached(version: str, wanted: str) -> bool:
-    """Whether `0.11.1.post1` is 0.11.0 or newer: the numbers alone count."""
-    return numbers(version) >= numbers(wanted)
+def reached(version: str, least: str) -> bool:
+    """Return True if a version is at least another one by its numbers: `0.11.1.post1` has reached 0.11.0."""
+    return numbers(version) >= numbers(least)
 
 
 def numbers(version: str) -> Tuple[int, ...]:
-    """Return the numbers that a version begins with."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    """Return the numbers at the beginning of a version."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-def of_host(variables: Mapping[str, Any], state: Mapping[str, Any], old: Optional[Release], new: Release) -> Iterator[str]:
-    """What would be done on this host, out of its plan under the new row (`state`, of host_state) and its variables."""
+def host_changes(variables: Mapping[str, Any], state: Mapping[str, Any], old: Optional[Release], new: Release) -> Iterator[str]:
+    """Yield the changes of a host, from its variables and its plan for the new row (`state` of host_state)."""
     if state.get("maintenance"):
-        yield "in maintenance, left alone: it stays as it is until it is put back"
+        yield "in maintenance: nothing is changed until maintenance ends"
         return
     plan = state["plan"]
     if not state["actual"]:
-        # Not asked: preflight says why
+        # The host was not queried. Preflight reports the reason.
         return
     yield from _models(variables, old, new)
     if old and old.row and ALLOWED not in " ".join(variables["triton_server_extra_args"]):
         then, now = (reached(release.row["triton"]["version"], CLIENT_MEMORY) for release in (old, new))
         if now and not then:
             yield (
-                f"clients that share memory with the server are refused from Triton {CLIENT_MEMORY} on: add {ALLOWED}=true to "
-                "triton_server_extra_args where a client does"
+                f"Triton {CLIENT_MEMORY} and newer refuse clients that share memory with the server. Add {ALLOWED}=true to "
+                "triton_server_extra_args if you have such clients."
             )
     yield from _driver(variables, plan, new)
     yield from _image(variables, plan)
-    yield from _rest(plan)
+    yield from _other_concerns(plan)
     if not plan:
-        yield f"runs release {new.name} and is as wanted: nothing to do"
+        yield f"runs release {new.name} and is in sync: nothing to do"
 
 
 def _models(variables: Mapping[str, Any], old: Optional[Release], new: Release) -> Iterator[str]:
-    """Compiled files: which model gets another one, and which has none."""
+    """Yield the models that get another compiled file, and those without one for the new row."""
     card = variables["npufleet_card"].replace("RBLN-", "")
-    here = manifest.placed_here(variables)
-    key = "{}/{}".format(card, new.row["sdk"]["shape"])
-    last = "{}/{}".format(card, old.row["sdk"]["shape"]) if old and old.row else key
-    listed = {entry["name"]: entry.get("artefacts") or {} for entry in here}
+    key = f"{card}/{new.row['sdk']['shape']}"
+    previous = f"{card}/{old.row['sdk']['shape']}" if old and old.row else key
+    listed = {entry["name"]: entry.get("artefacts") or {} for entry in manifest.placed_here(variables)}
     compiled = sorted(name for name, artefacts in listed.items() if artefacts)
     missing = [name for name in compiled if key not in listed[name]]
     if missing:
-        yield f"no compiled file for {key}, to be compiled anew: {', '.join(missing)}"
-    if key != last and len(missing) < len(compiled):
-        yield f"compiled files for {key} in the place of {last}: {', '.join(name for name in compiled if name not in missing)}"
+        yield f"no compiled file for {key}, compile first: {', '.join(missing)}"
+    if key != previous and len(missing) < len(compiled):
+        names = ", ".join(name for name in compiled if name not in missing)
+        yield f"compiled files for {key} replace those for {previous}: {names}"
 
 
 def _driver(variables: Mapping[str, Any], plan: List[Mapping[str, Any]], new: Release) -> Iterator[str]:
-    wanted, form = new.row["driver"]["version"], variables["rbln_driver_form"]
-    reboot = "rebooted where only that brings its cards back" if variables["rbln_driver_reboot"] else "not rebooted"
+    """Yield the change of the driver."""
+    desired, form = new.row["driver"]["version"], variables["rbln_driver_form"]
+    reboot = "rebooted if its cards need that" if variables["rbln_driver_reboot"] else "not rebooted"
     for item in (entry for entry in plan if entry["concern"] == CONCERN):
-        there = short(item["current"]) if item["current"] else "none"
+        actual = short(item["current"]) if item["current"] else "none"
         if item["action"] == "install":
             source = variables["rbln_driver_package_file"] or http_probe.bare(variables["rbln_driver_package_url"])
             yield (
-                f"driver {there} to {wanted} (.{form}) from {source or 'a file that nobody has named yet'}: the server "
-                f"stops for it, the host is {reboot}"
+                f"driver {actual} to {desired} (.{form}) from {source or 'a file that is not named yet'}: the server "
+                f"stops meanwhile, the host is {reboot}"
             )
         elif item["name"] == BY_OTHERS:
-            yield f"driver {there} to {wanted}: whoever looks after it installs it first (rbln_driver_form: {PRESENT})"
+            yield f"driver {actual} to {desired}: install it manually first (rbln_driver_form: {PRESENT})"
 
 
 def _image(variables: Mapping[str, Any], plan: List[Mapping[str, Any]]) -> Iterator[str]:
-    doing = [item["action"] for item in plan if item["concern"] == "image"]
+    """Yield how the host gets its image."""
+    actions = {item["action"] for item in plan if item["concern"] == "image"}
     builder = variables["npufleet_build_host"]
-    if "build" in doing and builder == variables["inventory_hostname"]:
-        yield f"image built here out of {variables['triton_image_base']}"
-    elif {"build", "deliver"} & set(doing):
-        yield f"image brought, {'once ' + builder + ' has built it' if 'build' in doing else 'as the lock file pins it'}"
-    if "publish" in doing:
-        yield "the locked image is put where the other hosts get it"
+    if "build" in actions and builder == variables["inventory_hostname"]:
+        yield f"image: built here from {variables['triton_image_base']}"
+    elif "build" in actions:
+        yield f"image: delivered after {builder} has built it"
+    elif "deliver" in actions:
+        yield "image: delivered, as the lock file pins it"
+    if "publish" in actions:
+        yield "image: published for the other hosts"
 
 
-def _rest(plan: List[Mapping[str, Any]]) -> Iterator[str]:
-    """Every other part of the host that changes, with what in it."""
+def _other_concerns(plan: List[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the other parts of the host that change."""
     for concern in (name for name in CONCERNS if name not in COVERED):
         names = [
             item["name"] for item in plan if item["concern"] == concern and item["action"] not in ("install", "load", "reload")

@@ -1,4 +1,4 @@
-"""Remarks on the release row of a host: known vulnerabilities, and what nobody upstream vouches for. Controller only."""
+"""Remarks on the release row of a host: known vulnerabilities, and untested combinations. Controller only."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any, Dict, List, Mapping
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.release_change import numbers
 
-# Cards that serve one backend only, by the vendor's table of products
+# Cards that serve only models of backend vllm, by the vendor's table of products
 VLLM_ONLY = ("RBLN-CR13",)
 
 
 def warnings(variables: Mapping[str, Any]) -> List[str]:
-    """Return the known vulnerabilities of the row with the smallest step that fixes each, and remarks on the row."""
+    """Return a warning with the known vulnerabilities of the row and the smallest step that fixes each, and other remarks."""
     known = variables["npufleet_row"].get("vulnerabilities") or {}
     if not known.get("bulletins"):
         return untested(variables)
     steps = _steps(variables, known["bulletins"])
     return [
-        "release {} runs a Triton with {} known vulnerabilities as of {} (NVIDIA security bulletins {}): {}; until then keep its "
-        "ports away from untrusted networks".format(
+        "release {} runs a Triton with {} known vulnerabilities as of {} (NVIDIA security bulletins {}): {}. Until then keep its "
+        "ports away from untrusted networks.".format(
             variables["rbln_release"], len(known["bulletins"]), known["as_of"], ", ".join(known["bulletins"]), "; ".join(steps)
         ),
         *untested(variables),
@@ -49,7 +49,7 @@ def _open(row: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def untested(variables: Mapping[str, Any]) -> List[str]:
-    """Return the remark on a row that nobody upstream vouches for, and that on cards which serve one backend only."""
+    """Return the remarks on an untested row and on cards that serve one backend only."""
     why = variables["npufleet_row"].get("untested")
     remarks = [f"release {variables['rbln_release']} is untested: {why}"] if why else []
     if variables["npufleet_card"] in VLLM_ONLY:

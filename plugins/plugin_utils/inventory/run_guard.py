@@ -1,9 +1,9 @@
-"""Guard of a run: what would make it report success for hosts that it never queried, or pass by its own gates. Controller only.
+"""A guard against runs that would report success for hosts that they never queried, or bypass their own gates. Controller only.
 
-ansible-core drops a host without a word where it cannot start the process of a task for it. The callback
+ansible-core silently drops a host if it cannot start the process of a task for it. The callback
 playbooks/callback_plugins/npufleet_steps.py records here each step that begins and each that ends. The main process reads the
-record before every play (the lookups `fleet_group` and `guarded`, in `hosts` of each play), and the actions that begin and end the
-change of a host read it as their process has inherited it.
+record before every play (the lookups `fleet_group` and `guarded` in `hosts`). The actions that begin and end the change of a host
+read the copy that their process has inherited.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ansible import context
 from ansible.errors import AnsibleError
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
-# Of each process of a task, and of everything else that a run has open
+# Open files of each process of a task, and all other open files of a run
 FILES_PER_FORK, FILES_BESIDE = 4, 64
-# Groups that playbooks fill themselves
+# Groups that playbooks fill
 GROUPS = ("npufleet_build", "npufleet_change_maintenance", "npufleet_change_planned", "npufleet_change_yes")
-# Files whose tasks set variables, below the collection
+# Files of the collection whose tasks set variables
 TASKS = ("playbooks/*.yml", "playbooks/tasks/*.yml", "roles/*/tasks/*.yml")
 ROLE_VARIABLES = "roles/*/vars/main.yml"
 SECTIONS = ("tasks", "pre_tasks", "post_tasks", "handlers", "block", "rescue", "always")
-# Variables of Ansible that its extra variables win over, and that decide what is kept of a failure
+# Ansible's variables that describe a failure. Extra variables would override them.
 OF_ANSIBLE = ("ansible_failed_result", "ansible_failed_task")
-# What playbooks set and the command line may set, too: a release, an interpreter, names of models, and files of the controller
+# Variables that playbooks set and that users may set, too
 FREE = (
     "adopt_place",
     "adopt_seen",
@@ -39,24 +39,22 @@ FREE = (
     "npufleet_status_file",
     "rbln_release",
 )
-
-
 PROTECTED, CONFIRM = "npufleet_protected", "npufleet_confirm"
-# Of every play
+# Ansible's variables of every play
 MAGIC = ("environment", "groups", "hostvars", "inventory_dir", "inventory_file", "omit", "play_hosts", "playbook_dir", "vars")
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Reads `!unsafe` as the text that it is."""
+    """A loader of YAML that reads `!unsafe` as plain text."""
 
 
 _Loader.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
 
 
 def own_variables() -> FrozenSet[str]:
-    """Return every variable that playbooks and roles set themselves, by `register`, `set_fact`, `vars` or a loop.
+    """Return all variables that playbooks and roles set by `register`, `set_fact`, `vars` or a loop.
 
-    An extra variable would win over all of these, and decide in their place.
+    An extra variable would override each of them.
     """
     names = set(OF_ANSIBLE)
     for pattern in TASKS:
@@ -70,13 +68,13 @@ def own_variables() -> FrozenSet[str]:
 
 @functools.cache
 def kept_variables() -> FrozenSet[str]:
-    """Return every variable that tasks leave on a host, by `register` or `set_fact`: a later playbook of the run finds them."""
+    """Return all variables that tasks set by `register` or `set_fact`. A later playbook of the same run still has them."""
     paths = [path for pattern in TASKS for path in glob.glob(os.path.join(COLLECTION, pattern))]
     return frozenset(name for path in paths for name in _kept_by(_read(path)))
 
 
 def _kept_by(node: Any) -> Iterator[str]:
-    """Yield the variables that tasks leave on a host."""
+    """Yield the variables that tasks set on a host."""
     for entry in node if isinstance(node, list) else []:
         yield from [entry["register"]] if "register" in entry else []
         yield from entry.get("ansible.builtin.set_fact") or {}
@@ -90,7 +88,7 @@ def _read(path: str) -> Any:
 
 
 def _set_by(node: Any) -> Iterator[str]:
-    """Yield the variables that plays and tasks set for themselves."""
+    """Yield the variables of plays and tasks, and those of loops."""
     for entry in node if isinstance(node, list) else []:
         yield from entry.get("vars") or {}
         loop = entry.get("loop_control") or {}
@@ -100,7 +98,7 @@ def _set_by(node: Any) -> Iterator[str]:
 
 
 class Steps:
-    """A record of the steps of hosts that have begun and have no result."""
+    """The steps of hosts that have begun and have no result."""
 
     def __init__(self) -> None:
         self._open: Dict[Tuple[str, str], str] = {}
@@ -115,49 +113,49 @@ class Steps:
         self._open.pop((host, task), None)
 
     def settle(self) -> None:
-        """Count every step without a result as lost. For a moment at which no process is at work."""
+        """Count every step without a result as lost. The caller makes sure that no task is running."""
         self._lost += [(host, name) for (host, _task), name in self._open.items()]
         self._open.clear()
 
     def lost(self, hosts: Sequence[str] = ()) -> List[Tuple[str, str]]:
-        """Return (host, what is wrong) for each step that was lost, of these hosts or of all."""
+        """Return (host, reason) for each lost step of these hosts, or of all hosts."""
         return [
             (host, f'the step "{name}" has no result, expected one: its process could not start on the controller')
             for host, name in self._lost
             if not hosts or host in hosts
         ]
 
-    def words(self) -> str:
-        """Return every step that was lost, and what to do; nothing where none was."""
+    def message(self) -> str:
+        """Return a message with all lost steps and the next step, or "" if no step was lost."""
         return ". ".join([*(f"{host}: {why}" for host, why in self.lost()), TODO]) if self._lost else ""
 
 
 class _Run:
-    """What the main process has checked already."""
+    """The state of the checks in the main process."""
 
     begun = False
 
 
 STEPS = Steps()
-# What to do about a step without a result
-TODO = "See `ulimit -n`, `ulimit -u` and the free memory of the controller, run again with fewer --forks"
+# The next step after a lost step
+TODO = "See `ulimit -n`, `ulimit -u` and the free memory of the controller, and run again with fewer --forks"
 
 
 def check(variables: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run that has lost a step, cannot open its files, or was given variables that are its own.
+    """Raise AnsibleError, which ends the run, if it has lost a step, cannot open its files, or got variables of its playbooks.
 
-    For the main process, before each play, whose `variables` are without those of any host. `defaults` are those of the roles,
-    which are among them where a play imports a role. Raises AnsibleError, which ends the run.
+    The main process calls this before each play. `variables` are without those of hosts, `defaults` are those of the roles, which
+    `variables` contain in a play that imports a role.
     """
     if "inventory_hostname" in variables:
-        # In a task, whose host may have these variables by now
+        # This is a task, whose host may have such variables by now.
         return
     _refuse(_unprotected(variables))
     if not _Run.begun:
         _Run.begun = True
         _refuse([*_partial(), *_foreign(variables, defaults), *_files(variables)])
     STEPS.settle()
-    _refuse(list(filter(None, [STEPS.words()])))
+    _refuse(list(filter(None, [STEPS.message()])))
 
 
 def _refuse(reasons: List[str]) -> None:
@@ -166,46 +164,44 @@ def _refuse(reasons: List[str]) -> None:
 
 
 def _unprotected(variables: Mapping[str, Any]) -> List[str]:
-    """Return why a protected environment must not be made an unprotected one from outside: the inventory's value is no play's."""
-    # A play that imports a role has all of its defaults
+    """Return the reason against an extra variable that would switch the inventory's protection off."""
+    # In a play that imports a role the variable may have the role's default, as CONFIRM has.
     if str(variables.get(PROTECTED, "x")).strip() or CONFIRM in variables:
         return []
-    return [f"The extra variable {PROTECTED} is empty, expected the inventory's: leave it out, and give {CONFIRM}"]
+    return [f"The extra variable {PROTECTED} is empty, expected the value of the inventory. Remove it, and set {CONFIRM}"]
 
 
 def _partial() -> List[str]:
-    """Return which options of the command line leave out what later steps rely on: a run of what is left would be green."""
+    """Return the reason against options that skip steps which later steps depend on. The run would report success."""
     start, skipped = context.CLIARGS.get("start_at_task"), context.CLIARGS.get("skip_tags") or ()
-    found = [f'--start-at-task "{start}"'] if start else []
-    found += ["--skip-tags always"] if "always" in skipped else []
-    words = "expected none: it leaves out what later steps rely on. Run without it: what is as wanted is not done again"
-    return [f"The command line has {' and '.join(found)}, {words}"] if found else []
+    options = [f'--start-at-task "{start}"'] if start else []
+    options += ["--skip-tags always"] if "always" in skipped else []
+    words = "expected none, as later steps depend on all steps. Run without it: steps that are in sync are not repeated"
+    return [f"The command line has {' and '.join(options)}, {words}"] if options else []
 
 
 def _foreign(variables: Mapping[str, Any], defaults: Mapping[str, Any]) -> List[str]:
-    """Return what was given from outside and belongs to the playbooks: before the first play there is nothing of theirs."""
+    """Return the reasons against variables and groups that playbooks set and that exist before the first play."""
     reasons = []
-    given = [
+    present = [
         name
         for name in variables
         if (name in OF_ANSIBLE or not name.startswith("ansible_"))
         and name not in MAGIC
         and not (name in defaults and defaults[name] == variables[name])
     ]
-    # To read the playbooks takes as long as a small task: only where there is something to compare
-    names = sorted(own_variables().intersection(given)) if given else []
+    # Reading the playbooks takes as long as a small task, so it is done only if there is something to compare.
+    names = sorted(own_variables().intersection(present)) if present else []
     if names:
-        reasons.append(
-            f"Extra variables are {', '.join(names)}, expected none of the names that playbooks set themselves: leave them out"
-        )
+        reasons.append(f"Extra variables are {', '.join(names)}, expected no names that playbooks set themselves. Remove them")
     groups = [name for name in GROUPS if name in (variables.get("groups") or {})]
     if groups:
-        reasons.append(f"The inventory has the groups {', '.join(groups)}, which playbooks fill themselves: rename them")
+        reasons.append(f"The inventory has the groups {', '.join(groups)}, which playbooks fill themselves. Rename them")
     return reasons
 
 
 def _files(variables: Mapping[str, Any]) -> List[str]:
-    """Raise the soft limit of open files to what the processes of a task need. Return why that cannot be done."""
+    """Raise the soft limit of open files to the needs of a task's processes. Return the reason if the hard limit is lower."""
     hosts = len(variables.get("ansible_play_hosts_all") or [])
     forks = int(variables.get("ansible_forks") or 5)
     workers = min(forks, hosts) if hosts else forks
@@ -219,5 +215,5 @@ def _files(variables: Mapping[str, Any]) -> List[str]:
     most = max(1, (hard - FILES_BESIDE) // FILES_PER_FORK)
     return [
         f"The limit of open files (RLIMIT_NOFILE) is {hard}, expected {needed} for {workers} processes at once (forks is {forks}, "
-        f"for {hosts} hosts): run with --forks {most} or fewer, or raise `ulimit -n`. Nothing was changed"
+        f"for {hosts} hosts). Run with --forks {most} or fewer, or raise `ulimit -n`. Nothing was changed"
     ]

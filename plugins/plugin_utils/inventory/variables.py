@@ -213,7 +213,7 @@ class Templated(Mapping[str, Any]):
 
 def _typed(name: str, value: Any) -> Any:
     """Return the value in the type that the specs of the roles require. Raises Refusal if it has another type."""
-    return values.fitted(name, value, inventory_specs()[name]) if name in inventory_specs() else value
+    return values.converted(name, value, inventory_specs()[name]) if name in inventory_specs() else value
 
 
 def _is_value(raw: Any) -> bool:

@@ -93,7 +93,7 @@ class Sender:
 
     def _routes(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
         """{digest: origin} with its size where it is known, its name for messages, and whether the host pulls it."""
-        way, secrets = preflight_inputs.way(self.variables, self.here)
+        way, secrets = preflight_inputs.fetch_options(self.variables, self.here)
         bundle = self.variables["model_repository_bundle"]
         inside = download.bundled(bundle) if self.here else {}
         routes: Dict[str, Dict[str, Any]] = {}
@@ -147,7 +147,7 @@ class Sender:
 
     def _step(self, name: str, routes: Mapping[str, Any], pull: bool = False) -> Dict[str, Any]:
         """One call of the module on the host; secrets go along only where it fetches itself."""
-        way, secrets = preflight_inputs.way(self.variables, self.here) if pull else ({}, {})
+        way, secrets = preflight_inputs.fetch_options(self.variables, self.here) if pull else ({}, {})
         order = {"do": name, "user": self._user(), "by": f"{getpass.getuser()}@{socket.gethostname()}", "blobs": routes}
         order["bundle"] = "" if self.here else self.variables["model_repository_bundle"]
         order["way"] = way
@@ -269,7 +269,7 @@ class Sender:
         return files
 
     def _fetch(self, absent: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
-        way, secrets = preflight_inputs.way(self.variables, self.here)
+        way, secrets = preflight_inputs.fetch_options(self.variables, self.here)
         files = {}
         for digest, entry in sorted(absent.items()):
             files[digest] = path = os.path.join(self.cache, digest)

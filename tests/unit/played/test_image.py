@@ -135,12 +135,12 @@ def test_a_build_records_what_it_is_made_of_and_the_next_one_holds_to_it(stage: 
     stage.keep("wheels.json", {**WHEELS, "numpy-1.26.4-py3-none-any.whl": "hostile"})
     code, output = stage.run("build")
     assert code == 2, output
-    assert f"numpy-1.26.4-py3-none-any.whl: found SHA-256 {hashlib.sha256(b'hostile').hexdigest()}, wanted" in output
+    assert f"numpy-1.26.4-py3-none-any.whl has SHA-256 {hashlib.sha256(b'hostile').hexdigest()}, expected" in output
     stage.base.write_text(json.dumps({"triton:base": OTHER}))
     stage.keep("images.json", {})
     code, output = stage.run("build")
     assert code == 2, output
-    assert re.search(f"base image triton:base: found sha256:[0-9a-f]{{64}}, wanted {content}", output)
+    assert re.search(f"base image triton:base is sha256:[0-9a-f]{{64}}, expected {content}", output)
     assert stage.read("lock.json")["24.01"] == lock
 
 

@@ -139,7 +139,7 @@ def test_a_run_that_cannot_open_its_files_is_refused(tmp_path: Path) -> None:
     code, words, queried = limited(tmp_path, "-n 80", 24)
     assert code != 0 and queried == set(), words
     assert "The limit of open files (RLIMIT_NOFILE) is 80, expected 160 for 24 processes at once" in words
-    assert "run with --forks 4 or fewer" in words
+    assert "Run with --forks 4 or fewer" in words
 
 
 def test_a_soft_limit_of_open_files_is_raised(tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ def test_a_lock_file_that_is_no_lock_is_a_reason(tmp_path: Path, content: str) -
 def test_the_reasons_found_before_an_error_are_reported_with_it(tmp_path: Path) -> None:
     ran = run(tmp_path, "models.yml", fleet(PLAN), npufleet_root=of_faulty("1 / 0", "'/x'"), npufleet_http_prot=8000)
     refused(ran)
-    assert "npufleet_http_prot is set, and there is no such variable" in ran.words
-    assert "npufleet_root cannot be made: " in ran.words and "division by zero" in ran.words
+    assert "npufleet_http_prot is set, but there is no such variable" in ran.words
+    assert "npufleet_root cannot be evaluated: " in ran.words and "division by zero" in ran.words
 
 
 def test_a_run_id_that_is_none_is_no_error(tmp_path: Path) -> None:

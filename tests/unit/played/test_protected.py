@@ -172,7 +172,7 @@ def test_no_variable_of_theirs_is_taken_from_outside(tmp_path: Path, playbook: s
     ran = run(tmp_path, playbook, {"npu-1": {"plan": MODEL}}, *options, "-e", given)
     assert ran.code != 0, ran.output
     assert ran.calls == []
-    assert f"Extra variables are {', '.join(sorted(OWN))}, expected none of the names that playbooks set themselves" in ran.words
+    assert f"Extra variables are {', '.join(sorted(OWN))}, expected no names that playbooks set themselves" in ran.words
 
 
 @pytest.mark.parametrize("playbook", ["models.yml", "upgrade.yml", "teardown.yml"])
