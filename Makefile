@@ -2,7 +2,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-VENV ?= .venv
+# With CORE=2.21, lint, unit tests and ansible-test run on that ansible-core, in an environment of its own (tests/cores.py).
+VENV ?= $(if $(CORE),build/cores/$(CORE),.venv)
 # Of the same version the system's own, which is optimized: one that pyenv has built is a tenth slower. Never that of an environment,
 # which may be the one that is made anew
 VERSION_OF := -c 'import ensurepip, sys; print(*sys.version_info[:2])' 2>/dev/null
@@ -25,7 +26,9 @@ INVENTORY := inventories/lab
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-venv: $(VENV)/.done ## Python environment with the pinned tools
+venv: $(if $(CORE),core,$(VENV)/.done) ## Python environment with the pinned tools (CORE=2.21: with that ansible-core)
+core:
+	@python3 tests/cores.py --install $(if $(filter-out file,$(origin PYTHON)),--python "$(PYTHON)") $(CORE)
 # Without bytecode, most of which is of collections that nobody imports; of the rest, the first import writes it
 $(VENV)/.done: requirements.txt requirements-dev.txt
 	@echo "make: installing the pinned tools into $(VENV)"
@@ -179,4 +182,4 @@ test-mutants: venv ## seed defects one at a time; each must turn a test red
 clean: ## remove what was built; the lab has to be down
 	@rm -rf build .venv .mypy_cache .ruff_cache .pytest_cache .ansible
 
-.PHONY: help venv demo lab lab-base lab-down converge status check lint changelog lint-models lint-corpus unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-cores soak sanity sanity-newest test-quick test bench-serving bench-models bench-converge bench-loading test-heavy test-mutants clean
+.PHONY: help venv core demo lab lab-base lab-down converge status check lint changelog lint-models lint-corpus unit faults browser transfers packages report-test report-image molecule molecule-default molecule-production molecule-serving molecule-models molecule-runfile molecule-cores soak sanity sanity-newest test-quick test bench-serving bench-models bench-converge bench-loading test-heavy test-mutants clean

@@ -2,6 +2,7 @@
 
 Arguments: the cores to run, all of them by default. Every core has a virtual environment of its own below build/cores, with the
 pins of requirements-dev.txt and its own Ansible. meta/runtime.yml states which cores are supported.
+With --install only the environments are made: `make unit CORE=2.21`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / "build/cores"
-NEWEST = (3, 14)
+# The newest minor version of Python 3 that all pins have wheels for
+NEWEST = 13
 
 
 class Core(NamedTuple):
@@ -47,7 +49,7 @@ def requirements(text: str, pins: dict[str, str]) -> str:
 
 def python_for(core: Core) -> str:
     """Return a Python of this machine that runs a core. Raises SystemExit if there is none."""
-    names = [f"3.{minor}" for minor in range(core.python, NEWEST[1] + 1)]
+    names = [f"3.{minor}" for minor in range(core.python, NEWEST + 1)]
     pyenv = sorted(Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/*/bin/python3"))
     candidates = [shutil.which(f"python{name}") or "" for name in names]
     candidates += [str(path) for path in pyenv if path.parents[1].name.rpartition(".")[0] in names]
@@ -59,16 +61,19 @@ def python_for(core: Core) -> str:
     raise SystemExit(f"cores: found no Python {names[0]} or newer with venv. Install one: python3 of Debian 13, or pyenv.")
 
 
-def environment(name: str, core: Core) -> Path:
-    """Make the virtual environment of a core, unless it is complete. Return its directory of programs."""
+def environment(name: str, core: Core, python: str | None = None) -> Path:
+    """Make the virtual environment of a core with this Python, unless it is complete. Return its directory of programs."""
     place = PLACE / name
+    python = shutil.which(python) if python else python_for(core)
+    if not python:
+        raise SystemExit("cores: the program of --python does not exist. Name a Python that is installed.")
     wanted = {
         part: requirements((ROOT / part).read_text(), core.pins) if part == "requirements.txt" else (ROOT / part).read_text()
         for part in ("requirements.txt", "requirements-dev.txt")
     }
+    settings = {**wanted, "python": python}
     done = place / "done.json"
-    if not done.exists() or json.loads(done.read_text()) != wanted:
-        python = python_for(core)
+    if not done.exists() or json.loads(done.read_text()) != settings:
         print(f"cores: installing ansible-core {core.pins['ansible-core']} with {python}", flush=True)
         shutil.rmtree(place, ignore_errors=True)
         subprocess.run([python, "-m", "venv", str(place)], check=True)
@@ -76,7 +81,7 @@ def environment(name: str, core: Core) -> Path:
             (place / part).write_text(text)
         pip = [str(place / "bin/pip"), "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, "--requirement", str(place / "requirements-dev.txt")], check=True)
-        done.write_text(json.dumps(wanted))
+        done.write_text(json.dumps(settings))
     return place / "bin"
 
 
@@ -102,13 +107,20 @@ def run(name: str, core: Core) -> bool:
 
 
 def main() -> int:
-    """Run the scenario on each core. Return the exit code."""
+    """Run the scenario on each core, or only install the cores. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cores", nargs="*", help=f"some of {', '.join(CORES)}")
-    names = parser.parse_args().cores or list(CORES)
+    parser.add_argument("--install", action="store_true", help="only make the environments")
+    parser.add_argument("--python", help="the Python of the environments")
+    arguments = parser.parse_args()
+    names = arguments.cores or list(CORES)
     unknown = sorted(set(names) - set(CORES))
     if unknown:
         parser.error(f"unknown cores {', '.join(unknown)}, expected some of {', '.join(CORES)}")
+    if arguments.install:
+        for name in names:
+            environment(name, CORES[name], arguments.python)
+        return 0
     failed = [name for name in names if not run(name, CORES[name])]
     if failed:
         print(f"cores: failed on ansible-core {', '.join(failed)}", file=sys.stderr)

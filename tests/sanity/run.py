@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,7 +16,8 @@ PLACE = ROOT / "build/sanity/ansible_collections/npufleet/triton"
 BIN = Path(sys.executable).parent
 # What the archive of the collection leaves out
 LEFT_OUT = ("lab/", "molecule/", "collections/", "inventories/lab/", ".")
-IGNORED = "tests/sanity/ignore-"
+# The exceptions; ansible-test looks for them under the name of its own version.
+EXCEPTIONS = ROOT / "tests/sanity/ignore.txt"
 # ansible-test downloads such a script from a host of Ansible's own; the pip of Python itself and an index do as well
 BOOTSTRAP = """import subprocess, sys
 pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -26,7 +28,7 @@ subprocess.check_call([*pip, *(word for word in sys.argv[1:] if not word.startsw
 
 def ships(name: str) -> bool:
     """Whether a tracked file is part of what is looked at."""
-    return name.startswith(IGNORED) or not name.startswith((*LEFT_OUT, "tests/"))
+    return not name.startswith((*LEFT_OUT, "tests/"))
 
 
 def bootstrap(home: Path) -> None:
@@ -49,6 +51,9 @@ def main() -> int:
         target = PLACE / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, target)
+    core = ".".join(metadata.version("ansible-core").split(".")[:2])
+    (PLACE / "tests/sanity").mkdir(parents=True)
+    shutil.copy2(EXCEPTIONS, PLACE / f"tests/sanity/ignore-{core}.txt")
     # It looks at what git knows
     for command in (["init", "--quiet"], ["add", "--all"]):
         subprocess.run(["git", *command], cwd=PLACE, check=True)
