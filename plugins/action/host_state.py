@@ -19,9 +19,9 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import f
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import (
     Templated,
+    collect_desired,
     desired,
     inventory_specs,
-    survey,
 )
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout, runs
 
@@ -264,7 +264,7 @@ class ActionModule(FleetAction):
             if concerns is None:
                 # Here, as to template it in the task would take each host its first look for a filter
                 concerns = list(variables["preflight_concerns"]) or self.concerns(variables, task_vars)
-            wanted, manifests, more = survey(variables, concerns)
+            wanted, manifests, more = collect_desired(variables, concerns)
             reasons += [entry for entry in more if entry not in reasons]
         if not wanted or concerns is None:
             return self._refused(reasons)

@@ -35,8 +35,8 @@ class ActionModule(FleetAction):
         variables = self.variables(task_vars)
         try:
             # First, as the task's arguments are made of them
-            if variables.misfits:
-                raise Refusal(variables.misfits)
+            if variables.type_errors:
+                raise Refusal(variables.type_errors)
             self._task.args = order.with_defaults(self._task.args, variables)
             _validation, arguments = self.validate_argument_spec(argument_spec=OPTIONS)
             checks = order.of(host, arguments, variables)

@@ -34,8 +34,8 @@ class ActionModule(FleetAction):
         only = wanted["models"] or []
         variables = self.variables(task_vars)
         with self.refusing(host):
-            if variables.misfits:
-                raise Refusal(variables.misfits)
+            if variables.type_errors:
+                raise Refusal(variables.type_errors)
             row = self._row(wanted["release"], variables)
             if wanted["repositories"]:
                 directories = [self._loader.path_dwim(path) for path in wanted["repositories"]]

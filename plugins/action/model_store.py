@@ -20,8 +20,8 @@ class ActionModule(FleetAction):
         releases: Dict[str, Any] = {}
         if arguments.get("state", "released") == "released":
             with self.refusing(host):
-                if variables.misfits:
-                    raise Refusal(variables.misfits)
+                if variables.type_errors:
+                    raise Refusal(variables.type_errors)
                 found, reasons = manifests(variables)
                 if reasons:
                     raise Refusal(reasons)

@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.action import Flee
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import order
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import container, server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.server import MODEL
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, survey
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, collect_desired
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import check_results
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, runs
@@ -89,7 +89,7 @@ class ActionModule(FleetAction):
         self, variables: Templated, root: str, host: str, task_vars: Mapping[str, Any]
     ) -> Tuple[Dict[str, Any], List[str], Dict[str, Any]]:
         """(what is wanted, reasons against it, manifests by model)."""
-        desired, manifests, reasons = survey(variables, ["models"])
+        desired, manifests, reasons = collect_desired(variables, ["models"])
         reasons += server_key.reasons(variables)
         if not PLAIN.fullmatch(root):
             reasons.append(f"npufleet_root is {root}, wanted a path of letters, digits, dots, hyphens and underlines")

@@ -137,7 +137,7 @@ def host(name: str, trouble: str, now: datetime, place: Path, more: Sequence[str
     elif trouble == "failed":
         status.update(
             state="failed",
-            report=[f"{name} is refused, nothing was changed:\n  - npufleet_npus is 0, wanted a number of 1 or more"],
+            report=[f"{name} is refused, nothing was changed:\n  - npufleet_npus is 0, expected a whole number from 1 to 256"],
         )
     else:
         status["actual"] = actual((*MODELS, *more), trouble == "sick card", trouble == "model down")

@@ -191,7 +191,7 @@ def test_hostile_texts_stay_texts(browser: Browser, hostile: Path) -> None:
     shown = browser.element("main").text
     for words in (HOSTILE, '"><script>', "' onmouseover=alert(1) x='", "{{ 7 * 7 }}"):
         assert words in shown, words
-    assert "npufleet_npus is 0, wanted a number of 1 or more" in shown
+    assert "npufleet_npus is 0, expected a whole number from 1 to 256" in shown
 
 
 def test_the_plan_says_found_and_wanted(browser: Browser, hostile: Path) -> None:

@@ -144,10 +144,10 @@ def refused(results: dict[str, Any], host: str) -> list[str]:
 
 
 MISSING = [
-    "rbln_release is not set: it names the row of files/releases.yml that this fleet runs; set it in the inventory",
-    "npufleet_npus is not set: it names how many NPUs (/dev/rbln*) the host has; set it in the inventory",
-    "npufleet_card is not set: it names the type of its cards, such as RBLN-CA22; set it in the inventory",
-    "triton_models is not set: it names the list of models to serve; set it in the inventory",
+    "rbln_release is not set, expected the row of files/releases.yml that this fleet runs. Set it in the inventory.",
+    "npufleet_npus is not set, expected the number of NPUs (/dev/rbln*) on the host. Set it in the inventory.",
+    "npufleet_card is not set, expected the type of its cards, such as RBLN-CA22. Set it in the inventory.",
+    "triton_models is not set, expected the list of models to serve. Set it in the inventory.",
 ]
 
 
@@ -208,7 +208,7 @@ def test_of_a_rollback_that_cannot_be_every_host_says_why(site: Path) -> None:
     assert [result.get("failed", False) for result in ran.values()] == [False, False]
     (none,), (release,) = ran["npu1"]["refusals"], ran["npu2"]["refusals"]
     assert none.startswith(f"model store {site}/root: ")
-    assert release.startswith("rbln_release is none, there are rows for ")
+    assert release.startswith("rbln_release is none, expected one of ")
 
 
 class Rollback(action.ActionModule):
@@ -326,7 +326,7 @@ def test_every_reason_is_told_once(looked: dict[str, Any]) -> None:
 
 def test_all_reasons_of_the_variables_come_at_once(looked: dict[str, Any]) -> None:
     mode, card = refused(looked, "npu2")
-    assert card == "npufleet_card is RBLN-CA99, release site supports RBLN-CA12: choose a release for this card"
+    assert card == "npufleet_card is RBLN-CA99, expected one of RBLN-CA12 for release site. Choose a release for this card."
     assert mode == "triton_server_model_control_mode is auto, expected none or poll or explicit. Correct it."
 
 

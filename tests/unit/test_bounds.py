@@ -17,7 +17,7 @@ SHA = "a" * 64
 
 def refused(**given: Any) -> list[str]:
     """Return why these variables are refused; no message has a character that a terminal obeys, or much of the value."""
-    reasons = fleet(**given).misfits
+    reasons = fleet(**given).type_errors
     assert reasons, given
     assert not [reason for reason in reasons if bounds.CONTROL.search(reason) or len(reason) > 400], reasons
     return reasons
@@ -52,7 +52,7 @@ def test_a_root_that_teardown_must_not_remove_is_refused(path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/var/lib/npufleet", "/srv/npufleet", "/data/models/npufleet-2", "/opt/n_p.u@1"])
 def test_a_root_of_its_own_is_accepted(path: str) -> None:
-    assert fleet(npufleet_root=path).misfits == []
+    assert fleet(npufleet_root=path).type_errors == []
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_other_paths_have_bounds(given: dict[str, Any]) -> None:
     ],
 )
 def test_usual_paths_are_accepted(given: dict[str, Any]) -> None:
-    assert fleet(**given).misfits == []
+    assert fleet(**given).type_errors == []
 
 
 @pytest.mark.parametrize(

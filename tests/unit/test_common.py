@@ -13,7 +13,7 @@ from ansible.errors import AnsibleUndefinedVariable
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.common import in_common
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, rows, survey
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, collect_desired, rows
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from helpers import fleet
 from linting import PYTHON, write
@@ -187,7 +187,7 @@ def test_models_are_read_once_for_all_hosts_that_get_the_same(tmp_path: Path, mo
         given = {"npufleet_model_repository": str(repository), "triton_models": models, "npufleet_npus": npus}
         variables = fleet(inventory_hostname=host, **given)
         variables.moment = str(tmp_path / "task")
-        return {name: made["release"] for name, made in survey(variables, ["models"])[1].items()}
+        return {name: made["release"] for name, made in collect_desired(variables, ["models"])[1].items()}
 
     first = releases("npu1", 2)
     assert releases("npu2", 2) == first

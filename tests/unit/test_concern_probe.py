@@ -72,7 +72,7 @@ def test_times_that_no_timer_takes_are_refused_at_once() -> None:
     with pytest.raises(Refusal) as refused:
         wanted(monitoring_probe_interval=0, monitoring_probe_jitter=-1)
     assert refused.value.reasons == ["monitoring_probe_interval is 0, expected a whole number from 5 to 86400. Correct it."]
-    assert fleet(monitoring_probe_interval=0, monitoring_probe_jitter=-1).misfits == [
+    assert fleet(monitoring_probe_interval=0, monitoring_probe_jitter=-1).type_errors == [
         "monitoring_probe_interval is 0, expected a whole number from 5 to 86400. Correct it.",
         "monitoring_probe_jitter is -1, expected a whole number from 0 to 86400. Correct it.",
     ]

@@ -126,7 +126,7 @@ def test_each_of_its_lines_is_one_from_which_a_fleet_can_be_wanted(tmp_path: Pat
     for host in ("npu-01", "npu-03"):
         variables, given = of_host(copy, host, tmp_path)
         assert findings.findings(variables, KNOWN, given) == []
-        wanted, _manifests, reasons = subject.survey(variables, NPU)
+        wanted, _manifests, reasons = subject.collect_desired(variables, NPU)
         assert reasons == []
         address = wanted["server"]["address"]
         assert inputs.server_of(variables)["address"] == address
@@ -138,7 +138,7 @@ def test_each_of_its_lines_is_one_from_which_a_fleet_can_be_wanted(tmp_path: Pat
             assert ("words" in wanted["models"]["models"]) is (host == "npu-03")
     variables, given = of_host(copy, "ops-01", tmp_path)
     assert findings.findings(variables, KNOWN, given) == []
-    wanted, _manifests, reasons = subject.survey(variables, ["monitoring"])
+    wanted, _manifests, reasons = subject.collect_desired(variables, ["monitoring"])
     assert (reasons, wanted["monitoring"]["hosts"]) == ([], ["npu-01", "npu-02", "npu-03"])
 
 

@@ -138,7 +138,7 @@ def test_a_value_out_of_a_template_is_judged_when_it_is_read() -> None:
 def test_a_template_that_nobody_reads_is_not_evaluated() -> None:
     lookup = trust_as_template("{{ lookup('ansible.builtin.pipe', 'false') }}")
     variables = fleet(triton_image_index_password=lookup, npufleet_npus="2")
-    assert variables.misfits == []
+    assert variables.type_errors == []
     assert variables["npufleet_npus"] == 2
 
 
@@ -209,7 +209,7 @@ def test_a_variable_that_does_not_fit_is_not_taken_for_one_that_is_not_there(nam
 def test_defaults_fit_themselves() -> None:
     """Their templates take part where they need no plugin and nothing of a play."""
     variables, read = fleet(npufleet_cache="/cache", npufleet_lock_file="/lock", groups={"npu_hosts": ["npu1"]}), 0
-    assert variables.misfits == []
+    assert variables.type_errors == []
     for name in variables:
         if name not in ("npufleet_support_dir", "inference_check_results_dir"):
             assert variables[name] is not None
@@ -247,7 +247,7 @@ def test_what_the_project_itself_sets_fits() -> None:
         elif isinstance(value, dict):
             mine = {name: entry for name, entry in value.items() if name in subject.inventory_specs()}
             seen += len(mine)
-            wrong.extend(f"{path}: {misfit}" for misfit in fleet(**mine).misfits) if mine else None
+            wrong.extend(f"{path}: {misfit}" for misfit in fleet(**mine).type_errors) if mine else None
             for entry in value.values():
                 look(entry, path)
 

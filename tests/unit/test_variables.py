@@ -64,17 +64,17 @@ def test_every_mode_is_accepted(mode: str) -> None:
 
 def test_all_missing_variables_are_named_at_once() -> None:
     assert reasons(rbln_release=None, npufleet_npus=None, npufleet_card=None, triton_models=None) == [
-        "rbln_release is not set: it names the row of files/releases.yml that this fleet runs; set it in the inventory",
-        "npufleet_npus is not set: it names how many NPUs (/dev/rbln*) the host has; set it in the inventory",
-        "npufleet_card is not set: it names the type of its cards, such as RBLN-CA22; set it in the inventory",
-        "triton_models is not set: it names the list of models to serve; set it in the inventory",
+        "rbln_release is not set, expected the row of files/releases.yml that this fleet runs. Set it in the inventory.",
+        "npufleet_npus is not set, expected the number of NPUs (/dev/rbln*) on the host. Set it in the inventory.",
+        "npufleet_card is not set, expected the type of its cards, such as RBLN-CA22. Set it in the inventory.",
+        "triton_models is not set, expected the list of models to serve. Set it in the inventory.",
     ]
 
 
 @pytest.mark.parametrize("name", ["rbln_release", "npufleet_npus", "npufleet_card", "triton_models"])
 def test_each_variable_is_required(name: str) -> None:
     (reason,) = reasons(**{name: None})
-    assert reason.startswith(name + " is not set: ")
+    assert reason.startswith(name + " is not set, expected ")
 
 
 def test_monitoring_alone_needs_none_of_them() -> None:
@@ -85,19 +85,21 @@ def test_monitoring_alone_needs_none_of_them() -> None:
 
 def test_release_without_a_row() -> None:
     assert reasons(rbln_release="24.10") == [
-        "rbln_release is 24.10, there are rows for 24.01, 25.08: name one of them, or add a row under npufleet_extra_releases"
+        "rbln_release is 24.10, expected one of 24.01, 25.08. Correct it, or add a row to npufleet_extra_releases."
     ]
 
 
 def test_card_that_the_release_does_not_support() -> None:
     assert reasons(rbln_release="25.08", npufleet_card="RBLN-CA25") == [
-        "npufleet_card is RBLN-CA25, release 25.08 supports RBLN-CA12, RBLN-CA22: choose a release for this card"
+        "npufleet_card is RBLN-CA25, expected one of RBLN-CA12, RBLN-CA22 for release 25.08. Choose a release for this card."
     ]
 
 
 def test_model_named_twice_for_the_same_hosts() -> None:
     twice = [{"name": "words"}, {"name": "digits"}, {"name": "words"}, {"name": "digits", "hosts": ["npu1"]}]
-    assert reasons(triton_models=twice) == ["triton_models lists digits, words more than once for the same hosts"]
+    assert reasons(triton_models=twice) == [
+        "triton_models contains digits, words several times for the same hosts. Remove all but one."
+    ]
 
 
 def test_model_named_twice_for_hosts_that_differ_is_accepted() -> None:
@@ -108,19 +110,17 @@ def test_model_named_twice_for_hosts_that_differ_is_accepted() -> None:
 
 def test_model_named_twice_for_this_host_by_host_and_by_group() -> None:
     both = [{"name": "digits", "hosts": ["npu1"]}, {"name": "digits", "hosts": ["npu_hosts"], "instances": 2}]
-    assert reasons(triton_models=both) == ["triton_models lists digits more than once for the same hosts"]
+    assert reasons(triton_models=both) == ["triton_models contains digits several times for the same hosts. Remove all but one."]
 
 
 def test_all_reasons_come_at_once() -> None:
     found = reasons(
         npufleet_card="RBLN-CA99",
-        npufleet_npus=0,
         triton_server_allow_http=False,
         triton_models=[{"name": "digits"}, {"name": "digits"}],
     )
     assert [reason.split()[0] for reason in found] == [
         "npufleet_card",
-        "npufleet_npus",
         "triton_server_allow_http",
         "triton_models",
     ]
@@ -176,7 +176,9 @@ def test_container_runs_the_pinned_image(repository: Path) -> None:
 def test_variables_are_validated_first(repository: Path) -> None:
     with pytest.raises(Refusal) as refusal:
         subject.desired(host(repository, npufleet_card="RBLN-CA22"), ["engine"])
-    assert refusal.value.reasons == ["npufleet_card is RBLN-CA22, release 24.01 supports RBLN-CA12: choose a release for this card"]
+    assert refusal.value.reasons == [
+        "npufleet_card is RBLN-CA22, expected one of RBLN-CA12 for release 24.01. Choose a release for this card."
+    ]
 
 
 def test_models_are_only_read_where_they_matter(repository: Path) -> None:
@@ -228,7 +230,7 @@ def test_unknown_concern_is_refused(repository: Path) -> None:
     with pytest.raises(Refusal) as refusal:
         subject.desired(host(repository), ["drivers", "image", "cards"])
     assert refusal.value.reasons == [
-        "there is no concern cards, drivers: name some of driver, engine, image, models, server, watchdog, probe, monitoring"
+        "concerns contains cards, drivers, expected some of driver, engine, image, models, server, watchdog, probe, monitoring"
     ]
 
 

@@ -1,4 +1,4 @@
-"""The variables of a host as the concerns read them, and the desired state made from them. Controller only."""
+"""The typed variables of a host, and its desired state computed from them. Controller only."""
 
 from __future__ import annotations
 
@@ -26,89 +26,89 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import C
 
 REQUIRED = {
     "rbln_release": "the row of files/releases.yml that this fleet runs",
-    "npufleet_npus": "how many NPUs (/dev/rbln*) the host has",
+    "npufleet_npus": "the number of NPUs (/dev/rbln*) on the host",
     "npufleet_card": "the type of its cards, such as RBLN-CA22",
     "triton_models": "the list of models to serve",
 }
 ROWS = "npufleet_release_rows"
-# These two hold no templates of ours
+# Ansible's variables without templates of this project
 NO_TEMPLATES = {"hostvars", "groups"}
 
 
 def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
-    """Refuse, all reasons at once, variables from which nothing can be wanted."""
+    """Raise Refusal with all reasons if the variables that all concerns need are missing or contradict each other."""
     unknown = sorted(set(concerns) - set(CONCERNS))
     if unknown:
-        raise Refusal([f"there is no concern {', '.join(unknown)}: name some of {', '.join(CONCERNS)}"])
-    crooked: List[str] = []
-    with collected(crooked):
-        crooked += proxy_reasons(variables)
+        raise Refusal([f"concerns contains {', '.join(unknown)}, expected some of {', '.join(CONCERNS)}"])
+    proxy_errors: List[str] = []
+    with collected(proxy_errors):
+        proxy_errors += proxy_reasons(variables)
     if concerns == ["monitoring"]:
-        if crooked:
-            raise Refusal(crooked)
+        if proxy_errors:
+            raise Refusal(proxy_errors)
         return
     reasons = [
-        f"{name} is not set: it names {what}; set it in the inventory" for name, what in REQUIRED.items() if name not in variables
+        f"{name} is not set, expected {meaning}. Set it in the inventory."
+        for name, meaning in REQUIRED.items()
+        if name not in variables
     ]
     if not reasons:
         with collected(reasons):
-            for reason in _against(variables):
+            # `+=` would lose the reasons before an exception.
+            for reason in _required_errors(variables):
                 reasons.append(reason)
-    if reasons or crooked:
-        raise Refusal(misfits(variables) + [reason for reason in [*reasons, *crooked] if reason not in misfits(variables)])
+    if reasons or proxy_errors:
+        raise Refusal(list(dict.fromkeys([*type_errors(variables), *reasons, *proxy_errors])))
 
 
-def _against(variables: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with variables that all concerns build on, each of which is there."""
-    rows = variables["npufleet_release_rows"]
+def _required_errors(variables: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the errors of the required variables, all of which are set."""
+    known = variables[ROWS]
     release, card = variables["rbln_release"], variables["npufleet_card"]
-    if release not in rows:
-        yield "rbln_release is {}, there are rows for {}: name one of them, or add a row under npufleet_extra_releases".format(
-            release, ", ".join(sorted(rows))
+    if release not in known:
+        yield (
+            f"rbln_release is {release}, expected one of {', '.join(sorted(known))}. Correct it, or add a row to "
+            "npufleet_extra_releases."
         )
-    elif card not in rows[release]["cards"]:
-        yield "npufleet_card is {}, release {} supports {}: choose a release for this card".format(
-            card, release, ", ".join(rows[release]["cards"])
-        )
-    if variables["npufleet_npus"] < 1:
-        yield f"npufleet_npus is {variables['npufleet_npus']}, wanted a number of 1 or more"
+    elif card not in known[release]["cards"]:
+        supported = ", ".join(known[release]["cards"])
+        yield f"npufleet_card is {card}, expected one of {supported} for release {release}. Choose a release for this card."
     if not variables.get("triton_server_allow_http", True):
-        yield "triton_server_allow_http is off: what is served is read back over HTTP, so leave it on"
+        yield "triton_server_allow_http is off, expected on, as served models are read back over HTTP. Turn it on."
     names = [entry["name"] for entry in manifest.placed_here(variables)]
-    doubles = sorted({name for name in names if names.count(name) > 1})
-    if doubles:
-        yield "triton_models lists {} more than once for the same hosts".format(", ".join(doubles))
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        yield f"triton_models contains {', '.join(duplicates)} several times for the same hosts. Remove all but one."
 
 
-def misfits(variables: Mapping[str, Any]) -> List[str]:
-    """What of these variables is not of its type."""
-    return variables.misfits if isinstance(variables, Templated) else []
+def type_errors(variables: Mapping[str, Any]) -> List[str]:
+    """Return the type errors of the variables that the inventory or the command line sets."""
+    return variables.type_errors if isinstance(variables, Templated) else []
 
 
-def survey(
+def collect_desired(
     variables: Mapping[str, Any], concerns: List[str], now: bool = False, seal: bool = True
 ) -> Tuple[Dict[str, Any], Dict[str, Manifest], List[str]]:
-    """(desired state by concern, manifests by model, reasons); a concern that nothing can be wanted of is left out.
+    """Return (desired state by concern, manifests by model, reasons). A concern without a desired state is absent.
 
-    `now` is for a proof; without `seal` secrets are in the clear. Raises Refusal where the variables that all concerns build on are
-    not there.
+    `now` is for a proof. Without `seal` secrets are plain text. Raises Refusal if variables that all concerns need are wrong.
     """
     validate(variables, concerns)
-    wanted: Dict[str, Any] = {}
-    found: Dict[str, Manifest] = {}
-    reasons = list(misfits(variables))
+    states: Dict[str, Any] = {}
+    by_model: Dict[str, Manifest] = {}
+    reasons = list(type_errors(variables))
     if {"models", "server"} & set(concerns):
         with collected(reasons):
-            found, more = manifests(variables)
-            reasons += more
+            by_model, model_errors = manifests(variables)
+            reasons += model_errors
     cloud: Sequence[str] = ()
     if "server" in concerns:
         with collected(reasons):
             cloud = manifest.cloud_models(variables)
     context = Context(
-        manifests=found,
+        manifests=by_model,
         cloud_models=cloud,
-        # Reads every file of the backends, and two concerns want it
+        # It reads all files of the backends, and two concerns need it.
         image=lru_cache(maxsize=None)(lambda: in_common(variables, "image", of_concern("image").desired)),
         checks=lambda: inputs.digest(variables, checks_digest(variables)),
         now=now,
@@ -117,19 +117,19 @@ def survey(
     for concern in concerns:
         with collected(reasons, about=concern):
             part = of_concern(concern)
-            made = context.image() if concern == "image" else part.desired(variables, context)
-            wanted[concern] = part.sealed(made, key) if seal and CONCERNS[concern].sealed else made
-    return wanted, found, list(dict.fromkeys(reasons))
+            state = context.image() if concern == "image" else part.desired(variables, context)
+            states[concern] = part.sealed(state, key) if seal and CONCERNS[concern].sealed else state
+    return states, by_model, list(dict.fromkeys(reasons))
 
 
 def manifests(variables: Mapping[str, Any]) -> Tuple[Dict[str, Manifest], List[str]]:
-    """Manifests of all models placed on this host, and the reasons why some cannot be."""
+    """Return (the manifests of the models on this host by name, the errors of the models)."""
     placed = manifest.placed_here(variables)
     return in_common(variables, "models", lambda some: manifest.manifests(some, placed), placed)
 
 
 def checks_digest(variables: Mapping[str, Any]) -> str:
-    """The digest of the files that checks of models placed on this host are made of."""
+    """Return the digest of the check files of the models on this host and of their arrays."""
     models = [str(entry["name"]) for entry in manifest.placed_here(variables)]
     return in_common(variables, "checks", lambda some: inputs.files_digest(some, models), models)
 
@@ -137,60 +137,58 @@ def checks_digest(variables: Mapping[str, Any]) -> str:
 def desired(
     variables: Mapping[str, Any], concerns: List[str], now: bool = False, seal: bool = True
 ) -> Tuple[Dict[str, Any], Dict[str, Manifest]]:
-    """(desired state by concern, manifests by model). Raises Refusal with the reasons of all concerns."""
-    wanted, found, reasons = survey(variables, concerns, now, seal)
+    """Return (desired state by concern, manifests by model). Raises Refusal with the reasons of all concerns."""
+    states, by_model, reasons = collect_desired(variables, concerns, now, seal)
     if reasons:
         raise Refusal(reasons)
-    return wanted, found
+    return states, by_model
 
 
 @cache
 def inventory_specs() -> Dict[str, Mapping[str, Any]]:
-    """The specs of every role of this collection, by variable."""
+    """Return the specs of all variables of this collection's roles, by variable."""
     return findings.specs(os.path.join(COLLECTION, "roles"))
 
 
 def rows(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """What the default of npufleet_release_rows says, without reading the file once more for each host."""
+    """Return the default of npufleet_release_rows. Unlike its template this reads the file once for all hosts."""
     return {**release_rows(), **variables["npufleet_extra_releases"]}
 
 
 class Templated(Mapping[str, Any]):
-    """Variables of a host over the defaults of all roles, each templated when it is first read, and of its type.
+    """The variables of a host over the defaults of all roles, each templated and converted to its type when it is first read.
 
-    `raw` is what `template` looks names up in. A value takes the place of its template there, so that what is made of it does
-    not make it anew. A value that is not of the type that the roles' specs say is refused whenever somebody reads it. Those of
-    `given`, the names that are not the roles' own, are looked at beforehand where they are values already: `misfits` is every
-    reason against them. What is `made` here is not made by its template. `moment` is a path that only the processes of a run know
-    which are at one task with one batch of hosts (common.py).
+    `template` looks names up in `raw`. A value replaces its template there, so that it is computed once. Reading a value of a wrong
+    type raises Refusal. `type_errors` are those of the variables in `names` that need no templating. `computed` has functions that
+    replace templates. `moment` is a path that all processes of a run with the same task and batch of hosts share (common.py).
     """
 
     def __init__(
         self,
         raw: Dict[str, Any],
         template: Any,
-        given: Collection[str] = (),
-        made: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType({}),
+        names: Collection[str] = (),
+        computed: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType({}),
         moment: str = "",
     ) -> None:
         self.moment = moment
         self._raw = raw
         self._template = template
-        self._made = made
+        self._computed = computed
         self._done = set(NO_TEMPLATES)
-        self.misfits: List[str] = []
-        for name in sorted(entry for entry in given if entry in inventory_specs()):
+        self.type_errors: List[str] = []
+        for name in sorted(entry for entry in names if entry in inventory_specs()):
             if _is_value(raw[name]):
                 try:
                     self[name]
                 except Refusal as refusal:
-                    self.misfits += refusal.reasons
+                    self.type_errors += refusal.reasons
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._done:
-            if name in self._made:
-                # Hundreds of values with a type each: they are validated once for all hosts.
-                value = in_common(self, name, lambda variables: _typed(name, self._made[name](variables)))
+            if name in self._computed:
+                # Such a value has hundreds of parts, which are converted once for all hosts.
+                value = in_common(self, name, lambda variables: _typed(name, self._computed[name](variables)))
             else:
                 value = _typed(name, self.untyped(name))
             self._raw[name] = value
@@ -217,7 +215,7 @@ def _typed(name: str, value: Any) -> Any:
 
 
 def _is_value(raw: Any) -> bool:
-    """Whether there is nothing to be templated or decrypted: reading it costs nothing, and asks nobody."""
+    """Return True if a value has no templates and nothing encrypted."""
     if isinstance(raw, Mapping):
         return all(_is_value(part) for part in raw.values())
     if isinstance(raw, (list, tuple)):

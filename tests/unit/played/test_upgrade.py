@@ -118,12 +118,12 @@ def test_what_cannot_work_is_refused_with_all_reasons_after_it_was_foretold(tmp_
         (
             ("-e", "upgrade_to=26.10", "-e", "upgrade_confirm=true"),
             {},
-            "rbln_release is 26.10, there are rows for 24.01, 24.12, 25.08",
+            "rbln_release is 26.10, expected one of 24.01, 24.12, 25.08",
         ),
         (
             ("-e", "upgrade_to=26.05", "-e", "upgrade_confirm=true"),
             {"npufleet_card": "RBLN-CA12"},
-            "npufleet_card is RBLN-CA12, release 26.05 supports RBLN-CA22, RBLN-CA25: choose a release for this card",
+            "npufleet_card is RBLN-CA12, expected one of RBLN-CA22, RBLN-CA25 for release 26.05. Choose a release for this card.",
         ),
     ],
 )
