@@ -10,9 +10,9 @@ import os
 import sys
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import PCI_VENDOR, REBOOT
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import ENGINES, finds_by_name, flag_reasons
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
 from ansible_collections.npufleet.triton.plugins.module_utils.driver.systems import system_refusals
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import container
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils import compose as subject
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server as desired_server

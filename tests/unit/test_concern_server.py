@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container, server
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import server
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import container, credentials, log_reader, reader
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, as_diff, sentence
-from ansible_collections.npufleet.triton.plugins.module_utils.triton import log
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import http_api, log
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import container as desired_container
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server as desired_server
@@ -39,8 +40,8 @@ MANIFESTS = {"digits": {"versions": ["1"], "release": RELEASE, **FACTS}}
 @pytest.fixture(autouse=True)
 def _key(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host has its key, and the files of a driver below 3.0."""
-    monkeypatch.setattr(server.keys, "flaw", lambda *_asked, **_reader: {"words": None, "other": False})
-    monkeypatch.setattr(server.driver_files, "find", lambda _wanted: dict(BROUGHT))
+    monkeypatch.setattr(reader.keys, "flaw", lambda *_asked, **_reader: {"words": None, "other": False})
+    monkeypatch.setattr(reader.driver_files, "find", lambda _wanted: dict(BROUGHT))
 
 
 # What asks the server of this host
@@ -348,7 +349,7 @@ def test_a_mount_from_nowhere_is_for_hands(monkeypatch: pytest.MonkeyPatch, tmp_
     volumes = ["/var/lib/npufleet:/var/lib/npufleet:ro", "cache:/cache", f"{tmp_path}:/here:ro", f"{gone}:/there:ro"]
     asked = wanted(triton_server_volumes=volumes)
     assert asked["sources"] == [str(tmp_path), gone]
-    monkeypatch.setattr(server, "Engine", FakeEngine({}))
+    monkeypatch.setattr(reader, "Engine", FakeEngine({}))
     bare = server.read(desired_server.sealed(asked, KEY))
     assert bare["absent"] == [gone]
     assert [(item["name"], item["current"], item["action"]) for item in server.diff(asked, bare)] == [
@@ -590,7 +591,7 @@ def test_ulimit_that_is_none_is_refused(words: str) -> None:
 @pytest.mark.parametrize(("started", "plans"), [("2026-11-21T22:00:00.1Z", True), ("2026-11-21T23:00:00.1Z", False)])
 def test_a_load_that_hangs_is_a_difference_until_the_container_starts_again(tmp_path: Any, started: str, plans: bool) -> None:
     (tmp_path / "hung.json").write_text('{"models": ["digits"], "at": 1795300000}')
-    names = server.hung(str(tmp_path), started)
+    names = log_reader.hanging_loads(str(tmp_path), started)
     assert names == (["digits"] if plans else [])
     plan = server.diff(wanted(), actual(hung=names))
     assert plan == ([found("loads", "a load that hangs: digits", "a server that can load", "restart")] if plans else [])
@@ -605,13 +606,13 @@ def test_the_start_of_the_process_tells_whether_a_load_still_hangs(
     (tmp_path / "hung.json").write_text(json.dumps(mark))
     monkeypatch.setattr(clock, "process_started", lambda pid: 1000.0 if pid == 7 else None)
     for started in ("2026-11-21T22:00:00.1Z", "2026-11-21T23:00:00.1Z"):
-        assert server.hung(str(tmp_path), started, 7) == (["digits"] if hangs else [])
+        assert log_reader.hanging_loads(str(tmp_path), started, 7) == (["digits"] if hangs else [])
 
 
 @pytest.mark.parametrize("mark", ["", "{", "[]", "{}"])
 def test_a_mark_of_a_hung_load_that_cannot_be_read(tmp_path: Any, mark: str) -> None:
     (tmp_path / "hung.json").write_text(mark)
-    assert server.hung(str(tmp_path), "2026-11-21T22:00:00Z") == []
+    assert log_reader.hanging_loads(str(tmp_path), "2026-11-21T22:00:00Z") == []
 
 
 # The served models
@@ -681,8 +682,8 @@ def test_all_models_that_differ_are_named_in_order() -> None:
 
 @pytest.mark.parametrize("name", ["with space", "new\nline"])
 def test_model_that_no_request_can_name_is_told_with_the_reason(name: str) -> None:
-    served = {"digits": {"1": ready()}, name: {"3": {**ready(None), "reason": server.NAMELESS}}}
-    assert models_plan(served) == [found(name, f"version 3 READY no release ({server.NAMELESS})", None, "unload")]
+    served = {"digits": {"1": ready()}, name: {"3": {**ready(None), "reason": http_api.NAMELESS}}}
+    assert models_plan(served) == [found(name, f"version 3 READY no release ({http_api.NAMELESS})", None, "unload")]
 
 
 # Reading
@@ -707,7 +708,7 @@ def test_name_that_no_request_can_hold_ends_no_look(name: str) -> None:
     answers = {"POST /v2/repository/index": (200, index), "GET /v2/models/ok/versions/1/config": (200, config(RELEASE))}
     with http_server(answers) as triton:
         served = read_served({"address": "127.0.0.1", "http_port": triton.port})
-    assert served == {"ok": {"1": ready()}, name: {"1": {**ready(None), "reason": server.NAMELESS}}}
+    assert served == {"ok": {"1": ready()}, name: {"1": {**ready(None), "reason": http_api.NAMELESS}}}
     assert [request for request in triton.asked if "/models/" in request] == ["GET /v2/models/ok/versions/1/config"]
 
 
@@ -824,14 +825,14 @@ def read(
             asked.append(begin)
             return LOG.splitlines()
         stamped = [line.split(" ", 1) for line in CUT_OFF.splitlines()]
-        return [line for stamp, line in stamped if not until or server.epoch(stamp) < until]
+        return [line for stamp, line in stamped if not until or log_reader.epoch(stamp) < until]
 
     asked: list[float] = [] if since is None else since
     resources = {"/containers/triton/json": inspect, f"/images/{IMAGE['Id']}/json": IMAGE}
-    monkeypatch.setattr(server, "Engine", FakeEngine(resources))
-    monkeypatch.setattr(server, "read_served", lambda _wanted: served)
-    monkeypatch.setattr(server, "last_words", lambda _engine, name: f"the last words of {name}")
-    monkeypatch.setattr(server, "log_lines", lines)
+    monkeypatch.setattr(reader, "Engine", FakeEngine(resources))
+    monkeypatch.setattr(reader, "read_served", lambda _wanted: served)
+    monkeypatch.setattr(log_reader, "last_words", lambda _engine, name: f"the last words of {name}")
+    monkeypatch.setattr(log_reader, "log_lines", lines)
     monkeypatch.setattr(
         HTTP_JSON,
         lambda *asked, **_more: (200, {"name": "triton", "version": "2.42.0"}) if asked[3] == "/v2" else (404, None),
@@ -845,14 +846,14 @@ def test_the_locked_image_under_the_id_of_another_store_is_no_difference(monkeyp
     strange = {**held, "RootFS": {"Layers": ["sha256:2"]}}
     content = images.content_digest(held)
     monkeypatch.setitem(LOCKED, "content", content)
-    monkeypatch.setattr(server, "read_served", lambda _wanted: {"digits": {"1": ready()}})
+    monkeypatch.setattr(reader, "read_served", lambda _wanted: {"digits": {"1": ready()}})
     monkeypatch.setattr(HTTP_JSON, lambda *_asked, **_more: (404, None))
 
     def plan(running: str) -> list[str]:
         resources = {"/containers/triton/json": {**INSPECT, "Image": running}}
         resources.update({f"/images/{ident}/json": {**held, "Id": ident}, f"/images/{other}/json": {**strange, "Id": other}})
         resources[f"/images/{LOCKED['reference']}/json"] = resources[f"/images/{ident}/json"]
-        monkeypatch.setattr(server, "Engine", FakeEngine(resources))
+        monkeypatch.setattr(reader, "Engine", FakeEngine(resources))
         actual = server.read(sealed())
         assert actual["image"] == ident, "what a new container is made of here"
         return [entry["name"] for entry in server.diff(sealed(), actual)]
@@ -902,9 +903,9 @@ def test_one_that_the_engine_started_again_tells_all_that_it_said_in_the_switch(
     """It ends when it has tried every model, and its next life has come to fewer of them."""
     asked: list[float] = []
     silent = changed("RestartCount", restarts)
-    monkeypatch.setattr(server.store, "read_transaction", lambda _root: None if renewed is None else {"renewed": renewed})
+    monkeypatch.setattr(log_reader.store, "read_transaction", lambda _root: None if renewed is None else {"renewed": renewed})
     read(monkeypatch, silent, None, since=asked)
-    assert asked == [since or server.epoch(silent["State"]["StartedAt"])]
+    assert asked == [since or log_reader.epoch(silent["State"]["StartedAt"])]
 
 
 def test_a_server_that_ended_before_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -938,7 +939,7 @@ def test_what_a_server_that_ended_was_still_loading(
     [("2026-11-22T01:25:16.5Z", 1795310716.5), ("2026-11-22T01:25:16Z", 1795310716.0), ("0001-01-01", 0), ("", 0)],
 )
 def test_time_of_the_engine(stamp: str, seconds: float) -> None:
-    assert server.epoch(stamp) == seconds
+    assert log_reader.epoch(stamp) == seconds
 
 
 @pytest.mark.parametrize("answer", [(0, "connection refused"), (200, "not JSON"), (503, {"version": "2.42.0"})])
@@ -965,7 +966,7 @@ def test_read_of_a_container_that_does_not_run(monkeypatch: pytest.MonkeyPatch, 
 def test_read_without_container_or_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"absent": [], "driver_files": BROUGHT, "access": ALL}
     assert read(monkeypatch, None) == {"engine": True, "container": None, "served": None, "previous": False, "image": None, **files}
-    monkeypatch.setattr(server, "Engine", FakeEngine(None))
+    monkeypatch.setattr(reader, "Engine", FakeEngine(None))
     assert server.read(sealed()) == {"engine": False, "container": None, "served": None, **files}
 
 
@@ -1010,7 +1011,7 @@ def test_the_address_that_the_server_listens_on_is_asked(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(HTTP_JSON, answer)
     resources = {"/containers/triton/json": INSPECT, f"/images/{IMAGE['Id']}/json": IMAGE}
-    monkeypatch.setattr(server, "Engine", FakeEngine(resources))
+    monkeypatch.setattr(reader, "Engine", FakeEngine(resources))
     server.read(sealed(triton_server_listen_address=listens, npufleet_http_port="9000"))
     assert addresses == [
         (asked, 9000, "/v2/repository/index"),
@@ -1098,21 +1099,21 @@ def test_keys_are_mounted_and_in_no_setting_of_the_container() -> None:
 def test_keys_on_the_host_are_read_back(tmp_path: Path) -> None:
     keys = {**desired_server.credentials(KEYS), "path": str(tmp_path / "keys.json")}
     alone, shared = {"group": 61100, "needed": False}, {"group": 61100, "needed": True}
-    assert server._read_credentials(keys, **alone) == "nothing"
+    assert credentials.problem(keys, **alone) == "nothing"
     (tmp_path / "keys.json").write_text(json.dumps(KEYS, sort_keys=True))
     (tmp_path / "keys.json").chmod(0o600)
     owner, group = (tmp_path / "keys.json").stat().st_uid, (tmp_path / "keys.json").stat().st_gid
-    assert server._read_credentials(keys, **alone) == (None if owner == 0 else f"mode 0600 of user {owner} and group {group}")
-    assert server._read_credentials(keys, **shared) == f"mode 0600 of user {owner} and group {group}"
+    assert credentials.problem(keys, **alone) == (None if owner == 0 else f"mode 0600 of user {owner} and group {group}")
+    assert credentials.problem(keys, **shared) == f"mode 0600 of user {owner} and group {group}"
     (tmp_path / "keys.json").chmod(0o644)
-    assert server._read_credentials(keys, **alone) == f"mode 0644 of user {owner} and group {group}"
+    assert credentials.problem(keys, **alone) == f"mode 0644 of user {owner} and group {group}"
     if owner == 0:
         (tmp_path / "keys.json").chmod(0o640)
-        assert server._read_credentials(keys, **shared) == f"mode 0640 of user 0 and group {group}"
+        assert credentials.problem(keys, **shared) == f"mode 0640 of user 0 and group {group}"
         os.chown(tmp_path / "keys.json", 0, 61100)
-        assert (server._read_credentials(keys, **shared), server._read_credentials(keys, **alone)) == (None, None)
+        assert (credentials.problem(keys, **shared), credentials.problem(keys, **alone)) == (None, None)
     (tmp_path / "keys.json").write_text("{}")
-    assert str(server._read_credentials(keys, **alone)).startswith("SHA-256 44136fa355b3")
+    assert str(credentials.problem(keys, **alone)).startswith("SHA-256 44136fa355b3")
     asked = wanted(triton_server_cloud_credentials=KEYS)
     (first, *_rest) = server.diff(asked, {**actual(), "credentials": "nothing"})
     digest = asked["credentials"]["sha256"][:12]
@@ -1158,11 +1159,11 @@ def test_the_same_secrets_are_no_difference(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_last_words_tell_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "hung", lambda *_asked: [])
+    monkeypatch.setattr(reader, "hanging_loads", lambda *_asked: [])
     inspect = changed("State", {"Status": "exited", "Running": False, "ExitCode": 1})
     inspect["Config"]["Env"] = ["HF_TOKEN=t0ken-secret"]
     resources = {"/containers/triton/json": inspect, f"/images/{IMAGE['Id']}/json": IMAGE}
-    monkeypatch.setattr(server, "Engine", FakeEngine(resources))
-    monkeypatch.setattr(server, "last_words", lambda _engine, _name: "ValueError: t0ken-secret is no token")
-    monkeypatch.setattr(server, "log_lines", lambda *_asked, **_span: [])
+    monkeypatch.setattr(reader, "Engine", FakeEngine(resources))
+    monkeypatch.setattr(log_reader, "last_words", lambda _engine, _name: "ValueError: t0ken-secret is no token")
+    monkeypatch.setattr(log_reader, "log_lines", lambda *_asked, **_span: [])
     assert server.read(sealed())["log"] == "ValueError: *** is no token"

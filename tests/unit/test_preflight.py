@@ -9,7 +9,7 @@ import pytest
 from ansible_collections.npufleet.triton.plugins.filter.refusal_table import refusal_table
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
 from ansible_collections.npufleet.triton.plugins.module_utils import preflight as subject
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import device_access
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import systems
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import registry
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import preflight_inputs

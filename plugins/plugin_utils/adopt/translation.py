@@ -10,7 +10,7 @@ import posixpath
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns import container
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import container
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import (

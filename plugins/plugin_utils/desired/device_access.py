@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.device_access import RIGHTS
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.device_access import RIGHTS
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 

@@ -6,7 +6,8 @@ import hashlib
 import json
 from typing import Any, Dict, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import CLOUD, CREDENTIALS_HOME, sealed_container
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import CLOUD, CREDENTIALS_HOME
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.container import sealed_container
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import container, device_access, server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context

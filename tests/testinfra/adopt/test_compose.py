@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import testinfra
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.container import container_facts
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.container import container_facts
 from conftest import NPU_HOSTS, connect, engine, inspect, playbook, well
 from test_3_reboot import wait_for
 

@@ -1,0 +1,26 @@
+"""The concern `server`: Triton's container, compared with all of `docker inspect`, and the models that the server has loaded."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.credentials import CREDENTIALS_HOME
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.differences import (
+    CONCERN,
+    HANGING,
+    TO_MOUNT,
+    diff,
+    diff_models,
+)
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.reader import read
+
+# The facts of a model that Triton itself reads from an object store
+CLOUD: Mapping[str, Any] = {
+    **dict.fromkeys(("versions", "release", "source")),
+    "steps": [],
+    "memory": [],
+    "switch": "beside",
+    "cached": False,
+}
+
+__all__ = ["CLOUD", "CONCERN", "CREDENTIALS_HOME", "HANGING", "TO_MOUNT", "diff", "diff_models", "read"]

@@ -1,0 +1,125 @@
+"""The differences between the desired server and the actual one."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, List, Mapping, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, item
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import plain
+
+CONCERN = "server"
+HANGING = "loads"
+# Items about what a new container could not mount or open
+TO_MOUNT = (ABSENT, DRIVER_FILES, ACCESS) = ("volumes", "driver files", "device access")
+
+
+def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+    """Return the differences: files, container, state. Served models are compared only in a container that stays."""
+    plan = list(_diff_files(wanted, actual))
+    if actual["container"] is None:
+        return [*plan, item(CONCERN, "container", None, "running " + wanted["name"], "create")]
+    driver_files, access = actual["driver_files"], actual["access"]
+    if driver_files["missing"]:
+        plan.append(item(CONCERN, DRIVER_FILES, None, ", ".join(driver_files["missing"]), INSPECT))
+    barred = [*access["missing"], *access["closed"]]
+    if barred:
+        plan.append(item(CONCERN, ACCESS, "; ".join(barred), "the cards and files open to the server", INSPECT))
+    replace = list(_diff_container(wanted["container"], actual))
+    return [*plan, *replace, *_diff_state(wanted, actual, bool(replace))]
+
+
+def _diff_files(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[Item]:
+    """Yield the differences of the server's keys and of the paths that it mounts."""
+    readers = "for root and group {}".format(wanted["reader"]["group"]) if wanted["reader"]["needed"] else "for root alone"
+    if actual.get("credentials"):
+        sealed_file = "SHA-256 {}, {}".format(wanted["credentials"]["sha256"][:12], readers)
+        yield item(CONCERN, "credentials", actual["credentials"], sealed_file, "write")
+    if actual.get("key"):
+        owner = "the operator's key" if wanted["key_fingerprint"] else "a key of this host"
+        yield item(CONCERN, "key", actual["key"]["words"], f"{owner}, {readers}", "key")
+    if actual["absent"]:
+        yield item(CONCERN, ABSENT, "nothing at " + ", ".join(actual["absent"]), "what is mounted from there", INSPECT)
+
+
+def _diff_container(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[Item]:
+    """Yield the differences for which the container is replaced."""
+    found = actual["container"]
+    desired: Dict[str, Any] = {
+        **wanted,
+        "volumes": sorted({*wanted["volumes"], *actual["driver_files"]["binds"]}),
+        "devices": actual["access"]["devices"],
+        "groups": actual["access"]["groups"],
+    }
+    for key in sorted(desired):
+        value = desired[key]
+        if key == "environment":
+            # The facts of a container do not have variables that its image sets to the same value.
+            value = dict(set(value.items()) - set(actual.get("inherited", {}).items()))
+        if key == "ports":
+            # Some engines record no address for 0.0.0.0.
+            value = {
+                port: where if found[key].get(port) == where else where.replace("0.0.0.0", "") for port, where in value.items()
+            }
+        if found[key] != value:
+            yield item(CONCERN, "container." + key, found[key], desired[key], "replace")
+
+
+def _diff_state(wanted: Mapping[str, Any], actual: Mapping[str, Any], replaced: bool) -> Iterator[Item]:
+    """Yield the differences of a container that is not replaced: its state, its key, its models."""
+    log = ": " + actual["log"] if actual.get("log") else ""
+    if actual["state"] != "running":
+        yield item(CONCERN, "container", actual["state"] + log, "running", "start")
+        return
+    if ((actual.get("key") or {}).get("other") or actual.get("closed")) and not replaced:
+        # A server reads its key when it starts.
+        path = (wanted["key"] or {}).get("path", "no file")
+        yield item(CONCERN, "key in use", "another key", f"that of {path}", "restart")
+    elif actual["served"] is None:
+        restarts = ", restart count {}".format(actual["restarts"]) if actual.get("restarts") else ""
+        yield item(
+            CONCERN, "http", "no answer on port {}{}{}".format(wanted["http_port"], restarts, log), "the model index", "wait"
+        )
+    else:
+        yield from diff_models(wanted, actual["served"])
+    if actual.get("hung"):
+        yield item(CONCERN, HANGING, f"a load that hangs: {', '.join(actual['hung'])}", "a server that can load", "restart")
+
+
+def diff_models(wanted: Mapping[str, Any], served: Mapping[str, Any]) -> List[Item]:
+    """Return the differences of the models: each desired one is READY in its versions and release, and no other one is READY."""
+    action = {"none": "restart", "poll": "wait", "explicit": "load"}[wanted["mode"]]
+    plan = []
+    for name in sorted(wanted["models"]):
+        model = wanted["models"][name]
+        versions = served.get(name) or {}
+        if model["release"] is None:
+            if not any(version["state"] == "READY" for version in versions.values()):
+                plan.append(item(CONCERN, name, _actual_versions(versions), "READY out of its object store", action))
+            continue
+        good = {
+            version for version, state in versions.items() if state["state"] == "READY" and state["release"] == model["release"]
+        }
+        loaded = {version for version, state in versions.items() if state["state"] in ("READY", "LOADING")}
+        if good != set(model["versions"]) or loaded - good:
+            plan.append(item(CONCERN, name, _actual_versions(versions), _desired_versions(model), action))
+    for name in sorted(set(served) - set(wanted["models"])):
+        if any(entry["state"] == "READY" for entry in served[name].values()):
+            unload = {"none": "restart", "poll": "wait", "explicit": "unload"}[wanted["mode"]]
+            plan.append(item(CONCERN, name, _actual_versions(served[name]), None, unload))
+    return plan
+
+
+def _actual_versions(versions: Mapping[str, Any]) -> Optional[str]:
+    texts = []
+    for version in sorted(versions):
+        state = versions[version]
+        tail = plain(state["reason"])
+        if state["state"] == "READY":
+            tail = (state["release"] or "no release")[:12] + (f" ({NAMELESS})" if state["reason"] == NAMELESS else "")
+        texts.append("version {} {} {}".format(version, state["state"], tail).strip())
+    return ", ".join(texts) or None
+
+
+def _desired_versions(model: Mapping[str, Any]) -> str:
+    return ", ".join("version {} READY {}".format(version, model["release"][:12]) for version in model["versions"])

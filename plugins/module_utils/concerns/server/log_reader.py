@@ -1,0 +1,67 @@
+"""The log of a server that does not answer: why it does not, and which models it was loading when it ended."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any, Dict, List, Mapping
+
+from ansible_collections.npufleet.triton.plugins.module_utils import store
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import (
+    last_words,
+    loading,
+    log_lines,
+    reasons,
+    so_far,
+)
+
+
+def read_log(engine: Engine, desired: Mapping[str, Any], inspect: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return {"log": why the server does not answer, "cut_off": models whose load its last end interrupted}."""
+    name, state = desired["name"], inspect["State"]
+    restarted = bool(inspect.get("RestartCount"))
+    if state["Status"] != "running":
+        return {"log": last_words(engine, name), "cut_off": interrupted_loads(engine, desired, state)}
+    lines = log_lines(engine, name, _log_start(desired["root"], inspect))
+    failed = [reason for reason in reasons(lines, sorted(desired["models"])).values() if reason.startswith("failed to load ")]
+    # A server that was restarted has logged the reason of its end; one that still starts has logged its progress.
+    rest = last_words(engine, name) if restarted else so_far(lines, sorted(desired["models"]))
+    return {"log": "; ".join(failed) or rest, "cut_off": interrupted_loads(engine, desired, state) if restarted else []}
+
+
+def _log_start(root: str, inspect: Mapping[str, Any]) -> float:
+    """Return the time from which the log tells why the server does not answer.
+
+    It is the start of the server, or the open switch of models if the server has restarted since.
+    """
+    started = epoch(inspect["State"].get("StartedAt") or "")
+    transaction = store.read_transaction(root) if inspect.get("RestartCount") else None
+    return min(started, store.renewed(transaction) or started) if transaction else started
+
+
+def interrupted_loads(engine: Engine, desired: Mapping[str, Any], state: Mapping[str, Any]) -> List[str]:
+    """Return the models that the server was still loading when it last ended, whose own reasons are not in the log."""
+    until = epoch(state.get("StartedAt") or "") if state["Status"] == "running" else 0.0
+    return sorted(loading(log_lines(engine, desired["name"], until=until)) & set(desired["models"]))
+
+
+def hanging_loads(root: str, started: str, pid: int = 0) -> List[str]:
+    """Return the models whose load hangs in the running server, as a run has recorded. A later start has ended the load.
+
+    The start of the process is compared by uptime, because the time of day may have been set since.
+    """
+    mark = store.read(root, store.HUNG).content
+    process = clock.process_started(pid) if mark and "uptime" in mark and pid else None
+    if mark and process is not None:
+        return sorted(mark["models"]) if mark.get("boot") == clock.boot() and process < mark["uptime"] else []
+    return sorted(mark["models"]) if mark and started and epoch(started) < mark["at"] else []
+
+
+def epoch(stamp: str) -> float:
+    """Return the seconds since 1970 of a time of the engine, such as 2026-01-02T03:04:05.678901234Z; 0 for another text."""
+    import calendar
+
+    match = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?", stamp)
+    return calendar.timegm(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S")) + float(match[2] or 0) if match else 0

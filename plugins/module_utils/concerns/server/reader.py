@@ -1,0 +1,81 @@
+"""The actual server: its container, what it serves, its keys, and what it could not mount or open."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, Mapping
+
+from ansible_collections.npufleet.triton.plugins.module_utils import secret
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import credentials, device_access
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.container import (
+    container_facts,
+    environment,
+    sealed_container,
+)
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.log_reader import hanging_loads, read_log
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
+from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import asked, read_served, version_of
+
+# The label of an image that names the release row that it was built for
+RELEASE_ROW = "io.npufleet.release"
+
+
+def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the facts of the container, the server's index and configs, and what is wrong with its files."""
+    actual = _read_container(wanted)
+    actual["absent"] = [path for path in wanted["sources"] if not os.path.exists(path)]
+    actual["driver_files"] = driver_files.find(wanted["driver_files"]) if wanted["driver_files"] else {"binds": [], "missing": []}
+    actual["access"] = device_access.find(wanted["access"])
+    if wanted.get("credentials"):
+        actual["credentials"] = credentials.problem(wanted["credentials"], **wanted["reader"])
+    if wanted.get("key"):
+        flaw = keys.flaw(wanted["key"]["path"], wanted["key_fingerprint"], **wanted["reader"])
+        actual.update({"key": flaw} if flaw["words"] else {})
+    return actual
+
+
+def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
+    engine = Engine()
+    try:
+        inspect = engine.container(wanted["name"])
+        locked = images.inspect_image(engine, wanted["image"]["reference"])
+        image = (images.inspect_image(engine, inspect["Image"]) if inspect else None) or {}
+        # A run that was killed leaves the previous container under this name.
+        previous = engine.container(wanted["name"] + "-previous")
+    except OSError:
+        return {"engine": False, "container": None, "served": None}
+    # The ID that this engine has given to the locked image
+    actual: Dict[str, Any] = {"engine": True, "container": None, "served": None, "previous": previous is not None}
+    actual["image"] = locked["Id"] if locked else None
+    if not inspect:
+        return actual
+    facts = container_facts(inspect, image)
+    if wanted["image"]["content"] and images.content_digest(image) == wanted["image"]["content"]:
+        # It is the same image, which this engine's store knows by another ID.
+        facts["image"] = wanted["container"]["image"]
+    sealed = sealed_container(facts, wanted["seal"])
+    config, state = image.get("Config") or {}, inspect["State"]
+    running = state["Status"] == "running"
+    actual.update(
+        container=sealed,
+        release=(config.get("Labels") or {}).get(RELEASE_ROW),
+        inherited=secret.seal_values(environment(config), wanted["seal"]),
+        state="running" if running else "{} ({})".format(state["Status"], state["ExitCode"]),
+        # The engine's own restarts since the last start by an operator or a run
+        restarts=inspect.get("RestartCount") or 0,
+    )
+    if running:
+        actual["hung"] = hanging_loads(wanted["root"], state.get("StartedAt") or "", state.get("Pid") or 0)
+        actual["served"] = read_served(wanted)
+        if actual["served"] is None and asked(wanted, "POST", "/v2/repository/index")[0] == 403:
+            actual["closed"] = True
+        status, server = asked(wanted, "GET", "/v2")
+        actual["version"] = version_of(server) if status == 200 else None
+    if not running or actual["served"] is None:
+        actual.update(read_log(engine, wanted, inspect))
+        secrets, digests = ([*fact["environment"].values(), *fact["command"]] for fact in (facts, sealed))
+        actual["log"] = secret.remove_values(str(actual["log"]), secrets, digests)
+    return actual
