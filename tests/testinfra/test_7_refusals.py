@@ -70,10 +70,10 @@ def test_another_system_kernel_and_card_all_at_once() -> None:
     refused(
         run,
         *(
-            (f"- {', '.join(names)}: found {system}, wanted ubuntu-22.04 for release lab-24.01: install one of them",)
+            (f"- {', '.join(names)}: the system is {system}, expected ubuntu-22.04 for release lab-24.01. Install one of them",)
             for system, names in systems().items()
         ),
-        ("found kernel", "wanted ==4.4.0 for release lab-24.01"),
+        ("the kernel is", "expected ==4.4.0 for release lab-24.01"),
         ("found RBLN-CA12 on the bus, wanted RBLN-CA22 for release lab-24.01: choose release 24.01",),
         ("model digits: found compiled files for CA12/0.6, wanted one for CA22/0.6: compile it",),
     )

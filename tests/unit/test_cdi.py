@@ -136,7 +136,7 @@ def test_a_toolkit_that_nothing_brings_is_refused(
     assert bool(reasons) is refused
     if refused:
         assert reasons[0].startswith(
-            f"found rbln-container-toolkit {found or 'nowhere'}, and {offered or 'none'} in the host's repositories, wanted 0.2"
+            f"rbln-container-toolkit is {found or 'missing'} and {offered or 'missing'} in the host's repositories, expected 0.2"
         )
 
 

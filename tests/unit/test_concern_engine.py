@@ -251,7 +251,7 @@ def test_daemon_json_that_is_no_map_is_left_to_a_person(files: Path, content: st
     (files / "daemon.json").write_text(content)
     actual = {**host(), **{key: read(files)[key] for key in ("daemon", "daemon_error")}}
     assert engine.diff(WANTED, actual) == [
-        found("daemon.json", f"not a JSON object (wanted an object, found {kind})", OPTIONS, "repair by hand")
+        found("daemon.json", f"not a JSON object (it is {kind}, expected an object)", OPTIONS, "repair by hand")
     ]
 
 

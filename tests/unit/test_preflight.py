@@ -48,12 +48,13 @@ def test_system_of_the_row_is_accepted() -> None:
 def test_other_system_and_kernel_are_refused_at_once() -> None:
     system, kernel = systems.system_refusals(WANTED, NOBLE.replace("24.04", "20.04"), "5.4.0-1-generic")
     assert system == (
-        "found ubuntu-20.04, wanted ubuntu-22.04 or ubuntu-24.04 for release 25.08: install one of them, or choose release 24.01"
+        "the system is ubuntu-20.04, expected ubuntu-22.04 or ubuntu-24.04 for release 25.08. "
+        "Install one of them, or choose release 24.01"
     )
-    todo = "for release 25.08: install and boot such a kernel, and hold it"
-    assert kernel == f"found kernel 5.4.0-1-generic, wanted ==6.8.0 or {KERNELS} {todo}"
+    todo = "for release 25.08. Install and boot such a kernel, and hold it"
+    assert kernel == f"the kernel is 5.4.0-1-generic, expected ==6.8.0 or {KERNELS} {todo}"
     assert systems.system_refusals(WANTED, NOBLE, "6.8.0-118-generic") == [
-        f"found kernel 6.8.0-118-generic, wanted {KERNELS} {todo}"
+        f"the kernel is 6.8.0-118-generic, expected {KERNELS} {todo}"
     ]
     assert systems.system_refusals(WANTED, NOBLE.replace("24.04", "22.04"), "6.8.0-118-generic") == []
 
@@ -239,7 +240,7 @@ def test_a_spec_that_is_about_to_be_made_is_not_missed(action: str, monkeypatch:
     assert found[0] == f"npufleet_device_access: {device_access.NO_SPEC}"
 
 
-@pytest.mark.parametrize(("brings", "words"), [(True, []), (False, ["found rbln-container-toolkit nowhere, and none"])])
+@pytest.mark.parametrize(("brings", "words"), [(True, []), (False, ["rbln-container-toolkit is missing and missing"])])
 def test_a_toolkit_that_cannot_come_is_refused(brings: bool, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject.cdi, "candidate_version", lambda _name: None)
     monkeypatch.setattr(subject, "system_refusals", lambda *_args: [])
@@ -395,6 +396,6 @@ def test_a_system_that_the_vendor_has_not_fully_tested_is_a_remark(tmp_path: Pat
     release.write_text('ID="rocky"\nVERSION_ID="9.7"\n')
     wanted = {**WANTED, "untested_systems": ["rocky-9.7"]}
     (remark,) = systems.remarks(wanted, str(release))
-    assert remark == "rocky-9.7 is listed as not fully tested by the vendor for release 25.08. Prove a host of it first"
+    assert remark == "rocky-9.7 is listed as not fully tested by the vendor for release 25.08. Prove one host first"
     release.write_text(NOBLE)
     assert systems.remarks(wanted, str(release)) == systems.remarks(WANTED, str(tmp_path / "none")) == []

@@ -25,10 +25,10 @@ _TOOL = "|".join(map(re.escape, vendor_tool.TOOLS))
 BIND = re.compile(rf"(?:{_FILE}|{_TOOL}):(?:{CONTAINER_LIBRARIES}/{LIBRARY.pattern}|{_TOOL}):ro")
 
 
-def find(wanted: Mapping[str, Any]) -> Dict[str, List[str]]:
+def find(desired: Mapping[str, Any]) -> Dict[str, List[str]]:
     """Return {"binds": bind mounts of the existing files, "missing": descriptions of the missing ones}.
 
-    `wanted`: {"libraries": if the driver includes libraries, "driver": its version}.
+    `desired`: {"libraries": if the driver includes libraries, "driver": its version}.
     """
     binds, missing = {}, []
     tool = vendor_tool.find_tool()
@@ -36,12 +36,12 @@ def find(wanted: Mapping[str, Any]) -> Dict[str, List[str]]:
         missing.append("the vendor's tool (" + ", ".join(vendor_tool.TOOLS) + ")")
     else:
         binds[tool] = tool
-    if wanted["libraries"]:
+    if desired["libraries"]:
         if tool is not None:
             binds.setdefault(TOOL, tool)
         libraries = _libraries()
         if NEEDED not in libraries:
-            missing.append(f"{NEEDED}* of driver {wanted['driver']} (in {', '.join(DIRECTORIES)})")
+            missing.append(f"{NEEDED}* of driver {desired['driver']} (in {', '.join(DIRECTORIES)})")
         binds.update({f"{CONTAINER_LIBRARIES}/{name}": path for name, path in libraries.items()})
     return {"binds": sorted(f"{path}:{target}:ro" for target, path in binds.items()), "missing": missing}
 

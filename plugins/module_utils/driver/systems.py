@@ -8,26 +8,20 @@ from typing import Any, List, Mapping
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
 
-def system_refusals(wanted: Mapping[str, Any], os_release: str, kernel: str) -> List[str]:
+def system_refusals(row: Mapping[str, Any], os_release: str, kernel: str) -> List[str]:
     """Return the reasons why the release row does not support the operating system and the running kernel."""
-    found = _system(os_release)
+    found, supported = _system(os_release), row["systems"]
+    release = f"for release {row['release']}"
     reasons = []
-    if found not in wanted["systems"]:
-        fitting = [name for name, row in wanted["rows"].items() if found in row["systems"]]
-        other = f", or choose release {' or '.join(fitting)}" if fitting else ""
-        reasons.append(
-            "found {}, wanted {} for release {}: install one of them{}".format(
-                found, " or ".join(wanted["systems"]), wanted["release"], other
-            )
-        )
+    if found not in supported:
+        others = [name for name, other in row["rows"].items() if found in other["systems"]]
+        choice = f", or choose release {' or '.join(others)}" if others else ""
+        reasons.append(f"the system is {found}, expected {' or '.join(supported)} {release}. Install one of them{choice}")
     # For an unsupported system, the kernel is compared with the rules of all supported ones.
-    rules = [wanted["systems"][found]] if found in wanted["systems"] else sorted(set(wanted["systems"].values()))
+    rules = [supported[found]] if found in supported else sorted(set(supported.values()))
     if rules and not any(kernel_fits(kernel, rule) for rule in rules):
-        reasons.append(
-            "found kernel {}, wanted {} for release {}: install and boot such a kernel, and hold it".format(
-                kernel, " or ".join(rules), wanted["release"]
-            )
-        )
+        expected = f"expected {' or '.join(rules)} {release}"
+        reasons.append(f"the kernel is {kernel}, {expected}. Install and boot such a kernel, and hold it")
     return reasons
 
 
@@ -41,19 +35,19 @@ def kernel_fits(kernel: str, rule: str) -> bool:
     actual = [_numbers(version), _numbers(build[0] if build else "")]
     for part in rule.split(","):
         sign, bounds = part[:2], [_numbers(entry) for entry in part[2:].split("-")]
-        wanted = [number for bound in bounds for number in bound]
+        expected = [number for bound in bounds for number in bound]
         found = [number for bound, numbers in zip(bounds, actual) for number in (numbers + [0] * len(bound))[: len(bound)]]
-        if not {"==": found == wanted, ">=": found >= wanted, "<=": found <= wanted}[sign]:
+        if not {"==": found == expected, ">=": found >= expected, "<=": found <= expected}[sign]:
             return False
     return True
 
 
-def remarks(wanted: Mapping[str, Any], os_release: str = "/etc/os-release") -> List[str]:
+def remarks(row: Mapping[str, Any], os_release: str = "/etc/os-release") -> List[str]:
     """Return warnings about the operating system under the release row."""
     found = _system(read_text(os_release) or "")
-    if found not in wanted.get("untested_systems", []):
+    if found not in row.get("untested_systems", []):
         return []
-    return [f"{found} is listed as not fully tested by the vendor for release {wanted['release']}. Prove a host of it first"]
+    return [f"{found} is listed as not fully tested by the vendor for release {row['release']}. Prove one host first"]
 
 
 def _system(os_release: str) -> str:

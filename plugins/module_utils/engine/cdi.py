@@ -122,8 +122,8 @@ def refusals(found: Optional[str]) -> Iterator[str]:
     offered = candidate_version(PACKAGE)
     if offered is None or is_too_old(offered):
         yield (
-            f"found {PACKAGE} {found or 'nowhere'}, and {offered or 'none'} in the host's repositories, wanted {OLDEST} or newer, "
-            "which names each NPU: set rbln_driver_toolkit_repository, or install it"
+            f"{PACKAGE} is {found or 'missing'} and {offered or 'missing'} in the host's repositories, expected {OLDEST} or newer, "
+            "which names each NPU. Set rbln_driver_toolkit_repository, or install it"
         )
 
 
@@ -179,14 +179,14 @@ def _mount_flaws(mounts: Mapping[str, str], links: Sequence[str], unlinked: bool
         yield f"no {driver_files.NEEDED} in the container"
 
 
-def diff(concern: str, found: Mapping[str, Any], wanted: Mapping[str, str], loaded: bool) -> List[Item]:
-    """Return the differences of the units (`wanted` is empty without cards by name), and with a `loaded` driver of the spec."""
-    if not wanted:
+def diff(concern: str, found: Mapping[str, Any], desired: Mapping[str, str], loaded: bool) -> List[Item]:
+    """Return the differences of the units (`desired` is empty without cards by name), and with a `loaded` driver of the spec."""
+    if not desired:
         return [item(concern, name, "installed", None, REMOVE) for name, unit in found["units"].items() if unit is not None]
     plan = []
     if found["version"] is None or is_too_old(found["version"]):
         plan.append(item(concern, PACKAGE, found["version"], f"{OLDEST} or newer", INSTALL))
-    for name, unit in wanted.items():
+    for name, unit in desired.items():
         if found["units"][name] != unit:
             plan.append(item(concern, name, found["units"][name], unit, "configure"))
         elif name not in found["enabled"]:

@@ -69,43 +69,43 @@ def parse(raw: Optional[str]) -> Dict[str, Any]:
         return {}
     options_found = shapes.parse(raw)
     if not isinstance(options_found, dict):
-        raise ValueError(f"wanted an object, found {KINDS[type(options_found)]}")
+        raise ValueError(f"it is {KINDS[type(options_found)]}, expected an object")
     return options_found
 
 
-def merge(current: Optional[Mapping[str, Any]], wanted: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return `current` updated with `wanted`: maps are merged, other values are replaced.
+def merge(current: Optional[Mapping[str, Any]], desired: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return `current` updated with `desired`: maps are merged, other values are replaced.
 
     Options of a replaced driver are removed: dockerd does not start with options that its driver lacks.
     """
     merged = {}
     for option, value in (current or {}).items():
-        kept = _kept(option, value, current or {}, wanted)
+        kept = _kept(option, value, current or {}, desired)
         if kept is not None:
             merged[option] = kept
-    for option, value in wanted.items():
+    for option, value in desired.items():
         merged[option] = _merge_value(merged.get(option), value, objects=option in OBJECTS)
     return merged
 
 
-def _kept(option: str, value: Any, current: Mapping[str, Any], wanted: Mapping[str, Any]) -> Any:
+def _kept(option: str, value: Any, current: Mapping[str, Any], desired: Mapping[str, Any]) -> Any:
     """Return the part of an option of the file that fits the desired driver, None for no part."""
     owner = DEPENDENT.get(option)
-    if owner is None or owner not in wanted:
+    if owner is None or owner not in desired:
         return value
     before = current.get(owner, DEFAULTS.get(owner))
-    if before == wanted[owner]:
+    if before == desired[owner]:
         return value
     if before is None and isinstance(value, list):
         # An option of storage begins with the name of its driver, as in `overlay2.size=20G`.
-        return [entry for entry in value if str(entry).startswith(f"{wanted[owner]}.")] or None
+        return [entry for entry in value if str(entry).startswith(f"{desired[owner]}.")] or None
     return None
 
 
-def _merge_value(current: Any, wanted: Any, objects: bool = False) -> Any:
-    if not (isinstance(current, Mapping) and isinstance(wanted, Mapping)):
-        return wanted
-    return {**current, **{key: wanted[key] if objects else _merge_value(current.get(key), wanted[key]) for key in wanted}}
+def _merge_value(current: Any, desired: Any, objects: bool = False) -> Any:
+    if not (isinstance(current, Mapping) and isinstance(desired, Mapping)):
+        return desired
+    return {**current, **{key: desired[key] if objects else _merge_value(current.get(key), desired[key]) for key in desired}}
 
 
 def options(config: Mapping[str, Any]) -> Iterator[str]:
@@ -201,18 +201,17 @@ def _expanded(words: Sequence[str], environment: Mapping[str, Tuple[str, str]], 
 def _settings(content: str) -> Iterator[Tuple[str, str]]:
     """Yield name and value of each line in the section [Service] of a unit."""
     section, continued = "", ""
-    for line in content.splitlines():
-        line = line.strip()
+    for line in map(str.strip, content.splitlines()):
         if line[:1] in ("#", ";"):
             continue
         if line.endswith("\\"):
             continued += line[:-1] + " "
             continue
-        line, continued = continued + line, ""
-        if re.fullmatch(r"\[[^\]]*\]", line):
-            section = line
-        elif section == "[Service]" and "=" in line:
-            name, _equals, value = line.partition("=")
+        whole, continued = continued + line, ""
+        if re.fullmatch(r"\[[^\]]*\]", whole):
+            section = whole
+        elif section == "[Service]" and "=" in whole:
+            name, _equals, value = whole.partition("=")
             yield name.strip(), value.strip()
 
 

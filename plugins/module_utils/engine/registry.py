@@ -40,7 +40,7 @@ def check_supplier(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Op
 
 
 def _unreachable(answer: str) -> str:
-    return f"found no answer ({answer}), wanted the registry reachable for this host's engine"
+    return f"this host's engine does not reach the registry ({answer})"
 
 
 def _check_login(entry: Mapping[str, Any], login: Tuple[str, str]) -> Optional[str]:
@@ -56,7 +56,7 @@ def _check_image(entry: Mapping[str, Any], login: Tuple[str, str]) -> Optional[s
     resource = "/distribution/{}/json".format(urllib.parse.quote(entry["address"], safe="/:@"))
     status, message = _request("GET", resource, headers={"X-Registry-Auth": header})
     if status == 404:
-        return None if entry["pushes"] else f"found no such image there ({message}), wanted the one that the lock file pins"
+        return None if entry["pushes"] else f"the image of the lock file is not in the registry ({message})"
     return _reason(status, message, login)
 
 
@@ -65,8 +65,9 @@ def _reason(status: int, message: str, login: Tuple[str, str]) -> Optional[str]:
     if 200 <= status < 300:
         return None
     if REFUSED.search(message):
-        found = f"it refuses the login of {login[0]}" if login[0] else "it wants a login, and none is set"
-        return f"found that {found} ({message}), wanted one that it takes"
+        return (
+            f"it refuses the login of {login[0]} ({message})" if login[0] else f"it requires a login, and none is set ({message})"
+        )
     return _unreachable(message)
 
 

@@ -1,3 +1,3 @@
-"""What a support bundle holds, read on the host."""
+"""The content of a support bundle, read on the host."""
 
 from __future__ import annotations

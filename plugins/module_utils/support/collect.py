@@ -69,14 +69,14 @@ class Item(NamedTuple):
     seconds: float = 0.0
 
 
-def collect(items: List[Item], limits: Limits, deadline: float) -> Tuple[Dict[str, Any], List[str]]:
+def collect(bundle: List[Item], limits: Limits, deadline: float) -> Tuple[Dict[str, Any], List[str]]:
     """Read the items one by one, and return ({name: content}, errors).
 
     Each item has a thread, which is abandoned if the kernel or a file server does not return.
     """
     found: Dict[str, Any] = {}
     errors: List[str] = []
-    for item in items:
+    for item in bundle:
         if time.monotonic() >= deadline:
             errors.append(f"{item.name}: not tried, the time for the whole bundle was over")
             continue
@@ -126,8 +126,8 @@ def _cards() -> Dict[str, Any]:
     return found
 
 
-def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
-    """Yield the items of a host with these concerns; `wanted` has the options of the module."""
+def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
+    """Yield the items of a host with these concerns; `options` are those of the module."""
 
     def run(name: str, *words: str) -> Item:
         return Item(name, lambda: command(limits, *words))
@@ -136,11 +136,11 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         name = f"journal/{unit.rstrip('*')}.txt"
         return run(name, "journalctl", "--no-pager", "--output=short-iso", f"--lines={limits.lines}", f"--unit={unit}")
 
-    yield from (Item(f"state/{name}.json", _state(name, element)) for name, element in wanted["desired"].items())
-    yield Item("host/maintenance.json", _optional(lambda: read_file(wanted["root"] + "/maintenance.json", limits)))
-    yield Item("host/watchdog.json", _optional(lambda: read_file(wanted["root"] + "/watchdog.json", limits)))
+    yield from (Item(f"state/{name}.json", _state(name, element)) for name, element in options["desired"].items())
+    yield Item("host/maintenance.json", _optional(lambda: read_file(options["root"] + "/maintenance.json", limits)))
+    yield Item("host/watchdog.json", _optional(lambda: read_file(options["root"] + "/watchdog.json", limits)))
     # The checks of the probe with their golden data are not part of the bundle.
-    yield Item("host/probe.json", _optional(lambda: read_file(wanted["root"] + "/probe.json", limits)))
+    yield Item("host/probe.json", _optional(lambda: read_file(options["root"] + "/probe.json", limits)))
     yield Item("host/system.txt", _system)
     yield run("host/uname.txt", "uname", "-a")
     yield Item("host/kernel.json", lambda: read_files(limits, "/proc/cmdline", "/proc/uptime", "/proc/loadavg", "/proc/modules"))
@@ -156,33 +156,33 @@ def items(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield run("host/addresses.txt", "ip", "-brief", "address")
     yield run("kernel/journal.txt", "journalctl", "--dmesg", "--no-pager", "--output=short-iso", f"--lines={limits.lines}")
     yield Item("kernel/ring.txt", lambda: _last(command(limits, "dmesg", "--ctime"), limits.lines))
-    if "driver" in wanted["concerns"]:
+    if "driver" in options["concerns"]:
         tool = vendor_tool.find_tool() or vendor_tool.TOOLS[0]
         yield run("driver/tool.json", tool, "-j")
         yield run("driver/tool-groups.json", tool, "-g", "-j")
         yield run("driver/tool.txt", tool)
-        yield Item("driver/installer-script.txt", _optional(lambda: vendor.installer_script(wanted["root"])))
-        yield Item("driver/installer-help.txt", _optional(lambda: vendor.installer_help(wanted["root"], limits)))
+        yield Item("driver/installer-script.txt", _optional(lambda: vendor.installer_script(options["root"])))
+        yield Item("driver/installer-help.txt", _optional(lambda: vendor.installer_help(options["root"], limits)))
         yield run("driver/module.txt", "modinfo", MODULE)
         yield run("driver/dkms.txt", "dkms", "status")
         yield Item("driver/nodes.txt", _nodes)
         yield Item("driver/cdi.yaml", _optional(lambda: read_file(cdi.SPEC, limits)))
         yield Item("driver/cdi-now.yaml", _optional(lambda: vendor.spec(limits)))
-        yield Item("driver/holders.json", lambda: contexts.read_use(wanted["container"]))
+        yield Item("driver/holders.json", lambda: contexts.read_use(options["container"]))
         yield Item("driver/cards.json", _cards)
         yield run("driver/pci.txt", "lspci", "-nnk")
         yield run("driver/pci-cards.txt", "lspci", "-vv", "-d", PCI_VENDOR[2:] + ":")
-    if "engine" in wanted["concerns"]:
-        yield from _engine(wanted, limits)
+    if "engine" in options["concerns"]:
+        yield from _engine(options, limits)
         yield from map(journal, UNITS)
-    if "server" in wanted["concerns"]:
-        yield from _server(wanted, limits)
-        yield Item("models/store.txt", lambda: list_tree(wanted["root"]))
-        yield Item("models/records.json", lambda: read_files(limits, wanted["root"] + "/releases/*/*.json"))
-        yield Item("models/configs.json", lambda: read_files(limits, wanted["root"] + "/served/*/config.pbtxt"))
-    if "monitoring" in wanted["concerns"]:
-        port = wanted["prometheus_port"]
-        files = _prometheus_files((wanted["desired"] or {}).get("monitoring") or {})
+    if "server" in options["concerns"]:
+        yield from _server(options, limits)
+        yield Item("models/store.txt", lambda: list_tree(options["root"]))
+        yield Item("models/records.json", lambda: read_files(limits, options["root"] + "/releases/*/*.json"))
+        yield Item("models/configs.json", lambda: read_files(limits, options["root"] + "/served/*/config.pbtxt"))
+    if "monitoring" in options["concerns"]:
+        port = options["prometheus_port"]
+        files = _prometheus_files((options["desired"] or {}).get("monitoring") or {})
         yield Item("monitoring/files.json", lambda: read_files(limits, *map(glob.escape, files)))
         yield Item("monitoring/targets.json", lambda: _answer("127.0.0.1", port, limits, "/api/v1/targets"))
         yield journal("prometheus")
@@ -196,9 +196,9 @@ def _system() -> str:
     return found
 
 
-def _prometheus_files(wanted: Mapping[str, Any]) -> List[str]:
+def _prometheus_files(options: Mapping[str, Any]) -> List[str]:
     """Return the files of Prometheus that this project reads or writes; its other files may hold keys."""
-    return [str(wanted.get(name) or path) for name, path in PROMETHEUS_FILES.items()]
+    return [str(options.get(name) or path) for name, path in PROMETHEUS_FILES.items()]
 
 
 def _target(link: str) -> str:
@@ -232,7 +232,7 @@ def _optional(get: Callable[[], Any]) -> Callable[[], Any]:
     return maybe
 
 
-def _engine(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
+def _engine(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     engine = Engine(timeout=limits.seconds)
 
     def raw(resource: str) -> bytes:
@@ -256,7 +256,7 @@ def _engine(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield Item("engine/login.json", _optional(lambda: read_file("/root/.docker/config.json", limits)))
     units = [f"/etc/systemd/system/{unit}{end}" for unit in UNITS for end in (".service", ".service.d/*.conf", ".timer")]
     yield Item("engine/units.json", lambda: read_files(limits, *units))
-    name = wanted["container"]
+    name = options["container"]
     yield Item(f"container/{name}.json", ask(f"/containers/{name}/json"))
     yield Item(f"container/{name}-log.txt", log(name))
     yield Item(f"container/{name}-processes.json", ask(f"/containers/{name}/top"))
@@ -264,7 +264,7 @@ def _engine(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield Item(f"container/{name}-previous.json", _optional(ask(f"/containers/{name}-previous/json")))
     yield Item(f"container/{name}-previous-log.txt", _optional(log(f"{name}-previous")))
     # The slowest item is the last one.
-    yield Item("sdk/rebel.json", lambda: vendor.sdk(engine, name, wanted["root"], limits), vendor.SDK_SECONDS)
+    yield Item("sdk/rebel.json", lambda: vendor.sdk(engine, name, options["root"], limits), vendor.SDK_SECONDS)
 
 
 def _answer(
@@ -289,9 +289,9 @@ def _answer(
         return tail(body, limits.size)
 
 
-def _server(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
-    address, port = wanted["address"], wanted["http_port"]
-    key = keys.headers(((wanted.get("desired") or {}).get("server") or {}).get("key"))
+def _server(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
+    address, port = options["address"], options["http_port"]
+    key = keys.headers(((options.get("desired") or {}).get("server") or {}).get("key"))
 
     def ask(resource: str, method: str = "GET") -> Callable[[], Any]:
         return lambda: _answer(address, port, limits, resource, method, key)
@@ -315,4 +315,4 @@ def _server(wanted: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield Item("server/index.json", ask("/v2/repository/index", "POST"))
     yield Item("server/configs.json", configs)
     yield Item("server/statistics.json", ask("/v2/models/stats"))
-    yield Item("server/metrics.txt", lambda: _answer(address, wanted["metrics_port"], limits, "/metrics"))
+    yield Item("server/metrics.txt", lambda: _answer(address, options["metrics_port"], limits, "/metrics"))

@@ -1,7 +1,6 @@
-"""Requests to web servers, by urllib: redirects, proxies and TLS, all within the budget of one exchange.
+"""Requests to web servers with urllib: redirects, proxies and TLS share the budget of one exchange.
 
-urllib's own timeout begins again with each byte, at each address of a name and at each redirect, and it reads what comes with a
-redirect to its end.
+The timeout of urllib restarts with each byte, address and redirect, and urllib reads the whole body of a redirect.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import Any, BinaryIO, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, connect, head, incoming
 
-# Headers with a login, as urllib spells them
+# Headers with a login, in the spelling of urllib
 LOGINS = ("Authorization", "Proxy-authorization")
 
 
 def open_request(request: urllib.request.Request, proxies: Mapping[str, str], ca: Optional[str], budget: Budget) -> Any:
-    """Return urllib's answer, to be closed by the caller. Raises what urllib raises, InvalidURL, OSError for what is no HTTP."""
+    """Return the response, which the caller closes. Raises URLError, InvalidURL, and OSError if the response is not HTTP."""
     handlers: List[urllib.request.BaseHandler] = [
         urllib.request.ProxyHandler(dict(proxies)),
         _Redirects(),
@@ -36,12 +35,12 @@ def open_request(request: urllib.request.Request, proxies: Mapping[str, str], ca
 
 
 def unreadable(error: http.client.HTTPException) -> str:
-    """Return why an answer cannot be read as HTTP."""
+    """Return the message of a response that is not HTTP."""
     return f"the answer is not HTTP ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
 
 
 def _trust(ca: Optional[str]) -> ssl.SSLContext:
-    """The system's authorities, and the site's own beside them."""
+    """Return a context that trusts the authorities of the system, and the one in `ca`."""
     context = ssl.create_default_context()
     if ca:
         context.load_verify_locations(cadata=ca)
@@ -49,13 +48,13 @@ def _trust(ca: Optional[str]) -> ssl.SSLContext:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Redirects that take no login along. That of a proxy is added again where the next request goes through one."""
+    """Redirects without the login of the first request. urllib adds the login of a proxy again."""
 
     def redirect_request(self, req: urllib.request.Request, *answer: Any) -> Optional[urllib.request.Request]:
-        following = super().redirect_request(req, *answer)
-        for name in LOGINS if following else ():
-            following.remove_header(name)  # type: ignore[union-attr]
-        return following
+        redirected = super().redirect_request(req, *answer)
+        for name in LOGINS if redirected else ():
+            redirected.remove_header(name)  # type: ignore[union-attr]
+        return redirected
 
 
 class _Plain(urllib.request.HTTPHandler):
@@ -78,32 +77,32 @@ class _Secure(urllib.request.HTTPSHandler):
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection whose every step is within the budget: addresses, a proxy's tunnel, TLS, request and response."""
+    """A connection whose addresses, proxy tunnel, TLS handshake, request and response share the budget."""
 
     def __init__(self, host: str, budget: Budget, context: Optional[ssl.SSLContext] = None, **options: Any) -> None:
         if context is not None:
             self.default_port = http.client.HTTPS_PORT
         super().__init__(host, **options)
         self._budget, self._context = budget, context
-        self._behind: Optional[Tuple[str, int, Dict[str, str]]] = None
+        self._target: Optional[Tuple[str, int, Dict[str, str]]] = None
         self.response_class = functools.partial(_response, budget=budget)  # type: ignore[assignment]
 
     def set_tunnel(self, host: str, port: Optional[int] = None, headers: Optional[Mapping[str, str]] = None) -> None:
         try:
             named = urllib.parse.urlsplit("//" + host)
-            self._behind = (named.hostname or "", port or named.port or self.default_port, dict(headers or {}))
+            self._target = (named.hostname or "", port or named.port or self.default_port, dict(headers or {}))
         except ValueError:
-            raise http.client.InvalidURL("the address behind a proxy is none") from None
+            raise http.client.InvalidURL("the address behind a proxy is invalid") from None
 
     def connect(self) -> None:
         connected = connect(self.host, self.port, self._budget)
         try:
             name = self.host
-            if self._behind:
-                name = self._behind[0]
-                _through_proxy(connected, *self._behind, self._budget)
+            if self._target:
+                name = self._target[0]
+                _open_tunnel(connected, *self._target, self._budget)
             if self._context is not None:
-                # One handshake, one read and one write keep to a timeout as a whole
+                # The timeout of the socket limits the handshake as a whole.
                 connected.settimeout(self._budget.remaining())
                 connected = self._context.wrap_socket(connected, server_hostname=name)
             connected.settimeout(self._budget.remaining())
@@ -113,16 +112,16 @@ class _Connection(http.client.HTTPConnection):
         self.sock = connected
 
 
-def _through_proxy(connected: Any, host: str, port: int, headers: Mapping[str, str], budget: Budget) -> None:
-    """Have a proxy connect to a host. Raises OSError where it does not."""
-    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    lines = [f"CONNECT {where} HTTP/1.1", f"Host: {where}", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+def _open_tunnel(connected: Any, host: str, port: int, headers: Mapping[str, str], budget: Budget) -> None:
+    """Connect to a host through a proxy. Raises OSError if the proxy refuses."""
+    target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
     connected.settimeout(budget.remaining())
     connected.sendall("\r\n".join(lines).encode("latin-1"))
     with incoming(connected, budget) as answer:
         status = head(answer)[0]
     if not 200 <= status < 300:
-        raise OSError(f"the proxy answers {status} to CONNECT {where}")
+        raise OSError(f"the proxy answers {status} to CONNECT {target}")
 
 
 def _response(connected: Any, *arguments: Any, budget: Budget, **options: Any) -> http.client.HTTPResponse:
@@ -130,11 +129,11 @@ def _response(connected: Any, *arguments: Any, budget: Budget, **options: Any) -
 
 
 class _Received:
-    """What HTTPResponse takes of a socket."""
+    """The part of a socket that HTTPResponse uses."""
 
     def __init__(self, connected: Any, budget: Budget) -> None:
         self._connected, self._budget = connected, budget
 
     def makefile(self, _mode: str) -> BinaryIO:
-        """Return what comes as a file."""
+        """Return a file of the received bytes."""
         return incoming(self._connected, self._budget)

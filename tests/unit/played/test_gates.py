@@ -70,7 +70,7 @@ SCENES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] =
         {"group": "edge"},
     ),
     "as wanted": ("site.yml", fleet(4, []), (), {}),
-    "refused": ("site.yml", fleet(2, [], npu_1={"refusals": ["found kernel 5.15.0-1, wanted ==6.8.0"]}), (), {}),
+    "refused": ("site.yml", fleet(2, [], npu_1={"refusals": ["the kernel is 5.15.0-1, expected ==6.8.0"]}), (), {}),
     "refused, other": (
         "site.yml",
         {**only("npu-1"), **only("npu-2", *MODEL)},
@@ -247,7 +247,7 @@ def test_a_fleet_that_is_as_wanted_is_asked_once_and_that_is_all(ran: Run) -> No
 def test_what_stands_in_the_way_is_told_where_nothing_differs(ran: Run) -> None:
     assert ran.code == 2, ran.output
     assert ran.touched() == []
-    assert "npu-1: found kernel 5.15.0-1, wanted ==6.8.0" in ran.words
+    assert "npu-1: the kernel is 5.15.0-1, expected ==6.8.0" in ran.words
 
 
 @scenes("refused, other")

@@ -93,7 +93,7 @@ FILE = {"rbln_driver_package_file": "/srv/rebellions_2.0.1_amd64.deb", "rbln_dri
 
 def test_what_cannot_work_is_refused_with_all_reasons_after_it_was_foretold(tmp_path: Path) -> None:
     install = differs("driver", "install", name="package", current="2.0.1")
-    hosts = {"npu-1": {"plan": [install], "refusals": ["found kernel 5.15.0-1, wanted ==6.8.0"]}, "npu-2": {"plan": [install]}}
+    hosts = {"npu-1": {"plan": [install], "refusals": ["the kernel is 5.15.0-1, expected ==6.8.0"]}, "npu-2": {"plan": [install]}}
     ran = upgrade(tmp_path, hosts, "-e", "upgrade_to=26.05", "-e", "upgrade_confirm=true", **ONE, **FILE)
     assert ran.code == 2, ran.output
     assert ran.touched() == []
@@ -103,7 +103,7 @@ def test_what_cannot_work_is_refused_with_all_reasons_after_it_was_foretold(tmp_
     assert "2 of 2 hosts refused, 3 reasons, nothing was changed:" in ran.words
     assert "model add: found compiled files for CA22/0.9, wanted one for CA22/0.11" in ran.words
     assert "the driver package is rebellions_2.0.1_amd64.deb, named after another driver, expected rebellions 3.2.2" in ran.words
-    assert "- npu-1: found kernel 5.15.0-1, wanted ==6.8.0" in ran.words
+    assert "- npu-1: the kernel is 5.15.0-1, expected ==6.8.0" in ran.words
 
 
 @pytest.mark.parametrize(
