@@ -39,6 +39,7 @@ WHOLE_ROLE = ("main", "variables")
 # What a module's documentation and its argument_spec both say of an option
 FACTS = ("type", "default", "required", "choices", "elements")
 LONG = 90
+CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 # A code block of Markdown
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
 # Where files that documents name are, but for the places of a site's own
@@ -266,6 +267,9 @@ def translation_problems(root: Path, check: bool = True) -> Iterator[str]:
             rest = iter(blocks)
             other.write_text(FENCED.sub(lambda _block, rest=rest: next(rest), other.read_text()))
             other_blocks = blocks
+        for (_, title), (_, other_title) in zip(headings(path.read_text()), headings(other.read_text())):
+            if sorted(CODE.findall(title)) != sorted(CODE.findall(other_title)):
+                yield f"{second}: the code in the heading {other_title} is not that of {first}: {title}"
         if levels != other_levels:
             yield f"{second}: found headings {' '.join(other_levels)}, wanted {' '.join(levels)} of {first}"
         for number in range(max(len(blocks), len(other_blocks))):
@@ -288,7 +292,7 @@ def link_problems(root: Path) -> Iterator[str]:
 
 def code(text: str) -> str:
     """What a document sets as code, in blocks and in lines; names are looked for there."""
-    return "\n".join([*structure(text)[1], *re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text)])
+    return "\n".join([*structure(text)[1], *CODE.findall(text)])
 
 
 def name_problems(root: Path) -> Iterator[str]:

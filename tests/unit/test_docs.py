@@ -201,6 +201,7 @@ def test_translation_that_is_built_alike(tmp_path: Path) -> None:
     [
         ("## d", "### d", "found headings # ## ###, wanted # ## ## of README.md"),
         ("\n## d\n", "", "found headings # ##, wanted # ## ## of README.md"),
+        ("## 나", "## `b` 나", "the code in the heading `b` 나 is not that of README.md: b"),
         ("make x", "make z", "code block 1 is not that of README.md"),
         ("make y", "make z", "code block 2 is not that of README.md"),
         ("   ```sh\n   make y\n   ```\n", "", "code block 2 is not that of README.md"),
