@@ -170,7 +170,7 @@ def test_every_error_of_every_model_in_one_message(played: dict[str, dict[str, A
 
 def test_variables_that_are_wrong_are_refused(played: dict[str, dict[str, Any]]) -> None:
     assert played["unset"]["failed"]
-    assert "npufleet_card is RBLN-CA99, release 24.01 supports" in played["unset"]["msg"]
+    assert "npufleet_card is RBLN-CA99, expected one of RBLN-CA02, RBLN-CA12 for release 24.01" in played["unset"]["msg"]
 
 
 def test_a_directory_as_it_lies(played: dict[str, dict[str, Any]]) -> None:

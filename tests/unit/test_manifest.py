@@ -232,6 +232,17 @@ def test_python_model_without_a_group_is_left_alone(repository: Path) -> None:
     assert groups_of(made(repository, {"artefacts": {}})) == []
 
 
+def test_a_source_is_rendered_for_two_hosts(repository: Path) -> None:
+    entry = {"name": "digits", "artefacts": ARTEFACTS}
+    small, large = (fleet(npufleet_model_repository=str(repository), npufleet_npus=npus) for npus in (1, 4))
+    source = subject.source(entry, small)
+    config, files = source.model.config.SerializeToString(), dict(source.files)
+    for variables in (small, large):
+        made, reasons = subject._rendered(source, entry, variables)
+        assert (made, reasons) == (subject.manifest(entry, variables), [])
+    assert (source.model.config.SerializeToString(), source.files) == (config, files)
+
+
 def test_name_is_the_directory_s(repository: Path) -> None:
     write(repository / "digits/config.pbtxt", 'backend: "rbln"\n')
     assert config_of(made(repository)).name == "digits"

@@ -168,25 +168,25 @@ def _files(
 
 
 def _rendered(found: Source, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Tuple[Manifest, List[str]]:
-    """(the manifest of a model, what stands against it beside the linter's findings)."""
-    name, config, files, contents = found.model.name, found.model.config, found.files, found.contents
+    """Return the manifest of a model, and the reasons against it beside the linter's findings. `found` stays as it is."""
+    name = found.model.name
+    config = type(found.model.config)()
+    config.CopyFrom(found.model.config)
     config.name = name
-    versions = found.model.served()
     memory, more = _place(config, entry, found.model.record, variables)
     shape = _digest(print_config(config))
     config.parameters[SOURCE].string_value = found.digest
-    files[CONFIG] = {"sha256": _digest(print_config(config)), "blob": False}
-    release_digest = tree_digest({path: facts["sha256"] for path, facts in files.items()}, {})
+    digests_of_files = {path: facts["sha256"] for path, facts in found.files.items()}
+    release_digest = tree_digest({**digests_of_files, CONFIG: _digest(print_config(config))}, {})
     config.parameters[RELEASE].string_value = release_digest
-    contents[CONFIG] = print_config(config)
-    files[CONFIG]["sha256"] = _digest(contents[CONFIG])
+    content = print_config(config)
     made: Manifest = {
         "name": name,
         "source": found.digest,
         "release": release_digest,
-        "versions": [str(version) for version in versions],
-        "files": files,
-        "contents": contents,
+        "versions": [str(version) for version in found.model.served()],
+        "files": {**found.files, CONFIG: {"sha256": _digest(content), "blob": False}},
+        "contents": {**found.contents, CONFIG: content},
         "origins": found.origins,
         "memory": memory,
         "steps": sorted({step.model_name for step in config.ensemble_scheduling.step}),
