@@ -6,28 +6,34 @@ DOCUMENTATION = r"""
 name: fleet_group
 short_description: The group of the inventory whose hosts have NPUs
 description:
-  - The variable C(npufleet_group) of the command line, and C(npu_hosts) where it is not given. It is for C(hosts) of a play, which
-    sees no variable of the inventory.
-  - A group that the inventory has not is an error. A play over no hosts would be green and would have done nothing.
-  - It ends a run that must not go on, as P(npufleet.triton.guarded#lookup) does.
+  - Returns the variable C(npufleet_group) of the command line, by default C(npu_hosts), for C(hosts) of a play, which sees no
+    variable of the inventory.
+  - A group that the inventory does not have is an error. A play over no hosts would succeed without having done anything.
+  - Ends a run that must not go on, as P(npufleet.triton.guarded#lookup) does.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _terms:
-    description: None.
+    description: Names of further groups. One that the inventory does not have matches no host, without a warning.
     type: list
     elements: str
     default: []
+  within:
+    description: A group that the hosts must be in, too.
+    type: str
 """
 
 EXAMPLES = r"""
-- name: Every host with NPUs
+- name: Plan every host with NPUs
   hosts: "{{ lookup('npufleet.triton.fleet_group') }}"
+
+- name: Change the hosts that have a plan
+  hosts: "{{ lookup('npufleet.triton.fleet_group', within='npufleet_change_yes') }}"
 """
 
 RETURN = r"""
 _raw:
-  description: The group's name.
+  description: The name of the group, or a pattern if there are further groups.
   type: list
   elements: str
 """
@@ -37,23 +43,26 @@ from typing import Any, Dict, List, Optional
 
 from ansible.errors import AnsibleError
 from ansible.plugins.lookup import LookupBase
+from ansible_collections.npufleet.triton.plugins.lookup.guarded import pattern
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import role_defaults
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
 
 DEFAULT = "npu_hosts"
-# What a pattern of hosts takes for more than a name: a list, a range, a regular expression
+# Characters of a pattern that is more than a name: a list, a range, a regular expression
 PATTERN = re.compile(r"[\s,:&!~*?\[\]]")
 
 
 class LookupModule(LookupBase):
-    """Reads the one variable, and looks whether there is such a group."""
+    """The group of hosts with NPUs."""
 
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[str]:
-        seen = variables or {}
-        run_guard.check(seen, role_defaults())
-        name = str(seen.get("npufleet_group", DEFAULT))
-        groups = seen.get("groups") or {}
-        # Without any host it is a check of syntax, or Ansible says itself that there is no inventory
+        """Return the name of the group, or one pattern. Raises AnsibleError if there is no such group or the run must end."""
+        self.set_options(var_options=variables, direct=kwargs)
+        known = variables or {}
+        run_guard.check(known, role_defaults())
+        name = str(known.get("npufleet_group", DEFAULT))
+        groups = known.get("groups") or {}
+        # Without any host this is a syntax check, or Ansible itself reports that there is no inventory.
         if groups.get("all") and name not in groups:
             raise AnsibleError(
                 f"found no group {name} in the inventory, wanted the hosts with NPUs in it: "
@@ -64,4 +73,4 @@ class LookupModule(LookupBase):
                 f"npufleet_group is {name!r}, expected a name without spaces and , : & ! ~ * ? [ ], by which a play would go "
                 "over other hosts or none: rename the group"
             )
-        return [name]
+        return [pattern([name, *terms], self.get_option("within"), {*groups, name})]

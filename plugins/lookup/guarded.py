@@ -4,45 +4,61 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: guarded
-short_description: Hosts of a play, unless the run must not go on
+short_description: Pattern of the hosts of a play, unless the run must end
 description:
-  - Gives its terms, for C(hosts) of a play. Before that it ends the run where a step of a host has no result, which Ansible itself
-    does not report, where the controller cannot open as many files as its forks need, or where variables were given that the
-    playbooks set themselves.
+  - Returns a pattern for C(hosts) of a play. A group that the inventory does not have matches no host, without a warning.
+  - Ends the run if a step of a host has no result, which Ansible itself does not report, if the controller cannot open as many
+    files as its forks need, or if extra variables are names that the playbooks set themselves.
   - The lookup P(npufleet.triton.fleet_group#lookup) does the same.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _terms:
-    description: Patterns of hosts.
+    description: Names of groups, or V(localhost).
     type: list
     elements: str
     required: true
+  within:
+    description: A group that the hosts must be in, too.
+    type: str
 """
 
 EXAMPLES = r"""
-- name: End the run where a step has no result
-  hosts: "{{ lookup('npufleet.triton.guarded', 'localhost') }}"
+- name: Configure monitoring
+  hosts: "{{ lookup('npufleet.triton.guarded', 'monitoring_hosts', within='npufleet_change_yes') }}"
 """
 
 RETURN = r"""
 _raw:
-  description: The patterns.
+  description: One pattern.
   type: list
   elements: str
 """
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Collection, Dict, List, Optional, Sequence
 
 from ansible.plugins.lookup import LookupBase
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import role_defaults
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import run_guard
 
+# Ansible warns about a group that does not exist, and takes no empty pattern.
+NO_HOST = "all:!all"
+
+
+def pattern(names: Sequence[str], within: Optional[str], groups: Collection[str]) -> str:
+    """Return the pattern of the hosts in any of these groups, and also in `within`. Groups that do not exist have no hosts."""
+    known = [name for name in names if name in groups or name == "localhost"]
+    if not known or (within and within not in groups):
+        return NO_HOST
+    return ":".join([*known, *([f"&{within}"] if within else [])])
+
 
 class LookupModule(LookupBase):
-    """Leaves the rest to plugin_utils/inventory/run_guard.py."""
+    """The pattern of the hosts of a play."""
 
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[str]:
-        """Return the terms."""
-        run_guard.check(variables or {}, role_defaults())
-        return terms
+        """Return one pattern. Raises AnsibleError if the run must end."""
+        self.set_options(var_options=variables, direct=kwargs)
+        known = variables or {}
+        run_guard.check(known, role_defaults())
+        return [pattern(terms, self.get_option("within"), known.get("groups") or {})]

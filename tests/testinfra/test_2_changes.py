@@ -72,7 +72,7 @@ def test_drift_of_every_kind_is_named_and_one_run_repairs_it(first):
     run = playbook("site.yml")
     assert run.code == 0, run.output
     assert {host for host, changed in run.changed().items() if changed} == differ, run.output
-    assert run.output.count("PLAY [Roll out, batch by batch]") == 2, run.output
+    assert run.output.count("PLAY [Roll out in batches]") == 2, run.output
     assert playbook("status.yml").code == 0
     assert inspect(last)["Id"] == killed
     assert {ulimit["Name"]: ulimit["Hard"] for ulimit in inspect(first)["HostConfig"]["Ulimits"]}["stack"] == 67108864
@@ -123,7 +123,7 @@ def test_the_inventorys_batches_are_the_ones_that_run(tmp_path):
     variables.write_text("npu_hosts: {vars: {npufleet_rollout_serial: 2}}\n")
     run = playbook("site.yml", "--inventory", str(variables))
     assert run.code == 0, run.output
-    assert run.output.count("PLAY [Roll out, batch by batch]") == -(-len(NPU_HOSTS) // 2), run.output
+    assert run.output.count("PLAY [Roll out in batches]") == -(-len(NPU_HOSTS) // 2), run.output
 
 
 def test_another_container_is_not_for_models_yml(first):

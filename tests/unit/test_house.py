@@ -152,31 +152,18 @@ def test_every_play_and_task_of_a_playbook_has_a_name(path: Path) -> None:
     assert [task for task in tasks_of_playbook(path) if not task.get("name") and "block" not in task] == []
 
 
-def rollout_of(path: Path) -> dict[str, Any]:
-    """The play of a playbook that goes over the hosts with a plan, without what it does in its turn, its name and its tags."""
-    (play,) = [entry for entry in load(path) if str(entry.get("hosts")).endswith("}}:&npufleet_change_yes")]
-    begin, turn, stop = play["tasks"]
-    frame = {key: value for key, value in play.items() if key not in ("name", "vars", "tasks")}
-    tasks = [begin, {key: value for key, value in turn.items() if key not in ("name", "block")}, stop]
-    return {**frame, "tasks": [without_tags(task) for task in tasks]}
-
-
-def without_tags(task: dict[str, Any]) -> dict[str, Any]:
-    rest = {key: value for key, value in task.items() if key != "tags"}
-    # Why the host failed is kept first; site.yml starts again what it had stopped after that
-    return {**rest, "rescue": [without_tags(entry) for entry in rest["rescue"][:1]]} if "rescue" in rest else rest
-
-
-def test_every_rollout_has_the_same_gates() -> None:
-    """A batch at a time, the turn's begin and end, what is kept of a failure: no playbook has its own."""
-    rollouts = {
-        path.stem: rollout_of(path)
-        for path in PLAYBOOKS
-        if "npufleet_change_yes" in path.read_text() and path.parent.name == "playbooks"
+def test_playbooks_change_hosts_in_batches_through_the_frame_alone() -> None:
+    """rollout.yml has the gates; adoption replaces one container after the other."""
+    plays = {path.stem: load(path) for path in PLAYBOOKS if path.parent.name != "tasks"}
+    imported_by = {name: [play.get("ansible.builtin.import_playbook") for play in found] for name, found in plays.items()}
+    assert {"models", "recover", "rollback", "site"} <= {
+        name for name, files in imported_by.items() if "frame/rollout.yml" in files
     }
-    assert sorted(rollouts) == ["models", "recover", "rollback", "site"]
-    assert rollouts["models"] == rollouts["recover"] == rollouts["rollback"] == rollouts["site"]
-    assert rollouts["site"]["max_fail_percentage"] == 0 and "rollout_batches" in rollouts["site"]["serial"]
+    assert sorted(name for name, found in plays.items() if any("serial" in play for play in found)) == ["adopt", "rollout"]
+    frame = plays["rollout"][0]
+    assert frame["max_fail_percentage"] == 0 and "rollout_batches" in frame["serial"]
+    begin, change, end = frame["tasks"]
+    assert [task["tags"] for task in (begin, *change["block"], *change["rescue"], end)] == [["always"]] * 5
 
 
 def test_errors_are_not_ignored() -> None:

@@ -24,7 +24,7 @@ FILES_PER_FORK, FILES_BESIDE = 4, 64
 # Groups that playbooks fill
 GROUPS = ("npufleet_build", "npufleet_change_maintenance", "npufleet_change_planned", "npufleet_change_yes")
 # Files of the collection whose tasks set variables
-TASKS = ("playbooks/*.yml", "playbooks/tasks/*.yml", "roles/*/tasks/*.yml")
+TASKS = ("playbooks/*.yml", "playbooks/*/*.yml", "roles/*/tasks/*.yml")
 ROLE_VARIABLES = "roles/*/vars/main.yml"
 SECTIONS = ("tasks", "pre_tasks", "post_tasks", "handlers", "block", "rescue", "always")
 # Ansible's variables that describe a failure. Extra variables would override them.

@@ -77,11 +77,13 @@ def run(
     *options: str,
     group: str = "npu_hosts",
     by_name: str = "",
+    installed: Path | None = None,
     **variables: Any,
 ) -> Run:
-    """One run of a playbook of this checkout on the hosts of a scenario, which are in a group of this name.
+    """Return one run of a playbook of this checkout on the hosts of a scenario, which are in a group of this name.
 
-    `by_name` is what the collection calls the playbook.
+    `by_name` is the name of the playbook in the collection. With `installed`, a directory of collections, the run is that of a
+    project in `place`, which has neither the settings of this checkout nor a group of monitoring hosts.
     """
     place.mkdir(parents=True, exist_ok=True)
     (place / "calls").write_text("")
@@ -92,10 +94,14 @@ def run(
         "npufleet_output_dir": str(place),
         **variables,
     }
-    inventory = {group: {"hosts": {host: {} for host in scenario}, "vars": given}, "monitoring_hosts": {"hosts": {}}}
+    inventory: dict[str, Any] = {group: {"hosts": {host: {} for host in scenario}, "vars": given}}
+    inventory.update({} if installed else {"monitoring_hosts": {"hosts": {}}})
     (place / "hosts.json").write_text(json.dumps(inventory))
     plugins = {"ANSIBLE_CONNECTION_PLUGINS": str(Path(__file__).parent / "connection"), "NPUFLEET_STAGE": str(place)}
-    collections = {"ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections")}
+    settings = {"ANSIBLE_COLLECTIONS_PATH": str(installed or ROOT / "collections")}
+    if installed:
+        (place / "ansible.cfg").touch()
+        settings["ANSIBLE_CONFIG"] = str(place / "ansible.cfg")
     arguments = ["-i", place / "hosts.json", by_name or ROOT / "playbooks" / playbook, *options]
-    done = ansible_playbook(place, *arguments, **plugins, **collections)
+    done = ansible_playbook(place, *arguments, cwd=place if installed else ROOT, **plugins, **settings)
     return Run(done.returncode, done.stdout + done.stderr, (place / "calls").read_text().splitlines())

@@ -22,9 +22,13 @@ OF_ANY_ROLE = "host_state (driver|engine|image|models)|inference_check"
 
 
 def tags_of(playbook: str) -> set[str]:
-    """The tags of a playbook."""
+    """The tags of a playbook, and of the files of tasks that it gives to the frame."""
     text = (ROOT / "playbooks" / playbook).read_text()
-    return {tag.strip() for found in re.findall(r"\btags: \[([^]]*)\]", text) for tag in found.split(",")} - {"always"}
+    files = re.findall(r"\btasks: (\w+\.yml)", text)
+    texts = [text, *((ROOT / "playbooks/tasks" / name).read_text() for name in files)]
+    return {tag.strip() for text in texts for found in re.findall(r"\btags: \[([^]]*)\]", text) for tag in found.split(",")} - {
+        "always"
+    }
 
 
 # Of hosts in a rollout; of the one whose turn it is with monitoring_hosts, none is here.
@@ -224,10 +228,10 @@ def test_a_verdict_does_not_depend_on_tags() -> None:
 def test_the_playbooks_that_change_hosts_in_batches_are_these() -> None:
     batched = {
         path.name
-        for path in (ROOT / "playbooks").glob("*.yml")
+        for path in (ROOT / "playbooks").rglob("*.yml")
         if any("serial" in play for play in yaml.safe_load(path.read_text()))
     }
-    assert batched == {*CHANGING, "adopt.yml"}
+    assert batched == {"rollout.yml", "adopt.yml"}
     assert len(TAGS) > 5
     assert {name: tags for name in CHANGING if (tags := tags_of(name))} == {"site.yml": {*TAGS, "monitoring"}}
 
@@ -587,8 +591,8 @@ def test_a_host_that_may_be_rebooted_is_let_go_and_held_again(ran: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        (("--start-at-task", "Draw the report"), '--start-at-task "Draw the report"'),
-        (("--start-at-task", "Begin the turn"), '--start-at-task "Begin the turn"'),
+        (("--start-at-task", "Render the HTML report"), '--start-at-task "Render the HTML report"'),
+        (("--start-at-task", "Apply the change"), '--start-at-task "Apply the change"'),
         (("--skip-tags", "monitoring,always"), "--skip-tags always"),
     ],
 )

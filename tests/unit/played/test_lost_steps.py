@@ -57,6 +57,8 @@ def test_every_playbook_is_looked_at() -> None:
 def test_the_first_and_the_last_play_of_a_playbook_are_guarded(path: Path) -> None:
     """What a play has lost is found before the next one, so the last one does nothing but say something."""
     plays = yaml.safe_load(path.read_text())
+    imported = plays[-1].get("ansible.builtin.import_playbook")
+    plays += yaml.safe_load((path.parent / imported).read_text()) if imported else []
     for play in (plays[0], plays[-1]):
         assert "npufleet.triton.fleet_group" in play["hosts"] or "npufleet.triton.guarded" in play["hosts"]
     assert all(set(task) & {"ansible.builtin.debug"} for task in plays[-1].get("tasks", []))
@@ -76,8 +78,8 @@ def test_a_host_that_was_not_queried_fails_the_run_by_name(tmp_path: Path, playb
 @pytest.mark.parametrize(
     "step",
     [
-        "Hold the host, unless it was taken out",
-        "Release the host, remember",
+        "Acquire the lease of the host",
+        "Release the host, record",
         "npufleet.triton.triton_server : ",
     ],
 )
@@ -92,7 +94,7 @@ def test_a_step_of_a_batch_that_is_lost_starts_no_further_batch(tmp_path: Path, 
 
 @pytest.mark.parametrize("playbook", ["status.yml", "check.yml"])
 def test_a_verdict_that_is_lost_is_no_success(tmp_path: Path, playbook: str) -> None:
-    scenario = fleet([differs("server")], npu_2={"unborn": "^Fail where"})
+    scenario = fleet([differs("server")], npu_2={"unborn": "^Fail a"})
     ran = run(tmp_path, playbook, {"npu-2": scenario["npu-2"]})
     assert ran.code != 0, ran.output
     assert LOST in ran.words

@@ -63,15 +63,15 @@ class Loader(yaml.SafeLoader):
 Loader.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
 
 
-def plays_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The plays of a playbook, with those of the playbooks that it may import."""
+def plays_of(path: Path) -> Iterator[tuple[dict[str, Any], Path]]:
+    """Yield the plays of a playbook and of the playbooks that it may import, each with its directory."""
     for play in yaml.load(path.read_text(), Loader):
         imported = play.get("ansible.builtin.import_playbook")
         if imported:
-            for name in re.findall(r"[\w.-]+\.yml", imported):
+            for name in re.findall(r"[\w./-]+\.yml", imported):
                 yield from plays_of(path.parent / name)
         else:
-            yield play
+            yield play, path.parent
 
 
 def steps_of(tasks: Any, place: Path, here: bool) -> Iterator[str]:
@@ -112,7 +112,7 @@ def asks(play: dict[str, Any], place: Path) -> bool:
 
 def changing() -> list[str]:
     """The playbooks that change hosts."""
-    return [path.name for path in PLAYBOOKS if any(changes(play, path.parent) for play in plays_of(path))]
+    return [path.name for path in PLAYBOOKS if any(changes(*found) for found in plays_of(path))]
 
 
 def test_the_playbooks_that_change_hosts_are_known_here() -> None:
@@ -123,8 +123,8 @@ def test_the_playbooks_that_change_hosts_are_known_here() -> None:
 @pytest.mark.parametrize("name", changing())
 def test_the_question_is_in_a_play_before_the_first_change(name: str) -> None:
     plays = list(plays_of(ROOT / "playbooks" / name))
-    first = next(number for number, play in enumerate(plays) if changes(play, ROOT / "playbooks"))
-    assert any(asks(play, ROOT / "playbooks") for play in plays[:first]), f"{name} changes hosts in {plays[first]['name']!r}"
+    first = next(number for number, found in enumerate(plays) if changes(*found))
+    assert any(asks(*found) for found in plays[:first]), f"{name} changes hosts in {plays[first][0]['name']!r}"
 
 
 def changed(ran: Run) -> list[str]:
@@ -149,9 +149,10 @@ def test_a_protected_environment_is_asked_about(tmp_path: Path, way: str) -> Non
 
 
 OWN = (
-    "npufleet_failed", "npufleet_state", "npufleet_turn", "npufleet_batch", "npufleet_held", "npufleet_unproven", "recover_by",
+    "npufleet_failed", "npufleet_state", "npufleet_lease", "npufleet_batch", "npufleet_held", "npufleet_unproven", "recover_by",
     "recover", "triton_server_change", "triton_server_state", "triton_server_put_back", "preflight_reasons", "preflight_planned",
-    "preflight_protected", "preflight_answer", "served", "owed", "differs", "adopt_found", "upgrade_change", "rbln_driver_stopped",
+    "preflight_protected", "preflight_answer", "served", "rollout_server_stopped",
+    "rollout_changes", "differs", "adopt_found", "upgrade_change", "rbln_driver_stopped",
 )  # fmt: skip
 
 
