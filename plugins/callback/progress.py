@@ -5,11 +5,11 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: progress
 type: notification
-short_description: Say which host is at which step and since when, while a step takes long
+short_description: Report hosts whose step takes long
 description:
-  - A line for each host whose step takes longer than C(npufleet_progress) seconds, again and again until it ends, also where the
-    output is no terminal, such as in the log of a CI.
-  - Steps that tell by themselves how far they are have no such line.
+  - Prints a line for each host whose step takes longer than C(npufleet_progress) seconds, and repeats it until the step ends. This
+    also works without a terminal, such as in the log of a CI.
+  - Steps that report their own progress have no such line.
   - Enable it with C(callbacks_enabled = npufleet.triton.progress). The variable C(npufleet_progress) with the value 0 turns it off.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -24,12 +24,12 @@ from ansible.plugins.callback import CallbackBase
 
 VARIABLE = "npufleet_progress"
 DEFAULT = 10.0
-# They have lines of their own
-TELLING = ("npufleet.triton.server_change", "npufleet.triton.model_blobs")
+# Actions that report their own progress
+REPORTING = ("npufleet.triton.server_change", "npufleet.triton.model_blobs")
 
 
 class Step(NamedTuple):
-    """What a host is at, since when by the clock of the controller and by the one that only goes on."""
+    """A step of a host: its name, its start as text, and its start by the monotonic clock."""
 
     name: str
     since: str
@@ -37,7 +37,7 @@ class Step(NamedTuple):
 
 
 class CallbackModule(CallbackBase):
-    """Remembers what each host is at; a thread of its own tells what takes long."""
+    """The current step of each host, and the thread that reports long steps."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "notification"
@@ -53,21 +53,21 @@ class CallbackModule(CallbackBase):
         self._thread: Optional[threading.Thread] = None
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        """The variable may have another value for other hosts."""
+        """Reset the interval, which other hosts may set differently."""
         self._play, self._every = play, None
 
     def v2_runner_on_start(self, host: Any, task: Any) -> None:
         if self._every is None:
             self._every = self._seconds(host)
-        if self._every > 0 and task.action not in TELLING:
+        if self._every > 0 and task.action not in REPORTING:
             since = time.strftime("%H:%M:%S")
             self._steps[host.get_name(), task._uuid] = Step(task.get_name(), since, time.monotonic())
             if self._thread is None:
-                self._thread = threading.Thread(target=self._tell, daemon=True)
+                self._thread = threading.Thread(target=self._report, daemon=True)
                 self._thread.start()
 
     def _seconds(self, host: Any) -> float:
-        """The variable as inventory and command line have it. A template, which nobody evaluates here, counts as the default."""
+        """Return the interval of the inventory or the command line. A template is not evaluated and counts as the default."""
         known = self._play.get_variable_manager().get_vars(play=self._play, host=host)
         with suppress(TypeError, ValueError):
             return float(known.get(VARIABLE, DEFAULT))
@@ -81,11 +81,11 @@ class CallbackModule(CallbackBase):
     def v2_playbook_on_stats(self, stats: Any) -> None:
         self._over.set()
 
-    def _tell(self) -> None:
-        """The thread: a line for each host that has been at the same step all that time."""
+    def _report(self) -> None:
+        """Print a line for each host whose step takes long, until the run ends."""
         while not self._over.wait(self._every or DEFAULT):
             now, every = time.monotonic(), self._every or DEFAULT
             for (host, _task), step in sorted(self._steps.copy().items()):
-                # Half a turn less, as no two clocks go alike
+                # Half an interval is the tolerance, because a step may begin just after the previous round.
                 if now - step.began >= every / 2:
                     self._display.display(f"{host}: {step.name}, since {step.since}")

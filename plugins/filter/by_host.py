@@ -4,8 +4,8 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: by_host
-short_description: Sentences of hosts as one text
-description: Gives one text, in which a sentence that several hosts share stands once.
+short_description: Render sentences of hosts as one text
+description: Returns one text, with each sentence once and the names of its hosts.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -16,14 +16,14 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Say what will happen
+- name: Show the effects
   ansible.builtin.debug:
     msg: "{{ {'npu1': ['driver 3.2.2 to 3.5.1'], 'npu2': []} | npufleet.triton.by_host }}"
 """
 
 RETURN = r"""
 _value:
-  description: The text, a line for each sentence; empty where no host has one.
+  description: The text, one line for each sentence; empty if no host has one.
   type: str
 """
 
@@ -32,17 +32,17 @@ from typing import Any, Callable, Dict, List, Mapping
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
 
-def by_host(said: Mapping[str, List[str]]) -> str:
-    """Sentences and their hosts, in the order in which hosts and sentences come."""
+def by_host(sentences: Mapping[str, List[str]]) -> str:
+    """Return a line for each sentence with its hosts, in the order of the hosts and their sentences."""
     hosts: Dict[str, List[str]] = {}
-    for host, mine in said.items():
-        for sentence in mine:
+    for host, own in sentences.items():
+        for sentence in own:
             hosts.setdefault(host_text.told(sentence), []).append(host)
-    return "\n".join(f"  - {_names(names, said)}: {sentence}" for sentence, names in hosts.items())
+    return "\n".join(f"  - {_names(names, len(sentences))}: {sentence}" for sentence, names in hosts.items())
 
 
-def _names(names: List[str], said: Mapping[str, List[str]]) -> str:
-    return "every host" if len(names) == len(said) > 1 else ", ".join(names)
+def _names(names: List[str], count: int) -> str:
+    return "every host" if len(names) == count > 1 else ", ".join(names)
 
 
 class FilterModule:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: compile_record
-short_description: The record of a compiled file, judged as text of a host
+short_description: Validate the record of a compiled file
 description:
-  - Reads the record that the compile step left beside a compiled file on the build host. The code of the source runs there and may
-    have written anything.
+  - Parses the record that the compile step wrote beside a compiled file on the build host. The record is not trusted, because the
+    code of the source runs on that host.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -29,7 +29,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: C(text), the record as the controller keeps it, and C(flaw), why it is none, empty where it is one.
+  description: C(text), the record as the controller keeps it, and C(flaw), the reason why it is invalid, empty if it is valid.
   type: dict
 """
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: daemon_json
-short_description: The text of a daemon.json with options laid over those that it has
+short_description: Merge options into the text of a daemon.json
 description:
   - Merges options into the text of a C(daemon.json). Maps are merged, all other values are replaced.
-  - Options that only fit another driver (C(log-opts), C(storage-opts)) are removed with that driver.
+  - Options of a driver (C(log-opts), C(storage-opts)) are removed if that driver is replaced.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:
-    description: The text of the file, empty where there is none.
+    description: The text of the file, empty if it does not exist.
     type: str
     required: true
   options:
@@ -40,7 +40,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine import daem
 
 
 def daemon_json(current: str, options: Mapping[str, Any]) -> str:
-    """Return the text of the merged file. Raises ValueError for a text that is no JSON object."""
+    """Return the text of the merged file. Raises ValueError if the text is not a JSON object."""
     return json.dumps(daemon_config.merge(daemon_config.parse(current), options), indent=4, sort_keys=True) + "\n"
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: engine_reason
-short_description: Why an engine could not do something, in one line
+short_description: Extract the reason of the engine from an error message
 description:
-  - Takes the message of a module of C(community.docker) that failed, and gives what the engine itself said in it.
+  - Returns the part of the message of a failed module of C(community.docker) that comes from the engine itself, in one line.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -15,20 +15,20 @@ options:
     type: str
     required: true
   secret:
-    description: What is not shown, should the engine have repeated it.
+    description: A secret, which is masked in the result.
     type: str
     default: ""
 """
 
 EXAMPLES = r"""
-- name: Say why nothing was pulled
+- name: Show why the pull failed
   ansible.builtin.debug:
     msg: "{{ pulled.msg | npufleet.triton.engine_reason }}"
 """
 
 RETURN = r"""
 _value:
-  description: The engine's words, the whole message where it has none, of at most 200 characters.
+  description: The message of the engine, or the whole message if it has no such part, of at most 200 characters.
   type: str
 """
 
@@ -38,16 +38,16 @@ from typing import Any, Callable, Dict
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
-# How these modules end: 404 Client Error for http+docker://localhost/...: Not Found ("manifest unknown")
+# The form of these messages: 404 Client Error for http+docker://localhost/...: Not Found ("manifest unknown")
 QUOTED = re.compile(r'\("(.+)"\)\s*\Z', re.DOTALL)
 MOST = 200
 
 
-def engine_reason(said: str, secret: str = "") -> str:
-    """The engine's words in the message of a module."""
-    quoted = QUOTED.search(said)
-    words = quoted[1] if quoted else said
-    return host_text.line(short(words.replace(secret, "***") if secret else words, MOST))
+def engine_reason(message: str, secret: str = "") -> str:
+    """Return the message of the engine in the message of a module."""
+    quoted = QUOTED.search(message)
+    reason = quoted[1] if quoted else message
+    return host_text.line(short(reason.replace(secret, "***") if secret else reason, MOST))
 
 
 class FilterModule:

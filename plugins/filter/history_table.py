@@ -4,21 +4,21 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: history_table
-short_description: What happened to the models of a host as one text
+short_description: Render the history of the models of a host
 description:
-  - Takes what M(npufleet.triton.model_store_info) returns, and gives a table of its history, oldest first, then what is open, what
-    is held, and what of the store is damaged.
+  - Renders the result of M(npufleet.triton.model_store_info) as a table, oldest change first, followed by the open transaction, the
+    holds and the damage of the store.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:
-    description: The module's answer.
+    description: The result of the module.
     type: dict
     required: true
 """
 
 EXAMPLES = r"""
-- name: Show what happened
+- name: Show the history
   ansible.builtin.debug:
     msg: "{{ store | npufleet.triton.history_table }}"
 """
@@ -37,7 +37,7 @@ WHY = 120
 
 
 def history_table(store: Mapping[str, Any]) -> List[str]:
-    """Lines of equal columns, under their names."""
+    """Return the lines of the table and of what follows it."""
     rows = [COLUMNS, *(tuple(_cell(key, line.get(key)) for key in COLUMNS) for line in store["history"])]
     widths = [max(len(row[at]) for row in rows) for at in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]

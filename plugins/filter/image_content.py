@@ -4,10 +4,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: image_content
-short_description: The digest of what an image holds
+short_description: Compute the digest of the content of an image
 description:
-  - Takes an image as an engine inspects it, and gives a digest over its layers and its configuration. That is equal on every host
-    that has the image, which its ID is not where engines keep images in stores of two kinds.
+  - Returns a digest over the layers and the configuration of an inspected image. It is equal on every host that has the image. The
+    ID of the image is not, because engines keep images in two kinds of stores.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -18,7 +18,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Tell an image from another one
+- name: Show the digest of an image
   ansible.builtin.debug:
     msg: "{{ found.images[0] | npufleet.triton.image_content }}"
 """
@@ -35,7 +35,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine import imag
 
 
 def image_content(found: Mapping[str, Any]) -> str:
-    """The digest of an inspected image."""
+    """Return the digest of an inspected image. Raises ValueError if it has no layers."""
     digest = images.content_digest(found)
     if digest is None:
         raise ValueError("found an image whose layers the engine does not tell, wanted RootFS.Layers of `docker image inspect`")

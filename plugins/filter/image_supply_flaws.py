@@ -4,10 +4,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: image_supply_flaws
-short_description: What a build would use that is not what the lock file keeps
+short_description: Compare the supply of a build with the lock file
 description:
-  - Compares base image and wheels of a build with those of the first one, which the lock file keeps.
-  - Where other requirements are asked for, only files of the same name are compared.
+  - Compares the base image and the wheels of a build with those of the first build, which are in the lock file.
+  - If the requirements differ, only files of the same name are compared.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -16,7 +16,7 @@ options:
     type: dict
     required: true
   locked:
-    description: The same of the first build, empty where there was none.
+    description: The same of the first build, empty if there is none.
     type: dict
     required: true
   lock_file:
@@ -37,7 +37,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Every reason; empty where nothing differs.
+  description: Every difference; empty if there is none.
   type: list
 """
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: image_wheel_call
-short_description: Arguments of one call of pip that downloads wheels of an image
+short_description: Build the arguments of pip that download the wheels of an image
 description:
-  - Without other indexes everything comes from the vendor's index.
-  - With other indexes the vendor's packages come from its index alone, in a first call; the call for the rest gets them as files.
+  - Without other indexes all packages come from the index of the vendor.
+  - With other indexes a first call downloads the packages of the vendor from its own index only. The call for the other packages
+    gets them as files.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -17,12 +18,12 @@ options:
     elements: str
     required: true
   vendor:
-    description: Names of the packages that only the vendor's index may give.
+    description: Names of the packages that may only come from the index of the vendor.
     type: list
     elements: str
     required: true
   index:
-    description: The vendor's index.
+    description: Index of the vendor.
     type: str
     required: true
   others:
@@ -36,12 +37,12 @@ options:
     elements: str
     default: []
   wheels:
-    description: The vendor's wheels, which the first call brought.
+    description: Wheels of the vendor, which the first call has downloaded.
     type: list
     elements: str
     default: []
   place:
-    description: Directory that has C(wheels) and C(vendor); a container mounts them at its root.
+    description: Directory of C(wheels) and C(vendor); a container has them in its root directory.
     type: str
     default: ""
 """

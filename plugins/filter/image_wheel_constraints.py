@@ -4,9 +4,9 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: image_wheel_constraints
-short_description: The versions of the packages that the lock file keeps
+short_description: Render the locked versions of packages as constraints
 description:
-  - Gives the locked version of each package as constraints of pip, so that a later build downloads the same wheels.
+  - Returns the locked version of each package as constraints for pip, so that a later build downloads the same wheels.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -16,7 +16,7 @@ options:
     elements: str
     required: true
   locked:
-    description: The supply that the lock file keeps, empty where there is none.
+    description: The supply in the lock file, empty if there is none.
     type: dict
     required: true
 """
@@ -31,7 +31,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Lines of a file of constraints; empty where other requirements are asked for than the locked ones.
+  description: Lines of a constraints file; empty if the requirements are not the locked ones.
   type: str
 """
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: index_login
-short_description: The login to a package index as a netrc file for pip
+short_description: Render the login to a package index as a netrc file
 description:
-  - Writes the file for the Python that runs pip, as readers before 3.11 know no quotes, and reads it back as that one does.
-  - Refuses a login that it cannot hold.
+  - Renders the file for the Python that runs pip, because Python before 3.11 reads no quotes in it, and parses it again as a check.
+  - Refuses a login that such a file cannot hold.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: plan_reasons
-short_description: Every reason against a run, by host
+short_description: Collect the reasons to refuse a run, by host
 description:
-  - Takes the names of the hosts of a play and gives the reasons of each, for P(npufleet.triton.refusal_table#filter).
-  - A host has a reason where M(npufleet.triton.host_state) has returned some, where its plan failed, and where it has no plan at
-    all. One in maintenance has none. One that cannot be reached is left out.
-  - Hosts that would change with different values of C(npufleet_rollout_serial) have that as a reason.
+  - Returns the reasons of each host of a play, for P(npufleet.triton.refusal_table#filter).
+  - A host has reasons if M(npufleet.triton.host_state) has returned some, if its plan failed, or if it has no plan. A host in
+    maintenance has none. An unreachable host is left out.
+  - Hosts that change with different values of C(npufleet_rollout_serial) have that as a reason.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -34,7 +34,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Refuse, all reasons of all hosts at once
+- name: Refuse the run with all reasons of all hosts
   ansible.builtin.fail:
     msg: "{{ reasons | npufleet.triton.refusal_table }}"
   vars:
@@ -45,7 +45,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Reasons by host, empty for a host without any.
+  description: Reasons by host, empty for a host without a reason.
   type: dict
 """
 
@@ -61,12 +61,12 @@ NO_PLAN = "found no plan of this host, expected one: see its failed task above, 
 def plan_reasons(
     hosts: Sequence[str], left: Sequence[str], known: Mapping[str, Any], result: str = "npufleet_state"
 ) -> Dict[str, List[str]]:
-    """Return the reasons of each host that was reached."""
+    """Return the reasons of each host that was reachable."""
     found: Dict[str, List[str]] = {}
     serials: Dict[str, Sequence[rollout.Size]] = {}
     for host in hosts:
         state = known[host].get(result)
-        reasons = _of_host(state, host in left)
+        reasons = _reasons(state, host in left)
         if reasons == [NO_PLAN]:
             reasons = [why for _host, why in run_guard.STEPS.lost([host])] or reasons
         if reasons is None:
@@ -82,14 +82,14 @@ def plan_reasons(
     return found
 
 
-def _of_host(state: Any, left: bool) -> Optional[List[str]]:
-    """Return the reasons of one host; None for one that was not reached."""
+def _reasons(state: Any, left: bool) -> Optional[List[str]]:
+    """Return the reasons of one host; None if it was unreachable."""
     if not isinstance(state, Mapping):
         return [NO_PLAN]
     if state.get("unreachable"):
         return None
     if state.get("maintenance"):
-        # Nothing changes on it, and it may have left the play
+        # Nothing changes on this host, which may have left the play.
         return []
     reasons = [str(reason) for reason in state.get("refusals") or []]
     if isinstance(state.get("timedout"), Mapping) and not reasons:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: recovery
-short_description: What has to be done for a host that is ill, and no more
+short_description: Compute the steps that recover a host
 description:
-  - Takes what M(npufleet.triton.host_state) has found of C(driver), C(engine), C(models) and C(server), compared with what the
-    store links, and says by which steps the host serves again. The first one that helps is the last one that is done.
-  - Another driver, container or model is no recovery. What needs one, or hands, is given as C(refused).
+  - Returns the steps by which a host serves again, from the differences of C(driver), C(engine), C(models) and C(server) from the
+    current releases. The first step that helps is the last one.
+  - A recovery installs no other driver, container or model. A difference that needs one, or an operator, is returned as C(refused).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -17,13 +17,13 @@ options:
     type: dict
     required: true
   answers:
-    description: Why the answers to the checks are not proven; empty where they are, or nobody could be asked.
+    description: The reason why the answers are not proven; empty if they are, or if the server did not run.
     type: str
     default: ""
 """
 
 EXAMPLES = r"""
-- name: Say what would be done
+- name: Show the recovery steps
   ansible.builtin.debug:
     msg: "{{ found | npufleet.triton.recovery('2 of 3 checks failed') }}"
   vars:
@@ -33,8 +33,8 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description: >-
-    C(found), a sentence for each thing that is wrong; C(steps), out of V(serve), V(restart) and V(reload), of which none is needed
-    on a host that is well; C(refused), what no step of these can put right.
+    C(found), a sentence for each difference; C(steps), some of V(serve), V(restart) and V(reload), empty for a healthy host;
+    C(refused), the differences that no step can repair.
   type: dict
 """
 
@@ -44,17 +44,17 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, sentence
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
-# Start the server and load what it lacks; start it anew; load the driver's module anew below it
+# Start the server and load missing models; restart the server; reload the module of the driver below it
 STEPS = ["serve", "restart", "reload"]
-# What of the cards a module that is loaded anew may find again. The others are missing, of another type or wrongly installed
+# Cards that may return when the module is reloaded. Other cards are missing, of another type or wrongly installed.
 WEDGED = ("cards", "/dev/rsd0", "/dev/rbln*")
-# Another driver, or what is made of it for containers
-BY_THE_ROLE = ("install", cdi.INSTALL, cdi.LINK, cdi.GENERATE)
+# Changes of the driver and of its files for containers
+BY_THE_ROLE = ("install", cdi.BRING, cdi.LINK, cdi.GENERATED)
 BY_SITE = "that is another driver or container, and no recovery: run playbooks/site.yml"
 
 
 def recovery(state: Mapping[str, Any], answers: str = "") -> Dict[str, List[str]]:
-    """{"found", "steps", "refused"} of one host."""
+    """Return {"found", "steps", "refused"} of one host."""
     found: List[str] = []
     refused: List[str] = []
     needed = -1
@@ -77,7 +77,7 @@ def recovery(state: Mapping[str, Any], answers: str = "") -> Dict[str, List[str]
                 needed = max(needed, STEPS.index("serve"))
     if answers:
         found.append(host_text.told(host_text.received(answers)))
-        # A server that lacks something has had no chance yet
+        # A server that lacks a model is not at fault yet.
         needed = max(needed, STEPS.index("restart")) if needed < 0 else needed
     return {"found": found, "steps": [] if refused or needed < 0 else STEPS[needed:], "refused": refused}
 

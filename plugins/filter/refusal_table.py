@@ -4,10 +4,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: refusal_table
-short_description: All reasons of all hosts as one text
+short_description: Render all reasons of all hosts as one text
 description:
-  - Takes what M(npufleet.triton.host_state) answered with O(npufleet.triton.host_state#module:preflight) on each host, and
-    gives one text in which a reason that several hosts share stands once.
+  - Returns one text with each reason once and the names of its hosts. The reasons come from M(npufleet.triton.host_state) with
+    O(npufleet.triton.host_state#module:preflight).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -18,14 +18,14 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Refuse, all reasons of all hosts at once
+- name: Refuse the run with all reasons of all hosts
   ansible.builtin.fail:
     msg: "{{ {'npu1': ['found no card, wanted 2 NPUs: seat it'], 'npu2': []} | npufleet.triton.refusal_table }}"
 """
 
 RETURN = r"""
 _value:
-  description: The text; empty where no host has a reason.
+  description: The text; empty if no host has a reason.
   type: str
 """
 
@@ -35,11 +35,11 @@ from ansible_collections.npufleet.triton.plugins.filter.by_host import by_host
 
 
 def refusal_table(reasons: Mapping[str, List[str]]) -> str:
-    """Hosts and their reasons, one line a reason, in the order in which hosts and reasons come."""
-    refused = [host for host, mine in reasons.items() if mine]
+    """Return a heading and a line for each reason, in the order of the hosts and their reasons."""
+    refused = [host for host, own in reasons.items() if own]
     if not refused:
         return ""
-    different = len({reason for mine in reasons.values() for reason in mine})
+    different = len({reason for own in reasons.values() for reason in own})
     count = "1 reason" if different == 1 else f"{different} reasons"
     return f"{len(refused)} of {len(reasons)} hosts refused, {count}, nothing was changed:\n{by_host(reasons)}"
 

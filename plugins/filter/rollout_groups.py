@@ -4,31 +4,31 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: rollout_groups
-short_description: The groups of hosts that a rollout goes over
+short_description: Compute the groups of the hosts of a rollout
 description:
-  - Takes what M(npufleet.triton.host_state) has found on each host, and gives each that has a part in what follows with its
-    groups, C(npufleet_change_yes) for one that changes, C(npufleet_change_maintenance) for one that is left out, and
-    C(npufleet_build) for the one that builds an image, or puts it where the others get it. A host that is as wanted is in none.
-  - Where M(npufleet.triton.host_state) was asked what a rollback would move, that is what changes a host.
+  - Returns the hosts that take part in a rollout with their groups. C(npufleet_change_yes) has the hosts that change,
+    C(npufleet_change_maintenance) those that are left out, and C(npufleet_build) the host that builds or publishes the image. A
+    host in sync is in no group.
+  - In a rollback a host changes if M(npufleet.triton.host_state) has returned moves for it.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:
-    description: Variables by host, of which C(npufleet_state) and C(npufleet_build_host) are read.
+    description: Variables by host. C(npufleet_state) and C(npufleet_build_host) are read.
     type: dict
     required: true
   builder:
-    description: The host that builds for those that do not name one.
+    description: The host that builds if C(npufleet_build_host) is not set.
     type: str
     required: true
   check:
-    description: Whether nothing is to be changed.
+    description: True in check mode, in which no host changes.
     type: bool
     default: false
 """
 
 EXAMPLES = r"""
-- name: Group the hosts by what they need
+- name: Group the hosts by their plans
   ansible.builtin.add_host:
     name: "{{ item.name }}"
     groups: "{{ item.groups }}"
@@ -37,7 +37,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: C(name) and C(groups) of each host that has any, in the order in which the hosts come.
+  description: C(name) and C(groups) of each host that has a group, in the order of the hosts.
   type: list
   elements: dict
 """
@@ -46,7 +46,7 @@ from typing import Any, Callable, Dict, List, Mapping
 
 
 def rollout_groups(hosts: Mapping[str, Mapping[str, Any]], builder: str, check: bool = False) -> List[Dict[str, Any]]:
-    """Each host that has a part in the rollout, with its groups."""
+    """Return the name and the groups of each host that takes part in the rollout."""
     found = []
     for name, variables in hosts.items():
         state = variables["npufleet_state"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: compile_plan
-short_description: Which models have to be compiled, and why
+short_description: Find the models that have to be compiled
 description:
-  - Reads on the controller the specs of models, their sources and the records of what was compiled before. A model whose source,
-    spec, card and SDK are those of its record needs nothing.
+  - Reads the specs of models, their sources and the records of compiled files on the controller. A model is up to date if its
+    source, spec, card and SDK equal its record.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -17,7 +17,7 @@ options:
     elements: dict
     required: true
   card:
-    description: Type of card to compile for, such as V(RBLN-CA22), where a spec does not name one.
+    description: Type of card to compile for, such as V(RBLN-CA22), unless a spec names one.
     type: str
     required: true
   sdk:
@@ -25,13 +25,13 @@ options:
     type: dict
     required: true
   directory:
-    description: Directory for compiled files, where a spec does not name one.
+    description: Directory for compiled files, unless a spec names one.
     type: path
     required: true
 """
 
 EXAMPLES = r"""
-- name: Say what would be compiled
+- name: Show the models to compile
   ansible.builtin.debug:
     msg: "{{ found.reasons or found.models | selectattr('why') | map(attribute='name') }}"
   vars:
@@ -42,9 +42,9 @@ EXAMPLES = r"""
 RETURN = r"""
 _raw:
   description:
-    - One dictionary. C(reasons) is everything that is wrong with any spec; without any, C(models) has one entry for each spec.
-    - Of an entry, C(why) is the reason to compile it, empty when there is none. C(file) is the compiled file on
-      the controller, C(artefacts) what a model lists for it when it is there. C(push) and C(spec) are what the build host is given.
+    - One dictionary. C(reasons) has the errors of all specs. If there is none, C(models) has one entry for each spec.
+    - In an entry, C(why) is the reason to compile it, empty if it is up to date. C(file) is the compiled file on the controller,
+      C(artefacts) the entry of the model for it. C(push) and C(spec) are sent to the build host.
   type: list
   elements: dict
 """
@@ -57,10 +57,10 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models import comp
 
 
 class LookupModule(LookupBase):
-    """Leaves the rest to plugin_utils/models/compile_plan.py."""
+    """The plan of a compilation."""
 
     def run(self, terms: List[Any], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[Dict[str, Any]]:
-        """One dictionary."""
+        """Return one dictionary."""
         self.set_options(var_options=variables, direct=kwargs)
         card, sdk, directory = (self.get_option(name) for name in ("card", "sdk", "directory"))
         try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: output_dir
-short_description: Where playbooks leave what they have found
+short_description: The directory in which playbooks write their results
 description:
-  - C(build) of the checkout that the collection is; where it is installed, C(build) of the directory that the run was started in.
-    An installed collection is written by nobody.
-  - The default of the variable C(npufleet_output_dir), for playbooks, which do not see the defaults of roles.
+  - Returns C(build) of the checkout, or C(build) of the working directory if the collection is installed. Nothing writes into an
+    installed collection.
+  - It is the default of C(npufleet_output_dir) for playbooks, which do not see the defaults of roles.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -20,14 +20,14 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Say where the report is
+- name: Show the path of the report
   ansible.builtin.debug:
     msg: "{{ npufleet_output_dir | default(lookup('npufleet.triton.output_dir')) }}/report/index.html"
 """
 
 RETURN = r"""
 _raw:
-  description: The directory, which may not be there yet.
+  description: The directory, which may not exist yet.
   type: list
   elements: path
 """
@@ -38,13 +38,14 @@ from typing import Any, Dict, List, Optional
 from ansible.plugins.lookup import LookupBase
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
-# What a checkout has, and what is built of it leaves out
+# A checkout has this file, and the collection that is built from it does not.
 SOURCE = "galaxy.yml"
 
 
 class LookupModule(LookupBase):
-    """Looks at what lies beside the collection's own files."""
+    """The directory of the results."""
 
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[str]:
+        """Return the directory."""
         checkout = os.path.exists(os.path.join(COLLECTION, SOURCE))
         return [os.path.join(COLLECTION if checkout else os.getcwd(), "build")]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: rollout_batches
-short_description: The sizes of the batches in which the hosts of this run change
+short_description: The sizes of the batches of a rollout
 description:
-  - The value of C(npufleet_rollout_serial) of the hosts that a plan has put into the group C(npufleet_change_yes), as
-    M(npufleet.triton.host_state) has validated it. It is for C(serial) of a play, which sees no variable of the inventory, and for
-    the task that announces the batches, so that both have one source.
-  - Hosts that change in one run have one value. Different ones are an error.
+  - Returns C(npufleet_rollout_serial) of the hosts in the group C(npufleet_change_yes), as M(npufleet.triton.host_state) has
+    validated it. It is for C(serial) of a play, which sees no variable of the inventory, and for the task that announces the
+    batches.
+  - It is an error if these hosts have different values.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -21,14 +21,14 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Roll out, batch by batch
-  hosts: npufleet_change_yes
+- name: Roll out in batches
+  hosts: "{{ lookup('npufleet.triton.fleet_group', within='npufleet_change_yes') }}"
   serial: "{{ lookup('npufleet.triton.rollout_batches') }}"
 """
 
 RETURN = r"""
 _raw:
-  description: One list of numbers of hosts and percentages.
+  description: One list of sizes, which are numbers of hosts or percentages.
   type: list
   elements: list
 """
@@ -44,13 +44,13 @@ CHANGING = "npufleet_change_yes"
 
 
 class LookupModule(LookupBase):
-    """Reads what the plan has found."""
+    """The sizes of the batches, from the plans of the hosts."""
 
     def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[List[rollout.Size]]:
-        """Return one list."""
-        seen = variables or {}
-        hosts = (seen.get("groups") or {}).get(CHANGING) or []
+        """Return one list. Raises AnsibleError if the hosts have different values."""
+        known = variables or {}
+        hosts = (known.get("groups") or {}).get(CHANGING) or []
         try:
-            return [rollout.agreed({host: seen["hostvars"][host]["npufleet_state"]["serial"] for host in hosts})]
+            return [rollout.agreed({host: known["hostvars"][host]["npufleet_state"]["serial"] for host in hosts})]
         except Refusal as refusal:
             raise AnsibleError(f"{'; '.join(refusal.reasons)} Nothing was changed.") from None
