@@ -1,4 +1,4 @@
-"""Writes down what is known of a fleet, and draws it: see plugin_utils/report/."""
+"""Action of fleet_report: writes the status of a fleet and renders the report (plugin_utils/report/)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 
 class ActionModule(ActionBase):
-    """Asks no host: what was found on it is in its variables."""
+    """An action on the controller only. The results of hosts are in their variables."""
 
     _requires_connection = False
     supports_raw_params = False
@@ -41,14 +41,14 @@ class ActionModule(ActionBase):
                 outputs.write(paths["status_file"], json.dumps(document, indent=4, sort_keys=True))
                 result["differs"] = {entry["host"]: entry["report"] for entry in document["hosts"]}
             found = view.read(fleet, paths["status_file"], paths["results_dir"])
-            whole = view.view(fleet, npu_hosts, *found, now)
-            outputs.write(paths["report_file"], page.page(view.escaped(whole)))
+            shown = view.view(fleet, npu_hosts, *found, now)
+            outputs.write(paths["report_file"], page.page(view.escaped(shown)))
         except OSError as error:
             raise AnsibleActionFail(f"the report could not be written: {error}: correct npufleet_output_dir") from None
-        counts = {name: whole["counts"][name] for name in ("all", "wrong", "unknown", "good")}
+        counts = {name: shown["counts"][name] for name in ("all", "wrong", "unknown", "good")}
         return {**result, "path": os.path.realpath(paths["report_file"]), "counts": counts}
 
 
 def _known(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """What a play knows of a host that it has asked."""
+    """Return the state and the release of a host that the play has read."""
     return {"state": variables.get("npufleet_state"), "release": variables.get("rbln_release")}

@@ -143,7 +143,7 @@ class ActionModule(FleetAction):
             more["protected"] = variables["npufleet_protected"]
         with collected(reasons):
             if batched and rollout.SERIAL in variables:
-                more["serial"] = rollout.sizes(variables[rollout.SERIAL])
+                more["serial"] = rollout.parse_serial(variables[rollout.SERIAL])
         if reasons:
             told = list(result.get("refusals", []))
             more["refusals"] = [*told, *(reason for reason in reasons if reason not in told)]

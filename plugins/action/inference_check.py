@@ -1,4 +1,4 @@
-"""Controller side of inference_check: sends along what the host needs of the check files, and keeps the results."""
+"""Action of inference_check: sends the check files to the host and writes the results."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 
 
 class ActionModule(FleetAction):
-    """Turns names of models into documents, then runs them through the module on the host."""
+    """A check of the models of a host, by their check files."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         directory = self._task.args.get("results_dir")
         path = self.results_path(directory, host) if directory else None
-        # Before anything can fail
+        # Before any failure, which would leave the previous results
         check_results.forget(path)
         try:
             result = self._prove(task_vars, host)
@@ -34,7 +34,7 @@ class ActionModule(FleetAction):
     def _prove(self, task_vars: Dict[str, Any], host: str) -> Dict[str, Any]:
         variables = self.variables(task_vars)
         try:
-            # First, as the task's arguments are made of them
+            # The arguments of the task come from these variables.
             if variables.type_errors:
                 raise Refusal(variables.type_errors)
             self._task.args = order.with_defaults(self._task.args, variables)

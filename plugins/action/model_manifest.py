@@ -1,4 +1,4 @@
-"""Action of model_manifest: lints on the controller what the host's variables place on it, or repositories as they lie."""
+"""Action of model_manifest: lints the models of a host, or repositories of the controller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models import mani
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import repository
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ERROR, Finding, Row, row_of
 
-# The module's options
+# The options of the module
 SPEC = {
     "repositories": {"type": "list", "elements": "path"},
     "models": {"type": "list", "elements": "str"},
@@ -20,12 +20,12 @@ SPEC = {
 }
 
 
-# (models by name, findings, what else stands against them)
+# Models by name, findings, and further reasons
 Found = Tuple[Dict[str, Any], List[Finding], List[str]]
 
 
 class ActionModule(FleetAction):
-    """Everything happens here: no host is asked."""
+    """An action on the controller only."""
 
     _requires_connection = False
 
@@ -49,7 +49,7 @@ class ActionModule(FleetAction):
 
     @staticmethod
     def _row(given: Optional[str], variables: Mapping[str, Any]) -> Optional[Row]:
-        """The release to lint for; None where nothing names one."""
+        """Return the release to lint for; None if nothing names one. Raises Refusal for an unknown one."""
         name = given or variables.get("rbln_release")
         if name is None:
             return None
@@ -60,14 +60,14 @@ class ActionModule(FleetAction):
 
     @staticmethod
     def _in_directories(directories: List[str], only: List[str], row: Optional[Row]) -> Found:
-        """Models as they lie in directories: files and the digest of their sources."""
+        """Return the models of directories, with their files and the digests of their sources."""
         linted = repository.lint(directories, only, row)
         models = {name: manifest.unplaced(model) for name, model in linted.models.items() if not only or name in only}
         return models, linted.findings, []
 
     @staticmethod
     def _placed(only: List[str], row: Optional[Row], variables: Mapping[str, Any]) -> Found:
-        """Models as this host would get them."""
+        """Return the models as the host would get them. Raises Refusal."""
         over: Dict[str, Any] = {}
         if row:
             over = {"rbln_release": row.name, "npufleet_row": variables["npufleet_release_rows"][row.name]}
@@ -79,16 +79,16 @@ class ActionModule(FleetAction):
             raise Refusal([f"model {name}: triton_models places none of that name on this host: correct it" for name in unknown])
         models, findings, more = manifest.linted(host, only)
         keys = ("source", "release", "versions", "files")
-        told = {name: {key: value for key, value in model.items() if key in keys} for name, model in models.items()}
-        return told, findings, more
+        shown = {name: {key: value for key, value in model.items() if key in keys} for name, model in models.items()}
+        return shown, findings, more
 
     @staticmethod
     def _result(host: str, models: Dict[str, Any], findings: List[Finding], more: List[str]) -> Dict[str, Any]:
-        """The result; every error of every model in one message."""
+        """Return the result, with all errors of all models in one message."""
         errors = [*(finding.sentence() for finding in findings if finding.severity == ERROR), *more]
         warnings = [finding.sentence() for finding in findings if finding.severity != ERROR]
         if errors:
             lines = "".join("\n  - " + error for error in errors)
-            # The message says it all; the records would bury it.
+            # The records would hide the message.
             return {"failed": True, "msg": f"{host}: {len(errors)} errors in models:{lines}", "warnings": warnings}
         return {"changed": False, "models": models, "findings": [finding._asdict() for finding in findings], "warnings": warnings}

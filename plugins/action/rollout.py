@@ -1,4 +1,4 @@
-"""Says what a rollout is about to do, and ends the turn of a host: see plugin_utils/run/rollout.py."""
+"""Action of rollout: announces batches and ends the change of a host (plugin_utils/run/rollout.py)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import r
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout, runs
 
 # In npufleet_output_dir
-RECORD = "turns.json"
+RECORD = "durations.json"
 
 
 class ActionModule(FleetAction):
-    """What was found on a host is in its variables: at the beginning nobody is asked."""
+    """The announcement of a batch, which needs no host, or the end of the change of a host."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         _validation, given = self.validate_argument_spec(argument_spec=OPTIONS)
@@ -25,9 +25,9 @@ class ActionModule(FleetAction):
         batch = [name for name in task_vars["ansible_play_batch"] if name in task_vars["hostvars"]]
         if given["state"] == "ended":
             return self._end(host, task_vars, path, batch, given)
-        words = self._words(task_vars, batch, path, given["serial"])
-        self._display.display(host_text.line(words))
-        return {"changed": False, "msg": words}
+        message = self._announcement(task_vars, batch, path, given["serial"])
+        self._display.display(host_text.line(message))
+        return {"changed": False, "msg": message}
 
     def _end(
         self, host: str, task_vars: Dict[str, Any], path: str, batch: Sequence[str], given: Mapping[str, Any]
@@ -37,71 +37,73 @@ class ActionModule(FleetAction):
         reasons += [f"{name}: {why}" for name, why in run_guard.STEPS.lost([host])]
         if given["release"]:
             reasons += self._release(host, task_vars)
-        # Once for all of them
+        # The first host records the durations of the batch.
         if host == batch[0]:
             try:
-                rollout.write(path, _took(task_vars["hostvars"], batch))
+                rollout.write(path, _durations(task_vars["hostvars"], batch))
             except OSError as error:
-                result["warnings"] = [f"how long this took cannot be remembered: {error}"]
+                result["warnings"] = [f"The durations cannot be recorded: {error}"]
         return {**result, "failed": True, "msg": "; ".join(reasons)} if reasons else result
 
     def _release(self, host: str, task_vars: Dict[str, Any]) -> List[str]:
-        """Why the host is not released. A host that is lost would be no failure of the play, and the next batch would start."""
+        """Return why the host is not released. A lost host would be no failure of the play, and the next batch would start."""
         root = self.variables(task_vars)["npufleet_root"]
         try:
             released = self.ask("host_lease", {"state": "released", "root": root}, task_vars, runs.holder(host))
         except AnsibleConnectionFailure as error:
-            words = (
+            reason = (
                 f"{host} became unreachable as it was to be released, no further batch starts. See what runs there, and run again"
             )
-            return [f"{words}: {error.message}"]
-        except host_text.Misunderstood as reason:
-            return [str(reason)]
+            return [f"{reason}: {error.message}"]
+        except host_text.Misunderstood as invalid:
+            return [str(invalid)]
         return [str(released["msg"])] if released.get("failed") else []
 
-    def _words(self, variables: Mapping[str, Any], batch: Sequence[str], path: str, serial: Any) -> str:
+    def _announcement(self, variables: Mapping[str, Any], batch: Sequence[str], path: str, serial: Any) -> str:
         known = variables["hostvars"]
         hosts: List[str] = list(variables["ansible_play_hosts_all"])
-        # Batches are parts of one list; this one is what Ansible made of it, without hosts that were lost
+        # Batches are parts of one list. Ansible has removed the lost hosts from this one.
         later = hosts[hosts.index(batch[-1]) + 1 :]
-        divided = rollout.batches(hosts, rollout.sizes("100%" if serial is None else serial))
+        divided = rollout.batches(hosts, rollout.parse_serial("100%" if serial is None else serial))
         rest = [[host for host in part if host in later] for part in divided]
-        parts = [[_turn(host, known[host]) for host in part] for part in [list(batch), *filter(None, rest)]]
-        return rollout.words(parts, rollout.read(path), len(hosts))
+        parts = [[_planned(host, known[host]) for host in part] for part in [list(batch), *filter(None, rest)]]
+        return rollout.announcement(parts, rollout.read(path), len(hosts))
 
 
 def _reasons(host: str, failed: str, lost: Sequence[str]) -> List[str]:
-    """Why no further batch starts. A host that is lost is out of the play and no failure of it: those that are left miss it."""
+    """Return why no further batch starts. A lost host is no failure of the play, so the remaining hosts fail for it."""
     found = [f"{host} failed the gate, no further batch starts. {failed}"] if failed else []
     if lost:
-        whole = "" if failed else f". {host} itself is as wanted"
-        words = "became unreachable during the change, no further batch starts. See what runs there, and run again"
-        found.append(f"{', '.join(lost)} {words}{whole}")
+        others = "" if failed else f". {host} itself is in sync"
+        reason = "became unreachable during the change, no further batch starts. See what runs there, and run again"
+        found.append(f"{', '.join(lost)} {reason}{others}")
     return found
 
 
-def _took(known: Mapping[str, Any], batch: Sequence[str]) -> Dict[str, rollout.Took]:
-    """Of the hosts whose turn went well."""
+def _durations(known: Mapping[str, Any], batch: Sequence[str]) -> Dict[str, rollout.Duration]:
+    """Return the durations of the successful host changes of a batch."""
     began = {host: known[host].get("npufleet_began") for host in batch if not known[host].get("npufleet_failed")}
-    took = {host: round(time.time() - float(at), 1) for host, at in began.items() if at}
-    # By the time of day, as a template has no other clock. Nothing is known of a turn during which it was set back
-    return {host: rollout.Took(seconds, _turn(host, known[host]).concerns) for host, seconds in took.items() if seconds >= 0}
+    durations = {host: round(time.time() - float(at), 1) for host, at in began.items() if at}
+    # A template has no monotonic clock. The duration is negative if the time of day was set back.
+    return {
+        host: rollout.Duration(seconds, _planned(host, known[host]).concerns) for host, seconds in durations.items() if seconds >= 0
+    }
 
 
-def _turn(host: str, known: Mapping[str, Any]) -> rollout.Turn:
-    """What the plan of a host says. That is data, and may be of any shape: nothing is known then."""
+def _planned(host: str, known: Mapping[str, Any]) -> rollout.PlannedHost:
+    """Return the plan of a host. It is data of the host; one of an unexpected shape has no concerns and unknown bytes."""
     state = known.get("npufleet_state") or {}
     try:
         concerns = list(dict.fromkeys(str(entry["concern"]) for entry in state.get("plan") or []))
         missing = (state.get("actual", {}).get("models") or {}).get("missing") or []
         sizes = [_size(state["origins"].get(digest) or {}) for digest in missing]
     except host_text.MISFITS:
-        return rollout.Turn(host, [], None)
-    return rollout.Turn(host, concerns, None if None in sizes else sum(size or 0 for size in sizes))
+        return rollout.PlannedHost(host, [], None)
+    return rollout.PlannedHost(host, concerns, None if None in sizes else sum(size or 0 for size in sizes))
 
 
 def _size(origin: Mapping[str, Any]) -> Optional[int]:
-    """Bytes of a large file, where the inventory or the controller knows them."""
+    """Return the bytes of a large file; None if neither the inventory nor the controller knows them."""
     if "size" in origin:
         return int(origin["size"])
     try:

@@ -1,4 +1,4 @@
-"""Controller side of support_bundle: knows the secrets and what is wanted, fetches the archive, and reads it back."""
+"""Action of support_bundle: sends secrets and the desired state to the host, fetches the archive and checks it."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ FOLLOWS = {
     "root": "npufleet_root",
 }
 OPTIONS = (*FOLLOWS, "concerns", "size", "timeout", "total_timeout", "address")
-# What a bundle may be, in items of the largest size: a host that was broken into packs what it likes
+# Limits of a bundle, in items of the largest size and in files, because a compromised host may pack anything
 PACKED, UNPACKED, FILES = 16, 64, 500
 LARGEST_ITEM = 2 << 20
-# Not variables of the host
+# Variables that do not belong to the host
 MAGIC = ("hostvars", "groups", "vars", "ansible_facts", "ansible_play_hosts", "ansible_play_hosts_all", "ansible_play_batch")
 
 
 class ActionModule(FleetAction):
-    """One module call on the host, one transfer as the connecting user, one look at what arrived."""
+    """A module call on the host, a transfer as the connecting user, and a check of the archive."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         unknown = sorted(set(self._task.args) - set(OPTIONS))
@@ -50,27 +50,27 @@ class ActionModule(FleetAction):
         with self.refusing(host):
             arguments = {option: variables[name] for option, name in FOLLOWS.items()}
         with suppress(Refusal):
-            # An address that nothing can be published on costs the differences, not the bundle
+            # An invalid address leaves out the differences, but not the bundle.
             arguments["address"] = address(variables)
         arguments.update(self._task.args)
         concerns = arguments.get("concerns") or self.concerns(variables, task_vars)
         dest = self._loader.path_dwim(arguments.pop("dest"))
         stamp = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
         secrets, names, errors = self._secrets(variables)
-        wanted, refusals = self._wanted(variables, list(concerns), host)
+        desired_state, refusals = self._desired(variables, list(concerns), host)
         arguments["concerns"] = concerns
         handed = {
             "host": host,
             "stamp": stamp,
             "about": self._about(variables),
-            "desired": wanted,
+            "desired": desired_state,
             "errors": errors + refusals,
             "names": names,
             "secrets": secrets,
         }
         if self._task.check_mode:
             return self.ask("support_bundle", arguments, task_vars, handed)
-        # Ansible's own temporary directory: the connecting user can read it, and Ansible removes it.
+        # The connecting user can read the temporary directory of Ansible, which Ansible removes.
         directory = self._make_tmp_path()
         try:
             handed["archive"] = f"{directory}/bundle.tar.gz"
@@ -83,7 +83,7 @@ class ActionModule(FleetAction):
                 bounds = archives.Bounds(PACKED * item, UNPACKED * item, FILES)
                 result["files"] = self._fetch(str(handed["archive"]), path, result, secrets, host, bounds)
         finally:
-            # Also where Ansible is told to keep its files
+            # Even if Ansible keeps its remote files
             self._remove_tmp_path(directory, force=True)
         result["path"] = path
         with host_text.understood(host):
@@ -97,7 +97,7 @@ class ActionModule(FleetAction):
         return result
 
     def _secrets(self, variables: Templated) -> Tuple[List[str], List[str], List[str]]:
-        """(values, names of their variables, names whose value is not known) of all that is secret in the host's variables."""
+        """Return the secret values of the variables of the host, the names of these variables, and errors of unknown values."""
         prompted = (self.play_context.password, self.play_context.become_pass)
         values = {entry for entry in prompted if entry and len(entry) >= SHORTEST}
         names, errors = [], []
@@ -106,7 +106,7 @@ class ActionModule(FleetAction):
                 continue
             try:
                 found = secret_values({name: variables.untyped(name)})
-            except Exception as error:  # a lookup may fail in any way: the bundle is made all the same, and says so
+            except Exception as error:  # a lookup may fail in any way; the bundle reports it
                 if looks_secret(name):
                     errors.append(f"redaction.txt: {name} has no value that could be searched for: {type(error).__name__}")
                 continue
@@ -115,8 +115,8 @@ class ActionModule(FleetAction):
                 names.append(name)
         return sorted(values), sorted(names), errors
 
-    def _wanted(self, variables: Templated, concerns: List[str], host: str) -> Tuple[Dict[str, Any], List[str]]:
-        """(what is wanted, why not): an inventory that is refused costs the differences, not the bundle."""
+    def _desired(self, variables: Templated, concerns: List[str], host: str) -> Tuple[Dict[str, Any], List[str]]:
+        """Return the desired state and the reasons why it is missing. A refused inventory leaves out the differences only."""
         try:
             with self.refusing(host):
                 return desired(variables, concerns)[0], []
@@ -124,7 +124,7 @@ class ActionModule(FleetAction):
             return {}, [f"state: {error.message}"]
 
     def _about(self, variables: Templated) -> Dict[str, Any]:
-        """What a reader has to know of the controller's side."""
+        """Return the versions and the release on the controller."""
         galaxy = (
             self._loader.load_from_file(os.path.join(COLLECTION, "galaxy.yml"))
             if os.path.exists(os.path.join(COLLECTION, "galaxy.yml"))
@@ -141,15 +141,16 @@ class ActionModule(FleetAction):
     def _fetch(
         self, source: str, path: str, result: Dict[str, Any], secrets: List[str], host: str, bounds: archives.Bounds
     ) -> List[str]:
-        """Fetch as the connecting user. What arrived counts when it is whole, within bounds, and no known secret can be read in it.
+        """Fetch the archive as the connecting user and return the names of its files.
 
-        It is kept as this side has read it, so that whoever unpacks it gets these files and nothing else. Returns their names.
+        It must be complete, within bounds and free of known secrets. The files are packed again, so that nothing else is in it.
+        Raises AnsibleActionFail.
         """
         draft = path + ".draft"
         try:
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
             os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
-            self._bring(source, draft, host, bounds.packed)
+            self._fetch_file(source, draft, host, bounds.packed)
             os.chmod(draft, 0o600)
             with open(draft, "rb") as archive:
                 raw = archive.read()
@@ -173,8 +174,8 @@ class ActionModule(FleetAction):
         result["sha256"] = hashlib.sha256(packed).hexdigest()
         return sorted(members)
 
-    def _bring(self, source: str, draft: str, host: str, most: int) -> None:
-        """One file of the host, as far as it is no larger than this."""
+    def _fetch_file(self, source: str, draft: str, host: str, most: int) -> None:
+        """Fetch a file of the host. Raises AnsibleActionFail if it has more than `most` bytes."""
         try:
             with archives.no_larger_file(most):
                 self._connection.fetch_file(source, draft)
@@ -188,6 +189,6 @@ class ActionModule(FleetAction):
 
 
 def leaking(members: Mapping[str, bytes], secrets: List[str]) -> List[str]:
-    """Files of an archive in which one of these values can be read."""
+    """Return the files of an archive in which one of these values can be read."""
     words = [form.encode() for value in secrets for form in (*forms(value), *base64_cores(value))]
     return [name for name, text in sorted(members.items()) if any(word in text for word in words)]

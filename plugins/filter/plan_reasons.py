@@ -75,7 +75,7 @@ def plan_reasons(
         if isinstance(state, Mapping) and state.get("serial") and state.get("moves", state.get("plan")):
             serials[host] = state["serial"]
     try:
-        rollout.agreed(serials)
+        rollout.common_serial(serials)
     except Refusal as refusal:
         for host in serials:
             found[host] += refusal.reasons

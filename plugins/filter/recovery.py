@@ -49,7 +49,7 @@ STEPS = ["serve", "restart", "reload"]
 # Cards that may return when the module is reloaded. Other cards are missing, of another type or wrongly installed.
 WEDGED = ("cards", "/dev/rsd0", "/dev/rbln*")
 # Changes of the driver and of its files for containers
-BY_THE_ROLE = ("install", cdi.BRING, cdi.LINK, cdi.GENERATED)
+BY_THE_ROLE = ("install", cdi.INSTALL, cdi.LINK, cdi.GENERATE)
 BY_SITE = "that is another driver or container, and no recovery: run playbooks/site.yml"
 
 

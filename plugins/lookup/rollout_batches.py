@@ -51,6 +51,6 @@ class LookupModule(LookupBase):
         known = variables or {}
         hosts = (known.get("groups") or {}).get(CHANGING) or []
         try:
-            return [rollout.agreed({host: known["hostvars"][host]["npufleet_state"]["serial"] for host in hosts})]
+            return [rollout.common_serial({host: known["hostvars"][host]["npufleet_state"]["serial"] for host in hosts})]
         except Refusal as refusal:
             raise AnsibleError(f"{'; '.join(refusal.reasons)} Nothing was changed.") from None

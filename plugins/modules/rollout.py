@@ -21,7 +21,7 @@ options:
     choices: [begun, ended]
     default: begun
   output_dir:
-    description: Directory on the controller in which the durations are recorded as C(turns.json).
+    description: Directory on the controller in which the durations are recorded as C(durations.json).
     type: path
     required: true
   serial:

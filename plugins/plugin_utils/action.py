@@ -1,4 +1,4 @@
-"""What the action plugins share: the variables of the host over the defaults of every role of the collection."""
+"""The base of the action plugins: variables of the host over the defaults of all roles, and calls of modules."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, yaml_of
 
-# Keys of a result by which Ansible does something else than to tell it
+# Keys of a result that Ansible acts on
 NOT_A_RESULT = ("invocation", "ansible_stats")
-# Keys whose texts people read
-TOLD = ("msg", "report", "refusals", "warnings", "errors")
+# Keys whose texts are displayed
+DISPLAYED = ("msg", "report", "refusals", "warnings", "errors")
 FOUND_BY_ANSIBLE = "discovered_interpreter_"
 # Seconds in which a lost connection may come back in any case, and between two attempts
 RECONNECT, PAUSE = 60.0, 2.0
-# How often a call is repeated whose module ended without an answer, as one does that the kernel kills when memory is short
+# Repetitions of a call whose module ended without an answer, such as one that the kernel kills when memory is short
 KILLED = 5
 
 
 @cache
 def role_defaults() -> Dict[str, Any]:
-    """The defaults of every role of the collection, as templates."""
+    """Return the defaults of all roles of the collection, as templates."""
     found: Dict[str, Any] = {}
     for path in sorted(glob.glob(os.path.join(COLLECTION, "roles", "*", "defaults", "main.yml"))):
         found.update(yaml_of(path) or {})
@@ -55,7 +55,7 @@ def role_defaults() -> Dict[str, Any]:
 
 
 def _trusted(value: Any) -> Any:
-    """With its templates told as such: Ansible's own way to read a file tells each value's line, too, in five times the time."""
+    """Return a value with its templates marked as trusted. The loader of Ansible also records lines, in five times the time."""
     if isinstance(value, dict):
         return {key: _trusted(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -63,7 +63,7 @@ def _trusted(value: Any) -> Any:
     return trust_as_template(value) if isinstance(value, str) and "{" in value else value
 
 
-# Ansible imports an action once and runs each host of a task in a copy of its process: what is read here is read once in a run.
+# Ansible imports an action once and runs each host of a task in a copy of the process, so these files are read once in a run.
 inventory_specs()
 release_rows()
 role_defaults()
@@ -71,7 +71,7 @@ library.version()
 
 
 class FleetAction(ActionBase):
-    """An action that computes on the controller what is wanted, then asks the host through one module call."""
+    """An action that computes the desired state on the controller and calls a module on the host."""
 
     supports_raw_params = False
     _requires_connection = True
@@ -83,7 +83,7 @@ class FleetAction(ActionBase):
         try:
             return self.act(host, task_vars)
         except Refusal as refusal:
-            # Of a variable that is read on the way
+            # A variable that the action has read is invalid.
             raise self.refuse(host, refusal) from None
         except host_text.Misunderstood as reason:
             self._display.vvv("".join(traceback.format_exception(reason)))
@@ -91,7 +91,7 @@ class FleetAction(ActionBase):
 
     @abstractmethod
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
-        """The action's result for this host."""
+        """Return the result of the action for a host."""
 
     @property
     def play_context(self) -> Any:
@@ -103,7 +103,7 @@ class FleetAction(ActionBase):
         return self._play_context
 
     def variables(self, task_vars: Mapping[str, Any]) -> Templated:
-        """The host's variables; what the inventory leaves open comes from the roles' defaults."""
+        """Return the variables of the host over the defaults of the roles."""
         merged = dict(role_defaults())
         given = [name for name, value in task_vars.items() if name not in merged or merged[name] != value]
         merged.update(task_vars)
@@ -113,26 +113,26 @@ class FleetAction(ActionBase):
         return Templated(merged, templar.template, given, made, self._moment(task_vars))
 
     def _moment(self, task_vars: Mapping[str, Any]) -> str:
-        """Where hosts that are at this task together leave what they have in common; gone with the run. Nowhere for a lone one."""
+        """Return the directory of results that the hosts of this task share until the run ends; empty for a single host."""
         hosts = task_vars.get("ansible_play_batch") or []
         if len(hosts) < 2:
             return ""
         batch = hashlib.sha256(" ".join(hosts).encode()).hexdigest()[:16]
-        # Nothing public tells the executions of a task from each other.
+        # No public name distinguishes the executions of a task.
         return os.path.join(C.DEFAULT_LOCAL_TMP, f"{self._task._uuid}-{batch}")
 
     def results_path(self, directory: str, host: str) -> str:
-        """Where reports find the answers of a host to its checks, in a directory of the controller."""
+        """Return the path of the check results of a host, in a directory of the controller."""
         return os.path.join(self._loader.path_dwim(directory), f"{host}.json")
 
     @staticmethod
     def concerns(variables: Mapping[str, Any], task_vars: Mapping[str, Any]) -> List[str]:
-        """What there is to look at on a host of these groups."""
+        """Return the concerns of a host by its groups."""
         return concerns_of(list(task_vars.get("group_names", [])), str(variables["npufleet_group"]))
 
     @staticmethod
     def container(variables: Mapping[str, Any]) -> Dict[str, Any]:
-        """What a host has to know of its container to stop, start and put it back without a controller; times in seconds."""
+        """Return the settings by which a host stops, starts and restores its container by itself; times in seconds."""
         return {
             "name": variables["triton_server_name"],
             "free_timeout": int(variables["npufleet_free_timeout"]),
@@ -167,7 +167,7 @@ class FleetAction(ActionBase):
             facts = {name: entry for name, entry in result.pop("ansible_facts", {}).items() if name.startswith(FOUND_BY_ANSIBLE)}
         for name in NOT_A_RESULT:
             result.pop(name, None)
-        result.update({name: host_text.told(result[name]) for name in TOLD if name in result})
+        result.update({name: host_text.told(result[name]) for name in DISPLAYED if name in result})
         return {**result, "ansible_facts": facts} if facts else result
 
     def _call(self, module: str, options: Mapping[str, Any], task_vars: Mapping[str, Any]) -> Dict[str, Any]:
@@ -229,13 +229,13 @@ class FleetAction(ActionBase):
 
 
 class Contact:
-    """Asks a host until it answers, at the latest `limit` seconds from now on, when what was begun there has ended.
+    """Repeated calls of a host for `limit` seconds, after which a change on the host has ended.
 
-    `tell` is called when contact is lost and when it is back.
+    `report` is called when contact is lost and when it is back.
     """
 
-    def __init__(self, host: str, limit: float, tell: Callable[[str], None]) -> None:
-        self.host, self.tell = host, tell
+    def __init__(self, host: str, limit: float, report: Callable[[str], None]) -> None:
+        self.host, self.report = host, report
         self.end = time.monotonic() + limit
 
     def ask(self, call: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
@@ -254,7 +254,7 @@ class Contact:
                     lost = now
                     left = max(self.end, now + RECONNECT) - now
                     why = " ".join(str(failure.message).split())
-                    self.tell(
+                    self.report(
                         f"{self.host}: contact was lost, the host goes on by itself and is asked again for {left:.0f} s: {why}"
                     )
                 if now >= max(self.end, lost + RECONNECT):
@@ -266,5 +266,5 @@ class Contact:
                 time.sleep(PAUSE)
                 continue
             if lost:
-                self.tell(f"{self.host}: contact is back")
+                self.report(f"{self.host}: contact is back")
             return answer

@@ -1,7 +1,6 @@
-"""The library that hosts keep (module_utils/programs/library.py), on the controller: its version, its archive, and the parameters
-of a call.
+"""The library of hosts (module_utils/programs/library.py) on the controller: version, archive, and parameters of a call.
 
-The options of a module are validated here and not on the host, which needs nothing of Ansible then.
+The controller validates the options of a module, so that hosts need no part of Ansible.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ def version() -> str:
     return whole.hexdigest()[:16]
 
 
-def packed(place: str) -> bytes:
-    """Return the archive of the library, made once for all processes of a run, which share the directory `place`."""
-    path = os.path.join(place, f"library-{version()}")
+def packed(directory: str) -> bytes:
+    """Return the archive of the library, made once for all processes of a run, which share `directory`."""
+    path = os.path.join(directory, f"library-{version()}")
     if not os.path.exists(path):
         with open(f"{path}.{os.getpid()}", "wb") as sink:
             sink.write(archive.packed(_own(), MAIN))

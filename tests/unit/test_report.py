@@ -187,7 +187,7 @@ def test_a_reading_keeps_what_is_known_of_hosts_that_were_not_asked() -> None:
     assert hosts["npu1"]["models"] == {"digits": {"source": "s", "release": "r"}}
     assert [hosts[name]["untested"] for name in ("npu1", "npu2", "npu6")] == ["old", None, None]
     assert hosts["npu3"]["report"] == ["in maintenance: swap card 2 (kim, then)"]
-    assert [hosts[name]["report"] for name in ("npu4", "npu5", "npu6")] == [["no route"], ["refused"], ["npu6 was not asked"]]
+    assert [hosts[name]["report"] for name in ("npu4", "npu5", "npu6")] == [["no route"], ["refused"], ["npu6 was not read"]]
     assert all(hosts[name]["when"] == "now" and hosts[name]["plan"] == [] for name in ("npu1", "npu4", "npu6"))
 
 

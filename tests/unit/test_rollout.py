@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.action import rollout as action
 from ansible_collections.npufleet.triton.plugins.filter.rollout_groups import rollout_groups
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout
-from ansible_collections.npufleet.triton.plugins.plugin_utils.run.rollout import Took, Turn
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.rollout import Duration, PlannedHost
 from helpers import ROOT
 
 HOSTS = [f"npu{number}" for number in range(1, 10)]
@@ -35,7 +35,7 @@ HOSTS = [f"npu{number}" for number in range(1, 10)]
     ],
 )
 def test_batches_are_those_that_ansible_makes(serial: Any, sizes: list[int]) -> None:
-    found = rollout.batches(HOSTS, rollout.sizes(serial))
+    found = rollout.batches(HOSTS, rollout.parse_serial(serial))
     assert [len(batch) for batch in found] == sizes
     assert [host for batch in found for host in batch] == HOSTS
 
@@ -68,31 +68,31 @@ def test_batches_are_those_that_ansible_makes(serial: Any, sizes: list[int]) -> 
 )
 def test_a_serial_that_is_no_size_is_refused(serial: Any, words: str) -> None:
     with pytest.raises(Refusal, match=r"npufleet_rollout_serial is ") as refusal:
-        rollout.sizes(serial)
+        rollout.parse_serial(serial)
     assert f"npufleet_rollout_serial is {words}, expected numbers of hosts of 1 or more" in refusal.value.reasons[0]
 
 
 def test_hosts_that_change_together_have_one_serial() -> None:
-    assert rollout.agreed({"npu1": [1, "50%"], "npu2": [1, "50%"]}) == [1, "50%"]
-    assert rollout.agreed({}) == ["100%"]
+    assert rollout.common_serial({"npu1": [1, "50%"], "npu2": [1, "50%"]}) == [1, "50%"]
+    assert rollout.common_serial({}) == ["100%"]
     with pytest.raises(Refusal, match=r'is \[1, "50%"\] of npu1, npu3; \["100%"\] of npu2, expected one value'):
-        rollout.agreed({"npu1": [1, "50%"], "npu2": ["100%"], "npu3": [1, "50%"]})
+        rollout.common_serial({"npu1": [1, "50%"], "npu2": ["100%"], "npu3": [1, "50%"]})
 
 
 def test_what_lies_ahead_is_told_with_bytes_and_an_estimate() -> None:
-    first, second, third = (Turn(host, ["models", "server"], 3 << 20) for host in HOSTS[:3])
-    before = {host: Took(seconds, ["models", "server", "probe"]) for host, seconds in (("npu1", 10), ("npu2", 5), ("npu3", 8))}
-    assert rollout.words([[first], [second, third]], before, 3) == (
+    first, second, third = (PlannedHost(host, ["models", "server"], 3 << 20) for host in HOSTS[:3])
+    before = {host: Duration(seconds, ["models", "server", "probe"]) for host, seconds in (("npu1", 10), ("npu2", 5), ("npu3", 8))}
+    assert rollout.announcement([[first], [second, third]], before, 3) == (
         "the rollout changes 3 hosts: npu1; then npu2, npu3 (models, server; 9.0 MiB to bring); "
         "about 18 s, as it took the last time"
     )
-    assert rollout.words([[second, third]], {}, 3) == (
+    assert rollout.announcement([[second, third]], {}, 3) == (
         "the rollout goes on with 2 of 3 hosts: npu2, npu3 (models, server; 6.0 MiB to bring); "
         "as long as it takes on npu2, npu3, which had no such change yet"
     )
     # A turn that changed less says nothing of this one
-    less = {**before, "npu3": Took(1, ["probe"])}
-    words = rollout.words([[first], [third]], less, 2)
+    less = {**before, "npu3": Duration(1, ["probe"])}
+    words = rollout.announcement([[first], [third]], less, 2)
     assert words.endswith("about 10 s and as long as it takes on npu3, which had no such change yet")
 
 
@@ -105,20 +105,20 @@ def test_what_lies_ahead_is_told_with_bytes_and_an_estimate() -> None:
     ],
 )
 def test_bytes_that_nobody_knows_are_told_as_such(sizes: list[int | None], words: str) -> None:
-    assert words in rollout.words([[Turn("npu1", ["models"], size) for size in sizes]], {}, 2)
+    assert words in rollout.announcement([[PlannedHost("npu1", ["models"], size) for size in sizes]], {}, 2)
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "{", '{"npu1": 3}', '{"npu1": {"seconds": "x", "concerns": []}}'])
 def test_a_record_that_cannot_be_read_is_none(tmp_path: Path, content: str | None) -> None:
-    path = tmp_path / "below/turns.json"
+    path = tmp_path / "below/durations.json"
     if content is not None:
         path.parent.mkdir()
         path.write_text(content)
     assert rollout.read(str(path)) == {}
-    rollout.write(str(path), {"npu2": Took(2.5, ["models"])})
-    assert rollout.read(str(path)) == {"npu2": Took(2.5, ["models"])}
+    rollout.write(str(path), {"npu2": Duration(2.5, ["models"])})
+    assert rollout.read(str(path)) == {"npu2": Duration(2.5, ["models"])}
     assert path.stat().st_mode & 0o777 == 0o600
-    rollout.write(str(path), {"npu1": Took(1, [])})
+    rollout.write(str(path), {"npu1": Duration(1, [])})
     assert sorted(rollout.read(str(path))) == ["npu1", "npu2"]
 
 
@@ -199,10 +199,10 @@ def test_only_turns_that_went_well_are_remembered(tmp_path: Path, monkeypatch: p
         "npu4": {**state(), "npufleet_began": "113.0", "npufleet_failed": ""},
     }
     assert Action(tmp_path, state="ended").go(known, list(known))["changed"] is False
-    assert json.loads((tmp_path / "turns.json").read_text()) == {"npu1": {"seconds": 12.0, "concerns": ["models", "server"]}}
+    assert json.loads((tmp_path / "durations.json").read_text()) == {"npu1": {"seconds": 12.0, "concerns": ["models", "server"]}}
     (tmp_path / "file").touch()
     (warning,) = Action(tmp_path / "file", state="ended").go(known, ["npu1"])["warnings"]
-    assert warning.startswith("how long this took cannot be remembered: ")
+    assert warning.startswith("The durations cannot be recorded: ")
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ class Ending(Action):
     [
         ({"released": True}, {"release": True}, None),
         ({"released": True}, {"release": True, "failed": "Wrong."}, FAILED),
-        ({"released": True}, {"release": True, "lost": ["npu2", "npu3"]}, f"npu2, npu3 {LOST}. npu1 itself is as wanted"),
+        ({"released": True}, {"release": True, "lost": ["npu2", "npu3"]}, f"npu2, npu3 {LOST}. npu1 itself is in sync"),
         ({"released": True}, {"release": "yes", "failed": "Wrong.", "lost": "npu2"}, f"{FAILED}; npu2 {LOST}"),
         ({"failed": True, "msg": "npu1: held"}, {"release": True, "failed": "Wrong."}, f"{FAILED}; npu1: held"),
         (
@@ -272,7 +272,7 @@ def test_a_turn_ends_with_the_release_of_its_host_and_with_every_reason_to_stop(
     found = ending.go({"npu1": {**state(), "npufleet_began": "100.0"}}, ["npu1"])
     assert ending.asked == [("host_lease", {"state": "released", "root": "/r"})]
     assert (found.get("failed", False), found.get("msg")) == (words is not None, words)
-    assert (tmp_path / "turns.json").exists()
+    assert (tmp_path / "durations.json").exists()
 
 
 def test_a_host_that_its_change_has_released_is_not_asked(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_what_a_batch_took_is_written_by_its_first_host(tmp_path: Path) -> None:
     known = {name: {**state(), "npufleet_began": "100.0"} for name in ("npu1", "npu2")}
     variables = {"inventory_hostname": "npu2", "hostvars": known, "ansible_play_batch": list(known)}
     assert Ending(tmp_path, {}).run(task_vars=variables) == {"changed": False}
-    assert not (tmp_path / "turns.json").exists()
+    assert not (tmp_path / "durations.json").exists()
 
 
 def test_a_host_is_in_the_groups_of_what_it_needs() -> None:

@@ -1,4 +1,4 @@
-"""The answers of a host to its checks, as reports find them: one file for each host. Controller only."""
+"""The check results of each host, in one file for reports. Controller only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 
 def forget(path: Optional[str]) -> None:
-    """An old result must not outlive a host that cannot be asked."""
+    """Remove the previous results of a host, which must not remain if the host is unreachable. Raises AnsibleActionFail."""
     if not path:
         return
     try:
@@ -25,7 +25,7 @@ def forget(path: Optional[str]) -> None:
 
 
 def keep(path: Optional[str], host: str, words: str, checks: List[Dict[str, Any]]) -> None:
-    """Write the answers down, and take from them what is for reports and not for the screen."""
+    """Write the results, and remove from them the pictures, which are only for reports. Raises AnsibleActionFail."""
     for check in checks:
         drawn = picture.data_uri(check.pop("picture", None))
         if drawn:
@@ -33,11 +33,10 @@ def keep(path: Optional[str], host: str, words: str, checks: List[Dict[str, Any]
     if path:
         when = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         try:
-            # What a server answers is told as it came
             outputs.write(path, json.dumps({"host": host, "when": when, "msg": words, "checks": checks}))
         except OSError as error:
             raise AnsibleActionFail(f"the results cannot be written to {path} on the controller: {error}") from None
     for check in checks:
-        # Whoever reads a failure on the screen is not helped by them
+        # A picture does not help the reader of a failure on the screen.
         check.pop("image", None)
         check.pop("picture", None)

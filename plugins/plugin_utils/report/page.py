@@ -12,8 +12,8 @@ TEMPLATES = os.path.join(COLLECTION, "files", "report")
 
 
 def page(fleet: Mapping[str, Any]) -> str:
-    """The page of a fleet as view.py makes it, every text escaped."""
-    # Here, as most runs draw nothing
+    """Return the page of an escaped view of a fleet (view.py)."""
+    # Most runs render no report, so the import is here.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -21,7 +21,7 @@ def page(fleet: Mapping[str, Any]) -> str:
         trim_blocks=True,
         keep_trailing_newline=True,
         undefined=StrictUndefined,
-        # `fleet` is escaped as a whole; style and script are the project's own
+        # `fleet` is escaped already. Style and script come from this project.
         autoescape=False,
     )
     return environment.get_template("page.html.j2").render(fleet=fleet, nonce=secrets.token_hex(8))

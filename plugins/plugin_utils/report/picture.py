@@ -30,10 +30,10 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def data_uri(found: Any) -> Optional[str]:
-    """What inference's `picture` made as a data URI, None for anything else: it comes from a host."""
+    """Return a picture of inference as a data URI; None for any other value, because it comes from a host."""
     if not isinstance(found, Mapping):
         return None
-    # JSON knows true from 1
+    # A bool is an int in Python, but not in JSON.
     numbers = [found.get(key) for key in ("width", "height", "channels")]
     sizes = [size for size in numbers if isinstance(size, int) and not isinstance(size, bool) and 0 < size <= SIDE]
     if len(sizes) != 3 or sizes[2] not in COLOURS:

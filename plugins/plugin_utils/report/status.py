@@ -1,4 +1,4 @@
-"""What `status` writes down of each host, for people's programs and for the report. Controller only."""
+"""The status document of a fleet, for other programs and for the report. Controller only."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 
 def document(when: str, before: Sequence[Any], fleet: Sequence[str], read: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
-    """{"when", "hosts": [...]}: of each host of the fleet the last reading, `before` for those that were not asked this time.
+    """Return {"when", "hosts"} with the last reading of each host, which is in `before` for a host that was not read in this run.
 
-    `read` has what is known of a host that was asked: `state`, the answer of host_state, and `release`.
+    `read` has the result of host_state (`state`) and the `release` of each host that was read.
     """
     kept = [entry for entry in before if isinstance(entry, Mapping) and entry.get("host") in fleet and entry["host"] not in read]
     return {"when": when, "hosts": [*kept, *(_host(when, name, known) for name, known in read.items())]}
 
 
 def _host(when: str, name: str, known: Mapping[str, Any]) -> Dict[str, Any]:
-    found = known["state"] or {"failed": True, "msg": f"{name} was not asked"}
+    found = known["state"] or {"failed": True, "msg": f"{name} was not read"}
     mark = found.get("maintenance")
     state = _state(found)
     report: List[str] = list(found.get("report") or [] if "report" in found else [found.get("msg", "")])

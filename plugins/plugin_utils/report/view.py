@@ -1,4 +1,4 @@
-"""What is known of a fleet, as the report shows it: what `status` read and what `check` proved, host by host. Controller only."""
+"""The view of a fleet for the report: the status and the check results of each host. Controller only."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 
 Row = Dict[str, Any]
 
-# What is counted here (bytes, milliseconds) is smaller
+# No count (bytes, milliseconds) reaches this.
 LARGEST = 1e18
-# What was seen longer ago than this is shown as old.
+# An older reading is shown as stale.
 STALE = timedelta(hours=24)
-# States of a host in the order of concern, and what they mean for it
+# States of a host, the most severe first, and their levels
 LEVELS = {
     "unreachable": "wrong",
     "failed": "wrong",
@@ -31,15 +31,15 @@ LEVELS = {
     "in sync": "good",
     "proven": "good",
 }
-# Columns of the page before and behind those of the models: heading and kind
+# Columns before and after those of the models: heading and kind
 FIRST = (("Host", "host"), ("State", "state"))
 LAST = (("Cards", "cards"), ("Driver", "version"), ("Triton", "version"), ("SDK", "version"), ("Seen", "seen"))
-# What a picture of a result looks like; anything else is not shown.
+# The form of a picture. Other values are not shown.
 PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]{1,40000}={0,2}")
 
 
 def read(hosts: Sequence[str], status_file: str, results_dir: str) -> Tuple[Dict[str, Row], Dict[str, Row]]:
-    """({host: its part of the status}, {host: its check results}) of these hosts, without what is not there."""
+    """Return {host: status} and {host: check results} of these hosts, without missing entries."""
     status = _json(status_file).get("hosts")
     found = [status_entry for status_entry in status if isinstance(status_entry, dict)] if isinstance(status, list) else []
     statuses = {entry["host"]: entry for entry in found if entry.get("host") in hosts}
@@ -48,7 +48,7 @@ def read(hosts: Sequence[str], status_file: str, results_dir: str) -> Tuple[Dict
 
 
 def _json(path: str) -> Dict[str, Any]:
-    """A JSON object, empty where there is none: a report shows what is there."""
+    """Return the JSON object of a file; empty if it is missing or invalid."""
     try:
         with open(path, encoding="utf-8") as source:
             found = json.load(source)
@@ -64,7 +64,7 @@ def view(
     results: Mapping[str, Row],
     now: datetime,
 ) -> Dict[str, Any]:
-    """The whole report. A half that no host has counts for none; one that some hosts have is missed in the others."""
+    """Return the view. A kind of result is expected of every host if at least one host has it."""
     rows = [
         _row(
             host,
@@ -100,7 +100,7 @@ def view(
 
 
 def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime) -> Row:
-    """One host. None for a half means that nobody asked for it, an empty one that it is missing."""
+    """Return the row of a host. A result is None if no host has it, and empty if it is missing."""
     actual = _at(status, "actual")
     plan = [item for item in _list(_at(status, "plan")) if isinstance(item, dict)]
     checks = [check for check in _list(_at(result, "checks")) if isinstance(check, dict)]
@@ -143,9 +143,9 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
         "times": [{"what": what, "when": iso(at), "stale": _old(at, now)} for what, at in _moments(times)],
     }
     row["stale"] = any(time_["stale"] for time_ in row["times"])
-    # The line under the state: the first thing to know
-    told = row["reasons"] + ["{what}: found {found}, wanted {wanted}".format(**step) for step in steps]
-    row["first"], row["more"] = (told[0] if told else ""), max(len(told) - 1, 0)
+    # The first line is under the state of the host.
+    lines = row["reasons"] + ["{what}: found {found}, wanted {wanted}".format(**step) for step in steps]
+    row["first"], row["more"] = (lines[0] if lines else ""), max(len(lines) - 1, 0)
     row["seen"] = min((time_["when"] for time_ in row["times"]), default="")
     return row
 
@@ -153,28 +153,28 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: datetime)
 def _states(
     status: Optional[Row], result: Optional[Row], plan: Sequence[Row], checks: Sequence[Row], wrong: Sequence[Row]
 ) -> List[Dict[str, str]]:
-    """Words for both halves, the one of most concern first."""
-    said: Dict[str, str] = {}
+    """Return the states of status and check results, the most severe first."""
+    counts: Dict[str, str] = {}
     if status is not None:
         word = status.get("state") or "not read"
-        said[word if word in LEVELS else "failed"] = f"{len(plan)}" if word == "drift" else ""
+        counts[word if word in LEVELS else "failed"] = f"{len(plan)}" if word == "drift" else ""
     if result is not None:
         if not result:
-            said["not checked"] = ""
+            counts["not checked"] = ""
         elif not checks:
-            said["not proven"] = ""
+            counts["not proven"] = ""
         elif wrong:
-            said["wrong answers"] = f"{len(wrong)} of {len(checks)}"
+            counts["wrong answers"] = f"{len(wrong)} of {len(checks)}"
         else:
-            said["proven"] = f"{len(checks)} of {len(checks)}"
-    if {"unreachable", "not proven"} <= set(said):
-        # One reason, told once
-        del said["not proven"]
-    return [{"word": word, "level": LEVELS[word], "count": said[word]} for word in LEVELS if word in said]
+            counts["proven"] = f"{len(checks)} of {len(checks)}"
+    if {"unreachable", "not proven"} <= set(counts):
+        # Both have the same reason.
+        del counts["not proven"]
+    return [{"word": word, "level": LEVELS[word], "count": counts[word]} for word in LEVELS if word in counts]
 
 
 def _versions(actual: Any) -> Dict[str, str]:
-    """What runs there, without what was not read."""
+    """Return the versions that were read of a host."""
     contents = _list(_at(actual, "image", "contents"))
     package = _word(_at(actual, "driver", "package", "version"))
     module = _word(_at(actual, "driver", "module"))
@@ -203,7 +203,7 @@ def _cards(actual: Any) -> List[Dict[str, str]]:
 
 
 def _models(actual: Any, wanted: Mapping[str, Any], plan: Sequence[Row], checks: Sequence[Row]) -> Dict[str, Row]:
-    """Cells of the matrix: {model: {"level", "word", "ms", "versions": [...]}}, only of models that the host knows of."""
+    """Return the cells of the matrix, {model: {"level", "word", "ms", "versions", "link"}}, for the models of the host."""
     served = _mapping(_at(actual, "server", "served"))
     linked = _mapping(_at(actual, "models", "served"))
     planned = {str(item.get("name")) for item in plan if item.get("concern") == "models"}
@@ -218,7 +218,7 @@ def _models(actual: Any, wanted: Mapping[str, Any], plan: Sequence[Row], checks:
                 "state": _word(_at(entry, "state")),
                 "reason": _word(_at(entry, "reason")),
                 "release": _word(_at(entry, "release")),
-                # The release follows from the source: where the one is as wanted, so is the other.
+                # The release follows from the source, so both are in sync or neither is.
                 "source": _word(_at(wanted.get(model), "source")) if _is_wanted(entry, wanted.get(model)) else "",
             }
             for version, entry in sorted(_mapping(served.get(model)).items(), key=lambda entry: natural(entry[0]))
@@ -249,7 +249,7 @@ def _is_wanted(served: Any, wanted: Any) -> bool:
 
 
 def _answers(checks: Sequence[Row]) -> List[Row]:
-    """Answers by model and protocol, in the order in which they were asked."""
+    """Return the answers by model and protocol, in the order of the requests."""
     groups: Dict[Tuple[str, str], List[Row]] = {}
     for check in checks:
         model, protocol = _word(check.get("model")), _word(check.get("protocol"))
@@ -276,7 +276,7 @@ def _answers(checks: Sequence[Row]) -> List[Row]:
 
 
 def _place_pictures(rows: Sequence[Row]) -> None:
-    """Each picture stands in the page once, where it comes first; the others name it by its number."""
+    """Keep each picture once, in its first place. Other answers refer to it by its number."""
     numbers: Dict[str, int] = {}
     for row in rows:
         for group in row["answers"]:
@@ -293,7 +293,7 @@ def _moments(times: Mapping[str, Any]) -> List[Tuple[str, datetime]]:
 
 
 def moment(text: Any) -> Optional[datetime]:
-    """A time as the results have it, None for anything else."""
+    """Return a time of the results; None for any other value."""
     try:
         return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
     except ValueError:
@@ -301,7 +301,7 @@ def moment(text: Any) -> Optional[datetime]:
 
 
 def iso(when: datetime) -> str:
-    """A moment in UTC, to the second."""
+    """Return a time in UTC, to the second."""
     return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -310,13 +310,13 @@ def _old(when: datetime, now: datetime) -> bool:
 
 
 def natural(name: str) -> List[Tuple[int, str]]:
-    """Sorts npu2 before npu10; a number may have any number of digits."""
+    """Return a sort key that puts npu2 before npu10. A number may have any number of digits."""
     parts = (part.lstrip("0") if part.isdigit() else part for part in re.split(r"([0-9]+)", name) if part)
     return [(len(part), part) if part.isdigit() or not part else (-1, part) for part in parts]
 
 
 def escaped(found: Any) -> Any:
-    """The same with every text escaped for HTML, keys included."""
+    """Return a value with every text and key escaped for HTML."""
     if isinstance(found, str):
         return html.escape(found)
     if isinstance(found, Mapping):
@@ -327,7 +327,7 @@ def escaped(found: Any) -> Any:
 
 
 def _at(found: Any, *keys: str) -> Any:
-    """What is below these keys, None where one is missing."""
+    """Return the value below these keys; None if a key is missing."""
     for key in keys:
         found = found.get(key) if isinstance(found, Mapping) else None
     return found
@@ -346,5 +346,5 @@ def _word(found: Any) -> str:
 
 
 def _number(found: Any) -> bool:
-    """Whether this is a number that can be shown: neither infinite nor beyond what a float holds."""
+    """Return True for a number that can be shown, which is neither infinite nor too large for a float."""
     return isinstance(found, (int, float)) and not isinstance(found, bool) and abs(found) < LARGEST

@@ -1,6 +1,6 @@
-"""An archive that a host made, read within bounds: its size on the way and unpacked, its number, names and types of files.
+"""Archives that hosts made, read within bounds of size and number, with ordinary files only. Controller only.
 
-Nothing is unpacked to the disk, and no archive of a host is kept: what was read is packed anew. Controller only.
+Nothing is unpacked to the disk. No archive of a host is kept; the files that were read are packed again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run.host_text impo
 
 
 class Bounds(NamedTuple):
-    """What an archive may be, in bytes and in files."""
+    """The limits of an archive: bytes packed, bytes unpacked, and files."""
 
     packed: int
     unpacked: int
@@ -25,7 +25,7 @@ class Bounds(NamedTuple):
 
 @contextmanager
 def no_larger_file(most: int) -> Iterator[None]:
-    """Within it no file of this process, or of one that it starts, grows beyond so many bytes: the kernel sees to that."""
+    """Limit the size of every file that this process or its children write, by the kernel."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
     try:
@@ -35,10 +35,10 @@ def no_larger_file(most: int) -> Iterator[None]:
 
 
 def files(raw: bytes, root: str, bounds: Bounds) -> Dict[str, bytes]:
-    """{name: content} of the files of a .tar.gz below its one directory; raises NoData for anything that is not such a file."""
+    """Return {name: content} of the files of a .tar.gz below its one directory. Raises NoData for any other content."""
     found: Dict[str, bytes] = {}
     try:
-        # Data that is whole in memory: a header cannot make tarfile read more than there is
+        # The whole archive is in memory, so no header makes tarfile read more than it has.
         with tarfile.open(fileobj=io.BytesIO(_inflated(raw, bounds.unpacked)), mode="r:") as archive:
             for member in archive:
                 if len(found) == bounds.files:
@@ -56,7 +56,7 @@ def files(raw: bytes, root: str, bounds: Bounds) -> Dict[str, bytes]:
 
 
 def _inflated(raw: bytes, most: int) -> bytes:
-    """What is packed, and never more of it than `most` bytes and one."""
+    """Return the unpacked bytes. Raises NoData if there are more than `most`."""
     reader = zlib.decompressobj(wbits=31)
     try:
         whole = reader.decompress(raw, most + 1)
@@ -70,7 +70,7 @@ def _inflated(raw: bytes, most: int) -> bytes:
 
 
 def _name(member: tarfile.TarInfo, root: str) -> str:
-    """The name of an ordinary file below the root."""
+    """Return the name of an ordinary file below the root. Raises NoData for any other member."""
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
         raise NoData(f"found {line(member.name)[:80]!r} in it, which is no ordinary file")
     base, slash, name = member.name.partition("/")

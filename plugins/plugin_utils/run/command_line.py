@@ -1,6 +1,6 @@
-"""How npufleet-infer, npufleet-check and npufleet-lint end: one table of exit codes, and one line for whatever is wrong.
+"""Exit codes, options and result files of npufleet-infer, npufleet-check and npufleet-lint. An error is one line.
 
-Standard library alone: it says what is missing where nothing else is installed.
+Standard library only, because it reports missing packages.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import ssl
 import sys
 from typing import Any, Callable, Dict, Mapping, NoReturn, Optional, Sequence, Tuple
 
-# The core of gRPC, which writes to standard error by itself, keeps its own troubles for whoever asks for them
+# The core of gRPC would write its own log to standard error.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-# The exit codes, and what each means to whoever runs the command. 130 and 141 are what a shell makes of SIGINT and SIGPIPE.
+# Exit codes and their meaning. 130 and 141 are the codes of a shell for SIGINT and SIGPIPE.
 RIGHT, WRONG, MISTAKEN, NOT_ASKED, INTERRUPTED, PIPE = 0, 1, 2, 3, 130, 141
 CODES = {
     RIGHT: "right: every answer, check or model is as wanted",
@@ -28,7 +28,7 @@ SCHEMES = {"http": False, "https": True, "grpc": False, "grpcs": True}
 
 
 class End(Exception):
-    """The end of a command before its time: an exit code and why, in one line."""
+    """An early end of a command, with an exit code and the reason in one line."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)
@@ -36,12 +36,12 @@ class End(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """A command line whose mistakes are one line, as all others are; its help ends with the exit codes."""
+    """A command line whose errors are one line and whose help ends with the exit codes."""
 
     def __init__(self, name: str, words: Optional[str]) -> None:
         about, _gap, more = (words or "").partition("\n\n")
         whole = "\n\n".join(filter(None, [more.strip("\n"), TABLE]))
-        # Half an option's name may be another's tomorrow.
+        # An abbreviation may match another option in a later version.
         super().__init__(name, None, about, whole, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
@@ -49,8 +49,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def run(name: str, work: Callable[[], int]) -> int:
-    """The exit code of a command, whose failure is one line on standard error."""
-    # Standard output may be closed, and its encoding may lack a letter that a file or a server's answer has.
+    """Run a command and return its exit code. An error is one line on standard error."""
+    # Standard output may be closed, and its encoding may lack a letter of a file or an answer.
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
     for stream in (sys.stdout, sys.stderr):
@@ -59,9 +59,9 @@ def run(name: str, work: Callable[[], int]) -> int:
     try:
         try:
             code = work()
-        except SystemExit as asked:
-            # argparse ends so after --help
-            code = int(asked.code or 0)
+        except SystemExit as ended:
+            # argparse exits after --help.
+            code = int(ended.code or 0)
         sys.stdout.flush()
         return code
     except End as end:
@@ -72,7 +72,7 @@ def run(name: str, work: Callable[[], int]) -> int:
         _drop_output()
         return PIPE
     except OSError as error:
-        # Only what is printed has no closer owner: a full disk behind standard output.
+        # Only standard output has no closer handler, such as on a full disk.
         _drop_output()
         return _ended_with(name, MISTAKEN, f"standard output: {error.strerror or error}")
 
@@ -83,7 +83,7 @@ def _ended_with(name: str, code: int, why: str) -> int:
 
 
 def _drop_output() -> None:
-    """What is still in the buffer has nowhere to go: Python would try once more at its end, and complain."""
+    """Discard the buffer of standard output, which Python would flush again at its end, with an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -91,21 +91,21 @@ def _drop_output() -> None:
 
 
 def whole(text: str) -> int:
-    """A whole number above 0."""
+    """Return a whole number above 0. Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdecimal() and int(text)):
         raise argparse.ArgumentTypeError(f"found {text!r}, wanted a whole number above 0")
     return int(text)
 
 
 def index(text: str) -> int:
-    """A whole number of at least 0."""
+    """Return a whole number of at least 0. Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f"found {text!r}, wanted a whole number of at least 0")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """A time above 0, in seconds; a day at most, as clients cannot wait for ever."""
+    """Return seconds above 0 and of at most a day, which is the longest wait of clients. Raises ArgumentTypeError."""
     try:
         found = float(text)
     except ValueError:
@@ -116,14 +116,14 @@ def seconds(text: str) -> float:
 
 
 def name(text: str) -> str:
-    """A name that a request can hold."""
+    """Return a name that a request can hold. Raises ArgumentTypeError."""
     if not text.strip() or any(entry in text for entry in "/?#") or not text.isprintable():
         raise argparse.ArgumentTypeError(f"found {text!r}, wanted a name as the server has it")
     return text
 
 
 def address(url: str, schemes: Sequence[str], ports: Mapping[str, int], option: str) -> Tuple[str, str]:
-    """(scheme, host:port and maybe a path) of a URL; without a scheme it is the first of `schemes`. Raises End."""
+    """Return the scheme, and host:port with the path, of a URL. The default is the first of `schemes`. Raises End."""
 
     def wrong(found: str, wanted: str) -> End:
         return End(MISTAKEN, f"{option}: found {found}, wanted {wanted}")
@@ -138,7 +138,7 @@ def address(url: str, schemes: Sequence[str], ports: Mapping[str, int], option: 
         raise wrong("a login in it", "host:port")
     if any(entry in rest for entry in "?#\\") or not rest.isprintable() or " " in rest:
         raise wrong(repr(url), "host:port")
-    # An IPv6 address stands in brackets, or its last part would be the port.
+    # An IPv6 address needs brackets, or its last part would be the port.
     if host.count(":") > 1 and not host.startswith("["):
         raise wrong(host, f"an IPv6 address in brackets, [{host}]")
     bare, colon, port = host.rpartition(":") if ":" in host.rpartition("]")[2] else (host, "", "")
@@ -152,7 +152,7 @@ def address(url: str, schemes: Sequence[str], ports: Mapping[str, int], option: 
 
 
 def tls_files(given: Any) -> Dict[str, Optional[str]]:
-    """{"ca", "cert", "key"} of a command line, each a file that TLS can use or None. Raises End with everything that is wrong."""
+    """Return {"ca", "cert", "key"} of a command line, each a file that TLS can use or None. Raises End with all errors."""
     files: Dict[str, Optional[str]] = {key: getattr(given, key) for key in ("ca", "cert", "key")}
     wrong = [f"--{file}: found no file {path!r}" for file, path in files.items() if path is not None and not os.path.isfile(path)]
     if bool(files["cert"]) != bool(files["key"]):
@@ -165,8 +165,8 @@ def tls_files(given: Any) -> Dict[str, Optional[str]]:
 
 
 def _unusable(files: Mapping[str, Optional[str]]) -> Sequence[str]:
-    """Why OpenSSL does not take these files."""
-    # Without the system's authorities, which take a while to be read
+    """Return the reasons why OpenSSL refuses these files."""
+    # A context without the authorities of the system, which take time to load
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     wrong = []
     if files["ca"]:
@@ -176,7 +176,7 @@ def _unusable(files: Mapping[str, Optional[str]]) -> Sequence[str]:
             wrong.append(f"--ca: found no certificate in {files['ca']}, wanted PEM")
     if files["cert"]:
         try:
-            # Without an answer ready OpenSSL asks the terminal for a passphrase.
+            # Without this function OpenSSL reads a passphrase from the terminal.
             context.load_cert_chain(files["cert"], files["key"], password=lambda: "")
         except (OSError, ValueError) as error:
             why = getattr(error, "reason", None) or error
@@ -191,7 +191,7 @@ def _unusable(files: Mapping[str, Optional[str]]) -> Sequence[str]:
 
 
 def writable(path: str, option: str) -> None:
-    """See to it now that a result can be written later. Raises End."""
+    """Check that a result can be written later. Raises End."""
     if path == "-" or (os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)):
         return
     try:
@@ -207,18 +207,18 @@ def writable(path: str, option: str) -> None:
 
 
 def draft_of(path: str) -> str:
-    """Where a result is written before it takes its place; a link stays one."""
+    """Return the path of the draft of a result. A link is followed and stays."""
     return os.path.realpath(path) + ".draft"
 
 
 def write(path: str, content: str, option: str) -> None:
-    """Write a result as a whole, or to standard output. Raises End."""
+    """Write a result atomically, or to standard output. Raises End."""
     if path == "-":
         sys.stdout.write(content)
         return
     try:
         if os.path.exists(path) and not os.path.isfile(path):
-            # A device or a pipe is written to, and not replaced.
+            # A device or a pipe must not be replaced by a file.
             with open(path, "w", encoding="utf-8") as target:
                 target.write(content)
             return

@@ -1,6 +1,6 @@
-"""What a host says is data: the one place that makes it so, before it is shown, written down or named. Controller only.
+"""Text from hosts, converted to data before it is shown, written or used as a name. Controller only.
 
-No template, no path, no line of a file: whatever takes text of a host into one of these takes it from here.
+Text from a host becomes no template, path or line of a file except by these functions.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any, Dict, Iterator, Mapping, Match
 
 import yaml
 
-# What a terminal obeys, what ends a line elsewhere than here, and what turns the order of letters round
+# Control characters, line ends of other systems, and characters that change the direction of text
 UNSEEN = re.compile("\r\n|[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-# Deeper than any answer of a module; a reader of data that nests further ends with its stack
+# Deeper than any answer of a module. Deeper data would exhaust the stack of a parser.
 DEEPEST = 64
-# Larger numbers are none that this project counts, and no float holds them
+# Bits of a number. No larger number is counted here, and no float holds it.
 WIDEST = 64
 NAME = 120
-# Characters of an answer, and what each of its values counts beside its text
+# Characters of an answer, and the weight of each value beside its text
 LONGEST, VALUE = 1 << 26, 8
 DIGEST = re.compile("[0-9a-f]{64}")
-# Text that is neither a template nor the header of one, however it is read
+# Text that is neither a template nor the header of a template
 PLAIN = re.compile(r"[\w ./:,;@+=*~&()-]*", re.ASCII)
-# What may go wrong with an answer that is not of the shape that it should have
+# Errors of an answer of an unexpected shape
 MISFITS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -36,15 +36,15 @@ class Template(str):
 
 
 class NoData(ValueError):
-    """Text of a host that cannot be what it was said to be: found, wanted."""
+    """Text of a host that is invalid, with the actual and the expected value."""
 
 
 class Misunderstood(Exception):
-    """An answer that is not of the shape that it should have, in one message."""
+    """An answer of an unexpected shape, in one message."""
 
 
 def received(found: Any, deep: int = DEEPEST) -> Any:
-    """An answer as data: no character that is not seen, no number beyond counting, no nesting beyond reading."""
+    """Return an answer as data, with visible characters, small numbers and limited nesting only. Raises NoData."""
     if isinstance(found, str):
         return UNSEEN.sub(_seen, found)
     if isinstance(found, int):
@@ -56,14 +56,14 @@ def received(found: Any, deep: int = DEEPEST) -> Any:
     if isinstance(found, (list, tuple)):
         return type(found)(received(entry, deep - 1) for entry in found)
     if dataclasses.is_dataclass(found) and not isinstance(found, type):
-        # Warnings and errors, as Ansible hands them on
+        # Warnings and errors in the form of Ansible
         fields = (field.name for field in dataclasses.fields(found))
         return dataclasses.replace(found, **{name: told(received(getattr(found, name), deep - 1)) for name in fields})
     return found
 
 
 def bounded(host: str, module: str, found: Any) -> None:
-    """Raise Misunderstood for an answer of a module, text or data, that is larger than any answer is."""
+    """Raise Misunderstood if an answer of a module is larger than any valid answer."""
     left, parts = LONGEST, [found]
     while parts and left >= 0:
         part = parts.pop()
@@ -85,31 +85,31 @@ def _seen(match: Match[str]) -> str:
 
 
 def told(found: Any) -> Any:
-    """What is shown as it is: no line of it begins where Ansible's own lines begin."""
+    """Return text with indented lines, so that none looks like a line of Ansible."""
     if isinstance(found, list):
         return [told(entry) for entry in found]
     return re.sub(r"\n(?=[^\s])", "\n  ", found) if isinstance(found, str) else found
 
 
 def line(text: Any) -> str:
-    """Text as one line."""
+    """Return text as one line."""
     return " ".join(str(received(str(text))).split())
 
 
 def comment(text: Any) -> str:
-    """Text as a comment of a YAML file."""
+    """Return text as a comment of a YAML file."""
     return f"# {line(text)}\n"
 
 
 def file_name(text: str) -> str:
-    """Any text as the name of one file: most names are their own, and no two texts share one."""
+    """Return a file name for any text. Most texts are their own name, and no two texts share a name."""
     raw = text.encode("utf-8", "surrogatepass")
     name = re.sub(r"^\.", "%2E", urllib.parse.quote(raw, safe=" +,=@")) or "%"
     return name if len(name) <= NAME else f"{name[: NAME - 17]}-{hashlib.sha256(raw).hexdigest()[:16]}"
 
 
 def below(directory: str, path: str) -> str:
-    """A file of this relative path below a directory."""
+    """Return the path of a file below a directory. Raises NoData for a path that leaves it."""
     parts = path.split("/")
     if any(part in ("", ".", "..") or len(part.encode("utf-8", "replace")) > 255 for part in parts) or not path.isprintable():
         raise NoData(f"found the path {line(path)[:200]!r}, wanted one of a file below the model's directory")
@@ -117,28 +117,28 @@ def below(directory: str, path: str) -> str:
 
 
 def digest(text: Any) -> str:
-    """A SHA-256 digest in hexadecimal."""
+    """Return a SHA-256 digest in hexadecimal. Raises NoData for any other text."""
     if not (isinstance(text, str) and DIGEST.fullmatch(text)):
         raise NoData(f"found {line(text)[:80]!r}, wanted a SHA-256 digest")
     return text
 
 
 def complete(found: Mapping[str, Any], *names: str) -> None:
-    """Raise NoData for an answer without these parts: a host that has said nothing must not be taken for one that is as wanted."""
-    silent = [name for name in names if name not in found]
-    if silent:
-        raise NoData(f"found no {' and no '.join(silent)}, wanted a whole answer")
+    """Raise NoData for an answer without these parts. An empty answer must not count as in sync."""
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise NoData(f"found no {' and no '.join(missing)}, wanted a whole answer")
 
 
 class _Plain(yaml.SafeDumper):
-    """As yamllint likes it."""
+    """YAML that yamllint accepts."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
 
 
 class _Variables(_Plain):
-    """For a file that Ansible evaluates: text is marked as no template, but where it could not be one."""
+    """YAML that Ansible evaluates. Text that could be a template is marked as unsafe."""
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
@@ -150,18 +150,18 @@ _Variables.add_representer(Template, lambda dumper, value: dumper.represent_str(
 
 
 def variables(found: Dict[str, Any]) -> str:
-    """Variables as YAML for Ansible, in which nothing is evaluated but what is a Template."""
+    """Return variables as YAML for Ansible, which evaluates a Template only."""
     return str(yaml.dump(found, Dumper=_Variables, sort_keys=False, width=130, allow_unicode=True))
 
 
 def document(found: Dict[str, Any]) -> str:
-    """YAML that nothing evaluates."""
+    """Return data as YAML that nothing evaluates."""
     return str(yaml.dump(found, Dumper=_Plain, sort_keys=False, allow_unicode=True))
 
 
 @contextmanager
 def understood(host: str) -> Iterator[None]:
-    """Turns what an answer of another shape raises into one refusal of the host."""
+    """Turn the error of an answer of an unexpected shape into Misunderstood, with the name of the host."""
     try:
         yield
     except MISFITS as error:

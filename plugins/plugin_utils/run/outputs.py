@@ -1,4 +1,4 @@
-"""Files that runs leave on the controller."""
+"""Files that runs write on the controller."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def write(path: str, text: str) -> None:
-    """As a whole, for its owner alone: a reader sees all of it or nothing, and two runs do not mix. Raises OSError."""
+    """Write a file atomically and for its owner only. Raises OSError."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     draft = f"{path}.{os.getpid()}"
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as sink:

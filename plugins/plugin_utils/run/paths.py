@@ -1,4 +1,4 @@
-"""Paths of the controller: where this collection lies, in a checkout or installed, and what is below a directory."""
+"""The directory of this collection, and files of the controller."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any, Dict
 import yaml
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 
-# Bytes of a file of YAML, and values that it stands for with its aliases written out, in lists and maps this deep
+# Limits of a YAML file: bytes, values with all aliases expanded, and depth of nesting
 MOST_BYTES, MOST_VALUES, DEEPEST = 1 << 24, 1000000, 64
 COLLECTION = os.path.realpath(os.path.join(os.path.dirname(os.path.realpath(__file__)), "../../.."))
 
 
 def files_of(directory: str) -> Dict[str, bytes]:
-    """{path below it: content} of a directory, also of what it links to, without bytecode."""
+    """Return {relative path: content} of the files of a directory. Links are followed; bytecode is left out."""
     found = {}
-    for place, names, files in trees.walk(directory, follow=True):
+    for parent, names, files in trees.walk(directory, follow=True):
         names[:] = sorted(name for name in names if name != "__pycache__")
         for name in sorted(files):
-            path = os.path.join(place, name)
+            path = os.path.join(parent, name)
             with open(path, "rb") as source:
                 found[os.path.relpath(path, directory)] = source.read()
     return found
 
 
 def yaml_of(path: str) -> Any:
-    """What a file of plain YAML says, by libyaml where it is there, which takes a tenth of the time.
+    """Return the content of a YAML file, parsed by libyaml if present, which takes a tenth of the time.
 
-    Raises OSError, UnicodeDecodeError or yaml.YAMLError where it is none, or more than anybody writes.
+    Raises OSError, UnicodeDecodeError or yaml.YAMLError if it is invalid or too large.
     """
     with open(path, "rb") as source:
         content = source.read(MOST_BYTES + 1)
@@ -39,14 +39,14 @@ def yaml_of(path: str) -> Any:
     except (RecursionError, OverflowError, ValueError) as error:
         if isinstance(error, UnicodeDecodeError):
             raise
-        # Such as a date that no calendar has
+        # Such as an impossible date
         raise yaml.YAMLError(str(error)) from None
     _refuse_too_much(found)
     return found
 
 
 def _refuse_too_much(found: Any) -> None:
-    """Raise yaml.YAMLError where a few lines of aliases stand for more values than there is memory."""
+    """Raise yaml.YAMLError if aliases expand to more values than memory holds."""
     left, seen = [(found, 0)], 0
     while left:
         value, depth = left.pop()

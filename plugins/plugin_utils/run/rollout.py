@@ -1,4 +1,4 @@
-"""What a rollout is about to do, in words, and how long it took the last time. Controller only, without Ansible."""
+"""The batches of a rollout, their announcement, and the record of durations. Controller only, without Ansible."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import outputs
 
 MIB = 1 << 20
 SERIAL = "npufleet_rollout_serial"
-# What Ansible's `serial` takes: it counts anything else as "all hosts at once", or ends with a traceback
+# Valid values of `serial`. Ansible takes other values for "all hosts at once", or ends with a traceback.
 COUNT = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 PERCENT = re.compile(r"([1-9][0-9]?|100)%", re.ASCII)
 # Size of a batch: a number of hosts, or a percentage of the hosts of the rollout
 Size = Union[int, str]
 
 
-class Turn(NamedTuple):
-    """One host's part: the concerns that it changes, and the bytes that it lacks of models; None where nobody knows how many."""
+class PlannedHost(NamedTuple):
+    """The plan of a host: the concerns that change, and the missing bytes of models, None if unknown."""
 
     host: str
     concerns: Sequence[str]
     bytes: Optional[int]
 
 
-class Took(NamedTuple):
-    """What a host's last turn took, in seconds, and what it changed."""
+class Duration(NamedTuple):
+    """The duration of the last change of a host, in seconds, and its concerns."""
 
     seconds: float
     concerns: Sequence[str]
 
 
-def sizes(value: Any) -> List[Size]:
-    """Return the sizes of batches that a value of npufleet_rollout_serial stands for.
+def parse_serial(value: Any) -> List[Size]:
+    """Return the sizes of batches in a value of npufleet_rollout_serial.
 
-    A text is what `-e` makes of a value: `25%`, `3` or a list in JSON. Raises Refusal with every entry that is no size.
+    The value may be text of `-e`: `25%`, `3` or a list in JSON. Raises Refusal with every invalid entry.
     """
     if isinstance(value, str) and value.strip().startswith("["):
         with suppress(ValueError):
@@ -56,26 +56,26 @@ def sizes(value: Any) -> List[Size]:
 
 
 def _size(entry: Any) -> Optional[Size]:
-    """Return the size of a batch; None where the entry is none."""
+    """Return the size of a batch; None if the entry is invalid."""
     if isinstance(entry, bool) or not isinstance(entry, (int, str)):
         return None
     text = str(entry).strip()
     return text if PERCENT.fullmatch(text) else int(text) if COUNT.fullmatch(text) else None
 
 
-def agreed(values: Mapping[str, Sequence[Size]]) -> List[Size]:
-    """Return the one value of the hosts of a rollout; everything in one batch where there is no host.
+def common_serial(values: Mapping[str, Sequence[Size]]) -> List[Size]:
+    """Return the common value of the hosts of a rollout; one batch if there is no host.
 
-    `values` has the sizes by host. Raises Refusal where hosts have different ones.
+    `values` has the sizes by host. Raises Refusal if hosts have different values.
     """
     hosts: Dict[str, List[str]] = {}
     for host, value in values.items():
         hosts.setdefault(json.dumps(list(value)), []).append(host)
     if len(hosts) > 1:
-        told = "; ".join(f"{value} of {', '.join(names)}" for value, names in hosts.items())
+        text = "; ".join(f"{value} of {', '.join(names)}" for value, names in hosts.items())
         raise Refusal(
             [
-                f"{SERIAL} is {told}, expected one value for all hosts that one run changes: give it with -e, or run once for each "
+                f"{SERIAL} is {text}, expected one value for all hosts that one run changes: give it with -e, or run once for each "
                 "with --limit"
             ]
         )
@@ -83,7 +83,7 @@ def agreed(values: Mapping[str, Sequence[Size]]) -> List[Size]:
 
 
 def batches(hosts: Sequence[str], serial: Sequence[Size]) -> List[List[str]]:
-    """Return the hosts as Ansible's `serial` divides them: each size once, the last again and again; no batch is empty."""
+    """Return the batches that `serial` of Ansible makes: each size once, then the last one repeatedly. No batch is empty."""
     entries, left, found = list(serial), list(hosts), []
     while left:
         entry = entries.pop(0) if len(entries) > 1 else entries[0]
@@ -94,31 +94,31 @@ def batches(hosts: Sequence[str], serial: Sequence[Size]) -> List[List[str]]:
     return found
 
 
-def words(ahead: Sequence[Sequence[Turn]], before: Mapping[str, Took], all_of: int) -> str:
-    """What lies ahead, batch by batch, the next one first; `all_of` is how many hosts the whole rollout changes."""
-    turns = [turn for batch in ahead for turn in batch]
-    names = "; then ".join(", ".join(turn.host for turn in batch) for batch in ahead)
-    changed = ", ".join(dict.fromkeys(concern for turn in turns for concern in turn.concerns))
-    whole = len(turns) == all_of
-    what = f"changes {len(turns)} host{'s' * (len(turns) != 1)}" if whole else f"goes on with {len(turns)} of {all_of} hosts"
-    known = sum(turn.bytes or 0 for turn in turns)
+def announcement(ahead: Sequence[Sequence[PlannedHost]], durations: Mapping[str, Duration], total: int) -> str:
+    """Return the announcement of the batches ahead, the next one first. `total` is the number of hosts of the rollout."""
+    hosts = [host for batch in ahead for host in batch]
+    names = "; then ".join(", ".join(host.host for host in batch) for batch in ahead)
+    changed = ", ".join(dict.fromkeys(concern for host in hosts for concern in host.concerns))
+    begins = len(hosts) == total
+    what = f"changes {len(hosts)} host{'s' * (len(hosts) != 1)}" if begins else f"goes on with {len(hosts)} of {total} hosts"
+    known = sum(host.bytes or 0 for host in hosts)
     bytes_ahead = f"{known / MIB:.1f} MiB to bring" if known else "nothing to bring"
-    if any(turn.bytes is None for turn in turns):
+    if any(host.bytes is None for host in hosts):
         bytes_ahead = f"{known / MIB:.1f} MiB and files of unknown size to bring" if known else "files of unknown size to bring"
-    return f"the rollout {what}: {names} ({changed or 'models'}; {bytes_ahead}); {_estimate(ahead, before)}"
+    return f"the rollout {what}: {names} ({changed or 'models'}; {bytes_ahead}); {_estimate(ahead, durations)}"
 
 
-def _estimate(ahead: Sequence[Sequence[Turn]], before: Mapping[str, Took]) -> str:
-    """The hosts of a batch take as long as the slowest, one batch after the other."""
+def _estimate(ahead: Sequence[Sequence[PlannedHost]], durations: Mapping[str, Duration]) -> str:
+    """Return the estimated duration: the sum of the slowest host of each batch."""
     seconds, unknown = 0.0, []
     for batch in ahead:
         slowest = 0.0
-        for turn in batch:
-            last = before.get(turn.host)
-            if last and set(turn.concerns) <= set(last.concerns):
+        for host in batch:
+            last = durations.get(host.host)
+            if last and set(host.concerns) <= set(last.concerns):
                 slowest = max(slowest, last.seconds)
             else:
-                unknown.append(turn.host)
+                unknown.append(host.host)
         seconds += slowest
     if unknown:
         known = f"about {seconds:.0f} s and " if seconds else ""
@@ -126,19 +126,19 @@ def _estimate(ahead: Sequence[Sequence[Turn]], before: Mapping[str, Took]) -> st
     return f"about {seconds:.0f} s, as it took the last time"
 
 
-# The record of the turns before
+# The record of durations
 
 
-def read(path: str) -> Dict[str, Took]:
-    """{host: its last turn}; nothing where there is no record, or none that can be used."""
-    found: Dict[str, Took] = {}
+def read(path: str) -> Dict[str, Duration]:
+    """Return {host: duration of its last change}; empty if the record is missing or invalid."""
+    found: Dict[str, Duration] = {}
     with suppress(OSError, ValueError, TypeError, AttributeError, KeyError), open(path, encoding="utf-8") as source:
-        for host, took in json.load(source).items():
-            found[host] = Took(float(took["seconds"]), [str(concern) for concern in took["concerns"]])
+        for host, entry in json.load(source).items():
+            found[host] = Duration(float(entry["seconds"]), [str(concern) for concern in entry["concerns"]])
     return found
 
 
-def write(path: str, turns: Mapping[str, Took]) -> None:
-    """Add turns to the record."""
-    content: Dict[str, Any] = {host: took._asdict() for host, took in {**read(path), **turns}.items()}
+def write(path: str, durations: Mapping[str, Duration]) -> None:
+    """Add durations to the record. Raises OSError."""
+    content: Dict[str, Any] = {host: duration._asdict() for host, duration in {**read(path), **durations}.items()}
     outputs.write(path, json.dumps(content, indent=1, sort_keys=True))

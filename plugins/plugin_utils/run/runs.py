@@ -1,4 +1,4 @@
-"""This run of Ansible, as hosts know it: its id, who started it, whether another run of this machine is over. Controller only."""
+"""The identity of this run for hosts, and the end of other runs of this machine. Controller only."""
 
 from __future__ import annotations
 
@@ -10,33 +10,30 @@ from typing import Dict
 
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
-# As run_id() writes it
+# The form of run_id()
 RUN = re.compile(r"(?P<place>[^/]*)/(?P<pid>[0-9]{1,10})/(?P<began>[0-9]*)", re.ASCII)
 
 
 def run_id() -> str:
-    """This run: where its process ids count, the main process (each task has one of its own), when that began."""
+    """Return the id of this run: the namespace of its process ids, the main process, and the start of that process."""
     pid = os.getppid()
     return f"{_place()}/{pid}/{_began(pid)}"
 
 
 def has_ended(run: object) -> bool:
-    """Return True if a run, as a host reports it, is one of this machine and is no more. Of other machines nobody knows.
-
-    Text that is no run id names no run, so none has ended.
-    """
+    """Return True if a run that a host reports was started on this machine and has ended. Invalid text names no run."""
     match = RUN.fullmatch(run) if isinstance(run, str) else None
     return match is not None and match["place"] == _place() and _began(int(match["pid"])) != match["began"]
 
 
 def holder(host: str) -> Dict[str, str]:
-    """Who changes a host, as modules take it: the run, the person at this controller, the host's name in the inventory."""
+    """Return the owner of a lease for modules: the run, the person at this controller, and the inventory name of the host."""
     person = os.environ.get("SUDO_USER") or getpass.getuser()
     return {"run": run_id(), "by": f"{person}@{socket.gethostname()}", "host": host}
 
 
 def _place() -> str:
-    """Machine, its boot and the namespace of process ids: within these a process id and its beginning mean one process."""
+    """Return machine, boot and namespace of process ids, in which a process id and its start name one process."""
     boot = (read_text("/proc/sys/kernel/random/boot_id") or "").strip()
     try:
         space = os.readlink("/proc/self/ns/pid")
@@ -46,6 +43,6 @@ def _place() -> str:
 
 
 def _began(pid: int) -> str:
-    """When a process began, in ticks since the boot; empty for one that is not there."""
+    """Return the start of a process in ticks since boot; empty if it does not exist."""
     after_name = (read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
     return after_name[19] if len(after_name) > 19 else ""

@@ -1,7 +1,7 @@
-"""The controller's half of a transfer: what to push and what the host pulls, rsync through its module, and how far it is.
+"""The controller side of a transfer: routes, rsync and progress.
 
-Bytes go through ansible.posix.synchronize into `incoming/` of the host, as the connecting user and under that directory's lock,
-which dies with the connection. What came is verified and kept by the module model_blobs.
+ansible.posix.synchronize copies files into `incoming/` of the host as the connecting user. It holds the lock of that directory,
+which ends with the connection. The module model_blobs verifies and keeps the files.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import Store
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import preflight_inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
-# Seconds between two lines about a transfer; one that takes less says nothing.
-TELL = 10.0
-AGAIN = 2.0
-# Seconds that the host's rsync waits for the lock, and after which an rsync without a byte gives up
+# Seconds between two lines of progress. A shorter transfer prints none.
+PROGRESS = 10.0
+RETRY = 2.0
+# Seconds that rsync on the host waits for the lock, and after which an rsync without traffic ends
 LOCK_WAIT = 20
 RSYNC_TIMEOUT = 120
 
 
 class Pace:
-    """How far a transfer is: bytes, rate since it began, time left."""
+    """The progress of a transfer: bytes, rate since the start, time left."""
 
     def __init__(self, host: str, total: Optional[int], arrived: int, now: float) -> None:
         self.host, self.total, self.begun_at, self.begun = host, total, arrived, now
 
     def line(self, done: int, now: float) -> str:
-        """One line for people."""
+        """Return the line of progress."""
         rate = (done - self.begun_at) / max(now - self.begun, 0.001)
         of = f" of {self.total // blobs.MIB}" if self.total else ""
         left = f", {max(self.total - done, 0) / rate:.0f} s left" if self.total and rate >= 1 else ""
@@ -52,7 +52,7 @@ class Pace:
 
 
 class Sender:
-    """One transfer to one host."""
+    """A transfer to a host."""
 
     def __init__(self, action: Any, host: str, variables: Mapping[str, Any], task_vars: Mapping[str, Any]) -> None:
         self.action, self.host, self.variables, self.task_vars = action, host, variables, task_vars
@@ -62,18 +62,18 @@ class Sender:
         self.here = variables["model_repository_fetch"] == "controller"
         self.fetching: Dict[str, str] = {}
         self.arrived: Dict[str, int] = {}
-        # Bytes of what the host pulls, as it says itself
+        # Bytes that the host pulls, as reported by the host
         self.pulled: Optional[int] = None
 
     def send(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
-        """Bring these blobs to the host; raises StoreError with what was found, wanted and to be done."""
+        """Copy these blobs to the host and return the result of the task. Raises StoreError."""
         if not missing:
             return {"changed": False, "transferred": {}, "bytes_moved": 0}
-        # The host says what it lacks, and each name becomes a path on the controller
-        strange = sorted(host_text.line(digest)[:80] for digest in missing if digest not in origins)
-        if strange:
+        # The host reports the missing blobs, whose names become paths on the controller.
+        unknown = sorted(host_text.line(digest)[:80] for digest in missing if digest not in origins)
+        if unknown:
             raise StoreError(
-                f"it asks for {', '.join(strange[:5])}, which no model of the inventory has: nothing was sent; "
+                f"it asks for {', '.join(unknown[:5])}, which no model of the inventory has: nothing was sent; "
                 "find out who changed that host"
             )
         try:
@@ -82,25 +82,25 @@ class Sender:
             raise StoreError(str(error)) from None
 
     def local(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
-        """{digest: file of the controller}, for a host that is the controller itself. Raises StoreError."""
+        """Return {digest: file} for a host that is the controller itself. Raises StoreError."""
         self.here = True
         try:
             return self._local(self._routes(missing, origins)) if missing else {}
         except (download.SourceError, OSError) as error:
             raise StoreError(str(error)) from None
 
-    # What goes which way
+    # Routes
 
     def _routes(self, missing: List[str], origins: Mapping[str, Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
-        """{digest: origin} with its size where it is known, its name for messages, and whether the host pulls it."""
+        """Return {digest: origin} with the known size, the name for messages, and True for a pull of the host."""
         way, secrets = preflight_inputs.fetch_options(self.variables, self.here)
         bundle = self.variables["model_repository_bundle"]
-        inside = download.bundled(bundle) if self.here else {}
+        in_bundle = download.bundled(bundle) if self.here else {}
         routes: Dict[str, Dict[str, Any]] = {}
         reasons = []
         for digest in missing:
             entry = dict(origins.get(digest) or {})
-            if digest in inside:
+            if digest in in_bundle:
                 entry = {"bundle": bundle}
             entry["pull"] = not self.here and not entry.get("file")
             entry["source"] = download.shown(entry)
@@ -110,7 +110,7 @@ class Sender:
             try:
                 cached = os.path.join(self.cache, digest)
                 whole = os.path.getsize(cached) if os.path.isfile(cached) and not entry.get("file") else None
-                entry["size"] = inside.get(digest) or whole or download.size(entry, digest, way, secrets)
+                entry["size"] = in_bundle.get(digest) or whole or download.size(entry, digest, way, secrets)
             except download.SourceError as error:
                 reasons.append(f"blob {digest[:12]} from {entry['source']}: {error}")
         if reasons:
@@ -121,7 +121,7 @@ class Sender:
 
     def _send(self, routes: Dict[str, Dict[str, Any]]) -> Dict[str, Any]:
         deadline = time.monotonic() + int(self.variables["model_repository_lock_timeout"])
-        told = time.monotonic()
+        reported = time.monotonic()
         while True:
             answer = self._step("prepare", routes)
             if "busy" not in answer:
@@ -140,13 +140,13 @@ class Sender:
                     f"{self.variables['model_repository_lock_timeout']} s: run again when it is, or raise "
                     "model_repository_lock_timeout"
                 )
-            if time.monotonic() - told >= TELL:
-                told = time.monotonic()
+            if time.monotonic() - reported >= PROGRESS:
+                reported = time.monotonic()
                 Display().display(f"{self.host}: models: waits for {answer['busy']}, who transfers to this host")
-            time.sleep(AGAIN)
+            time.sleep(RETRY)
 
     def _step(self, name: str, routes: Mapping[str, Any], pull: bool = False) -> Dict[str, Any]:
-        """One call of the module on the host; secrets go along only where it fetches itself."""
+        """Call a step of the module on the host. Secrets are sent only if the host fetches itself. Raises StoreError."""
         way, secrets = preflight_inputs.fetch_options(self.variables, self.here) if pull else ({}, {})
         order = {"do": name, "user": self._user(), "by": f"{getpass.getuser()}@{socket.gethostname()}", "blobs": routes}
         order["bundle"] = "" if self.here else self.variables["model_repository_bundle"]
@@ -159,11 +159,11 @@ class Sender:
         return answer
 
     def _user(self) -> str:
-        """Who connects, to whom `incoming/` belongs."""
+        """Return the connecting user, who owns `incoming/`."""
         return str(self.variables.get("ansible_user") or self.action.play_context.remote_user or getpass.getuser())
 
     def _take(self, routes: Mapping[str, Any], needed: Mapping[str, Any]) -> Optional[Dict[str, int]]:
-        """Have the host pull what it pulls, and keep everything; None when another controller came first."""
+        """Let the host pull its blobs and keep all blobs. Returns None if another controller came first."""
         pulls = {digest: entry for digest, entry in needed.items() if entry["pull"]}
         try:
             if pulls:
@@ -178,7 +178,7 @@ class Sender:
         return answer.get("taken")
 
     def _clean_cache(self, needed: Mapping[str, Any]) -> None:
-        """A file of the cache that is not what its name says would come again and again."""
+        """Remove the files of the cache whose content does not match their digest, which every run would send again."""
         for digest in needed:
             path = os.path.join(self.cache, digest)
             if os.path.isfile(path) and blobs.file_digest(path) != digest:
@@ -187,7 +187,7 @@ class Sender:
     # Pushing
 
     def _push(self, needed: Mapping[str, Mapping[str, Any]]) -> bool:
-        """rsync everything that is pushed; False when another controller came first."""
+        """Push files by rsync. Returns False if another controller came first."""
         pushes = {digest: entry for digest, entry in needed.items() if not entry["pull"]}
         if not pushes:
             return True
@@ -199,8 +199,8 @@ class Sender:
             result = self._watched(lambda: self._rsync(staging), self._look(pushes), total, self._before(pushes))
         if not result.get("failed"):
             return True
-        said = " ".join(str(result.get("msg") or result).split())
-        if "No space left on device" in said or "Disk quota exceeded" in said:
+        message = " ".join(str(result.get("msg") or result).split())
+        if "No space left on device" in message or "Disk quota exceeded" in message:
             dropped = self._step("drop", pushes).get("dropped", {})
             raise StoreError(
                 f"{self.incoming} is full (No space left on device) in the middle of {total} bytes; {sum(dropped.values())} bytes "
@@ -208,10 +208,10 @@ class Sender:
             )
         if "busy" in self._step("prepare", pushes):
             return False
-        raise StoreError(f"the transfer broke off ({said[-400:]}): run again, it goes on where it stopped")
+        raise StoreError(f"the transfer broke off ({message[-400:]}): run again, it goes on where it stopped")
 
     def _rsync(self, staging: str) -> Dict[str, Any]:
-        """One call of synchronize. Not under become: rsync could not answer sudo's question for a password."""
+        """Call synchronize without become, because rsync cannot answer the password prompt of sudo."""
         task = self.action._task.copy()
         task.args = {
             "src": staging + "/",
@@ -227,7 +227,7 @@ class Sender:
             "ssh_connection_multiplexing": True,
             "rsync_timeout": RSYNC_TIMEOUT,
             "rsync_opts": list(self.variables["model_repository_rsync_options"]),
-            # The lock is of the process at the other end of the connection.
+            # The process on the host holds the lock.
             "rsync_path": f"flock --timeout {LOCK_WAIT} {shlex.quote(self.incoming)} rsync",
         }
         context = self.action.play_context.copy()
@@ -244,7 +244,7 @@ class Sender:
         return dict(synchronize.run(task_vars=dict(self.task_vars)))
 
     def _local(self, pushes: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
-        """{digest: file on the controller}; what is not here yet is fetched into the cache, by one host for all."""
+        """Return {digest: file}. Missing files are fetched into the cache, by one host for all hosts."""
         files: Dict[str, str] = {}
         absent: Dict[str, Mapping[str, Any]] = {}
         for digest, push in pushes.items():
@@ -298,20 +298,20 @@ class Sender:
         return files
 
     def _fetched(self) -> Optional[int]:
-        """Bytes of what this process fetches; None while another one fetches for it."""
+        """Return the bytes that this process has fetched; None while another process fetches."""
         if not self.fetching:
             return None
         return sum(max(_size_of(partial), _size_of(partial[: -len(".partial")])) for partial in self.fetching.values())
 
-    # Watching
+    # Progress
 
     def _before(self, digests: Mapping[str, Any]) -> int:
-        """Bytes that had arrived before this run."""
+        """Return the bytes that had arrived before this run."""
         return sum(size for digest, size in self.arrived.items() if digest in digests)
 
     def _look(self, digests: Mapping[str, Any]) -> Callable[[], Optional[int]]:
-        """Asks the host for the bytes that have arrived, by a connection of its own; that also tells it that somebody watches."""
-        # Private names of Ansible: a task has one connection, which rsync uses meanwhile, and nothing public offers a second one.
+        """Return a function that reads the arrived bytes of the host. Its touch shows the host that a controller is present."""
+        # Private names of Ansible: rsync uses the connection of the task, and no public interface offers a second one.
         watcher = copy.copy(self.action)
         watcher._connection = copy.copy(self.action._connection)
         watcher._connection._shell = copy.copy(watcher._connection._shell)
@@ -322,7 +322,7 @@ class Sender:
             try:
                 found = watcher._low_level_execute_command(command, sudoable=watcher._connection.transport == "local")
             except AnsibleError:
-                # The transfer itself will tell what became of the connection.
+                # The transfer itself reports a lost connection.
                 return None
             total = re.search(r"^total (\d+)$", found.get("stdout", ""), re.MULTILINE)
             self.pulled = int(total.group(1)) if total else None
@@ -334,7 +334,7 @@ class Sender:
         return look
 
     def _watched(self, work: Callable[[], Any], look: Callable[[], Optional[int]], total: Optional[int], before: int = 0) -> Any:
-        """Do the work in a thread, and tell how far it is while it lasts."""
+        """Run the work in a thread and print its progress. Returns its result and raises its error."""
         ended: Dict[str, Any] = {}
         context = contextvars.copy_context()
 
@@ -348,7 +348,7 @@ class Sender:
         pace = Pace(self.host, total, before, time.monotonic())
         thread.start()
         while True:
-            thread.join(TELL)
+            thread.join(PROGRESS)
             if not thread.is_alive():
                 break
             done = look()
