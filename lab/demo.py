@@ -16,7 +16,7 @@ INVENTORY = "inventories/lab"
 
 
 def step(title: str, *command: str) -> int:
-    """Run one step with its output on the screen; returns its exit code."""
+    """Run one step with its output on the screen, and return its exit code."""
     print(f"\ndemo: {title}", flush=True)
     began = time.monotonic()
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
@@ -25,6 +25,7 @@ def step(title: str, *command: str) -> int:
 
 
 def main() -> int:
+    """Run the demo; return 0 if it succeeded."""
     os.environ.setdefault("LAB_MODELS", "images")
     hosts = host_names(int(os.environ.get("HOSTS", "2")))[1:]
     began = time.monotonic()
@@ -35,12 +36,12 @@ def main() -> int:
         return code
     if code := step("from bare to serving", *playbook, "playbooks/site.yml"):
         return code
-    drifted = step("status: what is read back", *playbook, "playbooks/status.yml")
+    drifted = step("status: the state of every host", *playbook, "playbooks/status.yml")
     failed = step("check: answers of every server", *playbook, "playbooks/check.yml")
     print(f"\ndemo: {time.monotonic() - began:.0f} s in all\n", flush=True)
     table = (sys.executable, "lab/demo_table.py", "--hosts", ",".join(hosts))
     shown = subprocess.run(table, cwd=ROOT, check=False).returncode
-    # The playbooks have drawn it: status first, then the check with both halves.
+    # The playbooks have rendered it: status first, then the check with both halves.
     report = ROOT / "build/report/index.html"
     print(f"demo: the report is {report}" if report.exists() else "demo: there is no report", flush=True)
     return drifted or failed or shown or not report.exists()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws what the demo read back: versions, cards, models with digests, and ten digits and two photographs with their labels.
+"""Print the state of the demo hosts: versions, cards, models with digests, and ten digits and two photographs with their labels.
 
 Reads build/status.json and build/check/<host>.json. The last line counts what is true; exit 1 unless all of it is good.
 """
@@ -25,10 +25,10 @@ DRAWN = 10
 # Grey levels of the images, and the first and last grey of the 256-colour palette
 LEVELS = 16
 GREYS = (232, 255)
-# Characters that a photograph is wide, and how many of its labels are told
+# Width of a photograph in characters, and number of its labels to print
 WIDE = 32
 LABELS = 3
-# What stands between the texts of an answer in a result
+# Separator between the texts of an answer in a result
 BETWEEN = " | "
 # From dark to light, where there are no colours
 SHADES = " ░▒▓█"
@@ -38,7 +38,7 @@ GAP = "  "
 
 
 def read(path: Path) -> Any:
-    """A JSON file, None where there is none."""
+    """Return the content of a JSON file, or None."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -46,14 +46,14 @@ def read(path: Path) -> Any:
 
 
 def at(found: Any, *keys: str) -> Any:
-    """What is below these keys, None where one is missing."""
+    """Return the value below these keys, or None if one is missing."""
     for key in keys:
         found = found.get(key) if isinstance(found, dict) else None
     return found
 
 
 def facts(status: Mapping[str, Any]) -> list[str]:
-    """Lines on a host: versions, cards, and each model with the digests that were read back."""
+    """Return the lines about a host: versions, cards, and each model with the digests that were read back."""
     actual = status.get("actual")
     contents = at(actual, "image", "contents") or []
     versions = {
@@ -65,9 +65,9 @@ def facts(status: Mapping[str, Any]) -> list[str]:
         "image": short(at(actual, "image", "id")),
     }
     cards = at(actual, "driver", "tool", "devices") or []
-    said = [" ".join(str(card.get(key, "?")) for key in ("device", "name", "status")) for card in cards]
+    card_texts = [" ".join(str(card.get(key, "?")) for key in ("device", "name", "status")) for card in cards]
     lines = ["  " + "   ".join(f"{name} {version or 'unknown'}" for name, version in versions.items())]
-    lines.append(f"  cards   {', '.join(said) or 'none'}")
+    lines.append(f"  cards   {', '.join(card_texts) or 'none'}")
     for model, found in sorted((at(actual, "server", "served") or {}).items()):
         for version, entry in sorted(found.items()):
             digests = "".join(f", {name} {short(entry[name])}" for name in ("source", "release") if entry.get(name))
@@ -76,12 +76,12 @@ def facts(status: Mapping[str, Any]) -> list[str]:
 
 
 def short(digest: str | None) -> str:
-    """A digest as far as a person compares it, empty for none."""
+    """Return the first digits of a digest, empty for none."""
     return (digest or "").removeprefix("sha256:")[:12]
 
 
 def draw(image: Sequence[int], colour: bool) -> list[str]:
-    """A square image, two pixels to a character: half blocks, in greys where the terminal has colours."""
+    """Return the lines of a square image in half blocks, two pixels per character, in greys if the terminal has colours."""
     side = math.isqrt(len(image))
     image = [min(max(value, 0), LEVELS) for value in image]
     rows = [image[start : start + side] for start in range(0, side * side, side)]
@@ -97,11 +97,11 @@ def draw(image: Sequence[int], colour: bool) -> list[str]:
 
 
 def digits(checks: Sequence[Mapping[str, Any]], colour: bool) -> list[str]:
-    """Ten drawn requests, each with the label that it got, the one expected, and the latency as the client saw it."""
+    """Return the lines of ten requests: image, actual and expected label, and the latency of the client."""
     drawable = [check for check in checks if len(check.get("image") or []) >= 4 and "label" in check]
     if not drawable:
         return ["  no answer to draw"]
-    # One model over one protocol: HTTP stands first.
+    # One model over one protocol; HTTP comes first.
     kind = (drawable[0].get("model"), drawable[0].get("protocol"), len(drawable[0]["image"]))
     shown = [check for check in drawable if (check.get("model"), check.get("protocol"), len(check["image"])) == kind][:DRAWN]
     drawn = [draw(check["image"], colour) for check in shown]
@@ -117,7 +117,7 @@ def digits(checks: Sequence[Mapping[str, Any]], colour: bool) -> list[str]:
 
 
 def paint(picture: Image.Image, colour: bool) -> list[str]:
-    """A photograph WIDE characters wide, two pixels to a character where the terminal has colours, else one tall one."""
+    """Return the lines of a photograph of WIDE characters, two pixels per character if the terminal has colours, else one."""
     height = max(1, round(picture.height * WIDE / picture.width / 2))
     if colour:
         pixels = np.asarray(picture.convert("RGB").resize((WIDE, 2 * height)))
@@ -130,13 +130,13 @@ def paint(picture: Image.Image, colour: bool) -> list[str]:
 
 
 def photographs(checks: Sequence[Mapping[str, Any]], colour: bool) -> list[str]:
-    """The photographs that were sent encoded, each with its likeliest labels and the latency. Empty where there are none."""
+    """Return the lines of the photographs that were sent encoded, with their likeliest labels and the latency."""
     shown = [
         check
         for check in checks
         if check.get("model") == "image_classifier" and check.get("picture") and BETWEEN in str(check.get("got"))
     ]
-    # HTTP stands first.
+    # HTTP comes first.
     shown = [check for check in shown if check["protocol"] == shown[0]["protocol"]]
     if not shown:
         return []
@@ -154,6 +154,7 @@ def photographs(checks: Sequence[Mapping[str, Any]], colour: bool) -> list[str]:
 
 
 def main() -> int:
+    """Print the table; return 0 if every host serves and every check passed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hosts", required=True, help="the hosts that have to serve, such as npu1,npu2")
     hosts = [name for name in parser.parse_args().hosts.split(",") if name]

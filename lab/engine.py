@@ -45,7 +45,7 @@ def client() -> list[str]:
 
 
 def is_ours() -> bool:
-    """Whether the engine in use is one that the lab started."""
+    """Return True if the lab started the engine in use."""
     return _pid() is not None
 
 
@@ -59,7 +59,7 @@ def _pid() -> int | None:
 
 
 def capability_missing() -> bool:
-    """Whether this machine cannot grant CAP_SYS_RESOURCE, so that runc needs the lab's wrapper."""
+    """Return True if this machine cannot grant CAP_SYS_RESOURCE, so that runc needs the lab's wrapper."""
     status = Path("/proc/self/status").read_text()
     bounding = int(next(line.split()[1] for line in status.splitlines() if line.startswith("CapBnd")), 16)
     return not bounding >> CAP_SYS_RESOURCE & 1
@@ -71,22 +71,22 @@ def answers() -> bool:
 
 
 def require_machine() -> None:
-    """Refuse, all reasons at once, a machine that cannot carry a lab."""
+    """Raise LabError with all reasons why a lab cannot run on this machine."""
     reasons = []
     if os.geteuid() != 0:
-        reasons.append(f"found user id {os.geteuid()}, wanted root: run it as root or with `sudo make ...`")
+        reasons.append(f"user ID is {os.geteuid()}, expected root: run it as root or with `sudo make ...`")
     HOME.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(HOME).free
     if free < NEEDED_BYTES:
-        reasons.append(f"found {free / 2**30:.1f} GiB free below {HOME}, wanted {NEEDED_BYTES // 2**30}: make room")
+        reasons.append(f"free space below {HOME} is {free / 2**30:.1f} GiB, expected {NEEDED_BYTES // 2**30}: make room")
     missing = sorted({package for tool, package in TOOLS.items() if shutil.which(tool) is None})
     if missing and shutil.which("apt-get") is None:
-        reasons.append(f"found no {', '.join(missing)} and no apt-get: install these packages by hand")
+        reasons.append(f"{', '.join(missing)} and apt-get are missing: install these packages manually")
     if reasons:
         raise LabError("this machine cannot carry a lab:\n  - " + "\n  - ".join(reasons))
     if missing:
         say(f"installing {', '.join(missing)}")
-        # docker.io's own service is not wanted: the lab starts an engine of its own
+        # The service of docker.io must not start, because the lab starts an engine of its own.
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
         for step in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *missing]):
             done = subprocess.run(["apt-get", *step], env=environment, capture_output=True, text=True, check=False)
@@ -95,21 +95,21 @@ def require_machine() -> None:
 
 
 def start() -> None:
-    """Make sure an engine answers; start one below build/ when none does."""
+    """Start an engine below build/ unless one answers."""
     require_machine()
     if answers():
         if capability_missing() and not is_ours():
             found = docker("info", "--format", "{{.DefaultRuntime}}")
             if found != "npufleet-lab":
                 raise LabError(
-                    f"found an engine with runtime {found} on a machine without CAP_SYS_RESOURCE; wanted a runtime that "
+                    f"the engine's runtime is {found} on a machine without CAP_SYS_RESOURCE, expected one that "
                     "can start privileged containers here: stop that engine, the lab then starts one of its own"
                 )
         return
     others = other_engines()
     if others:
         raise LabError(
-            f"found an engine of another checkout's lab, {' and '.join(others)}, whose networks would be in the way; wanted none: "
+            f"an engine of another checkout's lab runs, {' and '.join(others)}, expected none, because their networks conflict: "
             "take that lab down (make lab-down there), or end that process"
         )
     _remove_leftovers()
@@ -147,7 +147,7 @@ def start() -> None:
 
 
 def stop_if_unused() -> None:
-    """Stop the engine that the lab started, once no lab is left on it, and take away all it made on the machine."""
+    """Stop the engine of the lab if no lab uses it, and remove everything that it created on the machine."""
     pid = _pid()
     if pid is None:
         return
@@ -171,7 +171,7 @@ def _state(pid: int) -> str:
 
 
 def other_engines() -> list[str]:
-    """Engines that the lab of another checkout started and that still run, as `process <pid> (<configuration>)`."""
+    """Return the running engines of labs of other checkouts, as `process <pid> (<configuration>)`."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -186,12 +186,12 @@ def other_engines() -> list[str]:
 
 
 def lab_bridges() -> list[str]:
-    """Bridges of labs, of whatever checkout, that the kernel has: they outlive an engine that was killed."""
+    """Return the bridges of the labs of all checkouts. They outlive an engine that was killed."""
     return sorted(link["ifname"] for link in json.loads(run("ip", "-json", "link", "show")) if link["ifname"].startswith(PREFIX))
 
 
 def _remove_leftovers() -> None:
-    """Mounts, bridges, firewall rules that name them, and runtime files of an engine that is gone."""
+    """Remove mounts, bridges, their firewall rules and runtime files of an engine that has ended."""
     mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     for mount in sorted((path for path in mounts if path.startswith(f"{HOME}/")), reverse=True):
         run("umount", "--lazy", mount)
@@ -204,7 +204,7 @@ def _remove_leftovers() -> None:
 
 
 def remove_rules(bridge: str) -> None:
-    """Delete the firewall rules that name a bridge of the lab and were left behind."""
+    """Delete the remaining firewall rules of a bridge of the lab."""
     if shutil.which("iptables-save") is None:
         return
     for table in ("nat", "filter"):

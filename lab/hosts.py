@@ -16,27 +16,27 @@ from settings import ARTEFACT_PORT, ARTEFACTS, LABEL, OPS_USER, Lab, LabError, h
 from standins import kernel_package
 
 OPS_HOST = "ops1"
-# Where a machine has control groups of version 1, which the systemd of Debian 13 takes only by these words of its command line
+# On a machine with control groups of version 1, the systemd of Debian 13 needs these parameters of its command line.
 CGROUP_V2 = Path("/sys/fs/cgroup/cgroup.controllers")
 CGROUP_V1 = "SYSTEMD_PROC_CMDLINE=systemd.unified_cgroup_hierarchy=0 SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1"
 KERNEL_PACKAGE = "/usr/local/lib/npufleet-lab/kernel.deb"
-# Whose copies hosts may be
+# The host that others may be copies of
 COPIED = "npu1"
 
 
 def host_names(count: int) -> list[str]:
-    """The hosts of a lab by number: 0 is the operations host (artefacts, Prometheus), then one per NPU host."""
+    """Return the hosts of a lab by number: first the operations host (artefacts, Prometheus), then the NPU hosts."""
     return [OPS_HOST, *(f"npu{number}" for number in range(1, count + 1))]
 
 
 def existing(lab: Lab) -> dict[str, str]:
-    """{host: state} of the lab's containers that exist."""
+    """Return {host: state} of the lab's containers."""
     lines = docker("ps", "--all", "--filter", f"label={LABEL}={lab.name}", "--format", '{{.Label "npufleet.lab.host"}} {{.State}}')
     return dict(line.split() for line in lines.splitlines())
 
 
 def refuse_conflicts(lab: Lab, names: list[str]) -> None:
-    """Refuse a name or a subnet that something else on this machine has."""
+    """Raise LabError if a name or the subnet is in use on this machine."""
     reasons = []
     ours = existing(lab)
     taken = set(docker("ps", "--all", "--format", "{{.Names}}").split())
@@ -44,14 +44,14 @@ def refuse_conflicts(lab: Lab, names: list[str]) -> None:
         if name not in ours and lab.container(name) in taken:
             reasons.append(f"container name {lab.container(name)} is taken: remove it, or name the lab otherwise (LAB=...)")
     if not network_exists(lab):
-        wanted = ipaddress.ip_network(lab.subnet)
+        subnet = ipaddress.ip_network(lab.subnet)
         for route in json.loads(run("ip", "-json", "route", "show", "table", "main")):
-            if route["dst"] != "default" and wanted.overlaps(ipaddress.ip_network(route["dst"], strict=False)):
+            if route["dst"] != "default" and subnet.overlaps(ipaddress.ip_network(route["dst"], strict=False)):
                 reasons.append(
                     f"subnet {lab.subnet} is taken: {route['dst']} is on {route['dev']}; choose another with LAB_SUBNET=a.b.c.0/24"
                 )
     if reasons:
-        raise LabError("this lab cannot come up:\n  - " + "\n  - ".join(reasons))
+        raise LabError("this lab cannot start:\n  - " + "\n  - ".join(reasons))
 
 
 def network_exists(lab: Lab) -> bool:
@@ -59,7 +59,7 @@ def network_exists(lab: Lab) -> bool:
 
 
 def prepare_state(lab: Lab) -> None:
-    """The lab's own ssh key, become password and artefact login: made once, kept out of git and of other users' sight."""
+    """Create the lab's ssh key, become password and artefact login once, outside of git and readable by root only."""
     lab.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     make_key(lab.state / "id_ed25519")
     for name in ("become_password", "artefact_password"):
@@ -70,15 +70,15 @@ def prepare_state(lab: Lab) -> None:
 
 
 def make_key(path: Path) -> None:
-    """An ssh key without passphrase at `path`, unless there is one."""
+    """Create an ssh key without passphrase at `path`, unless it exists."""
     if not path.exists():
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "npufleet lab", "-f", str(path))
 
 
 def up(lab: Lab, systems: dict[str, str], cards: dict[str, dict], artefact_login: str, copies: bool = False) -> bool:
-    """Bring the hosts up, each of its system; returns whether anything changed.
+    """Start the hosts, each with its system. Return True if anything changed.
 
-    With `copies` new ones of npu1's system are what npu1 is by now: packages, driver, engine and images.
+    With `copies` new hosts with the system of npu1 are copies of npu1, with its packages, driver, engine and images.
     """
     names, count = list(systems), len(systems) - 1
     refuse_conflicts(lab, names)
@@ -91,7 +91,7 @@ def up(lab: Lab, systems: dict[str, str], cards: dict[str, dict], artefact_login
     before = existing(lab)
     extra = sorted(set(before) - set(names))
     if extra:
-        raise LabError(f"found hosts {', '.join(extra)} beyond HOSTS={count}: take the lab down first (make lab-down)")
+        raise LabError(f"hosts {', '.join(extra)} exist, expected HOSTS={count}: stop the lab first (make lab-down)")
     copied = [name for name in names if name not in before and copies and COPIED in before and systems[name] == systems[COPIED]]
     if copied:
         _copy(lab, copied)
@@ -112,7 +112,7 @@ def _copy(lab: Lab, names: list[str]) -> None:
     """Make an image of npu1, and for each of these hosts a volume with what npu1's engine has."""
     say(f"copying {COPIED} for {', '.join(names)}")
     source = lab.container(COPIED)
-    # What an engine writes while it is copied would be torn
+    # Files that an engine writes while it is copied would be incomplete.
     docker("exec", source, "systemctl", "stop", "docker.socket", "docker.service")
     try:
         docker("commit", source, lab.copied)
@@ -126,13 +126,13 @@ def _copy(lab: Lab, names: list[str]) -> None:
 
 
 def _place(volume: str) -> str:
-    """Where a volume lies, which is made where it is missing."""
+    """Return the path of a volume, which is created if it is missing."""
     docker("volume", "create", volume)
     return docker("volume", "inspect", "--format", "{{.Mountpoint}}", volume)
 
 
 def _create(lab: Lab, number: int, name: str, system: str, cards: dict | None, artefact_login: str, copied: str = "") -> None:
-    """A host that has not started yet, of the image of its system or of one that is `copied`."""
+    """Create a host from the image of its system or the `copied` one, without starting it."""
     say(f"creating host {name} ({system}) at {lab.address(number)}")
     mounts = ["--volume", f"{lab.container(name)}-docker:/var/lib/docker"]
     if name == OPS_HOST:
@@ -177,7 +177,7 @@ def _put(lab: Lab, name: str, path: str, text: str) -> None:
 
 
 def _wait_until_running(lab: Lab, name: str) -> None:
-    """Wait until systemd has come up and sshd can be asked, with the user's key and password in place."""
+    """Wait until systemd and sshd run, and set the key and the password of the user."""
     script = (
         "set -e; systemctl is-system-running --wait >/dev/null || { systemctl --failed --plain --no-legend; exit 1; }; "
         f"dpkg-query --status linux-image-$(uname -r) >/dev/null 2>&1 || dpkg --install {KERNEL_PACKAGE} >/dev/null; "
@@ -208,7 +208,7 @@ def _write_known_hosts(lab: Lab, names: list[str]) -> None:
 
 
 def down(lab: Lab) -> None:
-    """Take away all that `up` made of this lab: containers, volumes, network, keys."""
+    """Remove everything that `up` created: containers, volumes, network, keys."""
     containers = [lab.container(name) for name in existing(lab)]
     if containers:
         say(f"removing {len(containers)} hosts")

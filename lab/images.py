@@ -16,14 +16,14 @@ from standins import sha256_of, wheels_of_triton
 
 PULLED_BASE = "docker.io/library/debian:{}-slim"
 INPUTS = "npufleet.lab.inputs"
-# Below usr/share, what Debian's slim images go without
+# Directories below usr/share that Debian's slim images lack
 NOT_SLIM = ("doc", "groff", "info", "lintian", "locale", "man")
-# Triton release -> the version of the PyPI wheel nvidia-pytriton that carries it
+# Triton release -> version of the PyPI wheel nvidia-pytriton with it
 TRITON_WHEELS = {"24.01": "0.5.1", "24.10": "0.7.0"}
 
 
 def ensure_base(system: str) -> str:
-    """A Debian base image, pulled where a registry answers and made by debootstrap where none does."""
+    """Return a Debian base image, pulled if a registry answers, else made by debootstrap."""
     image, pulled = base_image(system), PULLED_BASE.format(SYSTEMS[system])
     if inputs_of(image) is None:
         if os.environ.get("LAB_PULL", "1") == "1" and _pull(pulled):
@@ -59,7 +59,7 @@ def _debootstrap(image: str, suite: str) -> None:
 
 
 def slim(rootfs: Path) -> None:
-    """As Debian's slim images are made: no documentation and no translations, nor of what is installed later; directories stay."""
+    """Remove documentation and translations like Debian's slim images, also of packages that are installed later."""
     for name in NOT_SLIM:
         for path in (rootfs / "usr/share" / name).rglob("*"):
             if not path.is_dir() or path.is_symlink():
@@ -70,7 +70,7 @@ def slim(rootfs: Path) -> None:
 
 
 def debian_mirror() -> str:
-    """The Debian mirror of the machine's own apt configuration."""
+    """Return the Debian mirror of the machine's apt configuration."""
     for listing in [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]:
         if listing.suffix not in (".list", ".sources") or not listing.is_file():
             continue
@@ -78,11 +78,11 @@ def debian_mirror() -> str:
             found = re.match(r"(?:URIs:|deb(?:\s+\[[^]]*\])?)\s*(\S+)", line)
             if found and found[1].rstrip("/").endswith("/debian"):
                 return found[1]
-    raise LabError("found no Debian mirror in the machine's apt configuration; wanted one whose address ends in /debian")
+    raise LabError("the machine's apt configuration has no Debian mirror, expected one whose address ends in /debian")
 
 
 def ensure_host(system: str) -> str:
-    """The image of lab hosts of a system; its build files decide whether it is made again."""
+    """Return the image of lab hosts of a system, built again if its build files differ."""
     base, image = ensure_base(system), host_image(system)
     files = {
         "Dockerfile": ROOT / "lab/host/Dockerfile",
@@ -98,7 +98,7 @@ def ensure_host(system: str) -> str:
 
 
 def ensure_triton(release: str) -> dict[str, str]:
-    """Archive of a Triton image of this release, as the artefact server offers it: {"path", "sha256", "image"}."""
+    """Return {"path", "sha256", "image"} of the archive of a Triton image of this release on the artefact server."""
     base = ensure_base(FIRST_SYSTEM)
     image = f"npufleet-lab/tritonserver:{release}-py3"
     archive = ARTEFACTS / "images" / f"tritonserver-{release}-py3.tar"
@@ -117,7 +117,7 @@ def ensure_triton(release: str) -> dict[str, str]:
 
 
 def _ensure(image: str, base: str, files: dict[str, Path], what: str) -> bool:
-    """Build `image` over `base` unless one of the same inputs exists; returns whether it was built."""
+    """Build `image` over `base` unless one of the same inputs exists. Return True if it was built."""
     digest = hashlib.sha256(docker("image", "inspect", "--format", "{{.Id}}", base).encode())
     for name, path in sorted(files.items()):
         digest.update(name.encode() + path.read_bytes())
@@ -131,7 +131,7 @@ def _ensure(image: str, base: str, files: dict[str, Path], what: str) -> bool:
 
 
 def run_build(image: str, dockerfile: str, files: dict[str, Path], inputs: str, base: str) -> None:
-    """`docker build` over a context of just these files."""
+    """Run `docker build` with a context of these files."""
     with tempfile.TemporaryDirectory(prefix="context-", dir=BUILD) as context:
         Path(context, "Dockerfile").write_text(dockerfile)
         for name, path in files.items():
@@ -150,6 +150,6 @@ def run_build(image: str, dockerfile: str, files: dict[str, Path], inputs: str, 
 
 
 def inputs_of(image: str) -> str | None:
-    """The recorded inputs of an image, None where there is no such image."""
+    """Return the recorded inputs of an image, or None if the image does not exist."""
     found = docker("image", "inspect", "--format", f'{{{{index .Config.Labels "{INPUTS}"}}}}', image, check=False)
     return found or None

@@ -54,7 +54,7 @@ def one_at_a_time() -> Iterator[None]:
 
 
 def base(_lab: Lab) -> None:
-    """What takes a while and may be made while pip installs what the rest needs."""
+    """Make the slow parts, while pip installs the packages for the rest."""
     engine.start()
     for system in sorted(chosen_systems()):
         images.ensure_host(system)
@@ -65,17 +65,17 @@ def up(lab: Lab) -> None:
     count = int(os.environ.get("HOSTS", "2"))
     row = os.environ.get("LAB_RELEASE", "lab-24.01")
     if row not in standins.ROWS:
-        raise LabError(f"LAB_RELEASE: found {row}, wanted one of {', '.join(standins.ROWS)}")
+        raise LabError(f"LAB_RELEASE is {row}, expected one of {', '.join(standins.ROWS)}")
     known = facts_of(lab)
     following = os.environ.get("LAB_NEXT") or known.get("next")
     if following and following not in standins.ROWS:
-        raise LabError(f"LAB_NEXT: found {following}, wanted one of {', '.join(standins.ROWS)}")
+        raise LabError(f"LAB_NEXT is {following}, expected one of {', '.join(standins.ROWS)}")
     card = standins.card_of(row, following)
     placing = os.environ.get("LAB_MODELS") or known.get("placing") or "digits"
     if placing not in PLACINGS:
-        raise LabError(f"LAB_MODELS: found {placing}, wanted one of {', '.join(PLACINGS)}")
+        raise LabError(f"LAB_MODELS is {placing}, expected one of {', '.join(PLACINGS)}")
     if not 1 <= count <= 200:
-        raise LabError(f"HOSTS: found {count}, wanted 1 to 200")
+        raise LabError(f"HOSTS is {count}, expected 1 to 200")
     monitored = os.environ["LAB_MONITORING"] != "0" if os.environ.get("LAB_MONITORING") else known.get("monitored", True)
     systems = systems_of(count, known.get("systems", {}))
     engine.start()
@@ -109,45 +109,45 @@ def up(lab: Lab) -> None:
 
 
 def images_of(systems: dict[str, str], rows: list[str]) -> dict[str, dict[str, str]]:
-    """The images of the hosts, and by row that of its Triton."""
+    """Build the images of the hosts, and return those of Triton by row."""
     for system in sorted(set(systems.values())):
         images.ensure_host(system)
     return {name: images.ensure_triton(standins.ROWS[name]["triton"]) for name in rows}
 
 
 def systems_of(count: int, known: dict[str, str]) -> dict[str, str]:
-    """{host: its system}; one that is there keeps the system that it has."""
-    asked, chosen = os.environ.get("SYSTEMS"), chosen_systems()
+    """Return {host: system}. An existing host keeps its system."""
+    setting, chosen = os.environ.get("SYSTEMS"), chosen_systems()
     first, *npu_hosts = hosts.host_names(count)
-    wanted = {first: FIRST_SYSTEM, **{name: chosen[number % len(chosen)] for number, name in enumerate(npu_hosts)}}
-    other = [f"{name} ({known[name]})" for name in wanted if asked and known.get(name, wanted[name]) != wanted[name]]
+    systems = {first: FIRST_SYSTEM, **{name: chosen[number % len(chosen)] for number, name in enumerate(npu_hosts)}}
+    other = [f"{name} ({known[name]})" for name in systems if setting and known.get(name, systems[name]) != systems[name]]
     if other:
-        raise LabError(f"SYSTEMS={asked}: found {', '.join(other)}: take the lab down first (make lab-down)")
-    return {**wanted, **{name: known[name] for name in wanted if name in known}}
+        raise LabError(f"SYSTEMS is {setting}, but the lab has {', '.join(other)}: stop the lab first (make lab-down)")
+    return {**systems, **{name: known[name] for name in systems if name in known}}
 
 
 def chosen_systems() -> list[str]:
-    """Those that the environment asks for, in its order."""
+    """Return the systems of the variable SYSTEMS, in its order."""
     chosen = (os.environ.get("SYSTEMS") or FIRST_SYSTEM).split(",")
     strange = sorted(set(chosen) - set(SYSTEMS))
     if strange:
-        raise LabError(f"SYSTEMS: found {', '.join(strange)}, wanted some of {', '.join(SYSTEMS)}")
+        raise LabError(f"SYSTEMS has {', '.join(strange)}, expected some of {', '.join(SYSTEMS)}")
     return chosen
 
 
 def facts_path(lab: Lab) -> Path:
-    """Where a lab that is up has written down what it is."""
+    """Return the path of the facts of a running lab."""
     return lab.state / "facts.json"
 
 
 def facts_of(lab: Lab) -> dict[str, Any]:
-    """What a lab is, empty when it is down."""
+    """Return the facts of a lab, empty if it does not run."""
     path = facts_path(lab)
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def artefacts_of(facts: dict[str, Any], model: str, address: str) -> dict[str, dict[str, str]]:
-    """The compiled files of a model for each row of the lab, as an inventory lists them."""
+    """Return the compiled files of a model for each row of the lab, in the form of an inventory."""
     made = [models[model] for models in facts["models"].values()]
     return {
         entry["key"]: {
@@ -160,7 +160,7 @@ def artefacts_of(facts: dict[str, Any], model: str, address: str) -> dict[str, d
 
 
 def down(lab: Lab) -> None:
-    """Take this lab away, and the engine when the lab started it and no other lab is left on it."""
+    """Remove this lab, and stop the engine if the lab started it and no other lab uses it."""
     if engine.is_ours() or engine.answers():
         hosts.down(lab)
         engine.stop_if_unused()
@@ -170,18 +170,18 @@ def down(lab: Lab) -> None:
 
 
 def write_inventory(lab: Lab, facts: dict[str, Any]) -> bool:
-    """What inventories/lab/hosts.py prints, for as long as the lab is up; whether it is new."""
+    """Write the output of inventories/lab/hosts.py for the running lab. Return True if it changed."""
     path, text = lab.state / INVENTORY, json.dumps(inventory(lab, facts))
     if path.exists() and path.read_text() == text:
         return False
-    # It has passwords in it
+    # It contains passwords.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as sink:
         sink.write(text)
     return True
 
 
 def inventory(lab: Lab, facts: dict[str, Any]) -> dict[str, Any]:
-    """The lab as an Ansible inventory."""
+    """Return the lab as an Ansible inventory."""
     names = hosts.host_names(facts["count"])
     hostvars = {
         name: {"ansible_host": lab.address(number), "lab_container": lab.container(name)} for number, name in enumerate(names)
@@ -189,7 +189,7 @@ def inventory(lab: Lab, facts: dict[str, Any]) -> dict[str, Any]:
     for name, system in facts["systems"].items():
         hostvars[name]["lab_system"] = system
         if system != FIRST_SYSTEM:
-            # Ansible keeps what it has found under the host's name, which hosts of other labs and of before have too
+            # Ansible caches the interpreter by the name of a host, and other labs have hosts with the same names.
             hostvars[name]["ansible_python_interpreter"] = "/usr/bin/python3"
     address = f"http://{lab.address(0)}:{ARTEFACT_PORT}"
     everywhere = {

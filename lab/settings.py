@@ -1,4 +1,4 @@
-"""Where the lab keeps its things, and the few names that everything in `lab/` shares."""
+"""Paths, names and helpers that all files of `lab/` share."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "lab"
 ARTEFACTS = BUILD / "artefacts"
 LABEL = "npufleet.lab"
-# Systems of hosts, as release rows name them, and Debian's own name of each
+# Systems of hosts in release rows, and their Debian names
 SYSTEMS = {"debian-12": "bookworm", "debian-13": "trixie"}
-# That of the operations host, and of the images of Triton
+# System of the operations host and of the images of Triton
 FIRST_SYSTEM = "debian-12"
-# Of `make lab` and `make demo`
+# Name of the lab of `make lab` and `make demo`
 FIRST_LAB = "lab"
 OPS_USER = "ops"
 ARTEFACT_PORT = 8480
 
 
 class LabError(Exception):
-    """A refusal or a failure: what was found, what was wanted, what to do next."""
+    """A refusal or a failure, with the actual value, the expected value and the next step."""
 
 
 @dataclass(frozen=True)
 class Lab:
-    """One lab: its name, its network, where its keys and state live, its share of the processor beside others."""
+    """A lab: its name, its network, the directories of its keys and state, and its CPU shares."""
 
     name: str
     subnet: str
-    # Of the 1024 that Docker gives to whoever asks for no other
+    # CPU shares; Docker's default is 1024.
     shares: int = 1024
 
     @property
@@ -42,12 +42,12 @@ class Lab:
 
     @property
     def cache(self) -> Path:
-        """The controller's cache and image lock of this lab: kept when the lab goes down, so that the next one is quick."""
+        """Cache and image lock of the controller, kept when the lab stops, so that the next start is quick."""
         return BUILD / "cache" / self.name
 
     @property
     def output(self) -> Path:
-        """What playbooks leave of this lab: labs that run beside each other have hosts of the same names."""
+        """Output directory of playbooks. Labs that run at the same time have hosts with the same names."""
         return ROOT / "build" if self.name == FIRST_LAB else BUILD / "output" / self.name
 
     @property
@@ -56,16 +56,16 @@ class Lab:
 
     @property
     def bridge(self) -> str:
-        """Interface name of the network: at most 15 characters, so that its rules can be found again."""
+        """Interface name of the network, at most 15 characters, which identifies its firewall rules."""
         return f"nfl-{self.name}"[:15]
 
     def address(self, number: int) -> str:
-        """Address of host `number` (0 is the operations host) in the lab's /24."""
+        """Return the address of host `number` (0 is the operations host) in the lab's /24."""
         return f"{self.subnet.rsplit('.', 1)[0]}.{10 + number}"
 
     @property
     def copied(self) -> str:
-        """The image of a host that others are copies of."""
+        """Image of a host that others are copies of."""
         return f"npufleet-lab/copied:{self.name}"
 
     def container(self, host: str) -> str:
@@ -73,15 +73,15 @@ class Lab:
 
 
 def current_lab() -> Lab:
-    """The lab that the environment names: LAB (default `lab`), LAB_SUBNET (default by name, a /24), LAB_CPU_SHARES (1024)."""
+    """Return the lab of the environment: LAB (default `lab`), LAB_SUBNET (default by name, a /24), LAB_CPU_SHARES (1024)."""
     name = os.environ.get("LAB") or FIRST_LAB
     numbers = {FIRST_LAB: 240, "molecule": 241, "bench": 242, "production": 244, "models": 245, "runfile": 246}
     subnet = os.environ.get("LAB_SUBNET") or f"172.31.{numbers.get(name, 243)}.0/24"
     if not subnet.endswith(".0/24"):
-        raise LabError(f"LAB_SUBNET: found {subnet}, wanted an IPv4 /24 such as 172.31.240.0/24")
+        raise LabError(f"LAB_SUBNET is {subnet}, expected an IPv4 /24 such as 172.31.240.0/24")
     shares = os.environ.get("LAB_CPU_SHARES") or "1024"
     if not shares.isdigit() or int(shares) < 2:
-        raise LabError(f"LAB_CPU_SHARES: found {shares}, wanted a number of 2 or more")
+        raise LabError(f"LAB_CPU_SHARES is {shares}, expected a number of 2 or more")
     return Lab(name, subnet, int(shares))
 
 
@@ -98,7 +98,7 @@ def say(message: str) -> None:
 
 
 def run(*command: str, stdin: str | bytes | None = None, cwd: Path | None = None, check: bool = True) -> str:
-    """Run a command and return its output; a failure carries the command's own last words."""
+    """Run a command and return its output. Raises LabError with the last lines of its output."""
     data = stdin.encode() if isinstance(stdin, str) else stdin
     done = subprocess.run(command, input=data, capture_output=True, cwd=cwd, check=False)
     if check and done.returncode:

@@ -1,4 +1,4 @@
-"""What the vendors would deliver, made here: driver packages, the SDK's index, compiled models."""
+"""Stand-ins for vendor downloads: driver packages, the index with the SDK, compiled models."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 import slim_wheel
 from settings import ARTEFACTS, BUILD, ROOT, LabError, run, say
 
-# release row -> what its artefacts are made from
+# release row -> the inputs of its artefacts
 ROWS = {
     "lab-24.01": {"triton": "24.01", "sdk": "0.6.2+lab", "shape": "0.6", "cards": ("RBLN-CA12",), "driver": "1.1.67"},
     "lab-24.10": {"triton": "24.10", "sdk": "0.9.4+lab", "shape": "0.9", "cards": ("RBLN-CA22",), "driver": "2.0.1"},
-    # The newest Triton that there is a wheel of, under the driver and the SDK of 26.05
+    # The newest Triton with a wheel, with the driver and the SDK of 26.05
     "lab-26.05": {
         "triton": "24.10",
         "sdk": "0.11.2+lab",
         "shape": "0.11",
         "driver": "3.2.2",
-        # The last one, that hosts may go from here to the first row, and from there to here
+        # The last one lets hosts be upgraded from the first row to this one, and back.
         "cards": ("RBLN-CA25", "RBLN-CA12"),
     },
 }
@@ -36,7 +36,7 @@ IMAGE_PYTHON = "3.11"
 
 
 def ensure_drivers() -> dict[str, dict[str, str]]:
-    """The drivers by version, {version: {"path", "sha256"}}."""
+    """Build the drivers, and return {version: {"path", "sha256"}}."""
     directory = ARTEFACTS / "drivers"
     _script("lab/driver/build.py", str(directory), *DRIVERS, "--kernel", os.uname().release)
     found = {}
@@ -47,40 +47,40 @@ def ensure_drivers() -> dict[str, dict[str, str]]:
 
 
 def ensure_toolkit() -> str:
-    """The vendor's container toolkit in a public repository; returns its place below the artefact server's root."""
+    """Make a public repository with the vendor's container toolkit, and return its path below the artefact server's root."""
     _script("lab/driver/toolkit.py", str(ARTEFACTS / "public"))
     return "public"
 
 
 def card_of(row: str, following: str | None = None) -> str:
-    """The cards of a lab: the row's first type, or the first that the row which its hosts may be taken to has, too."""
+    """Return the card type of a lab: the first one of the row that the following row, if any, also has."""
     fitting = [card for card in ROWS[row]["cards"] if card in ROWS[following or row]["cards"]]
     if not fitting:
-        raise LabError(f"LAB_NEXT: found {following}, wanted a row with a card of {row}: {' or '.join(ROWS[row]['cards'])}")
+        raise LabError(f"LAB_NEXT is {following}, expected a row with a card of {row}: {' or '.join(ROWS[row]['cards'])}")
     return fitting[0]
 
 
-def npus_of(card: str, wanted: str | None) -> tuple[int, int]:
-    """(NPUs, cards) of a host: as many NPUs as are wanted, by default 2, or one card's where that has more."""
+def npus_of(card: str, count: str | None) -> tuple[int, int]:
+    """Return (NPUs, cards) of a host. The default is 2 NPUs, or those of one card if it has more."""
     each = NPUS_OF_CARD.get(card, 1)
-    npus = int(wanted) if wanted else max(2, each)
+    npus = int(count) if count else max(2, each)
     if npus % each:
-        raise LabError(f"NPUS: found {npus}, wanted a multiple of {each}, the NPUs of a {card}")
+        raise LabError(f"NPUS is {npus}, expected a multiple of {each}, the NPUs of a {card}")
     return npus, npus // each
 
 
 def kernel_package() -> Path:
-    """The stub of the running kernel's package, so that hosts have something to hold the driver with."""
+    """Return the stub of the running kernel's package, which hosts hold together with the driver."""
     return next((ARTEFACTS / "drivers").glob(f"linux-image-{os.uname().release}_*.deb"))
 
 
 def sdk_version(row: str) -> str:
-    """Version of the row's stand-in SDK; another source is another version, so that no image and no model of before fits."""
+    """Return the version of the row's stand-in SDK. It changes with the source, so that images and models are built again."""
     return f"{ROWS[row]['sdk']}.s{digest_of(ROOT / 'lab/sdk')[:8]}"
 
 
 def ensure_index(row: str) -> None:
-    """A package index with the stand-in SDK and everything that the image needs beside it."""
+    """Make a package index with the stand-in SDK and the other packages of the image."""
     simple = ARTEFACTS / "simple"
     _script("lab/sdk/build.py", sdk_version(row), str(simple / "rebel-compiler"))
     for wheel in wheels_of_image():
@@ -96,15 +96,15 @@ def ensure_index(row: str) -> None:
 
 
 def wheels_of_image() -> list[Path]:
-    """What an image needs beside the stand-in SDK, as PyPI has it."""
+    """Download the other packages of the image from the machine's package index."""
     listing = ROOT / "lab/sdk/requirements_image.txt"
     return download("--no-deps", "--requirement", str(listing), into=BUILD / "wheels" / "image")
 
 
 def ensure_models(row: str, card: str | None = None) -> dict[str, dict[str, str]]:
-    """The compiled files of a row, for its own or another card: {model: {"key", "path", "sha256"}}.
+    """Compile the models of a row for its own or another card, and return {model: {"key", "path", "sha256"}}.
 
-    The path is below the artefact server's root. The record of a file is beside it, at its path with .json.
+    The path is below the artefact server's root. The record of a file has its path plus .json.
     """
     card = card or card_of(row)
     key = f"{card.removeprefix('RBLN-')}/{ROWS[row]['shape']}"
@@ -125,7 +125,7 @@ def ensure_models(row: str, card: str | None = None) -> dict[str, dict[str, str]
 
 
 def digest_of(*directories: Path) -> str:
-    """SHA-256 over the Python files of these directories, their places included."""
+    """Return the SHA-256 over the Python files of these directories and their paths."""
     digest = hashlib.sha256()
     for path in sorted(path for directory in directories for path in directory.rglob("*.py")):
         digest.update(f"{path.relative_to(ROOT)}\0{sha256_of(path)}\n".encode())
@@ -133,12 +133,12 @@ def digest_of(*directories: Path) -> str:
 
 
 def wheels_of_triton(version: str) -> list[Path]:
-    """The wheel that carries Triton."""
+    """Download the wheel with Triton."""
     return download("--no-deps", f"nvidia-pytriton=={version}", into=BUILD / "wheels" / f"triton-{version}")
 
 
 def download(*what: str, into: Path) -> list[Path]:
-    """`pip download` with the machine's own configuration, for the Python of the image; nothing is fetched twice."""
+    """Run `pip download` for the Python of the image, unless its result exists."""
     done = into / ".done"
     inputs = json.dumps([Path(word).read_text() if word.endswith(".txt") else word for word in what])
     if not done.exists() or done.read_text() != inputs:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Builds the lab's drivers: build.py DIRECTORY [VERSION...] [--kernel RELEASE].
+"""Build the lab's drivers: build.py DIRECTORY [VERSION...] [--kernel RELEASE].
 
 A package `rebellions` per version below 3.0 and an installer per version from there on (all the lab's without one), and with
 --kernel a stub of that kernel's own package. The same input gives the same bytes: times are fixed, and nothing is compressed,
@@ -29,7 +29,7 @@ RULES = f"""\
 install rebellions {CARDS} load {{version}}
 remove rebellions {CARDS} unload
 """
-# Where the module lies until the package puts it where DKMS would, for the running kernel
+# Path of the module until the package copies it to the directory of DKMS for the running kernel
 MODULE = "/usr/lib/npufleet-lab/rebellions.ko"
 # Like the vendor's, this package leaves loading the module to others.
 POSTINST = f"""\
@@ -50,7 +50,7 @@ PREINST = f"""\
 #!/bin/sh
 set -e
 if [ ! -x {CARDS} ]; then
-    echo "rebellions: found no {CARDS}, wanted a host of the npufleet lab: this package only emulates a driver;" >&2
+    echo "rebellions: {CARDS} is missing, expected a host of the npufleet lab: this package only emulates a driver;" >&2
     echo "install the vendor's package on a host with real cards." >&2
     exit 1
 fi
@@ -65,7 +65,7 @@ INSTALLER = f"""\
 set -eu
 refuse() {{ echo "rebellions-installer: $*" >&2; exit 1; }}
 [ "$(id -u)" = 0 ] || refuse "root is needed"
-[ -x {CARDS} ] || refuse "found no {CARDS}, wanted a host of the npufleet lab: this installer only emulates a driver"
+[ -x {CARDS} ] || refuse "{CARDS} is missing, expected a host of the npufleet lab: this installer only emulates a driver"
 [ $# = 0 ] || refuse "unknown argument $1"
 state=$(dpkg-query --show --showformat='${{db:Status-Status}}' rebellions 2>/dev/null || :)
 [ "$state" != installed ] || refuse "found package rebellions: remove it first"
@@ -92,7 +92,7 @@ MAKE[0]="make -C ${{kernel_source_dir}} M=${{dkms_tree}}/rebellions-dkms/{versio
 CLEAN="true"
 AUTOINSTALL="yes"
 """
-# What modinfo reads, and nothing to run
+# The data of modinfo, and no code
 SOURCE = """\
 #define MODINFO(name, value) \\
     static const char name[] __attribute__((used, section(".modinfo"), aligned(1))) = #name "=" value
@@ -100,7 +100,7 @@ MODINFO(version, "{version}");
 MODINFO(name, "rebellions");
 MODINFO(license, "none, this is emulated");
 """
-# The build tree that headers would bring, as far as the lab's module needs one
+# The build tree of kernel headers, reduced to the needs of the lab's module
 BUILD_TREE = """\
 modules:
 \t$(CC) -c -o $(M)/rebellions.ko $(M)/rebellions.c
@@ -142,14 +142,14 @@ systemctl enable --quiet rbln-smd.service
 
 
 class BuildError(Exception):
-    """A refusal or a failure: what was found, what was wanted, what to do next."""
+    """A refusal or a failure, with the actual value, the expected value and the next step."""
 
 
 def build_driver(version: str, directory: Path) -> Path:
     """Build the driver of this version, as the vendor delivers it, into `directory` and return its path."""
     numbers = re.fullmatch(r"(\d+)\.(\d+)\.\d+(-[0-9A-Za-z.]+)?", version)
     if not numbers:
-        raise BuildError(f"driver version: found {version!r}, wanted one such as {VERSIONS[0]}")
+        raise BuildError(f"driver version is {version!r}, expected one such as {VERSIONS[0]}")
     major, minor = int(numbers[1]), int(numbers[2])
     if major >= 3:
         return build_installer(version, directory)
@@ -246,7 +246,7 @@ def build_installer(version: str, directory: Path) -> Path:
 
 
 def module(version: str, name: str = "rebellions") -> bytes:
-    """An ELF object that carries nothing but what modinfo reads: sections of nothing, `.modinfo` and the names of both."""
+    """Return an ELF object with the data of modinfo only: an empty section, `.modinfo` and the names of both."""
     facts = {"version": version, "name": name, "license": "none, this is emulated"}
     modinfo = b"".join(f"{name}={value}".encode() + bytes(1) for name, value in facts.items())
     names = b"\0.modinfo\0.shstrtab\0"
@@ -262,10 +262,10 @@ def module(version: str, name: str = "rebellions") -> bytes:
 
 
 def build_kernel(release: str, directory: Path) -> Path:
-    """Build a stub of the kernel `release`, whose packages a lab host lacks: one to hold, with a place where headers would be."""
+    """Build a stub of the kernel `release`, which a lab host can hold, with a directory for headers."""
     if not re.fullmatch(r"[0-9][a-z0-9.+-]*", release):
         raise BuildError(
-            f"kernel release: found {release!r}, wanted one that a package can be named after, such as 6.8.0-49-generic"
+            f"kernel release is {release!r}, expected one that can be in the name of a package, such as 6.8.0-49-generic"
         )
     control = {
         "Package": f"linux-image-{release}",
@@ -277,9 +277,9 @@ def build_kernel(release: str, directory: Path) -> Path:
     tree = f"usr/lib/modules/{release}/build"
     files: dict[str, tuple[str | bytes, int]] = {
         f"{tree}/Makefile": (BUILD_TREE, 0o644),
-        # By this directory DKMS knows a build tree
+        # DKMS recognizes a build tree by this directory.
         f"{tree}/include/README": ("The lab's module includes nothing.\n", 0o644),
-        # As every kernel has some: where there is none but DKMS' own, DKMS 3.2 lists no module
+        # DKMS 3.2 lists no module if the kernel has none beside those of DKMS.
         f"usr/lib/modules/{release}/kernel/lib/npufleet-lab.ko": (module(release, "npufleet-lab"), 0o644),
     }
     return build(
@@ -298,7 +298,7 @@ def build(
     scripts: Mapping[str, str],
     target: Path,
 ) -> Path:
-    """Build a package of `files` {path: (content, mode)}, `links` {path: to} and maintainer `scripts`; returns `target`."""
+    """Build a package of `files` {path: (content, mode)}, `links` {path: to} and maintainer `scripts`; return `target`."""
     common = {"Architecture": "amd64", "Maintainer": "The npufleet developers <npufleet@localhost>", "Priority": "optional"}
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".deb-", dir=target.parent) as work:
@@ -317,7 +317,7 @@ def build(
             (tree / path).symlink_to(to)
         for entry in [*tree.rglob("*"), tree]:
             if entry.is_dir():
-                entry.chmod(0o755)  # whatever the umask is
+                entry.chmod(0o755)  # The umask may be narrower.
         package = Path(work, target.name)
         done = subprocess.run(
             ["dpkg-deb", "--root-owner-group", "-Znone", "--build", str(tree), str(package)],

@@ -41,7 +41,7 @@ STATUS_READY, STATUS_FAULT = 0, 3
 
 
 class CardsError(Exception):
-    """A failure: what was found, what was wanted, what to do next."""
+    """A failure, with the actual value, the expected value and the next step."""
 
 
 @dataclass(frozen=True)
@@ -84,19 +84,19 @@ def read_cards(path: Path) -> Cards:
         text = json.loads(path.read_text())
         name, count, faults = text["type"], text["count"], text.get("faults", [])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CardsError(f'{path}: found {error!r}, wanted {{"type": ..., "count": ..., "faults": []}}') from error
+        raise CardsError(f'{path} is invalid ({error!r}), expected {{"type": ..., "count": ..., "faults": []}}') from error
     if name not in CARD_TYPES:
-        raise CardsError(f"{path}: found type {name!r}, wanted one of {', '.join(CARD_TYPES)}")
+        raise CardsError(f"{path}: type is {name!r}, expected one of {', '.join(CARD_TYPES)}")
     if type(count) is not int or not 0 <= count <= MOST_CARDS:
-        raise CardsError(f"{path}: found count {count!r}, wanted 0 to {MOST_CARDS} cards")
+        raise CardsError(f"{path}: count is {count!r}, expected 0 to {MOST_CARDS} cards")
     total = count * CARD_TYPES[name].npus
     hit: Dict[str, List[int]] = {kind: [] for kind in FAULTS}
     for fault in faults:
         kind = fault.get("kind") if isinstance(fault, dict) else None
         if kind not in FAULTS:
-            raise CardsError(f"{path}: found fault {fault!r}, wanted a kind out of {', '.join(FAULTS)}")
+            raise CardsError(f"{path}: fault is {fault!r}, expected a kind out of {', '.join(FAULTS)}")
         if FAULTS[kind] and fault.get("npu") not in range(total):
-            raise CardsError(f"{path}: found {fault}, wanted an npu from 0 to {total - 1}")
+            raise CardsError(f"{path}: fault is {fault}, expected an npu from 0 to {total - 1}")
         hit[kind].append(fault.get("npu"))
     npus = []
     for number in range(total):
@@ -172,12 +172,12 @@ class Host:
             run("umount", str(aside))
 
     def _show(self, name: str, files: Mapping[str, Union[str, bytes]]) -> None:
-        """Show `files` in the directory /sys/<name>, among the ones that are there."""
+        """Add `files` to the directory /sys/<name> beside its existing files."""
         target = self.root / "sys" / name
         if self.is_real and os.path.ismount(target):
             return
         if not target.is_dir():
-            raise CardsError(f"{target} is missing: wanted a kernel with sysfs and a PCI bus to show the emulated cards on")
+            raise CardsError(f"{target} is missing, expected a kernel with sysfs and a PCI bus for the emulated cards")
         tree = self._tree(name)
         if tree.exists():
             shutil.rmtree(tree)
@@ -225,7 +225,7 @@ class Host:
 
 
 def pci_files(npu: Npu) -> Dict[str, Union[str, bytes]]:
-    """What sysfs shows of the NPU's PCI function, {name: content}."""
+    """Return {name: content} of the sysfs files of the NPU's PCI function."""
     card = CARD_TYPES[npu.card]
     start = (0x3800 << 32) + npu.number * BAR_BYTES
     ids = f"{PCI_VENDOR:04X}:{card.device:04X}"
@@ -262,7 +262,7 @@ def config_space(card: CardType, start: int) -> bytes:
 
 
 def class_files(npu: Npu, version: str) -> Dict[str, str]:
-    """What /sys/class/rebellions shows of an NPU. The vendor's: status, kernel_version, pci_addr; the rest is for rbln-stat."""
+    """Return the files of an NPU in /sys/class/rebellions: those of the vendor, and others for rbln-stat."""
     identity = uuid.uuid5(uuid.NAMESPACE_DNS, f"{npu.address}.{socket.gethostname()}")
     return {
         "status": f"{STATUS_FAULT if npu.faulty else STATUS_READY}\n",
@@ -279,7 +279,7 @@ def class_files(npu: Npu, version: str) -> Dict[str, str]:
 
 
 def module_files(version: str) -> Dict[str, str]:
-    """What /sys/module/rebellions shows of the loaded module."""
+    """Return the files of the loaded module in /sys/module/rebellions."""
     return {"version": f"{version}\n", "refcnt": "0\n", "initstate": "live\n"}
 
 

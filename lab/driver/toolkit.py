@@ -2,7 +2,7 @@
 """Builds the lab's container toolkit: toolkit.py DIRECTORY.
 
 A package `rbln-container-toolkit`, in a signed apt repository as the vendor's public one is: apt-public/ and
-raw-public/rebellions.asc below the directory. Nothing is made anew as long as its sources are the same.
+raw-public/rebellions.asc below the directory. Nothing is built again while its sources are the same.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def build_toolkit(directory: Path) -> Path:
 
 
 def build_repository(directory: Path) -> None:
-    """The package in a repository of suite `stable` and component `main`, with the key that it is signed by."""
+    """Write a repository (suite `stable`, component `main`) with the package, and its signing key."""
     repository, key = directory / "apt-public", directory / "raw-public/rebellions.asc"
     package = build_toolkit(repository / "pool/main")
     control = _run("dpkg-deb", "--field", str(package))

@@ -44,7 +44,7 @@ class Handler(SimpleHTTPRequestHandler):
             super().do_HEAD()
 
     def allowed(self) -> bool:
-        # By the file that is asked for, whatever dots are in its address
+        # The path is resolved first, because an address may contain dots.
         if os.path.relpath(self.translate_path(self.path), self.directory).startswith("public/"):
             return True
         given = self.headers.get("Authorization", "")

@@ -1,4 +1,4 @@
-"""Compiles a model of the lab as a site does it, with files/compile/rbln_compile.py and the stand-in SDK."""
+"""Compile a model of the lab like a site, with files/compile/rbln_compile.py and the stand-in SDK."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def compile_onnx(
         "output": str(path),
     }
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "lab/sdk"), "RBLN_LAB_VERSION": version}
-    with tempfile.TemporaryDirectory() as place:
-        Path(place, "model.onnx").write_bytes(onnx)
-        Path(place, "spec.json").write_text(json.dumps(spec))
-        command = [sys.executable, str(PROGRAM), str(Path(place, "spec.json"))]
+    with tempfile.TemporaryDirectory() as work:
+        Path(work, "model.onnx").write_bytes(onnx)
+        Path(work, "spec.json").write_text(json.dumps(spec))
+        command = [sys.executable, str(PROGRAM), str(Path(work, "spec.json"))]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{name}: {done.stderr.strip()[-800:]}")

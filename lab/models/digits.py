@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains `digits` from scikit-learn's real handwritten digits and compiles it: digits.py CARD SDK_VERSION DIRECTORY.
+"""Train `digits` from scikit-learn's real handwritten digits and compile it: digits.py CARD SDK_VERSION DIRECTORY.
 
 The network is one layer of fixed random features under ReLU and one linear layer that is solved for, not descended to:
 a closed form gives the same model on every machine. Prints {"path", "sha256", "accuracy"} as JSON.
@@ -26,9 +26,9 @@ LEAST_ACCURACY = 0.95
 
 
 def split() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(train images, held-out images, train labels, held-out labels); images are float32 [n, 64], 0 to 16.
+    """Return (train images, held-out images, train labels, held-out labels); images are float32 [n, 64], 0 to 16.
 
-    The digits come writer by writer, hence shuffled and stratified.
+    The digits are sorted by writer, so they are shuffled and stratified.
     """
     digits = load_digits()
     return train_test_split(
@@ -37,7 +37,7 @@ def split() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def fit(images: np.ndarray, labels: np.ndarray, seed: int = SEED) -> dict[str, np.ndarray]:
-    """Weights {"w1" [64, HIDDEN], "b1", "w2" [HIDDEN, 10], "b2"}, float32, rounded so that machines agree."""
+    """Return weights {"w1" [64, HIDDEN], "b1", "w2" [HIDDEN, 10], "b2"}, float32, rounded so that machines agree."""
     random = np.random.RandomState(seed)
     w1 = np.round(random.normal(size=(64, HIDDEN)) / 64, 4)
     b1 = np.round(random.normal(size=HIDDEN) / 4, 4)
@@ -51,12 +51,12 @@ def fit(images: np.ndarray, labels: np.ndarray, seed: int = SEED) -> dict[str, n
 
 
 def predict(weights: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
-    """Scores [n, 10] of images [n, 64]."""
+    """Return the scores [n, 10] of images [n, 64]."""
     return np.maximum(images @ weights["w1"] + weights["b1"], 0) @ weights["w2"] + weights["b2"]
 
 
 def as_onnx(weights: dict[str, np.ndarray]) -> bytes:
-    """The network as ONNX: INPUT__0 float32 [batch, 64] -> OUTPUT__0 float32 [batch, 10]."""
+    """Return the network as ONNX: INPUT__0 float32 [batch, 64] -> OUTPUT__0 float32 [batch, 10]."""
     graph = helper.make_graph(
         [
             helper.make_node("Gemm", ["INPUT__0", "w1", "b1"], ["sum"]),
@@ -79,7 +79,7 @@ def main(card: str, version: str, directory: Path) -> None:
     weights = fit(train, train_labels)
     accuracy = float((predict(weights, held_out).argmax(1) == held_out_labels).mean())
     if accuracy < LEAST_ACCURACY:
-        sys.exit(f"digits: {accuracy:.3f} of the held-out images are read right, wanted {LEAST_ACCURACY}")
+        sys.exit(f"digits: accuracy on the held-out images is {accuracy:.3f}, expected {LEAST_ACCURACY}")
     inputs = [{"name": "INPUT__0", "shape": [64], "dtype": "float32"}]
     made = compile_onnx("digits", as_onnx(weights), inputs, BATCHES, card, version, directory)
     print(json.dumps({**made, "accuracy": round(accuracy, 4)}))

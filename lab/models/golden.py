@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes files/golden/digits: held-out images in blocks of the digits 0 to 9, and the scores that the model gives them.
+"""Write files/golden/digits: held-out images in blocks of the digits 0 to 9, and the scores that the model gives them.
 
 Only images are taken that the model, and the same fit from other seeds, reads right by a clear margin, so that a check
-that fails means a wrong server and not a hard image. Labels are the data set's; they stand in files/checks/*.yml.
+that fails means a wrong server and not a hard image. The labels of the data set are in files/checks/*.yml.
 """
 
 from __future__ import annotations

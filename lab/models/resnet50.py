@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the lab's `resnet50` and compiles it: resnet50.py CARD SDK_VERSION DIRECTORY.
+"""Make the lab's `resnet50` and compile it: resnet50.py CARD SDK_VERSION DIRECTORY.
 
 A network with the inputs and outputs of ResNet-50, its stem and its head, and fixed random weights between them: two
 million multiplications for a picture, so that a CPU can stand in for an NPU. It tells pictures apart, but not what is on them.
@@ -21,12 +21,12 @@ BATCHES = (1, 2, 3, 4)
 CLASSES = 1000
 # One by which the photographs of the golden data have five clear classes each
 SEED = 20240176
-# How far scores lie apart: the likeliest class of a picture has about half of the probability.
+# Spread of the scores: the likeliest class of a picture has about half of the probability.
 SPREAD = 4
 
 
 def weights(seed: int = SEED) -> dict[str, np.ndarray]:
-    """Weights {"w1" [16, 3, 7, 7], "w2" [64, 16, 3, 3], "w3" [256, CLASSES]}, float32, rounded so that machines agree."""
+    """Return weights {"w1" [16, 3, 7, 7], "w2" [64, 16, 3, 3], "w3" [256, CLASSES]}, float32, rounded so that machines agree."""
     random = np.random.RandomState(seed)
     shapes = {"w1": (16, 3, 7, 7), "w2": (64, 16, 3, 3), "w3": (256, CLASSES)}
     made = {}
@@ -39,7 +39,7 @@ def weights(seed: int = SEED) -> dict[str, np.ndarray]:
 
 
 def as_onnx(seed: int = SEED) -> bytes:
-    """The network as ONNX: INPUT__0 float32 [batch, 3, 224, 224] -> OUTPUT__0 float32 [batch, 1000]."""
+    """Return the network as ONNX: INPUT__0 float32 [batch, 3, 224, 224] -> OUTPUT__0 float32 [batch, 1000]."""
     graph = helper.make_graph(
         [
             helper.make_node("Conv", ["INPUT__0", "w1"], ["stem"], kernel_shape=[7, 7], strides=[8, 8], pads=[3, 3, 3, 3]),

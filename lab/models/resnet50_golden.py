@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the arrays that the image models are checked by: what onnxruntime says of the photographs, without any server.
+"""Write the arrays for the checks of the image models: the results of onnxruntime for the photographs, without a server.
 
-What belongs to the photographs goes to files/golden, what only the lab's network says of them to lab/golden. The photographs
-stay as they are; README.md beside them says where they come from.
+Arrays of the photographs go to files/golden, results of the lab's network to lab/golden. The photographs are not changed;
+README.md beside them names their sources.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOISE = {"shape": (4, 3, 224, 224), "seed": 1, "low": -2, "high": 2}
 
 
 def preprocess() -> ModuleType:
-    """The module by which `image_decode` makes pictures."""
+    """Return the module with which `image_decode` prepares pictures."""
     path = ROOT / "model_repository/image_decode/1/preprocess.py"
     spec = importlib.util.spec_from_file_location("preprocess", path)
     assert spec is not None and spec.loader is not None
@@ -34,31 +34,31 @@ def preprocess() -> ModuleType:
 
 
 def pictures() -> np.ndarray:
-    """float32 [photographs, 3, 224, 224]."""
+    """Return the photographs as float32 [photographs, 3, 224, 224]."""
     pixels = preprocess().pixels
     return np.stack([pixels((GOLDEN / "resnet50" / name).read_bytes()) for name in PHOTOGRAPHS])
 
 
 def noise() -> np.ndarray:
-    """float32 [4, 3, 224, 224], as a check makes up its inputs."""
+    """Return float32 [4, 3, 224, 224], generated like the inputs of a check."""
     low, high = NOISE["low"], NOISE["high"]
     return (low + (high - low) * np.random.RandomState(NOISE["seed"]).random_sample(NOISE["shape"])).astype(np.float32)
 
 
 def scores(images: np.ndarray) -> np.ndarray:
-    """float32 [n, 1000] of images [n, 3, 224, 224], by onnxruntime alone."""
+    """Return the scores float32 [n, 1000] of images [n, 3, 224, 224] by onnxruntime."""
     session = onnxruntime.InferenceSession(as_onnx(), providers=["CPUExecutionProvider"])
     return session.run(None, {"INPUT__0": images})[0]
 
 
 def probabilities(found: np.ndarray) -> np.ndarray:
-    """Softmax of scores [n, 1000], in float64 on the way."""
+    """Return the softmax of scores [n, 1000], computed in float64."""
     powers = np.exp(found.astype(np.float64) - found.max(axis=1, keepdims=True))
     return (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
 def main() -> None:
-    """Ask and write."""
+    """Compute and write the arrays."""
     images = pictures()
     found = scores(images)
     likely = probabilities(found)

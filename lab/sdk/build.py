@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the stand-in wheel: build.py VERSION DIRECTORY. Equal input gives equal bytes; nothing is downloaded."""
+"""Make the stand-in wheel: build.py VERSION DIRECTORY. Equal input gives equal bytes; nothing is downloaded."""
 
 from __future__ import annotations
 

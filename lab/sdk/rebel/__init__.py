@@ -34,7 +34,7 @@ Settings of the lab, read when a runtime is made:
   RBLN_LAB_DEV_ROOT (/dev)        where the nodes are (read at import)
   RBLN_LAB_VERSION                version to be, in place of the package's (read at import)
   RBLN_LAB_NPU_NAME               type of the cards; without it the type of a compiled file is not checked, as the emulated
-                                  sysfs is not to be seen inside a container
+                                  sysfs is not visible in a container
   RBLN_LAB_DEVICE_MS (0)          time of one run on the NPU
   RBLN_LAB_DEVICE_MEMORY (16 GiB) bytes of memory of each NPU
   RBLN_LAB_LEDGER                 directory that says what each NPU did and when
@@ -85,7 +85,7 @@ DEFAULT_NPU = "RBLN-CA12"
 
 
 def _line(number: str) -> str:
-    """The minor line of a version: a compiled file runs on the SDK line that made it."""
+    """Return the minor line of a version: a compiled file runs on the SDK line that made it."""
     found = re.match(r"\d+\.\d+", number)
     return found.group() if found else number
 
@@ -99,7 +99,7 @@ ASYNC_BUCKETS = __version__ == "0.0.0+source" or tuple(int(part) for part in re.
 
 
 def _nodes() -> list[Path]:
-    """Device nodes of the NPUs that this process may use, in their order."""
+    """Return the device nodes of the NPUs that this process may use, in their order."""
     found = sorted(DEV_ROOT.glob("rbln[0-9]*"), key=lambda path: int(path.name[4:]))
     if VISIBLE is None:
         return found
@@ -108,23 +108,23 @@ def _nodes() -> list[Path]:
 
 
 def _check_selection() -> None:
-    """The vendor's runtime reads RBLN_DEVICES once and refuses to go on when it changes."""
+    """Raise RBLNRuntimeError if RBLN_DEVICES has changed, which the vendor's runtime reads only once."""
     if os.environ.get("RBLN_DEVICES") != VISIBLE:
         raise RBLNRuntimeError("RBLN_DEVICES environment variable changed at runtime")
 
 
 def device_count() -> int:
-    """Number of usable NPUs: 0 without the group's node /dev/rsd0."""
+    """Return the number of usable NPUs, 0 without the group's node /dev/rsd0."""
     return len(_nodes()) if (DEV_ROOT / "rsd0").exists() else 0
 
 
 def npu_is_available(device: int = 0) -> bool:
-    """Whether NPU `device` can be used."""
+    """Return True if NPU `device` can be used."""
     return 0 <= device < device_count()
 
 
 def get_npu_name(device: int = 0) -> Optional[str]:
-    """Type of an NPU, such as RBLN-CA12; None where it is absent or not known."""
+    """Return the type of an NPU, such as RBLN-CA12, or None if it is absent or unknown."""
     return os.environ.get("RBLN_LAB_NPU_NAME") if npu_is_available(device) else None
 
 
@@ -161,11 +161,11 @@ class RBLNCompiledModel:
 
     @property
     def onnx(self) -> bytes:
-        """The model inside; read when it is asked for, as the weights may be large."""
+        """The ONNX model, read on demand because the weights may be large."""
         if self._onnx is not None:
             return self._onnx
         assert self._path is not None
-        with _broken_is_an_error(), zipfile.ZipFile(self._path) as archive:
+        with _BrokenFileIsAnError(), zipfile.ZipFile(self._path) as archive:
             return archive.read("model.onnx")
 
     def save(self, path: PathLike) -> None:
@@ -175,14 +175,14 @@ class RBLNCompiledModel:
                 archive.writestr(zipfile.ZipInfo(name, EPOCH), content)
 
     def get_alloc_per_node(self, non_blocking_mode: bool = False) -> list[int]:
-        """Bytes of device memory that all buckets take together, on each NPU that the model spans.
+        """Return the bytes of device memory of all buckets on each NPU of the model.
 
         `non_blocking_mode`: in an async runtime.
         """
         return _alloc_per_node(self.meta, non_blocking_mode)
 
     def get_total_device_alloc(self, non_blocking_mode: bool = False) -> int:
-        """Bytes of device memory that all buckets take together, over all NPUs."""
+        """Return the bytes of device memory of all buckets over all NPUs."""
         return sum(self.get_alloc_per_node(non_blocking_mode))
 
     def create_runtime(
@@ -195,7 +195,7 @@ class RBLNCompiledModel:
         timeout: Union[int, float, None] = None,
         **more: Any,
     ) -> Runtime:
-        """A runtime on one NPU, or on a list of them. Excludes async runtimes of the same instance.
+        """Return a runtime on one NPU, or on a list of them. It excludes async runtimes of the same instance.
 
         Before 0.11 it is of one bucket, and `more` may be its `input_info_index`.
         """
@@ -211,7 +211,7 @@ class RBLNCompiledModel:
         timeout: Union[int, float, None] = None,
         **more: Any,
     ) -> AsyncRuntime:
-        """An async runtime on one NPU. Excludes runtimes of the other kind of the same instance. `more` as for create_runtime."""
+        """Return an async runtime on one NPU. It excludes synchronous runtimes of the instance. `more` as for create_runtime."""
         return AsyncRuntime(
             self,
             device=device,
@@ -225,7 +225,7 @@ class RBLNCompiledModel:
 
         @staticmethod
         def inspect(path: PathLike) -> Any:
-            """What a compiled file says of itself, without loading it: a dict, since 0.11 an object.
+            """Return the metadata of a compiled file without loading it, as a dict, since 0.11 as an object.
 
             Beside `inputs` and `outputs`, those of the first bucket, `input_info` has them of every bucket.
             """
@@ -246,10 +246,10 @@ class RBLNCompiledModel:
             return json.loads(json.dumps(found), object_hook=_as_object if SHAPE >= (0, 11) else None)
 
     def _take(self, kind: type, npus: Sequence[_device.Npu], buckets: int, memory: int) -> Any:
-        """The session that all runtimes of this instance share; device memory for one more, which has `buckets` bytes beside it."""
+        """Return the shared session of all runtimes of this instance, and allocate `buckets` bytes and the weights on the NPUs."""
         with self._making:
             if self._kind not in (None, kind):
-                raise RBLNRuntimeError("a compiled model has either runtimes or async runtimes: load the file once more.")
+                raise RBLNRuntimeError("a compiled model has either runtimes or async runtimes: load the file again.")
             if self._session is None:
                 self._session = session_of(self.onnx)
             taken: list[_device.Npu] = []
@@ -349,7 +349,7 @@ class Runtime:
     _call = "sync"
 
     def run(self, *inputs: np.ndarray, **named: np.ndarray) -> Any:
-        """Outputs for these inputs: one array, or a list of several. Shapes and types are those of a bucket."""
+        """Return the outputs for these inputs: one array, or a list of several. Shapes and types are those of a bucket."""
         return self._run(self._feed(inputs, named))
 
     __call__ = run
@@ -364,7 +364,7 @@ class Runtime:
             raise RBLNRuntimeError(f"{len(inputs)} inputs given, the model takes {len(self._inputs)}.")
         for (name, _shape, _kind), array in zip(self._inputs, inputs):
             if not isinstance(array, np.ndarray):
-                raise RBLNRuntimeError(f"input {name}: {type(array).__name__} given, wanted a numpy array.")
+                raise RBLNRuntimeError(f"input {name}: {type(array).__name__} given, expected a numpy array.")
         found = [(array.shape, array.dtype) for array in inputs]
         if found not in [[entry[1:] for entry in bucket] for bucket in self._buckets]:
             raise RBLNRuntimeError(self._misfit(found))
@@ -374,7 +374,7 @@ class Runtime:
         return {entry[0]: array for entry, array in zip(self._inputs, inputs)}
 
     def _misfit(self, found: Sequence[Any]) -> str:
-        """Why inputs of these shapes and types cannot be run."""
+        """Return the error for inputs of these shapes and types."""
         if len(self._buckets) > 1:
             given = [f"{kind}{list(shape)}" for shape, kind in found]
             compiled = [[f"{kind}{list(shape)}" for _name, shape, kind in bucket] for bucket in self._buckets]
@@ -385,7 +385,7 @@ class Runtime:
         raise AssertionError("they fit")
 
     def _run(self, feed: dict[str, np.ndarray]) -> Any:
-        """One run on the NPU: it has its interval there, however fast or slow the CPU that stands in for it."""
+        """Run once on the NPU, which reserves its interval independently of the speed of the CPU."""
         if not self._open:
             raise RBLNRuntimeError("this runtime is closed.")
         limit = None if self._timeout is None else time.monotonic_ns() + self._timeout
@@ -414,7 +414,7 @@ class Runtime:
                 time.sleep(_device.LOOK)
 
     def _give_up(self, limit: int) -> None:
-        """The vendor's text for this is not known."""
+        """Raise the error of a timeout; the vendor's text is unknown."""
         _device.wait_until(limit)
         seconds = (self._timeout or 0) / 1e9
         raise RBLNRuntimeError(f"Inference failed: no answer of NPU {self._npus[0].number} within the timeout of {seconds:g} s.")
@@ -433,7 +433,7 @@ class Runtime:
 
 
 class _Core(Runtime):
-    """What an async runtime runs on."""
+    """The threads of an async runtime."""
 
     _call = "async"
 
@@ -449,11 +449,11 @@ class AsyncTask:
         self._future.set_running_or_notify_cancel()
 
     def done(self) -> bool:
-        """Whether the run is over, well or not."""
+        """Return True if the run has ended, with or without an error."""
         return self._future.done()
 
     def wait(self, timeout: Optional[float] = None) -> Any:
-        """The outputs, or the error of the run; TimeoutError when it takes longer than `timeout` seconds."""
+        """Return the outputs or raise the error of the run; raise TimeoutError after `timeout` seconds."""
         return self._future.result(timeout)
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -479,7 +479,7 @@ class AsyncRuntime:
             raise TypeError(f"create_async_runtime(): incompatible function arguments, device has to be an int, not {device!r}")
         self.parallel = 1 if parallel is None else parallel
         if self.parallel not in (1, 2):
-            raise RBLNRuntimeError(f"parallel is {parallel}, wanted 1 or 2.")
+            raise RBLNRuntimeError(f"parallel is {parallel}, expected 1 or 2.")
         compiled = model if isinstance(model, RBLNCompiledModel) else RBLNCompiledModel(model)
         if len(compiled.meta["buckets"]) > 1 and not ASYNC_BUCKETS:
             raise RBLNRuntimeError(f"an async runtime of SDK {__version__} takes a model of one bucket.")
@@ -577,7 +577,7 @@ def _compiled(raw: bytes, buckets: list[dict[str, Any]], npu: Optional[str], dev
 
 
 def _devices(tensor_parallel_size: Optional[int], num_devices: Optional[int]) -> int:
-    """How many NPUs to compile for; each shape knows one of the two names."""
+    """Return the number of NPUs to compile for; each version has one of the two names."""
     known, other = ("num_devices", tensor_parallel_size) if SHAPE >= (0, 11) else ("tensor_parallel_size", num_devices)
     if other is not None:
         wrong = "tensor_parallel_size" if known == "num_devices" else "num_devices"
@@ -585,7 +585,7 @@ def _devices(tensor_parallel_size: Optional[int], num_devices: Optional[int]) ->
     return num_devices or tensor_parallel_size or 1
 
 
-class _broken_is_an_error:
+class _BrokenFileIsAnError:
     """Turns what can be wrong with a compiled file into the SDK's error."""
 
     def __enter__(self) -> None:
@@ -597,10 +597,10 @@ class _broken_is_an_error:
 
 
 def _meta_of(path: PathLike) -> dict[str, Any]:
-    """What a compiled file says of itself; the model in it is not read."""
+    """Return the metadata of a compiled file without reading its model."""
     if not os.path.isfile(path):
         raise RBLNRuntimeError("LOADING_FILE_NOT_FOUND: The specified file does not exist.")
-    with _broken_is_an_error(), zipfile.ZipFile(path) as archive:
+    with _BrokenFileIsAnError(), zipfile.ZipFile(path) as archive:
         archive.getinfo("model.onnx")
         return json.loads(archive.read("meta.json"))
 

@@ -1,4 +1,4 @@
-"""What the emulated compiler reads out of a model: its buckets, with the outputs that a run of each gives."""
+"""The emulated compiler: the buckets of a model, with the outputs of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rebel.core.exception import RBLNCompileError, RBLNRuntimeError
 
 
 def compiled_onnx(model: Any, infos: Sequence[Sequence[Any]]) -> tuple[bytes, list[dict[str, Any]]]:
-    """(bytes, buckets) of an ONNX model (bytes, a path, or a ModelProto) for lists of (name, shape, dtype), each a bucket."""
+    """Return (bytes, buckets) of an ONNX model (bytes, path or ModelProto) for lists of (name, shape, dtype), each a bucket."""
     try:
         if isinstance(model, (str, os.PathLike)):
             raw = Path(model).read_bytes()
@@ -45,7 +45,7 @@ def compiled_onnx(model: Any, infos: Sequence[Sequence[Any]]) -> tuple[bytes, li
 
 
 def onnx_of_torch(mod: Any, infos: Sequence[Sequence[Any]]) -> bytes:
-    """A PyTorch module as ONNX."""
+    """Return a PyTorch module as ONNX."""
     try:
         import torch
     except ImportError as error:
@@ -65,17 +65,17 @@ def onnx_of_torch(mod: Any, infos: Sequence[Sequence[Any]]) -> bytes:
 
 
 def infos_of_shapes(mod: Any, shape: Union[dict[str, Any], Sequence[dict[str, Any]]]) -> list[Sequence[Any]]:
-    """Lists of (name, shape, dtype) of a loaded ONNX model for shapes by name; the types are the model's own."""
+    """Return lists of (name, shape, dtype) of a loaded ONNX model for shapes by name; the types are the model's own."""
     if not hasattr(mod, "graph"):
-        raise TypeError(f"compile_from_onnx(): {type(mod).__name__} given, wanted a loaded model, onnx.load(path)")
+        raise TypeError(f"compile_from_onnx(): {type(mod).__name__} given, expected a loaded model, onnx.load(path)")
     tensors = session_of(mod.SerializeToString()).get_inputs()
     shapes = [shape] if isinstance(shape, dict) else list(shape)
     for entry in shapes:
         if set(entry) != {tensor.name for tensor in tensors} or not all(isinstance(sizes, tuple) for sizes in entry.values()):
-            raise RBLNCompileError(f"shape is {entry}, wanted a tuple for each of {[tensor.name for tensor in tensors]}.")
+            raise RBLNCompileError(f"shape is {entry}, expected a tuple for each of {[tensor.name for tensor in tensors]}.")
     return [[(tensor.name, entry[tensor.name], ONNX_TYPES[tensor.type]) for tensor in tensors] for entry in shapes]
 
 
 def infos_of(input_info: Sequence[Any]) -> list[Sequence[Any]]:
-    """One bucket is a list of tuples that begin with a name; several are a list of such lists."""
+    """Return the buckets: one is a list of tuples that start with a name, several are a list of such lists."""
     return [input_info] if isinstance(input_info[0][0], str) else list(input_info)

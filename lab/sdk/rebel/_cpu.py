@@ -1,4 +1,4 @@
-"""What the emulated NPU computes with: onnxruntime on the CPU, and the types that its models have."""
+"""The computation of the emulated NPU: onnxruntime on the CPU, and the types of its models."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ ONNX_TYPES = {
 
 
 def dtype_name(kind: Any) -> str:
-    """numpy's name of a type that is given as a string, by numpy or by PyTorch (`torch.float32`)."""
+    """Return the numpy name of a type that is given as a string, by numpy or by PyTorch (`torch.float32`)."""
     return str(numpy_type(str(kind).rpartition(".")[2] if str(kind).startswith("torch.") else kind))
 
 
 def traced_type(kind: Any) -> str:
-    """The type that a module is traced in: what is bfloat16 is computed in float32."""
+    """Return the type in which a module is traced: bfloat16 is computed in float32."""
     return "float32" if dtype_name(kind) == BFLOAT16 else dtype_name(kind)
 
 
 def numpy_type(kind: Any) -> np.dtype[Any]:
-    """A type as numpy has it; bfloat16 is that of ml_dtypes."""
+    """Return the numpy type; bfloat16 comes from ml_dtypes."""
     if str(kind) == BFLOAT16:
         try:
             import ml_dtypes
@@ -44,7 +44,7 @@ def numpy_type(kind: Any) -> np.dtype[Any]:
 
 
 def computed(session: Any, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Outputs of a run on the CPU. What is bfloat16 is computed in float32, and its floating outputs are bfloat16 again."""
+    """Return the outputs of a run on the CPU. bfloat16 is computed in float32, and its floating outputs are bfloat16."""
     halves = [array.dtype for array in feed.values() if array.dtype.name == BFLOAT16]
     if not halves:
         return session.run(None, feed)
@@ -53,7 +53,7 @@ def computed(session: Any, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 
 def session_of(onnx: bytes) -> Any:
-    """An onnxruntime session on one thread: the CPU belongs to the server."""
+    """Return an onnxruntime session with one thread, because the CPU belongs to the server."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -38,7 +38,7 @@ WORD, HOLDER = struct.Struct("q"), struct.Struct("qqq")
 
 # The last part of a wait, in ns: a sleep ends this much early, as waking up takes about as long.
 EARLY = 30_000
-# How often a run that hangs looks whether its fault was taken away, in seconds.
+# Seconds between two reads of the fault file by a run that hangs.
 LOOK = 0.01
 PR_SET_TIMERSLACK = 29
 
@@ -49,7 +49,7 @@ _thread = threading.local()
 
 
 def npu_at(node: Path) -> Npu:
-    """The NPU behind a device node, one object for each process."""
+    """Return the NPU of a device node, one object for each process."""
     with _opening:
         key = (os.getpid(), str(node))
         found = _npus.get(key)
@@ -59,7 +59,7 @@ def npu_at(node: Path) -> Npu:
 
 
 def state_path(node: Path) -> Path:
-    """The shared file of an NPU; nodes that stand elsewhere than in /dev are other NPUs."""
+    """Return the shared file of an NPU; nodes outside of /dev are other NPUs."""
     root = "" if node.parent == Path("/dev") else f"{zlib.crc32(os.fsencode(node.parent.resolve())):08x}-"
     return SHM / f"npufleet-lab-{root}{node.name}.npu"
 
@@ -110,7 +110,7 @@ class Npu:
                     empty = place
                 used += held
             if used + count > total:
-                raise RBLNRuntimeError(f"Lack of device memory: NPU {self.number} has {total - used} bytes free, wanted {count}.")
+                raise RBLNRuntimeError(f"Lack of device memory: NPU {self.number} has {total - used} bytes free, expected {count}.")
             if mine is None and empty is None:
                 raise RBLNRuntimeError(f"NPU {self.number} is in use by {MOST_PROCESSES} processes, it takes no more.")
             if mine is not None:
@@ -133,7 +133,7 @@ class Npu:
             self.unlock()
 
     def meet(self, file: int, index: int, times: Optional[int]) -> bool:
-        """Whether fault `index` of the fault file known as `file` is still to be met; counts it when so."""
+        """Return True if fault `index` of the fault file `file` applies to this run, and count it."""
         if times is None:
             return True
         self.lock()
@@ -151,7 +151,7 @@ class Npu:
 
 
 def reserve(npus: Sequence[Npu], duration: int) -> tuple[int, int]:
-    """The next interval of `duration` ns in which all of these NPUs are free, reserved: (begin, end)."""
+    """Reserve the next interval of `duration` ns in which all of these NPUs are free, and return (begin, end)."""
     for npu in npus:
         npu.lock()
     try:
@@ -188,7 +188,7 @@ def started(pid: int) -> Optional[int]:
 class FaultFile:
     """Faults on demand: a JSON list of {"npu", "kind", "times"}, read again when the file changes.
 
-    `times` is how often a fault is met, over all processes together; null or absent: as long as it stands in the file.
+    `times` is how often a fault applies, over all processes together. Without it the fault applies while it is in the file.
     """
 
     def __init__(self, path: str) -> None:
@@ -208,7 +208,7 @@ class FaultFile:
         return None
 
     def stands(self, npus: Iterable[Npu], kind: str) -> bool:
-        """Whether the file still has a fault of this kind for one of the NPUs."""
+        """Return True if the file still has a fault of this kind for one of the NPUs."""
         self._read()
         numbers = {npu.number for npu in npus}
         return any(fault["kind"] == kind and fault.get("npu") in numbers for fault in self._faults)
@@ -225,16 +225,18 @@ class FaultFile:
             self._seen, self._faults = None, []
             return
         except ValueError:
-            return  # half written: what was read before stands until the file is whole
+            return  # The file is half written; the previous faults stay valid.
         wrong = [fault for fault in faults if not isinstance(fault, dict) or fault.get("kind") not in FAULTS]
         if wrong or len(faults) > MOST_FAULTS:
-            raise RBLNRuntimeError(f"RBLN_LAB_FAULTS: {wrong or len(faults)}, wanted at most {MOST_FAULTS} of {', '.join(FAULTS)}.")
+            raise RBLNRuntimeError(
+                f"RBLN_LAB_FAULTS: {wrong or len(faults)}, expected at most {MOST_FAULTS} of {', '.join(FAULTS)}."
+            )
         self._seen, self._faults = seen, faults
         self._key = zlib.crc32(repr(seen).encode())
 
 
 class Ledger:
-    """What the NPUs did: one file of JSON lines for each process, one line for each interval of each NPU.
+    """The ledger of the NPUs: one file of JSON lines for each process, one line for each interval of each NPU.
 
     A line is {"npu", "begin", "end", "rows", "pid"}, times in seconds of CLOCK_MONOTONIC with nine decimals: intervals that
     touch have the same number, and a length is true to a few ns after parsing.
@@ -261,12 +263,12 @@ class Ledger:
 
 
 def seconds(count: int) -> str:
-    """Nanoseconds as decimal seconds, exact."""
+    """Return nanoseconds as exact decimal seconds."""
     return f"{count // 1_000_000_000}.{count % 1_000_000_000:09d}"
 
 
 def never_return() -> None:
-    """A native call that waits for a lock which it holds itself, the interpreter's lock in hand: only a kill ends it."""
+    """Block in a native call that holds the lock of the interpreter, so that only a kill ends the process."""
     native = ctypes.PyDLL(None)
     mutex = ctypes.create_string_buffer(256)  # zeros are an unlocked mutex
     native.pthread_mutex_lock(mutex)

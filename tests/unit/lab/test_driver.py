@@ -151,22 +151,22 @@ class TestBus:
 
     def test_a_machine_without_a_pci_bus_is_told(self, root: Path) -> None:
         shutil.rmtree(root / "sys/bus")
-        with pytest.raises(cards.CardsError, match=r"sys/bus/pci/devices is missing: wanted"):
+        with pytest.raises(cards.CardsError, match=r"sys/bus/pci/devices is missing, expected"):
             cards.Host(root).bus()
 
     @pytest.mark.parametrize(
         ("text", "message"),
         [
             ("", "JSONDecodeError"),
-            ("[]", "wanted"),
+            ("[]", "expected"),
             ('{"type": "RBLN-CA12"}', "count"),
-            ('{"type": "RBLN-CA99", "count": 1}', "'RBLN-CA99', wanted one of RBLN-CA12, RBLN-CA22, RBLN-CA25"),
-            ('{"type": "RBLN-CA12", "count": "2"}', "found count '2'"),
-            ('{"type": "RBLN-CA12", "count": 65}', "wanted 0 to 64 cards"),
-            ('{"type": "RBLN-CA12", "count": 1, "faults": [{"kind": "tired"}]}', "'tired'}, wanted a kind out of missing"),
-            ('{"type": "RBLN-CA12", "count": 1, "faults": ["no_rsd0"]}', "found fault"),
-            ('{"type": "RBLN-CA12", "count": 2, "faults": [{"kind": "fault", "npu": 2}]}', "wanted an npu from 0 to 1"),
-            ('{"type": "RBLN-CA12", "count": 2, "faults": [{"kind": "missing"}]}', "wanted an npu from 0 to 1"),
+            ('{"type": "RBLN-CA99", "count": 1}', "'RBLN-CA99', expected one of RBLN-CA12, RBLN-CA22, RBLN-CA25"),
+            ('{"type": "RBLN-CA12", "count": "2"}', "count is '2'"),
+            ('{"type": "RBLN-CA12", "count": 65}', "expected 0 to 64 cards"),
+            ('{"type": "RBLN-CA12", "count": 1, "faults": [{"kind": "tired"}]}', "'tired'}, expected a kind out of missing"),
+            ('{"type": "RBLN-CA12", "count": 1, "faults": ["no_rsd0"]}', "fault is"),
+            ('{"type": "RBLN-CA12", "count": 2, "faults": [{"kind": "fault", "npu": 2}]}', "expected an npu from 0 to 1"),
+            ('{"type": "RBLN-CA12", "count": 2, "faults": [{"kind": "missing"}]}', "expected an npu from 0 to 1"),
         ],
     )
     def test_refuses_a_wrong_description(self, root: Path, text: str, message: str) -> None:
@@ -427,9 +427,9 @@ class TestPackages:
         done = subprocess.run([str(preinst), "install"], capture_output=True, text=True, check=False)
         assert not Path(build.CARDS).exists(), "this test wants a machine that is not a lab host"
         assert done.returncode == 1
-        assert "wanted a host of the npufleet lab" in done.stderr
+        assert "expected a host of the npufleet lab" in done.stderr
 
-    @pytest.mark.parametrize(("version", "message"), [("3", "wanted one such as"), ("newest", "wanted one such as")])
+    @pytest.mark.parametrize(("version", "message"), [("3", "expected one such as"), ("newest", "expected one such as")])
     def test_other_versions_are_refused(self, tmp_path: Path, version: str, message: str) -> None:
         command = [sys.executable, str(DRIVER / "build.py"), str(tmp_path / "out"), version]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -456,7 +456,10 @@ class TestPackages:
         }
         # Refused here, as everywhere but on hosts of the lab
         done = subprocess.run(["sh", str(installer)], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-        assert (done.returncode, "wanted a host of the npufleet lab" in done.stderr or "root is needed" in done.stderr) == (1, True)
+        assert (done.returncode, "expected a host of the npufleet lab" in done.stderr or "root is needed" in done.stderr) == (
+            1,
+            True,
+        )
 
     def test_kernel_stub(self, tmp_path: Path) -> None:
         package = build.build_kernel("6.8.0-49-generic", tmp_path)
@@ -466,7 +469,7 @@ class TestPackages:
         built = [f"{tree}/build/{name}" for name in ("Makefile", "include/README")]
         assert sorted(files) == [*built, f"{tree}/kernel/lib/npufleet-lab.ko"], "a build tree and a module, and no kernel"
         assert "depmod 6.8.0-49-generic" in dpkg_deb("--ctrl-tarfile", str(package))
-        with pytest.raises(build.BuildError, match=r"found '6\.8_Custom'"):
+        with pytest.raises(build.BuildError, match=r"is '6\.8_Custom'"):
             build.build_kernel("6.8_Custom", tmp_path)
 
     def test_command_builds_the_labs_versions(self, tmp_path: Path) -> None:

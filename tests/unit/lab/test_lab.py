@@ -46,7 +46,7 @@ def test_labs_of_other_names_have_other_subnets(monkeypatch: pytest.MonkeyPatch)
         subnets.add(current_lab().subnet)
     assert len(subnets) == len(names)
     monkeypatch.setenv("LAB_SUBNET", "10.0.0.0/16")
-    with pytest.raises(LabError, match=r"found 10\.0\.0\.0/16, wanted an IPv4 /24"):
+    with pytest.raises(LabError, match=r"is 10\.0\.0\.0/16, expected an IPv4 /24"):
         current_lab()
 
 
@@ -59,7 +59,7 @@ def test_a_lab_may_give_way_to_others(monkeypatch: pytest.MonkeyPatch, given: st
 @pytest.mark.parametrize("given", ["1", "half", "-5"])
 def test_shares_that_are_none(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     monkeypatch.setenv("LAB_CPU_SHARES", given)
-    with pytest.raises(LabError, match=f"LAB_CPU_SHARES: found {given}, wanted a number of 2 or more"):
+    with pytest.raises(LabError, match=f"LAB_CPU_SHARES is {given}, expected a number of 2 or more"):
         current_lab()
 
 
@@ -70,8 +70,8 @@ def test_a_machine_without_root_and_disk_is_refused_with_both_reasons(monkeypatc
     monkeypatch.setattr(engine.shutil, "which", lambda tool: "/usr/bin/" + tool)
     with pytest.raises(LabError) as refusal:
         engine.require_machine()
-    assert "found user id 1000, wanted root" in str(refusal.value)
-    assert "found 3.0 GiB free" in str(refusal.value)
+    assert "user ID is 1000, expected root" in str(refusal.value)
+    assert "is 3.0 GiB, expected" in str(refusal.value)
 
 
 def test_an_engine_of_another_checkout_is_named_and_left_alone(tmp_path: Path) -> None:
@@ -224,12 +224,12 @@ def test_the_cards_of_a_lab_are_of_each_row_that_it_goes_to(row: str, following:
 
 
 def test_a_row_for_other_cards_does_not_follow() -> None:
-    with pytest.raises(LabError, match=r"LAB_NEXT: found lab-24.10, wanted a row with a card of lab-26.05: RBLN-CA25 or RBLN-CA12"):
+    with pytest.raises(LabError, match=r"LAB_NEXT is lab-24.10, expected a row with a card of lab-26.05: RBLN-CA25 or RBLN-CA12"):
         standins.card_of("lab-26.05", "lab-24.10")
 
 
 def test_half_a_card_is_refused() -> None:
-    with pytest.raises(LabError, match="NPUS: found 2, wanted a multiple of 4, the NPUs of a RBLN-CA25"):
+    with pytest.raises(LabError, match="NPUS is 2, expected a multiple of 4, the NPUs of a RBLN-CA25"):
         standins.npus_of("RBLN-CA25", "2")
 
 
@@ -317,10 +317,10 @@ def test_each_host_has_a_system(
 
 def test_systems_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYSTEMS", "debian-12,debian-11")
-    with pytest.raises(LabError, match="SYSTEMS: found debian-11, wanted some of debian-12, debian-13"):
+    with pytest.raises(LabError, match="SYSTEMS has debian-11, expected some of debian-12, debian-13"):
         lab.systems_of(2, {})
     monkeypatch.setenv("SYSTEMS", "debian-13")
-    with pytest.raises(LabError, match=r"SYSTEMS=debian-13: found npu1 \(debian-12\): take the lab down first"):
+    with pytest.raises(LabError, match=r"SYSTEMS is debian-13, but the lab has npu1 \(debian-12\): stop the lab first"):
         lab.systems_of(2, {"npu1": "debian-12"})
 
 

@@ -346,7 +346,7 @@ rebel.Runtime({str(path)!r}, timeout=1).run(*inputs(1))
 
     def test_a_kind_that_is_not_known_is_refused(self, dev: Path, compiled: Compile, faults: Callable[..., None]) -> None:
         faults({"npu": 0, "kind": "hung"})
-        with pytest.raises(RBLNRuntimeError, match=r"RBLN_LAB_FAULTS: .*hung.*, wanted at most 64 of no_memory, 501"):
+        with pytest.raises(RBLNRuntimeError, match=r"RBLN_LAB_FAULTS: .*hung.*, expected at most 64 of no_memory, 501"):
             rebel.Runtime(compiled(1))
 
 

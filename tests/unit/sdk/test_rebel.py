@@ -118,7 +118,7 @@ class TestRuntime:
             (lambda a, b: (a[:, :2], b), r"input A: float32\[2, 2\] given, compiled for float32\[2, 3\]"),
             (lambda a, b: (a[:1], b[:1]), r"input A: float32\[1, 3\] given, compiled for float32\[2, 3\]"),
             (lambda a, b: (a, b.astype(np.int32)), r"input B: int32\[2, 2\] given, compiled for int64\[2, 2\]"),
-            (lambda a, b: (a.tolist(), b), "input A: list given, wanted a numpy array"),
+            (lambda a, b: (a.tolist(), b), "input A: list given, expected a numpy array"),
             (lambda a, b: (np.asfortranarray(a), b), "input A: not C-contiguous"),
             (lambda a, b: (a,), "1 inputs given, the model takes 2"),
         ],

@@ -94,7 +94,7 @@ def test_all_run_asynchronously_by_wait_and_by_await(sdk: ModuleType, single: Pa
         np.testing.assert_array_equal(found[1], first * 2)
     with pytest.raises(sdk.RBLNRuntimeError, match=r"input A: float32\[4, 3\] given, compiled for float32\[1, 3\]"):
         runtime.run(*inputs(4))
-    with pytest.raises(sdk.RBLNRuntimeError, match="parallel is 3, wanted 1 or 2"):
+    with pytest.raises(sdk.RBLNRuntimeError, match="parallel is 3, expected 1 or 2"):
         sdk.AsyncRuntime(single, parallel=3)
     with pytest.raises(TypeError, match=r"device has to be an int, not \[0\]"):
         sdk.AsyncRuntime(single, device=[0])
@@ -149,12 +149,12 @@ def test_onnx_is_compiled_by_input_info_and_as_a_loaded_model_since_0_11(sdk: Mo
             "shape": [1, 2],
             "dtype": "int64",
         }
-        with pytest.raises(TypeError, match="bytes given, wanted a loaded model"):
+        with pytest.raises(TypeError, match="bytes given, expected a loaded model"):
             sdk.compile_from_onnx(two_onnx, shape=shape)
         with pytest.raises(TypeError, match="input_info"):
             sdk.compile_from_onnx(loaded, input_info=INFO)
         for wrong in ({"A": (1, 3)}, {"A": [1, 3], "B": [1, 2]}):
-            with pytest.raises(sdk.RBLNCompileError, match="wanted a tuple for each of"):
+            with pytest.raises(sdk.RBLNCompileError, match="expected a tuple for each of"):
                 sdk.compile_from_onnx(loaded, shape=wrong)
     else:
         with pytest.raises(TypeError, match="shape"):
