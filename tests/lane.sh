@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs a command as one lane of `make test`: its output is kept in build/log, and its end is shown where it failed.
+# Run a command as one lane of `make test`. Its output is kept in build/log, and its end is shown if it failed.
 set -eu
 cd "$(dirname "$0")/.."
 name=$1 log=build/log/$1.log began=$SECONDS code=0
 shift
-# Numpy's own threads wait busily, and lanes share few cores
+# Numpy's threads wait busily, and the lanes share few cores.
 export OPENBLAS_NUM_THREADS=1
 mkdir -p build/log
 "$@" >"$log" 2>&1 </dev/null || code=$?
@@ -15,7 +15,7 @@ else
   tail -n 60 "$log"
   echo "test: of $log:"
   plain=$(sed 's/\x1b\[[0-9;]*m//g' "$log")
-  # A test's words may be a whole run's, and only the last of all is read by whoever has no more of the log
+  # The output of a test may contain a whole run, and a CI may keep only the end of the log.
   tests=$(tr -s '\n│ ' ' ' <<<"$plain" | grep -aoE '(FAILED|ERROR) tests/[^ ]+' | sort -u | head -n 20)
   reasons=$(grep -aE -A14 '(FAILED|ERROR) tests/|fatal: |[Ee]rror: ' <<<"$plain" | cut -c-400 | tail -n 40)
   echo "$reasons"
