@@ -299,6 +299,6 @@ def test_a_module_that_does_not_load(bare: Callable[..., None]) -> None:
     connect(LAST).check_output("sed -i s/module_does_not_load/no_rsd0/ %s; modprobe rebellions", CARDS)
     assert run.code == 2, run.output
     words = " ".join(run.output.split())
-    assert f"{LAST}: module rebellions 1.1.67 does not load: found" in words
+    assert f"{LAST}: module rebellions 1.1.67 does not load under kernel" in words
     assert "Exec format error" in words
     assert "dkms status" in words

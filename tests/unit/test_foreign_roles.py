@@ -213,7 +213,7 @@ def test_a_driver_package_that_its_sender_keeps_open_is_not_installed(tmp_path: 
     package.write_bytes(b"#!/bin/sh\n" + b"#" * 200000)
     user = Kept(tmp_path / "home", "")
     user.start()
-    code, output = play(tmp_path, [tasks_from("rbln_driver", "bring")], **driver(tmp_path, rbln_driver_package_file=str(package)))
+    code, output = play(tmp_path, [tasks_from("rbln_driver", "fetch_package")], **driver(tmp_path, rbln_driver_package_file=str(package)))
     user.change()
     assert user.handles
     assert code == 2
@@ -236,7 +236,7 @@ def driver(place: Path, **more: Any) -> dict[str, Any]:
 def test_a_driver_package_comes_to_its_place(tmp_path: Path) -> None:
     package = tmp_path / "driver.deb"
     package.write_bytes(b"#!/bin/sh\n" + b"#" * 200000)
-    code, output = play(tmp_path, [tasks_from("rbln_driver", "bring")], **driver(tmp_path, rbln_driver_package_file=str(package)))
+    code, output = play(tmp_path, [tasks_from("rbln_driver", "fetch_package")], **driver(tmp_path, rbln_driver_package_file=str(package)))
     assert code == 0, output
     found = (tmp_path / "host/packages/driver.deb").stat()
     assert (stat.S_IMODE(found.st_mode), os.listdir(tmp_path / "host/packages")) == (0o644, ["driver.deb"])
@@ -276,7 +276,7 @@ def test_a_login_does_not_go_where_a_redirect_leads(tmp_path: Path) -> None:
             rbln_driver_package_user="fleet",
             rbln_driver_package_password="s3cret-word",
         )
-        code, output = play(tmp_path, [tasks_from("rbln_driver", "bring")], **variables)
+        code, output = play(tmp_path, [tasks_from("rbln_driver", "fetch_package")], **variables)
     finally:
         server.shutdown()
         server.server_close()
@@ -367,7 +367,7 @@ BY_WAY_OF_THE_USER = re.compile(r"ansible\.builtin\.(copy|template|unarchive|ass
 TAKEN_OVER = {
     "roles/model_compile/tasks/model.yml: Push the source": "taken over by the next task",
     "roles/model_compile/tasks/fetch.yml: Read its record": "in a directory of root's, where it was taken over",
-    "roles/rbln_driver/tasks/bring.yml: Bring the package from the controller": "taken over in the same block",
+    "roles/rbln_driver/tasks/fetch_package.yml: Copy the package from the controller": "taken over in the same block",
     "roles/triton_image/tasks/base_archive.yml: Push the archive from the controller": "taken over in the same block",
     "roles/triton_image/tasks/wheels_pushed.yml: Push the wheelhouse": "taken over by the next task",
     "roles/docker_engine/tasks/configure.yml: Read daemon.json": "in a directory of root's",

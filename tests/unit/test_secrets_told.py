@@ -49,7 +49,7 @@ MAKING = {
         "Ask for the container with its secrets",
         "Make the new container, while the old one serves",
     ],
-    "docker_engine/tasks/apply.yml": ["Ask for the configuration with its secrets"],
+    "docker_engine/tasks/apply.yml": ["Read the configuration with its secrets"],
     "docker_engine/tasks/configure.yml": [
         "Read daemon.json",
         "Write daemon.json and the limits, restart the engine, restore the files if it does not start",

@@ -52,7 +52,7 @@ def test_an_installer_that_fails_gives_way_to_the_driver_before_it(first):
     assert run.code == 2, run.output
     assert "rebellions-installer: the firmware could not be written" in run.output
     kept, wanted = (ROWS[row]["driver"]["version"] for row in (NEXT, OWN))
-    assert f"The driver before it was put back: module {kept} is loaded." in run.output
+    assert f"The previous driver was restored: module {kept} is loaded." in run.output
     assert module(first) == kept
     assert {name for names in PACKAGES.values() for name in names if first.package(name).is_installed} == PACKAGES["deb"]
     assert (inspect(first)["Id"], ready(first)) == (before, True)

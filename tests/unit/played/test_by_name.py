@@ -61,7 +61,7 @@ def test_a_toolkit_is_brought_from_its_repository_by_its_key(tmp_path: Path) -> 
 def test_a_spec_that_cannot_be_made_stops_the_rollout_below_a_server_that_serves_on(tmp_path: Path) -> None:
     ran = site(tmp_path, STALE, host={"fails": MAKE})
     assert ran.code == 2, ran.output
-    assert "npu-1: found no spec of the NPUs for containers, wanted one by npufleet-cdi.service" in ran.words
+    assert "npu-1: npufleet-cdi.service created no spec of the NPUs for containers" in ran.words
     assert [call for call in ran.of("npu-1") if call.startswith(("triton_container", "server_change"))] == []
 
 
