@@ -213,7 +213,9 @@ def test_a_driver_package_that_its_sender_keeps_open_is_not_installed(tmp_path: 
     package.write_bytes(b"#!/bin/sh\n" + b"#" * 200000)
     user = Kept(tmp_path / "home", "")
     user.start()
-    code, output = play(tmp_path, [tasks_from("rbln_driver", "fetch_package")], **driver(tmp_path, rbln_driver_package_file=str(package)))
+    code, output = play(
+        tmp_path, [tasks_from("rbln_driver", "fetch_package")], **driver(tmp_path, rbln_driver_package_file=str(package))
+    )
     user.change()
     assert user.handles
     assert code == 2
@@ -236,7 +238,9 @@ def driver(place: Path, **more: Any) -> dict[str, Any]:
 def test_a_driver_package_comes_to_its_place(tmp_path: Path) -> None:
     package = tmp_path / "driver.deb"
     package.write_bytes(b"#!/bin/sh\n" + b"#" * 200000)
-    code, output = play(tmp_path, [tasks_from("rbln_driver", "fetch_package")], **driver(tmp_path, rbln_driver_package_file=str(package)))
+    code, output = play(
+        tmp_path, [tasks_from("rbln_driver", "fetch_package")], **driver(tmp_path, rbln_driver_package_file=str(package))
+    )
     assert code == 0, output
     found = (tmp_path / "host/packages/driver.deb").stat()
     assert (stat.S_IMODE(found.st_mode), os.listdir(tmp_path / "host/packages")) == (0o644, ["driver.deb"])
