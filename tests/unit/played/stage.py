@@ -42,6 +42,31 @@ def differs(concern: str, action: str = "change", **more: Any) -> dict[str, Any]
     return {"concern": concern, "name": concern, "current": "old", "desired": "new", "action": action, **more}
 
 
+MODEL = [differs("models", "release", name="add", until="server_change")]
+STOPPED = [differs("server", "start", name="container", until="server_change")]
+# Each playbook of a fleet, with options and a plan with which it does its work. Tests of all playbooks run these.
+PLAYBOOKS: dict[str, tuple[tuple[str, ...], list[dict[str, Any]]]] = {
+    "adopt.yml": (("-e", "adopt_replace=true"), []),
+    "check.yml": ((), []),
+    "collect.yml": ((), []),
+    "compile.yml": ((), []),
+    "compose.yml": ((), []),
+    "history.yml": ((), []),
+    "lint_models.yml": ((), []),
+    "maintenance.yml": (("-e", "maintenance=out", "-e", "maintenance_reason=x", "--limit", "npu_hosts"), []),
+    "models.yml": ((), MODEL),
+    "preflight.yml": ((), []),
+    "recover.yml": ((), STOPPED),
+    "rollback.yml": (("-e", "rollback_to=previous"), MODEL),
+    "site.yml": ((), MODEL),
+    "status.yml": ((), []),
+    "teardown.yml": ((), []),
+    "upgrade.yml": (("-e", "upgrade_to=26.07-sdk0.9", "-e", "upgrade_confirm=true"), MODEL),
+}
+# Playbooks without a fleet
+LOCAL = {"in_container.yml", "report.yml"}
+
+
 @dataclass
 class Run:
     """What a run of ansible-playbook came to."""

@@ -11,31 +11,8 @@ from typing import Any
 import pytest
 import yaml
 from helpers import ANSIBLE_PLAYBOOK, ROOT
-from stage import HOSTS, VARIABLES, Run, differs, run
+from stage import HOSTS, LOCAL, MODEL, PLAYBOOKS, VARIABLES, Run, differs, run
 
-MODEL = [differs("models", "release", name="add", until="server_change")]
-STOPPED = [differs("server", "start", name="container", until="server_change")]
-# The options of each playbook that queries hosts, and the plan of its hosts
-PLAYBOOKS: dict[str, tuple[tuple[str, ...], list[dict[str, Any]]]] = {
-    "adopt.yml": (("-e", "adopt_replace=true"), []),
-    "check.yml": ((), []),
-    "collect.yml": ((), []),
-    "compile.yml": ((), []),
-    "compose.yml": ((), []),
-    "history.yml": ((), []),
-    "lint_models.yml": ((), []),
-    "maintenance.yml": (("-e", "maintenance=out", "-e", "maintenance_reason=x", "--limit", "npu_hosts"), []),
-    "models.yml": ((), MODEL),
-    "preflight.yml": ((), []),
-    "recover.yml": ((), STOPPED),
-    "rollback.yml": (("-e", "rollback_to=previous"), MODEL),
-    "site.yml": ((), MODEL),
-    "status.yml": ((), []),
-    "teardown.yml": ((), []),
-    "upgrade.yml": (("-e", "upgrade_to=26.07-sdk0.9", "-e", "upgrade_confirm=true"), MODEL),
-}
-# Of no fleet
-LOCAL = {"in_container.yml", "report.yml"}
 READS = ("adoption", "host_state", "inference_check", "model_store_info", "support_bundle")
 LOST = "has no result, expected one: its process could not start on the controller"
 

@@ -6,24 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage import Run, differs, run
+from stage import MODEL, Run, run
+from test_protected import CHANGING
 
 # Modules that read
 READS = ("adoption", "host_state", "inference_check")
 FAULTY, SOUND = "npu-1", "npu-2"
-PLAN = [differs("models", "release", name="add", until="server_change")]
-ROLLBACK = ("-e", "rollback_to=previous")
-# Each playbook that plans before it changes, with its options and a plan that it carries out
-PLAYBOOKS: dict[str, tuple[tuple[str, ...], list[dict[str, Any]]]] = {
-    "models.yml": ((), PLAN),
-    "site.yml": ((), PLAN),
-    "upgrade.yml": (("-e", "upgrade_to=26.07-sdk0.9", "-e", "upgrade_confirm=true"), PLAN),
-    "rollback.yml": (ROLLBACK, PLAN),
-    "recover.yml": ((), [differs("server", "start", name="container", until="server_change")]),
-    "teardown.yml": ((), []),
-    "maintenance.yml": (("-e", "maintenance=out", "-e", "maintenance_reason=x", "--limit", "npu_hosts"), []),
-    "adopt.yml": (("-e", "adopt_replace=true"), []),
-}
+# Every playbook that plans before it changes
+PLANNING = [name for name in CHANGING if name != "in_container.yml"]
 # Templates that fail in as many ways
 BROKEN = {
     "a division by zero": "1 / 0",
@@ -54,21 +44,21 @@ def fleet(plan: list[dict[str, Any]]) -> dict[str, Any]:
     return {FAULTY: {"plan": plan}, SOUND: {"plan": plan}}
 
 
-@pytest.mark.parametrize("playbook", PLAYBOOKS)
+@pytest.mark.parametrize("playbook", PLANNING)
 def test_a_template_that_fails_on_one_host_changes_no_host(tmp_path: Path, playbook: str) -> None:
-    options, plan = PLAYBOOKS[playbook]
+    options, plan = CHANGING[playbook]
     root = of_faulty("1 / 0", "'/var/lib/npufleet'")
     refused(run(tmp_path, playbook, fleet(plan), *options, npufleet_root=root))
 
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_every_kind_of_template_error_is_a_reason(tmp_path: Path, broken: str) -> None:
-    refused(run(tmp_path, "models.yml", fleet(PLAN), npufleet_root=of_faulty(BROKEN[broken], "'/var/lib/npufleet'")))
+    refused(run(tmp_path, "models.yml", fleet(MODEL), npufleet_root=of_faulty(BROKEN[broken], "'/var/lib/npufleet'")))
 
 
 @pytest.mark.parametrize("playbook", ["models.yml", "teardown.yml"])
 def test_a_connection_variable_that_fails_on_one_host_changes_no_host(tmp_path: Path, playbook: str) -> None:
-    ran = run(tmp_path, playbook, fleet(PLAN), ansible_user=of_faulty("1 / 0", "'root'"))
+    ran = run(tmp_path, playbook, fleet(MODEL), ansible_user=of_faulty("1 / 0", "'root'"))
     refused(ran)
     assert "division by zero" in ran.words
 
@@ -77,11 +67,11 @@ def test_a_connection_variable_that_fails_on_one_host_changes_no_host(tmp_path: 
 def test_a_lock_file_that_is_no_lock_is_a_reason(tmp_path: Path, content: str) -> None:
     lock = tmp_path / "broken.json"
     lock.write_bytes(content.encode("utf-8", "surrogateescape"))
-    refused(run(tmp_path, "site.yml", fleet(PLAN), npufleet_lock_file=of_faulty(f"'{lock}'", f"'{tmp_path}/none.json'")))
+    refused(run(tmp_path, "site.yml", fleet(MODEL), npufleet_lock_file=of_faulty(f"'{lock}'", f"'{tmp_path}/none.json'")))
 
 
 def test_the_reasons_found_before_an_error_are_reported_with_it(tmp_path: Path) -> None:
-    ran = run(tmp_path, "models.yml", fleet(PLAN), npufleet_root=of_faulty("1 / 0", "'/x'"), npufleet_http_prot=8000)
+    ran = run(tmp_path, "models.yml", fleet(MODEL), npufleet_root=of_faulty("1 / 0", "'/x'"), npufleet_http_prot=8000)
     refused(ran)
     assert "npufleet_http_prot is set, but there is no such variable" in ran.words
     assert "npufleet_root cannot be evaluated: " in ran.words and "division by zero" in ran.words
@@ -90,14 +80,14 @@ def test_the_reasons_found_before_an_error_are_reported_with_it(tmp_path: Path) 
 def test_a_run_id_that_is_none_is_no_error(tmp_path: Path) -> None:
     """A host reports who holds it; that text is parsed on the controller."""
     held = {"run": "somewhere/²/1", "by": "kim@desk", "since": "2026-01-01T00:00:00Z"}
-    ran = run(tmp_path, "models.yml", {FAULTY: {"plan": PLAN, "held_by": held}, SOUND: {"plan": PLAN}}, "--check")
+    ran = run(tmp_path, "models.yml", {FAULTY: {"plan": MODEL, "held_by": held}, SOUND: {"plan": MODEL}}, "--check")
     assert ran.code == 0, ran.output
     assert "another run is changing this host: kim@desk" in ran.words
 
 
 @pytest.mark.parametrize("playbook", ["models.yml", "teardown.yml", "recover.yml"])
 def test_a_host_that_cannot_be_reached_keeps_no_other_from_its_change(tmp_path: Path, playbook: str) -> None:
-    options, plan = PLAYBOOKS[playbook]
+    options, plan = CHANGING[playbook]
     scenario = fleet(plan)
     scenario[FAULTY]["lost"] = "host_state"
     ran = run(tmp_path, playbook, scenario, *options)

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from helpers import ROOT
-from stage import HOSTS, Run, run
-from test_lost_steps import PLAYBOOKS
+from stage import HOSTS, PLAYBOOKS, Run, run
 
 sys.path.insert(0, str(ROOT / "tests"))
 import installed as collection
