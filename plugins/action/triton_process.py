@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import os
 import re
 from typing import Any, Dict, List, Mapping, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.process import change
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.keys import FILE
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
@@ -19,10 +19,10 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variable
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import check_results
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, runs
-from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, files_of
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import files_of
 from ansible_collections.npufleet.triton.plugins.plugin_utils.transfer.sender import Sender
 
-SUPERVISOR = os.path.join(COLLECTION, "roles", "triton_server", "files", "npufleet_supervisor.py")
+SUPERVISOR = "process.supervisor"
 # Options that not every release of Triton has
 MAYBE = (*container.CLOUD_SERVICES, "metrics-address")
 # Bytes for the SDK with its companions, unpacked and as wheels
@@ -127,7 +127,10 @@ class ActionModule(FleetAction):
             "triton": str(variables["npufleet_row"]["triton"]["version"]),
             "cards": container.cards(variables),
             "backends": {path: base64.b64encode(content).decode() for path, content in backends.items()},
-            "supervisor": _text(SUPERVISOR),
+            "supervisor": {
+                "archive": base64.b64encode(archive.of(SUPERVISOR)).decode(),
+                "digest": archive.digest(SUPERVISOR),
+            },
             "releases": {name: manifest.to_release(model) for name, model in manifests.items()},
             "blobs": {},
             "checks": checks,
@@ -177,8 +180,3 @@ def conditions(variables: Mapping[str, Any]) -> Dict[str, Any]:
         "shm_size": container.size_of(variables, "triton_server_shm_size"),
         "room": ROOM,
     }
-
-
-def _text(path: str) -> str:
-    with open(path, encoding="utf-8") as source:
-        return source.read()

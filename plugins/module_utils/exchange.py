@@ -21,6 +21,10 @@ FRAMING = 8
 DIGITS = "0123456789abcdef"
 
 
+class TooLong(OSError):
+    """The error of a response with more bytes than its limit."""
+
+
 class Budget:
     """The time and the bytes that connection, handshake, request and response of one exchange share.
 
@@ -50,7 +54,7 @@ class Budget:
         """Count received bytes. Raises OSError if the response is too long."""
         self._left -= count
         if self._left < 0:
-            raise OSError(f"the answer has more than {self._size} bytes")
+            raise TooLong(f"the answer has more than {self._size} bytes")
 
 
 def incoming(connected: socket.socket, budget: Budget) -> BinaryIO:
@@ -160,8 +164,8 @@ def _pieces(answer: BinaryIO, headers: Mapping[str, str], limit: int, truncate: 
         yield answer.read(limit + 1)
 
 
-def _too_long(limit: int) -> OSError:
-    return OSError(f"the answer has more than {limit} bytes")
+def _too_long(limit: int) -> TooLong:
+    return TooLong(f"the answer has more than {limit} bytes")
 
 
 def head(answer: BinaryIO) -> Tuple[int, Dict[str, str]]:

@@ -98,8 +98,8 @@ held_by:
 import os
 from typing import Any, Dict, Mapping
 
-from ansible_collections.npufleet.triton.plugins.module_utils import failures, request
-from ansible_collections.npufleet.triton.plugins.module_utils.change import commands, lease, replacement
+from ansible_collections.npufleet.triton.plugins.module_utils import commands, failures, request
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, replacement
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 

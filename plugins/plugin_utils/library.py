@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import json
 import os
 from types import ModuleType
 from typing import Any, Dict, Iterator, Mapping, NamedTuple, Set, Tuple
@@ -16,9 +17,10 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import library as host_library
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
-MAIN = archive.PREFIX + "change.commands"
+MAIN = archive.PREFIX + "commands"
 ROOMS = ("module_utils", "modules")
 OWN = "ansible_collections/npufleet/triton/plugins/"
 MODULES = "ansible_collections.npufleet.triton.plugins.modules."
@@ -54,7 +56,8 @@ def _own() -> Dict[str, str]:
                 path = os.path.join(directory, name)
                 with open(path, encoding="utf-8") as source:
                     files[OWN + os.path.relpath(path, os.path.join(COLLECTION, "plugins"))] = source.read()
-    return files
+    programs = {name: archive.digest(entry) for name, entry in host_library.ENTRIES.items()}
+    return {**files, host_library.PROGRAMS: json.dumps(programs)}
 
 
 class Parameters(NamedTuple):

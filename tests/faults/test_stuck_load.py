@@ -5,7 +5,7 @@ Nothing here is a matter of time: a stub is stopped in its initialize until its 
 
 from __future__ import annotations
 
-import importlib.util
+import base64
 import os
 import platform
 import shutil
@@ -21,15 +21,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
 from ansible_collections.npufleet.triton.plugins.module_utils.process import change, supervised
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
+from ansible_collections.npufleet.triton.plugins.module_utils.watch import actions, settings
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.judge import Judge
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.ledger import Ledger
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.watchdog import Watchdog
 from doors import INFER, WHEELS
 from host import forget_shared_memory, free_port, shared_memory
 from pytriton_wheel import tritonserver
 
 HERE = Path(__file__).parent
-FILES = HERE.parents[1] / "roles/triton_server/files"
 # Seconds that a load may be stuck here, and for which each step is waited for, however slow the machine is
 LIMIT, PATIENCE = 5, 600
 NOTHING = '        """There is nothing to load."""\n'
@@ -47,15 +52,6 @@ def until(condition: Callable[[], Any], what: str) -> Any:
         assert time.monotonic() < deadline, f"{what}: not within {PATIENCE} s"
         time.sleep(0.1)
     return found
-
-
-def program(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, FILES / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 class Scene:
@@ -173,20 +169,20 @@ class Watched(Bare):
             super().start()
 
     def watch(self) -> None:
-        subject, scene = program("npufleet_watchdog"), self
-        subject.LOCK = str(self.place / "lock")
+        scene = self
+        lease.WATCHDOG = str(self.place / "lock")
         limits = dict.fromkeys(("fault_limit", "stall_limit", "stub_limit", "silence_limit", "start_limit", "load_limit"), PATIENCE)
         where = {"address": "127.0.0.1", "http_port": self.port, "root": str(self.root)}
         more = {"mode": "explicit", "container": "triton", "actions": 4, "backoff": 30, "stuck_load_limit": LIMIT}
-        config = subject.Config(**{**dict.fromkeys(subject.Config._fields), **limits, **where, **more})
+        config = settings.Watchdog(**{**dict.fromkeys(settings.Watchdog._fields), **limits, **where, **more})
 
-        class Host(subject.Host):  # type: ignore[name-defined,misc]
+        class Host(actions.Host):
             def container(self) -> Any:
                 scene.revive()
                 started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(scene.started))
                 return {"Id": "c", "State": {"Status": "running", "Running": True, "Pid": scene.pid, "StartedAt": started}}
 
-        watchdog = subject.Watchdog(config, Host(config), subject.Ledger(config), subject.Judge(config))
+        watchdog = Watchdog(config, Host(config), Ledger(config), Judge(config))
         while not self.over:
             watchdog.round()
             time.sleep(1)
@@ -196,9 +192,9 @@ class Supervised(Scene):
     """A server in the container that Ansible runs in, under its supervisor. A load is that of a change."""
 
     def start(self) -> None:
-        text = (FILES / "npufleet_supervisor.py").read_text()
-        config = supervised.wanted(self.command, self.environment, 5, text, LIMIT)
-        supervised.start(str(self.root), config, text, sys.executable)
+        config = supervised.wanted(self.command, self.environment, 5, archive.digest("process.supervisor"), LIMIT)
+        program = base64.b64encode(archive.of("process.supervisor")).decode()
+        supervised.start(str(self.root), config, program, sys.executable)
 
     @property
     def pid(self) -> int:

@@ -110,9 +110,9 @@ def test_a_dead_process_is_replaced_by_a_reload_of_its_model_alone(first):
     # No probe tells
     assert ready(first)
     wait_for(lambda: len(actions(first)) == 1)
-    (line,) = said(first, "did:")
-    assert "model digits: found no process of digits_0_1 for" in line
-    assert "wanted a process of every instance, did: unloaded" in line
+    (line,) = said(first, "Action:")
+    assert "model digits: no process of digits_0_1 for" in line
+    assert "expected a process of every instance. Action: unloaded" in line
     assert actions(first)[0]["worked"]
     assert inspect(first)["State"]["StartedAt"] == started
     assert stubs(first, "digits_guide_0_0") == neighbour

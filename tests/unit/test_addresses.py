@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +11,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.support.collect im
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Limits
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import http_api
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.repository import Server
+from ansible_collections.npufleet.triton.plugins.module_utils.watch import evidence, settings
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server as desired_server
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import watchdog as desired_watchdog
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
-from helpers import ROOT, fleet, http_server
+from helpers import fleet, http_server
 from small_triton import small_triton
 
 IMAGE = {"id": "sha256:" + "a" * 64, "reference": "npufleet/triton:1", "content": None}
@@ -62,12 +61,11 @@ def test_checks_of_instances_read_metrics_at_an_ipv6_address() -> None:
 
 def test_the_hosts_own_clients_reach_an_ipv6_address() -> None:
     index = [{"name": "digits", "version": "1", "state": "READY"}]
-    program: Any = runpy.run_path(str(ROOT / "roles/triton_server/files/npufleet_watchdog.py"))
     answers = {"GET /v2": (200, {"version": "2.42.0"}), "POST /v2/repository/index": (200, index)}
     with http_server(answers, "::1") as triton:
         assert http_api.http_json("::1", triton.port, "GET", "/v2") == (200, {"version": "2.42.0"})
         assert list(Server("::1", triton.port, 5.0).served()) == ["digits"]
         assert _answer("::1", triton.port, Limits(seconds=5, size=1000, lines=1), "/v2") == {"version": "2.42.0"}
         variables = fleet(triton_server_listen_address="::", npufleet_http_port=triton.port)
-        config = program["Config"](**json.loads(desired_watchdog.desired(variables)["files"]["config"]))
-        assert program["Host"](config).index() == {"digits": {"1": "READY"}}
+        config = settings.Watchdog(**json.loads(desired_watchdog.desired(variables)["files"]["config"]))
+        assert evidence.Observer(config).index() == {"digits": {"1": "READY"}}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import configparser
-import hashlib
-import importlib.util
 import json
 import os
 import shutil
@@ -24,7 +22,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import pr
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive, library
+from ansible_collections.npufleet.triton.plugins.module_utils.watch import probe as program
+from ansible_collections.npufleet.triton.plugins.module_utils.watch import settings
 from ansible_collections.npufleet.triton.plugins.modules import inference_check
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import inputs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import probe as desired_probe
@@ -33,13 +33,6 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import v
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import checks_digest
 from helpers import ROOT, fleet, run_module
 from small_triton import certificates
-
-SOURCE = ROOT / "roles/monitoring/files/npufleet_probe.py"
-spec = importlib.util.spec_from_file_location("npufleet_probe", SOURCE)
-assert spec is not None
-assert spec.loader is not None
-program = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(program)
 
 PROGRAM = base64.b64encode(archive.of(check_client.ENTRY)).decode()
 
@@ -58,13 +51,10 @@ def actual(desired: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 def test_configuration_is_what_the_program_takes_and_the_image_the_locked_one() -> None:
     files = wanted(monitoring_probe_interval=90, npufleet_root="/srv/npu")["files"]
-    config = program.Config(**json.loads(files["config"]))
-    assert config.command == check_client.command("docker", "sha256:abc", ["--name", "npufleet-probe"])
-    assert config.remove[-1] == config.command[config.command.index("--name") + 1]
-    assert (config.interval, config.lease, config.host) == (90, "/srv/npu/lease.json", "npu1")
-    assert (config.state, config.maintenance) == ("/srv/npu/probe.json", "/srv/npu/maintenance.json")
+    config = settings.Probe(**json.loads(files["config"]))
+    assert (config.image, config.interval, config.root, config.host) == ("sha256:abc", 90, "/srv/npu", "npu1")
     assert config.textfile == "/var/lib/prometheus/node-exporter/npufleet.prom"
-    assert files["program"] == hashlib.sha256(SOURCE.read_bytes()).hexdigest()
+    assert files["program"] == archive.digest("watch.probe")
     assert "OnUnitActiveSec=90\n" in files["timer"]
 
 
@@ -83,7 +73,7 @@ def test_systemd_is_more_patient_than_the_probe() -> None:
     (line,) = [line for line in files["service"].splitlines() if line.startswith("TimeoutStartSec=")]
     # Taking a container away may take a minute.
     assert int(line.split("=")[1]) >= 1000 + 60
-    assert f"ExecStart=/usr/bin/python3 -I {subject.PROGRAM} {subject.CONFIG}" in files["service"]
+    assert f"ExecStart=/usr/bin/python3 -IS {library.path()} probe {subject.CONFIG}" in files["service"]
 
 
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
@@ -104,7 +94,7 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 
 def test_files_of_the_tasks_are_those_of_the_concern() -> None:
     install, remove = ((ROOT / f"roles/monitoring/tasks/{name}.yml").read_text() for name in ("probe_install", "unprobe"))
-    for path in (subject.SERVICE_FILE, subject.TIMER_FILE, subject.CONFIG, subject.DOCUMENT, subject.PROGRAM):
+    for path in (subject.SERVICE_FILE, subject.TIMER_FILE, subject.CONFIG, subject.DOCUMENT):
         assert path in install
         assert f"- {path}\n" in remove
 
@@ -258,7 +248,7 @@ def test_probe_that_is_not_wanted(no: Any) -> None:
     there = actual(wanted())
     (item,) = subject.diff(off, there)
     assert (item["current"], item["desired"], item["action"]) == (
-        "there: unit file, timer file, configuration, program, checks",
+        "there: unit file, timer file, configuration, checks",
         None,
         "unprobe",
     )
@@ -267,14 +257,16 @@ def test_probe_that_is_not_wanted(no: Any) -> None:
 
 
 def test_read_and_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SERVICE_FILE", "TIMER_FILE", "PROGRAM", "CONFIG", "DOCUMENT"):
+    for name in ("SERVICE_FILE", "TIMER_FILE", "CONFIG", "DOCUMENT"):
         monkeypatch.setattr(subject, name, f"{tmp_path}/{name}")
+    monkeypatch.setattr(library, "HOME", str(tmp_path / "library"))
     asked = {**wanted(), "root": str(tmp_path)}
     bare = subject.read(asked)
     assert (bare["service"], bare["state"], bare["checks"]) == (None, {}, None)
     for name, key in (("SERVICE_FILE", "service"), ("TIMER_FILE", "timer"), ("CONFIG", "config")):
         (tmp_path / name).write_text(asked["files"][key])
-    (tmp_path / "PROGRAM").write_bytes(SOURCE.read_bytes())
+    Path(library.path()).mkdir(parents=True)
+    Path(library.programs()).write_text(json.dumps({"probe": archive.digest("watch.probe"), "watchdog": ""}))
     keep(tmp_path / "DOCUMENT")
     checks = [{"name": "m/http/a", "ok": True, "why": ""}, {"name": "m/http/b", "ok": False, "why": "wrong"}]
     state = {"when": "w", "at": 5, "interval": 60, "paused": None, "unavailable": None, "checks": checks, "seconds": 1}
@@ -361,15 +353,10 @@ def test_what_was_kept_is_what_the_program_asks(tmp_path: Path, monkeypatch: pyt
     ]
     keep(tmp_path / "checks.json", checks=[{"model": "m", "checks": [entry]}], unproven=unproven, server=server)
     config = {**json.loads(wanted()["files"]["config"]), "document": str(tmp_path / "checks.json")}
-    config.update(
-        state=str(tmp_path / "probe.json"),
-        textfile=str(tmp_path / "npufleet.prom"),
-        maintenance=str(tmp_path / "m.json"),
-        lease=str(tmp_path / "l.json"),
-    )
+    config.update(root=str(tmp_path), textfile=str(tmp_path / "npufleet.prom"))
     monkeypatch.setattr(program, "LOCK", str(tmp_path / "lock"))
     (tmp_path / "probe_config.json").write_text(json.dumps(config))
-    assert program.main([str(tmp_path / "probe_config.json")]) == 0
+    assert program.run(str(tmp_path / "probe_config.json")) == 0
     state = json.loads((tmp_path / "probe.json").read_text())
     assert state["unavailable"] is None, state
     assert [(check["name"], check["ok"]) for check in state["checks"]] == [("n/check file", False), ("m/http/row", False)]

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import watchdog as subject
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive, library
+from ansible_collections.npufleet.triton.plugins.module_utils.watch import settings
+from ansible_collections.npufleet.triton.plugins.plugin_utils import library as libraries
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import probe as desired_probe
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import watchdog as desired_watchdog
 from helpers import ROOT, fleet
-from test_watchdog import subject as program
 
-PROGRAMS = [ROOT / "roles/triton_server/files" / name for name in ("npufleet_watchdog.py", "stuck_load.py")]
 WANTED_TEXT = "enabled and active, as the inventory has it"
 
 
@@ -41,11 +42,11 @@ def found(words: str) -> list[dict[str, Any]]:
 
 def test_configuration_is_what_the_program_takes_with_the_servers_own_variables() -> None:
     files = wanted(triton_server_name="npu", npufleet_http_port=9000, triton_server_stop_timeout=100)["files"]
-    config = program.Config(**json.loads(files["config"]))
+    config = settings.Watchdog(**json.loads(files["config"]))
     assert (config.container, config.address, config.http_port, config.metrics_port) == ("npu", "127.0.0.1", 9000, 8002)
-    assert config.stop_limit > 100
+    assert config.stop_timeout == 100
     assert (config.mode, config.root) == ("explicit", "/var/lib/npufleet")
-    assert files["program"] == digest("".join(path.read_text() for path in PROGRAMS))
+    assert files["program"] == archive.digest("watch.watchdog")
 
 
 def test_every_variable_of_the_role_reaches_the_program() -> None:
@@ -66,7 +67,7 @@ def test_systemd_is_more_patient_than_the_longest_round() -> None:
     files = wanted(triton_server_ready_timeout=1000, triton_server_stop_timeout=200)["files"]
     (line,) = [line for line in files["unit"].splitlines() if line.startswith("WatchdogSec=")]
     assert int(line.split("=")[1]) > 1000 + 2 * 200 + 60
-    assert f"ExecStart=/usr/bin/python3 -I {subject.PROGRAM} {subject.CONFIG}" in files["unit"]
+    assert f"ExecStart=/usr/bin/python3 -IS {library.path()} watchdog {subject.CONFIG}" in files["unit"]
 
 
 def test_watchdog_as_wanted_is_no_difference() -> None:
@@ -96,7 +97,7 @@ def test_watchdog_that_is_not_wanted_is_taken_away() -> None:
     off = wanted(triton_server_watchdog=False)
     there = actual(wanted())
     assert [(item["current"], item["desired"], item["action"]) for item in subject.diff(off, there)] == [
-        ("there: unit, config, program", None, "unwatch")
+        ("there: unit, config", None, "unwatch")
     ]
     bare = {**there, "unit": None, "config": None, "program": None, "enabled": False, "active": "inactive", "state": {}}
     assert subject.diff(off, bare) == []
@@ -105,8 +106,9 @@ def test_watchdog_that_is_not_wanted_is_taken_away() -> None:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The places of the watchdog below a directory."""
-    for name in ("UNIT_FILE", "PROGRAM", "BESIDE", "CONFIG"):
+    for name in ("UNIT_FILE", "CONFIG"):
         monkeypatch.setattr(subject, name, f"{tmp_path}/{name}")
+    monkeypatch.setattr(library, "HOME", str(tmp_path))
     return tmp_path
 
 
@@ -114,8 +116,10 @@ def test_read_and_compare(host: Path) -> None:
     asked = {**wanted(), "root": str(host)}
     (host / "UNIT_FILE").write_text(asked["files"]["unit"])
     (host / "CONFIG").write_text(asked["files"]["config"])
-    for name, path in zip(("PROGRAM", "BESIDE"), PROGRAMS):
-        (host / name).write_bytes(path.read_bytes())
+    assert library.install(libraries.version(), libraries.packed(str(host)))
+    # A version that no run has made the current one does not count.
+    assert subject.read(asked)["program"] is None
+    assert library.activate(libraries.version())
     running = {"program": asked["files"]["program"], "config": digest(asked["files"]["config"])}
     (host / "watchdog.json").write_text(json.dumps({"running": running, "gave_up": None}))
     there = subject.read(asked)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -23,7 +21,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference import b
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import Question
 from ansible_collections.npufleet.triton.plugins.module_utils.support import readers
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import http_api, served
-from helpers import ROOT
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import metrics as page_of_metrics
+from ansible_collections.npufleet.triton.plugins.module_utils.watch import evidence, settings
 from hostile_server import ENDLESS, MODES, WRONG, Hostile, hostile
 from small_triton import certificates
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -60,27 +59,16 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "LARGEST", SIZE)
     monkeypatch.setattr(instances, "PAGE", SIZE)
     monkeypatch.setattr(instances, "SIGN_OF_LIFE", SECONDS)
-    monkeypatch.setattr(watchdog, "ANSWER", SECONDS)
-    monkeypatch.setattr(watchdog, "ANSWER_SIZE", SIZE)
+    monkeypatch.setattr(http_api, "SECONDS", SECONDS)
+    monkeypatch.setattr(evidence, "SIZE", SIZE)
 
 
-def load() -> ModuleType:
-    path = ROOT / "roles/triton_server/files/npufleet_watchdog.py"
-    spec = importlib.util.spec_from_file_location("npufleet_watchdog_here", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-watchdog = load()
-CONFIG: dict[str, Any] = dict.fromkeys(watchdog.Config._fields, 1)
+CONFIG: dict[str, Any] = dict.fromkeys(settings.Watchdog._fields, 1)
 
 
 def host_of(port: int) -> Any:
-    names = {"address": "127.0.0.1", "http_port": port, "metrics_port": port, "key": None, "client": None, "vendor_tools": []}
-    return watchdog.Host(watchdog.Config(**{**CONFIG, **names}))
+    names = {"address": "127.0.0.1", "http_port": port, "metrics_port": port, "key": None, "grpc": False}
+    return evidence.Observer(settings.Watchdog(**{**CONFIG, **names}))
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +107,7 @@ def bundle(server: Hostile) -> Any:
 
 
 def metrics(server: Hostile) -> Any:
-    return host_of(server.port)._metrics()
+    return host_of(server.port).metrics()
 
 
 def models(server: Hostile) -> Any:
@@ -203,10 +191,10 @@ def test_an_index_without_end_is_not_asked_to_its_end(monkeypatch: pytest.Monkey
     monkeypatch.setattr(served, "SECONDS", SECONDS)
     assert ended(lambda: served.read_served({})) is None
     host = host_of(1)
-    monkeypatch.setattr(host, "_server", lambda _method, resource: answer(None, "", resource))
-    monkeypatch.setattr(watchdog, "LOOK", SECONDS)
+    monkeypatch.setattr(host, "request", lambda _method, resource: (answer(None, "", resource)[0], b"{}"))
+    monkeypatch.setattr(evidence, "LOOK", SECONDS)
     models = {f"m{number}": {"1": "READY"} for number in range(100_000)}
-    assert "has not told its 100000 models within 0 s" in str(ended(lambda: host._ready(models)))
+    assert "did not return its 100000 models within 0 s" in str(ended(lambda: host.ready(models)))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -230,21 +218,12 @@ def test_every_exchange_behind_tls_ends(mode: str, tls: dict[str, str]) -> None:
     assert server.sent < ON_THE_WAY and server.requests <= 12
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "redirect loop"])
-def test_every_exchange_of_the_watchdog_with_the_engine_ends(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "ENGINE", str(tmp_path / "engine.sock"))
-    with hostile(mode, tmp_path / "engine.sock") as server:
-        found = ended(lambda: host_of(1)._engine("GET", "/info", SECONDS))
-    assert isinstance(found, watchdog.TooMuch) or found[0] in (0, 200, 401)
-    assert server.sent < ON_THE_WAY
-
-
 @pytest.mark.parametrize("mode", ["endless body", "endless chunks"])
 def test_a_page_that_is_too_large_is_no_silence(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "ANSWER", SURELY)
+    monkeypatch.setattr(http_api, "SECONDS", SURELY)
     with hostile(mode) as server:
         found = ended(lambda: metrics(server))
-    assert isinstance(found, watchdog.TooMuch) and f"of more than {SIZE} bytes" in str(found)
+    assert isinstance(found, evidence.TooMuch) and f"of more than {SIZE} bytes" in str(found)
 
 
 def test_an_answer_that_is_compressed_is_refused() -> None:
@@ -308,27 +287,26 @@ def test_a_stream_without_end_has_a_limit() -> None:
 # Pages of metrics
 
 
-@pytest.mark.parametrize("label", [watchdog.LABEL, instances.LABEL], ids=["watchdog", "instances"])
 @pytest.mark.parametrize("text", ["a" * 2_000_000, 'a="' * 700_000, 'a="\\"' * 400_000, "a=" * 1_000_000])
-def test_labels_are_read_in_a_time_that_grows_with_their_length_alone(label: Any, text: str) -> None:
-    assert isinstance(ended(lambda: label.findall(text)), list)
+def test_labels_are_read_in_a_time_that_grows_with_their_length_alone(text: str) -> None:
+    assert isinstance(ended(lambda: page_of_metrics.LABEL.findall(text)), list)
 
 
 def test_lines_that_are_too_long_are_passed_over() -> None:
     long = "a" * 80_000
     text = f'n{{model="{long}"}} 1\n{long} 1\nn{{model="m"}} 2\n'
-    assert ended(lambda: watchdog.parse(text)) == {"n": [({"model": "m"}, 2.0)]}
-    assert ended(lambda: list(instances.samples(text, "n"))) == [({"model": "m"}, 2.0)]
+    assert ended(lambda: evidence.parsed(text)) == {"n": [({"model": "m"}, 2.0)]}
+    assert ended(lambda: list(page_of_metrics.samples(text, "n"))) == [("n", {"model": "m"}, 2.0)]
 
 
 def test_a_page_of_too_many_lines_is_refused() -> None:
-    assert isinstance(ended(lambda: watchdog.parse("\n" * 200_000)), watchdog.TooMuch)
-    assert "more than 100000 lines" in str(ended(lambda: list(instances.samples("\n" * 200_000, "n"))))
+    assert isinstance(ended(lambda: evidence.parsed("\n" * 200_000)), evidence.TooMuch)
+    assert "more than 100000 lines" in str(ended(lambda: list(page_of_metrics.samples("\n" * 200_000, "n"))))
 
 
 def test_a_group_of_countless_instances_has_none() -> None:
     group = {"name": "npu", "kind": "KIND_MODEL"}
-    assert watchdog._instances({"instance_group": [{**group, "count": 10**12}, {**group, "count": 2}]}) == ["npu_0", "npu_1"]
+    assert evidence.instances({"instance_group": [{**group, "count": 10**12}, {**group, "count": 2}]}) == ["npu_0", "npu_1"]
 
 
 def test_modes_are_told_apart() -> None:

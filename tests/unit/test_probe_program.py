@@ -16,11 +16,15 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
+from ansible_collections.npufleet.triton.plugins.module_utils.watch import probe as program
+from ansible_collections.npufleet.triton.plugins.module_utils.watch import probe_page
 from helpers import ROOT
-from test_concern_probe import program
 
 PASSED = {"name": "m/http/row 0", "model": "m", "check": "row", "protocol": "http", "ok": True, "why": "", "ms": 1.5}
+DOCUMENT = {"host": "npu1", "checks": [{"model": "m"}], "server": {}}
 FAILED = {**PASSED, "name": "m/http/row 1", "ok": False, "why": "OUT: label is 1, wanted 2", "ms": 250}
 
 
@@ -31,10 +35,11 @@ class Host:
         self.place = place
         self.root = place / "root"
         self.root.mkdir()
-        self.document(b'{"source": "", "document": {}}')
+        self.document()
         self.says(PASSED)
 
-    def document(self, body: bytes) -> None:
+    def document(self, **changes: Any) -> None:
+        body = check_client.standard_input({**DOCUMENT, **changes}, "")
         head = json.dumps({"checks": "d", "document": hashlib.sha256(body).hexdigest()}).encode()
         (self.place / "checks.json").write_bytes(head + b"\n" + body)
 
@@ -43,34 +48,30 @@ class Host:
         path.write_text(f'#!/bin/sh\necho "$*" >> {self.place}/ran\n{script}\n')
         path.chmod(0o755)
 
-    def says(self, *checks: dict[str, Any], then: str = "", **more: Any) -> None:
-        (self.place / "answer").write_text("Welcome\n" + json.dumps({"host": "npu1", "checks": checks, **more}) + "\n")
+    def says(self, *checks: dict[str, Any], then: str = "") -> None:
+        (self.place / "answer").write_text("Welcome\n" + json.dumps({"host": "npu1", "checks": checks}) + "\n")
         self.docker(f"cat > {self.place}/given\n{then}\ncat {self.place}/answer")
 
     def ran(self) -> list[str]:
+        """Return the first words of each command line."""
         path = self.place / "ran"
-        return path.read_text().splitlines() if path.exists() else []
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line for line in lines if line.startswith(("run", "rm"))]
 
     def run(self, **changes: Any) -> int:
-        docker = str(self.place / "docker")
         config = {
             "host": "npu1",
             "document": str(self.place / "checks.json"),
-            "command": [docker, "run", "image"],
-            "remove": [docker, "rm", "--force", "npufleet-probe"],
+            "image": "image",
             "limit": 10,
             "interval": 60,
-            "state": str(self.root / "probe.json"),
+            "root": str(self.root),
             "textfile": str(self.place / "npufleet.prom"),
-            "maintenance": str(self.root / "maintenance.json"),
-            "lease": str(self.root / "lease.json"),
             "key": None,
-            "vendor_tools": [str(self.place / "rbln-stat")],
-            "nodes": str(self.place / "dev"),
             **changes,
         }
         (self.place / "config.json").write_text(json.dumps(config))
-        return int(program.main([str(self.place / "config.json")]))
+        return int(program.run(str(self.place / "config.json")))
 
     def state(self) -> dict[str, Any]:
         return dict(json.loads((self.root / "probe.json").read_text()))
@@ -83,13 +84,22 @@ class Host:
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(program, "LOCK", str(tmp_path / "lock"))
+    monkeypatch.setattr(program, "NODES", str(tmp_path / "dev/rbln[0-9]*"))
+    monkeypatch.setattr(vendor_tool, "TOOLS", (str(tmp_path / "rbln-stat"),))
+    monkeypatch.setattr(vendor_tool, "GROUP_NODES", str(tmp_path / "dev/rsd[0-9]*"))
+    monkeypatch.setattr(check_client, "which", lambda _name, _extra: str(tmp_path / "docker") if host_has(tmp_path) else None)
     return Host(tmp_path)
+
+
+def host_has(place: Path) -> bool:
+    return (place / "docker").exists()
 
 
 def held(age: float = 0.0, old: bool = False, **changes: Any) -> str:
     """The lease of a run that made its last call so long ago, maybe as the version before wrote it."""
-    clocks = {} if old else {"boot": clock.boot(), "uptime": clock.uptime() - age}
-    return json.dumps({"renewed": time.time() - age, "patience": 60, **clocks, **changes})
+    clocks = {} if old else {"uptime": clock.uptime() - age}
+    facts = {"run": "a/1/1", "by": "a@b", "since": "", "boot": clock.boot(), "maintenance": False, "container": {}}
+    return json.dumps({**facts, "renewed": time.time() - age, "patience": 60, **clocks, **changes})
 
 
 def reasons(metrics: dict[str, float], name: str) -> list[str]:
@@ -121,19 +131,19 @@ def test_answers_are_left_as_metrics_and_as_json(host: Host) -> None:
 def test_models_that_no_check_asks_are_counted_and_nothing_at_all_is_no_result(
     host: Host, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    host.says(PASSED, unasked=["words", "faces"])
+    host.document(unasked=["words", "faces"])
     host.run()
     found = host.metrics()
     assert (found["npufleet_checks_failed"], found["npufleet_models_unasked"]) == (0, 2)
-    assert "no check asks anything of words, faces" in capsys.readouterr().out
-    host.says(unasked=["words"])
+    assert "no check covers words, faces" in capsys.readouterr().out
+    host.document(checks=[], unasked=["words"])
     host.run()
     found = host.metrics()
     assert reasons(found, "npufleet_probe_unavailable") == ["nothing"]
     assert [entry for entry in found if entry.startswith(("npufleet_check", "npufleet_models"))] == []
-    assert "no check asks words anything" in host.state()["unavailable"]["why"]
-    # A host that serves no model has nothing to be asked.
-    host.says()
+    assert "no check covers words" in host.state()["unavailable"]["why"]
+    # A host that serves no model has nothing to check.
+    host.document(checks=[])
     host.run()
     found = host.metrics()
     assert (reasons(found, "npufleet_probe_unavailable"), found["npufleet_checks"], found["npufleet_models_unasked"]) == ([], 0, 0)
@@ -154,7 +164,7 @@ def test_page_has_a_help_and_a_type_for_every_name_and_its_labels_are_escaped(ho
     names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE") and line.endswith(" gauge")}
     helped = {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")}
     used = {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
-    assert names == helped == used == set(program.HELP)
+    assert names == helped == used == set(probe_page.HELP)
     assert 'check="a \\"b\\"\\\\c\\nd"' in text
     assert text.endswith("\n")
 
@@ -223,8 +233,8 @@ def test_nobody_else_can_open_the_lock(host: Host, umask: int, before: int | Non
         lock.chmod(before)
     old = os.umask(umask)
     try:
-        with program.alone(str(lock)) as free:
-            assert free and lock.stat().st_mode & 0o777 == 0o600
+        host.run()
+        assert lock.stat().st_mode & 0o777 == 0o600
     finally:
         os.umask(old)
 
@@ -256,11 +266,15 @@ def _other_document(host: Host) -> None:
     [
         (_no_document, "checks", "checks.json: [Errno 2] "),
         (_other_document, "checks", "its content is not what was written there: run playbooks/site.yml"),
-        (lambda host: (host.place / "docker").unlink(), "engine", "No such file or directory"),
-        (lambda host: host.docker("echo 'Error: No such image: x' >&2; exit 125"), "image", "No such image: x"),
+        (lambda host: (host.place / "docker").unlink(), "engine", "docker is not installed"),
+        (lambda host: host.docker("echo 'Error: No such image: x' >&2; exit 125"), "image", "image image is not on the host"),
         (lambda host: host.docker("echo 'Cannot connect to the Docker daemon' >&2; exit 125"), "engine", "Cannot connect"),
-        (lambda host: host.docker('echo \'{"error": "No module named numpy"}\''), "client", "the image lacks it: No module"),
-        (lambda host: host.docker("echo Killed >&2; exit 137"), "client", "it ended with 137 and without a result: Killed"),
+        (
+            lambda host: host.docker('echo \'{"error": "No module named numpy"}\''),
+            "client",
+            "has no client (No module named numpy)",
+        ),
+        (lambda host: host.docker("echo Killed >&2; exit 137"), "client", "ended with 137 and without a result: Killed"),
     ],
 )
 def test_what_keeps_it_from_asking_is_a_metric_of_its_own(
@@ -275,13 +289,14 @@ def test_what_keeps_it_from_asking_is_a_metric_of_its_own(
     assert [entry for entry in found if entry.startswith("npufleet_check")] == []
     assert found["npufleet_probe_last_run_timestamp_seconds"] == first < found["npufleet_probe_last_attempt_timestamp_seconds"]
     assert why in host.state()["unavailable"]["why"]
-    assert f"nothing could be asked, {reason}: " in capsys.readouterr().out
+    assert f"no check could run, {reason}: " in capsys.readouterr().out
 
 
 def test_client_that_does_not_end_is_taken_away(host: Host) -> None:
     host.docker('case "$1" in run) exec sleep 60 ;; esac')
     host.run(limit=2)
-    assert host.ran() == ["run image", "rm --force npufleet-probe"]
+    assert [line.split()[0] for line in host.ran()] == ["run", "rm"]
+    assert host.ran()[1] == "rm --force npufleet-probe"
     assert reasons(host.metrics(), "npufleet_probe_unavailable") == ["time"]
 
 
@@ -291,7 +306,8 @@ def test_container_that_a_killed_probe_left_behind_is_taken_away(host: Host) -> 
     taken = 'echo "The container name /x is already in use" >&2; exit 125'
     host.docker(f'case "$1" in rm) rm {left} ;; run) if [ -e {left} ]; then {taken}; fi; cat {host.place}/answer ;; esac')
     host.run()
-    assert host.ran() == ["run image", "rm --force npufleet-probe", "run image"]
+    assert [line.split()[0] for line in host.ran()] == ["run", "rm", "run"]
+    assert all("npufleet-probe" in line for line in host.ran())
     assert host.metrics()["npufleet_checks_failed"] == 0
 
 
@@ -347,7 +363,7 @@ def test_alerts_ask_for_metrics_that_there_are() -> None:
         named |= set(re.findall(r"\b(?:npufleet_\w+|nv_\w+)", rule["expr"]))
         assert rule["labels"]["severity"] in ("critical", "warning")
         assert set(rule["annotations"]) == {"summary", "description"}
-    assert named - TRITONS <= set(program.HELP)
+    assert named - TRITONS <= set(probe_page.HELP)
     assert named >= TRITONS
     tested = yaml.safe_load((ROOT / "tests/alerts/npufleet_test.yml").read_text())["tests"]
     fires = {entry["alertname"] for test in tested for entry in test["alert_rule_test"] if entry["exp_alerts"]}
@@ -356,9 +372,7 @@ def test_alerts_ask_for_metrics_that_there_are() -> None:
 
 def test_checks_are_asked_with_the_key_that_the_server_has_now(host: Host) -> None:
     host.says(PASSED)
-    body = json.dumps({"source": "", "document": {"server": {"headers": {"of-the-site": "1"}}}}).encode()
-    head = json.dumps({"checks": "d1", "document": hashlib.sha256(body).hexdigest()}).encode()
-    (host.place / "checks.json").write_bytes(head + b"\n" + body)
+    host.document(server={"headers": {"of-the-site": "1"}})
     key = {"name": "npufleet-key", "path": str(host.place / "key")}
     for secret in ("0123456789-first", "0123456789-second"):
         (host.place / "key").write_text(secret + "\n")
@@ -368,9 +382,16 @@ def test_checks_are_asked_with_the_key_that_the_server_has_now(host: Host) -> No
     assert "second" not in (host.place / "checks.json").read_text()
 
 
+def listed(*devices: dict[str, Any]) -> str:
+    """Return what the vendor's tool prints for cards with these facts."""
+    facts = {"name": "RBLN-CA12", "status": "normal", "pci": {"bus_id": "0"}, "memory": {"total": "1", "used": "0"}}
+    whole = [{"device": f"rbln{number}", **facts, **device} for number, device in enumerate(devices)]
+    return json.dumps({"KMD_version": "1.1.67", "devices": whole})
+
+
 def grouped(host: Host, plain: list[dict[str, Any]], by_group: list[dict[str, Any]] | None, group_nodes: int = 3) -> None:
     """A vendor's tool that lists cards with `-j`, and with `-g -j` where it has that."""
-    answers = [json.dumps({"devices": devices}) for devices in (plain, by_group)]
+    answers = [listed(*(devices or [])) for devices in (plain, by_group)]
     tool = host.place / "rbln-stat"
     by_groups = "exit 2" if by_group is None else f"echo '{answers[1]}'"
     tool.write_text(f"#!/bin/sh\nif [ \"$*\" = '-g -j' ]; then {by_groups}; else echo '{answers[0]}'; fi\n")
@@ -410,7 +431,7 @@ def test_numbers_of_a_driver_that_has_lost_its_cards_are_those_of_a_group(
 
 def cards(host: Host, *numbers: Any, nodes: int = 2, code: int = 0) -> None:
     """A vendor's tool that lists cards of these numbers, beside so many device nodes."""
-    answer = json.dumps({"KMD_version": "1.1.67", "devices": [{"npu": number} for number in numbers]})
+    answer = listed(*({"npu": number} for number in numbers))
     tool = host.place / "rbln-stat"
     tool.write_text(f"#!/bin/sh\necho '{answer}'\nexit {code}\n")
     tool.chmod(0o755)

@@ -20,11 +20,12 @@ from typing import Any, ClassVar
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks
-from ansible_collections.npufleet.triton.plugins.module_utils.process import change, conditions, supervised
-from helpers import ROOT
+from ansible_collections.npufleet.triton.plugins.module_utils.process import change, conditions, supervised, supervisor
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from test_stuck_load import STUB, needs_numbers
 
-SUPERVISOR = (ROOT / "roles/triton_server/files/npufleet_supervisor.py").read_text()
+SUPERVISOR = base64.b64encode(archive.of("process.supervisor")).decode()
+DIGEST = archive.digest("process.supervisor")
 # Serves what is linked when it starts, as Triton does in mode none; `dies` and `refuses` are what goes wrong in it
 SERVER = """#!{python}
 import json, os, re, sys
@@ -105,7 +106,7 @@ def triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def config_of(root: str, command: list[str], **more: Any) -> dict[str, Any]:
-    return {**supervised.wanted(command, {"PATH": os.environ["PATH"]}, 5, SUPERVISOR), **more}
+    return {**supervised.wanted(command, {"PATH": os.environ["PATH"]}, 5, DIGEST), **more}
 
 
 def start(root: str, command: list[str]) -> int:
@@ -167,12 +168,8 @@ def test_a_server_that_does_not_end_by_itself_is_ended(root: str) -> None:
 def test_there_is_one_supervisor_at_a_time(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = start(root, [sys.executable, "-c", ONCE])
     wait_for(lambda: lives(root))
-    monkeypatch.syspath_prepend(supervised.home(root))
-    with pytest.raises(SystemExit):
-        exec(
-            compile(SUPERVISOR.replace("sys.argv[1:]", repr([supervised.home(root) + "/config.json"])), "s", "exec"),
-            {"__name__": "__main__"},
-        )
+    monkeypatch.setattr(sys, "argv", ["supervisor.pyz", f"{supervised.home(root)}/config.json"])
+    assert supervisor.main() == 1
     assert supervised.holder(root) == pid
     assert len(lives(root)) == 1
 
@@ -223,7 +220,7 @@ def test_what_it_was_started_with_is_what_runs(root: str) -> None:
 
 def test_a_supervisor_that_does_not_start_is_told_with_its_words(root: str) -> None:
     with pytest.raises(supervised.ProcessError, match=r"the supervisor does not run: .*SyntaxError"):
-        supervised.start(root, config_of(root, ["true"]), "no python at all", sys.executable)
+        supervised.start(root, config_of(root, ["true"]), base64.b64encode(b"no archive").decode(), sys.executable)
 
 
 # The change
@@ -281,7 +278,7 @@ def order(root: str, tmp_path: Path) -> Callable[..., dict[str, Any]]:
             "triton": "2.42.0",
             "cards": {"npus": 2, "card": "RBLN-CA12"},
             "backends": {"rbln/model.py": base64.b64encode(b"pass\n").decode()},
-            "supervisor": SUPERVISOR,
+            "supervisor": {"archive": SUPERVISOR, "digest": DIGEST},
             "releases": releases,
             "blobs": {},
             "api_key": "",

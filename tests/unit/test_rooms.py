@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.module_utils.watch import probe_page
 from helpers import ROOT, imports
 
 PLUGINS = ROOT / "plugins"
@@ -31,7 +32,8 @@ FLOORS = [
     ["module_utils.fetch", "module_utils.inference"],
     ["module_utils.concerns"],
     ["module_utils.change", "module_utils.preflight", "module_utils.support"],
-    ["module_utils.process"],
+    ["module_utils.process", "module_utils.watch"],
+    ["module_utils.commands"],
     ["modules"],
     ["plugin_utils.host_secrets", "plugin_utils.run"],
     ["plugin_utils.desired"],
@@ -137,7 +139,7 @@ def variables_read(tree: ast.Module) -> Iterator[str]:
 
 
 def test_code_of_hosts_reads_no_variables_of_the_inventory() -> None:
-    """The digests of a model are parameters in its config.pbtxt and no variables."""
+    """The digests of a model are parameters in its config.pbtxt, and the names of metrics are no variables."""
     found = {
         f"{path.relative_to(PLUGINS)}: {name}"
         for path in FILES
@@ -145,7 +147,8 @@ def test_code_of_hosts_reads_no_variables_of_the_inventory() -> None:
         for name in variables_read(ast.parse(path.read_text()))
     }
     records = {f"module_utils/store/records.py: {name}" for name in ("npufleet_release", "npufleet_source")}
-    assert found - records == set()
+    metrics = {f"module_utils/watch/probe_page.py: {name}" for name in probe_page.HELP}
+    assert found - records - metrics - {"module_utils/watch/judge.py: rbln_device_fault"} == set()
 
 
 @pytest.mark.parametrize(
@@ -178,8 +181,8 @@ def reachable_from(names: list[str]) -> set[str]:
     return seen
 
 
-# What starts on a host beside the modules: the commands of the library, and the program of the client in a container
-STARTS = ("change.commands", check_client.ENTRY)
+# Programs on a host beside the modules: the commands of the library, the supervisor of a server, and the client in a container
+STARTS = ("commands", "process.supervisor", check_client.ENTRY)
 
 
 def test_every_file_of_the_host_library_is_used_on_hosts() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.stubs import NAME
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.stuck_load import (
     Guard,
     History,
@@ -205,7 +206,7 @@ def names(pid: int) -> str:
 
 def settled(stubs: list[int], state: str = "S") -> None:
     """Until each stub has its name, and its main thread this state."""
-    until(lambda: all(names(pid) == stuck_load.STUB for pid in stubs))
+    until(lambda: all(names(pid) == NAME for pid in stubs))
     until(lambda: all(f") {state} " in Path(f"/proc/{pid}/stat").read_text() for pid in stubs))
 
 
@@ -273,7 +274,7 @@ def test_a_guard_ends_the_stubs_that_wait_and_no_other(played: Played) -> None:
     with Guard(lambda: played.pid, 0.5, 0.1) as guard:
         until(lambda: {wait.stub.pid for wait in guard.ended} == {stuck, also})
         until(lambda: not Path(f"/proc/{stuck}").exists() and not Path(f"/proc/{also}").exists())
-    assert names(working) == stuck_load.STUB
+    assert names(working) == NAME
     assert played.server and played.server.poll() is None
 
 
@@ -316,7 +317,7 @@ def test_a_machine_with_unknown_calls_is_left_alone(monkeypatch: pytest.MonkeyPa
 def test_what_no_process_would_write_is_no_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names with brackets, an empty command line, a call that may not be seen, and processes that are their own ancestors."""
     stat = "{pid} ({name}) S {parent} " + " ".join(["0"] * 30)
-    for pid, name, parent in ((1, "a) S 0 (b", 0), (5, "tritonserver", 6), (6, "x", 5), (7, stuck_load.STUB, 5), (8, "", 7)):
+    for pid, name, parent in ((1, "a) S 0 (b", 0), (5, "tritonserver", 6), (6, "x", 5), (7, NAME, 5), (8, "", 7)):
         place = tmp_path / str(pid)
         (place / "task" / str(pid)).mkdir(parents=True)
         for file in (place / "stat", place / "task" / str(pid) / "stat"):

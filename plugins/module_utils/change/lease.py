@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock, locks
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock, durable, locks
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel.clock import boot
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
@@ -105,14 +105,7 @@ def last(root: str) -> str:
 
 def write(path: str, value: Mapping[str, Any], mode: int = 0o644) -> None:
     """Write a JSON file in one piece, and on to the disk before it counts."""
-    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    with open(path + ".new", "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as sink:
-        # Also where it was left by a run that was killed
-        os.fchmod(sink.fileno(), mode)
-        json.dump(value, sink, indent=1, sort_keys=True)
-        sink.flush()
-        os.fsync(sink.fileno())
-    os.replace(path + ".new", path)
+    durable.write(path, json.dumps(value, indent=1, sort_keys=True), mode)
 
 
 def remaining(lease: Mapping[str, Any]) -> float:

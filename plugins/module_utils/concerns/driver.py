@@ -6,9 +6,9 @@ import glob
 import os
 import re
 import stat
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional
 
-from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import TOOLS, query_tool
+from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import TOOLS, query_tool, stale
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.system import installed_packages, read_text, run
@@ -131,28 +131,6 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     cards = _diff_cards(wanted, actual, judged=lost is None) if loaded is not None else []
     # Of cards that are not all there, whoever repairs them makes a spec anew
     return [*plan, *cards, *cdi.diff(CONCERN, actual["toolkit"], wanted["cdi"], loaded is not None and not lost and not cards)]
-
-
-def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:
-    """Return how a driver has lost its cards, None where it has not: seen after processes that had them open were killed.
-
-    The tool gives every card of a group the number 0, or lists none beside device nodes that are there. Only a module that is
-    loaded anew, or a reboot, helps (the SDK's own list of NPUs follows the tool). Where groups are not known, nothing counts as
-    lost: a reload needs all cards free.
-    """
-    devices = tool.get("devices")
-    if devices is None:
-        return None
-    if not devices:
-        return f"the vendor's tool lists no card beside {', '.join(nodes)}" if nodes else None
-    numbers: Dict[Optional[int], List[int]] = {}
-    for device in devices:
-        numbers.setdefault(device.get("group"), []).append(device["npu"])
-    lost = [group for group in numbers if len(numbers[group]) > 1 and set(numbers[group]) == {0}]
-    if not lost or "groups_error" in tool:
-        return None
-    where = "" if len(numbers) == 1 else f" of group {lost[0]}"
-    return f"the vendor's tool numbers each of {len(numbers[lost[0]])} cards{where} 0"
 
 
 def _diff_present(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, short
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text, run
 
 CONCERN = "probe"
@@ -17,7 +18,6 @@ TIMER = "npufleet-probe.timer"
 SERVICE = "npufleet-probe.service"
 SERVICE_FILE = "/etc/systemd/system/npufleet-probe.service"
 TIMER_FILE = "/etc/systemd/system/" + TIMER
-PROGRAM = "/usr/local/lib/npufleet/npufleet_probe.py"
 CONFIG = "/etc/npufleet/probe.json"
 # Golden data, and maybe the key of a restricted API: for root alone
 DOCUMENT = "/etc/npufleet/probe_checks.json"
@@ -29,12 +29,11 @@ SHOWN, WORDS = 3, 120
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     """The files, and the result that was left last."""
-    program = read_text(PROGRAM)
     return {
         "service": read_text(SERVICE_FILE),
         "timer": read_text(TIMER_FILE),
         "config": read_text(CONFIG),
-        "program": None if program is None else hashlib.sha256(program.encode()).hexdigest(),
+        "program": (shapes.read(library.programs(), {"probe": str}).content or {}).get("probe"),
         "checks": _checks(DOCUMENT),
         "state": _state(wanted["root"] + "/probe.json"),
     }
@@ -75,7 +74,7 @@ def moment() -> Dict[str, Any]:
 def renew(since: Mapping[str, Any]) -> Optional[str]:
     """Have a probe that found something wrong ask anew: it spoke of what was before a moment. Returns what kept it from that."""
     try:
-        path = str(shapes.parse(read_text(CONFIG) or "")["state"])
+        path = shapes.parse(read_text(CONFIG) or "")["root"] + "/probe.json"
     except (ValueError, KeyError, TypeError):
         return None
     said = _state(path)
@@ -103,7 +102,7 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     names = {"service": "unit file", "timer": "timer file", "config": "configuration", "program": "program", "checks": "checks"}
     files = wanted["files"]
     if files is None:
-        there = [words for name, words in names.items() if actual[name] is not None]
+        there = [words for name, words in names.items() if name != "program" and actual[name] is not None]
         return [item(CONCERN, TIMER, "there: " + ", ".join(there), None, "unprobe")] if there else []
     expected = {**files, "checks": wanted["checks"]}
     found = [

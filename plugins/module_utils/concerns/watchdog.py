@@ -7,27 +7,24 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item, short
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
 CONCERN = "watchdog"
 UNIT = "npufleet-watchdog.service"
 UNIT_FILE = "/etc/systemd/system/" + UNIT
-PROGRAM = "/usr/local/lib/npufleet/npufleet_watchdog.py"
-# What it imports
-BESIDE = "/usr/local/lib/npufleet/stuck_load.py"
 CONFIG = "/etc/npufleet/watchdog.json"
-# What is read of what the program says of itself
+# The fields that are read of the state that the program leaves
 STATE = {"running?": ({"program?": str, "config?": str}, shapes.NULL), "gave_up?": shapes.TEXT_OR_NULL}
 
 
 def read(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     """The files, and what the running program says of itself."""
-    program, beside = read_text(PROGRAM), read_text(BESIDE)
     state = shapes.read(wanted["root"] + "/watchdog.json", STATE).content
     return {
         "unit": read_text(UNIT_FILE),
         "config": read_text(CONFIG),
-        "program": None if program is None else hashlib.sha256((program + (beside or "")).encode()).hexdigest(),
+        "program": (shapes.read(library.programs(), {"watchdog": str}).content or {}).get("watchdog"),
         "state": state or {},
     }
 
@@ -36,7 +33,7 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     """One item at most: the watchdog is put in order as a whole."""
     files = wanted["files"]
     if files is None:
-        there = [name for name in ("unit", "config", "program") if actual[name] is not None]
+        there = [name for name in ("unit", "config") if actual[name] is not None]
         return [item(CONCERN, UNIT, "there: " + ", ".join(there), None, "unwatch")] if there else []
     found = [
         f"{'no' if actual[name] is None else 'another'} {words}"

@@ -83,6 +83,27 @@ def in_process_order(devices: Sequence[Mapping[str, Any]]) -> List[Mapping[str, 
     return sorted(devices, key=lambda device: (device.get("group", 0), device["npu"]))
 
 
+def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:
+    """Return how a driver has lost its cards, None if it has not: seen after processes that had them open were killed.
+
+    The tool numbers every card of a group 0, or lists no card beside device nodes. Only a reload of the module or a reboot helps.
+    While groups are not known, no card counts as lost, because a reload needs all cards free.
+    """
+    devices = tool.get("devices")
+    if devices is None:
+        return None
+    if not devices:
+        return f"the vendor's tool lists no card beside {', '.join(nodes)}" if nodes else None
+    numbers: Dict[Optional[int], List[int]] = {}
+    for device in devices:
+        numbers.setdefault(device.get("group"), []).append(device["npu"])
+    lost = [group for group in numbers if len(numbers[group]) > 1 and set(numbers[group]) == {0}]
+    if not lost or "groups_error" in tool:
+        return None
+    where = "" if len(numbers) == 1 else f" of group {lost[0]}"
+    return f"the vendor's tool numbers each of {len(numbers[lost[0]])} cards{where} 0"
+
+
 def _run(path: str, *options: str) -> Tuple[str, str]:
     """Return (output, error) of the tool; one of them is empty."""
     code, output = run(path, *options)

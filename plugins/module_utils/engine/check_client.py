@@ -66,7 +66,11 @@ def command(docker: str, image: str, extra: Sequence[str] = ()) -> List[str]:
 
 
 class ClientError(Exception):
-    """The reason why the client of the checks did not run or return results."""
+    """The reason why the client of the checks did not run or return results; its cause is the engine, image, client or time."""
+
+    def __init__(self, message: str, cause: str = "client") -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 def time_limit(document: Mapping[str, Any]) -> float:
@@ -74,26 +78,40 @@ def time_limit(document: Mapping[str, Any]) -> float:
     return ENGINE_SECONDS + REQUESTS_PER_CHECK * float(document.get("timeout", 30)) * len(document["checks"])
 
 
-def run_in_container(image: str, document: Mapping[str, Any], program: str) -> List[Dict[str, Any]]:
-    """Return the results of the checks, run in a container that is then removed. Raises ClientError."""
+def run_in_container(
+    image: str, document: Mapping[str, Any], program: str, name: str = "", limit: float = 0.0
+) -> List[Dict[str, Any]]:
+    """Return the results of the checks, run in a container that is then removed. Raises ClientError.
+
+    A `name` belongs to one caller, who never runs twice: an older container of this name is removed.
+    """
     docker = which("docker", EXTRA_PATH)
     if not docker:
-        raise ClientError("docker is not installed, expected an engine to run the client. Apply the role docker_engine")
-    limit = time_limit(document)
-    name = f"npufleet-check-{os.getpid()}"
-    line = command(docker, image, ["--name", name])
+        raise ClientError("docker is not installed, expected an engine to run the client. Apply the role docker_engine", "engine")
+    limit = limit or time_limit(document)
+    own_name = name or f"npufleet-check-{os.getpid()}"
+    line, request = command(docker, image, ["--name", own_name]), standard_input(document, program).decode()
     try:
-        done = capture(line, limit, standard_input(document, program).decode())
+        done = capture(line, limit, request)
+        if name and done.returncode == ENGINE_FAILED and "is already in use" in done.stderr:
+            _remove(docker, name)
+            done = capture(line, limit, request)
     except (subprocess.TimeoutExpired, OutputTooLarge) as error:
-        with suppress(subprocess.SubprocessError):
-            subprocess.run([docker, "rm", "--force", name], capture_output=True, timeout=60, check=False, env=untranslated())
-        failure = f"did not end within {limit:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else f"failed: {error}"
-        raise ClientError(f"the client in image {image} {failure}. See `docker ps`") from None
+        _remove(docker, own_name)
+        late = isinstance(error, subprocess.TimeoutExpired)
+        failure = f"did not end within {limit:.0f} s" if late else f"failed: {error}"
+        raise ClientError(f"the client in image {image} {failure}. See `docker ps`", "time" if late else "client") from None
     if done.returncode == ENGINE_FAILED and "no such image" in done.stderr.lower():
-        raise ClientError(f"image {image} is not on the host. Apply the role triton_image, or name another image")
+        raise ClientError(f"image {image} is not on the host. Apply the role triton_image, or name another image", "image")
     if done.returncode == ENGINE_FAILED:
-        raise ClientError(f"the engine does not run the client in image {image}: {_end(done.stderr)}")
+        raise ClientError(f"the engine does not run the client in image {image}: {_end(done.stderr)}", "engine")
     return _results(done, f"image {image}")
+
+
+def _remove(docker: str, name: str) -> None:
+    """Remove a container whose `docker run` was killed or has never ended."""
+    with suppress(OSError, subprocess.SubprocessError):
+        subprocess.run([docker, "rm", "--force", name], capture_output=True, timeout=60, check=False, env=untranslated())
 
 
 def run_in_process(python: str, document: Mapping[str, Any], program: str) -> List[Dict[str, Any]]:

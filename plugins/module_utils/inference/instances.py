@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import time
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.check import Check, judge_answer, netloc, service_of
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.clients import SIGN_OF_LIFE
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import reason
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import Request, Result
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.metrics import samples
 from ansible_collections.npufleet.triton.plugins.module_utils.web_client.opener import open_request
 
 # The counter by which the backend `rbln` tells what each instance of a model answered
@@ -19,11 +19,6 @@ ANSWERED = "rbln_requests_total"
 WIDEST = 64
 # Bytes of a page of metrics
 PAGE = 16 << 20
-# Its lines, and characters of one that counts
-LINES, LINE = 100_000, 16_384
-# Not `\w+` alone: at each character of a long word it would begin again
-LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
-SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 
 
 def ask_instances(document: Mapping[str, Any], check: Check, asked: Sequence[Request], result: Result) -> None:
@@ -71,27 +66,9 @@ def answered(url: str, model: str) -> Dict[str, float]:
     with open_request(urllib.request.Request(url), {}, None, Budget(SIGN_OF_LIFE, PAGE)) as page:
         text = page.read().decode("utf-8", "replace")
     found: Dict[str, float] = {}
-    for labels, value in samples(text, ANSWERED):
-        if labels.get("model") == model:
+    for metric, labels, value in samples(text, ANSWERED):
+        if metric == ANSWERED and labels.get("model") == model:
             name = "{} on NPU {}".format(labels.get("instance", "?"), labels.get("npu", "?"))
             # One process for each time that it was loaded
             found[name] = found.get(name, 0.0) + value
     return found
-
-
-def samples(text: str, name: str) -> Iterator[Tuple[Dict[str, str], float]]:
-    """Yield (labels as they are written, value) of each sample of a metric. Raises ValueError for a page that is too long.
-
-    Lines that are too long are passed over, as are those that are none.
-    """
-    # Not splitlines(): the name of a model may have what Python takes for the end of a line.
-    lines = text.split("\n", LINES)
-    if len(lines) > LINES:
-        raise ValueError(f"the page of metrics has more than {LINES} lines")
-    for line in lines:
-        match = SAMPLE.match(line) if line.startswith(name) and len(line) <= LINE else None
-        if match and match[1] == name:
-            try:
-                yield dict(LABEL.findall(match[2] or "")), float(match[3])
-            except ValueError:
-                continue

@@ -108,7 +108,7 @@ class Server:
         environment = {name: os.environ[name] for name in KEPT if name in os.environ}
         environment.update(self.order["environment"], PATH=":".join(bins), VIRTUAL_ENV=os.path.join(self.root, "venv"))
         limit = self.order["stuck_load_limit"]
-        return supervised.wanted(line, environment, self.order["stop_timeout"], self.order["supervisor"], limit)
+        return supervised.wanted(line, environment, self.order["stop_timeout"], self.order["supervisor"]["digest"], limit)
 
     def told(self, text: str) -> str:
         """What the server says, without values of its options and its environment that may be secret and that it repeats."""
@@ -257,7 +257,7 @@ class Server:
         if supervised.stop(self.root):
             self.did.append("stopped the server")
         self.said = supervised.log_size(self.root)
-        supervised.start(self.root, self.config(), self.order["supervisor"], python_path(self.root))
+        supervised.start(self.root, self.config(), self.order["supervisor"]["archive"], python_path(self.root))
         self.did.append("started the server")
 
     def _load(self, wanted: Mapping[str, Any]) -> None:
@@ -351,7 +351,7 @@ class Server:
             moves = self._store("restored", {"why": why})["moves"] if store.read_transaction(self.root) else {}
             if supervised.running(self.root) != before or (moves and self.order["server"]["mode"] == "none"):
                 supervised.stop(self.root)
-                supervised.start(self.root, before, self.order["supervisor"], python_path(self.root))
+                supervised.start(self.root, before, self.order["supervisor"]["archive"], python_path(self.root))
             linked = store.linked(self.root, self.models)
             self._wait(linked, bool(moves))
             self._store("proven", {"why": why, "keep": self.order["keep"]})

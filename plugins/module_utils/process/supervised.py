@@ -7,10 +7,9 @@ go of with the process.
 from __future__ import annotations
 
 # Starts a process that stays, which run_command of a module does not. pylint: disable=ansible-bad-function
-import hashlib
+import base64
 import json
 import os
-import pkgutil
 import re
 import signal
 import subprocess
@@ -19,9 +18,8 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks
-from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
 
-PROGRAM, BESIDE, CONFIG, PID, LOG = "npufleet_supervisor.py", "stuck_load.py", "config.json", "pid", "triton.log"
+PROGRAM, CONFIG, PID, LOG = "supervisor.pyz", "config.json", "pid", "triton.log"
 # Bytes after which a log gives way to a new one; one of before is kept
 LOG_BYTES = 50 << 20
 SHAPE = {
@@ -81,41 +79,32 @@ def running(root: str) -> Optional[Dict[str, Any]]:
 def wanted(
     command: Any, environment: Mapping[str, str], stop_timeout: int, program: str, stuck_load_limit: int = 0
 ) -> Dict[str, Any]:
-    """What `running` has to be; `program` is the supervisor's own text."""
+    """Return the desired result of `running`; `program` is the digest of the supervisor's sources."""
     return {
         "command": list(command),
         "environment": dict(environment),
         "stop_timeout": stop_timeout,
-        "program": hashlib.sha256((program + _beside()).encode()).hexdigest(),
+        "program": program,
         "stuck_load_limit": stuck_load_limit,
     }
 
 
-def _beside() -> str:
-    """Return the text of the module that the supervisor imports, wherever this code itself was loaded from."""
-    package, _dot, name = stuck_load.__name__.rpartition(".")
-    source = pkgutil.get_data(package, name + ".py")
-    if source is None:
-        raise ProcessError(f"found no text of {stuck_load.__name__}, wanted it for the supervisor: install the collection again")
-    return source.decode()
-
-
-def start(root: str, config: Mapping[str, Any], program: str, python: str) -> None:
-    """Start the server under its supervisor, which needs nobody to stay. Raises ProcessError."""
+def start(root: str, config: Mapping[str, Any], archive: str, python: str) -> None:
+    """Start the server under its supervisor, a base64 archive, which outlives this process. Raises ProcessError."""
     place = home(root)
     os.makedirs(place, mode=0o700, exist_ok=True)
     os.chmod(place, 0o700)
     whole = {**config, "log": log_path(root), "log_bytes": LOG_BYTES, "pid": os.path.join(place, PID)}
-    texts = {BESIDE: _beside(), PROGRAM: program, CONFIG: json.dumps(whole, indent=1, sort_keys=True)}
-    for name, text in texts.items():
+    contents = {PROGRAM: base64.b64decode(archive), CONFIG: json.dumps(whole, indent=1, sort_keys=True).encode()}
+    for name, content in contents.items():
         draft = os.path.join(place, name + ".draft")
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as sink:
-            sink.write(text)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as sink:
+            sink.write(content)
         os.replace(draft, os.path.join(place, name))
     with open(log_path(root), "ab") as log:
         # A session of its own: neither a terminal that is closed nor the end of Ansible reaches it
         started = subprocess.Popen(
-            [python, os.path.join(place, PROGRAM), os.path.join(place, CONFIG)],
+            [python, "-I", os.path.join(place, PROGRAM), os.path.join(place, CONFIG)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -1,3 +1,3 @@
-"""What is shipped as a program: an archive of Python files for a container, and the library that a host keeps."""
+"""Programs that are sent to hosts: an archive of Python files for a container, and the library that a host keeps."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Python files as one archive that a Python of the standard library runs: what is shipped as a program.
+"""Python files as one archive that a Python of the standard library runs.
 
 It is made on the controller alone; the same files make the same bytes.
 """
@@ -6,6 +6,7 @@ It is made on the controller alone; the same files make the same bytes.
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
 import os
 import re
@@ -14,22 +15,31 @@ from typing import Dict, Mapping, Set
 PREFIX = "ansible_collections.npufleet.triton.plugins.module_utils."
 HOME = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 TIME = (1980, 1, 1, 0, 0, 0)
-# Of a statement that imports: the module, what is taken of it; or the modules themselves. A text that looks like one brings a file
-# too many, and a parser would take most of the time of a plan.
+# Import statements: the module and the names that are taken from it, or the modules themselves. A text that looks like one brings a
+# file too many. A parser would take most of the time of a plan.
 IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|[^#\n]*)|import ([\w., ]+))", re.MULTILINE)
+# A directory may be named by a link, which moves while the program imports from it.
+MAIN = "import os, sys\n\nsys.path[0] = os.path.realpath(sys.path[0])\nfrom {main} import main\n\nsys.exit(main())\n"
 
 
 @functools.cache
 def of(entry: str) -> bytes:
-    """A module of module_utils, such as `engine.check_client`, and all that it imports of there. Run, it calls the main() of it."""
-    files: Dict[str, str] = {}
-    _collect(entry, files)
-    return packed(files, PREFIX + entry)
+    """Return a module of module_utils, such as `engine.check_client`, with all that it imports there, as a program."""
+    return packed(_files(entry), PREFIX + entry)
+
+
+@functools.cache
+def digest(entry: str) -> str:
+    """Return the SHA-256 of the sources of a module of module_utils and of all that it imports there."""
+    content = hashlib.sha256()
+    for name, source in sorted(_files(entry).items()):
+        content.update(f"{name}\0{source}\0".encode())
+    return content.hexdigest()
 
 
 def packed(files: Mapping[str, str], main: str) -> bytes:
-    """Files by their path, and the packages around them, as a program that calls the main() of a module."""
-    # Here, as hosts make none
+    """Return files by their path, and the packages around them, as a program that calls the main() of a module."""
+    # Imported here, as hosts pack nothing.
     import zipfile
 
     names = dict(files)
@@ -37,7 +47,7 @@ def packed(files: Mapping[str, str], main: str) -> bytes:
         parts = path.split("/")[:-1]
         names.update({f"{'/'.join(parts[:depth])}/__init__.py": "" for depth in range(1, len(parts) + 1)})
     names.update(files)
-    names["__main__.py"] = f"import sys\nfrom {main} import main\n\nsys.exit(main())\n"
+    names["__main__.py"] = MAIN.format(main=main)
     sink = io.BytesIO()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as target:
         for name in sorted(names):
@@ -45,8 +55,15 @@ def packed(files: Mapping[str, str], main: str) -> bytes:
     return sink.getvalue()
 
 
+def _files(entry: str) -> Dict[str, str]:
+    """Return {path in the archive: source} of a module and of what it imports of module_utils."""
+    files: Dict[str, str] = {}
+    _collect(entry, files)
+    return files
+
+
 def _collect(module: str, files: Dict[str, str]) -> None:
-    """Add a module, the packages around it, and what they import of module_utils: {path: source}."""
+    """Add a module, the packages around it, and what they import of module_utils."""
     parts = module.split(".")
     for depth in range(1, len(parts)):
         _collect(".".join(parts[:depth]), files)
@@ -57,12 +74,12 @@ def _collect(module: str, files: Dict[str, str]) -> None:
         return
     with open(os.path.join(HOME, path), encoding="utf-8") as source:
         files[name] = source.read()
-    for found in sorted(imports(files[name])):
-        _collect(found, files)
+    for imported in sorted(imports(files[name])):
+        _collect(imported, files)
 
 
 def imports(source: str) -> Set[str]:
-    """What of module_utils a source imports, and the names that it takes from there, which may be modules too."""
+    """Return what a source imports of module_utils, and the names that it takes from there, which may be modules too."""
     found: Set[str] = set()
     for module, names, plain in IMPORT.findall(source):
         if plain:

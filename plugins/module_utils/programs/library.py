@@ -1,8 +1,8 @@
-"""The library: the code of this collection as a host keeps it, compiled. Modules are called from it, and with it the host finishes
-a change on its own.
+"""The library: the code of this collection as a host keeps it, compiled. Modules and units run from it.
 
 Each version has a directory of its own, named by its digest, that is never changed. The link `current` points to the version that
-changed the host last. Python runs a version by its directory: change/commands.py has its commands.
+changed the host last. Python runs a version by its directory: commands.py has the commands. A process that runs a version holds its
+directory, so that no later version removes what the process still has to import.
 """
 
 from __future__ import annotations
@@ -13,6 +13,13 @@ from typing import List
 
 HOME = "/usr/local/lib/npufleet/library"
 CURRENT = "current"
+# The programs that systemd keeps running, as modules of module_utils
+ENTRIES = {"watchdog": "watch.watchdog", "probe": "watch.probe"}
+# File in a version: the digest of each program, over its own sources alone. A program is restarted when its digest changes, and not
+# with each version of the library.
+PROGRAMS = "programs.json"
+# Exit code of the command `resume` while the run may still be at work
+BUSY = 75
 # Seconds after which an unfinished directory belongs to a run that was killed
 DRAFT = 3600.0
 # The name of the library before version 0.2
@@ -20,8 +27,22 @@ FORMER = "/usr/local/lib/npufleet/npufleet_change.pyz"
 
 
 def path(version: str = CURRENT) -> str:
-    """What a Python is told to run."""
+    """Return the directory of a version, which Python runs."""
     return os.path.join(HOME, version)
+
+
+def programs(directory: str = "") -> str:
+    """Return the path of the digests of the programs in a directory, that of the current version without one."""
+    return os.path.join(directory or path(), PROGRAMS)
+
+
+def hold(directory: str) -> int:
+    """Keep a version from being removed until this process ends. Return the descriptor that does it. Raises OSError."""
+    import fcntl
+
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    return handle
 
 
 def install(version: str, packed: bytes) -> bool:
@@ -54,7 +75,7 @@ def install(version: str, packed: bytes) -> bool:
 
 
 def activate(version: str) -> bool:
-    """Make a version the current one. Return True if another one was. The previous version stays for the processes that run it.
+    """Make a version the current one. Return True if another one was. The previous version stays, and those that processes hold.
 
     Raises OSError if the host does not have the version.
     """
@@ -79,20 +100,22 @@ def activate(version: str) -> bool:
 
 
 def _superseded(*kept: str) -> List[str]:
-    """Return the other versions, and what killed runs have left; not what another run unpacks at this moment."""
+    """Return the other versions that no process holds, and what killed runs have left."""
     import time
 
     found = []
     for name in os.listdir(HOME):
+        if name in kept or os.path.islink(path(name)) or not os.path.isdir(path(name)):
+            continue
         # The age is by the time of day, which may be set meanwhile.
-        drafted = name.startswith(".") and (time.time() - os.lstat(path(name)).st_mtime < DRAFT or _is_locked(path(name)))
-        if name not in kept and not drafted and os.path.isdir(path(name)) and not os.path.islink(path(name)):
+        recent = name.startswith(".") and time.time() - os.lstat(path(name)).st_mtime < DRAFT
+        if not recent and not _is_held(path(name)):
             found.append(name)
     return found
 
 
-def _is_locked(directory: str) -> bool:
-    """Return True if a run is at work in a directory."""
+def _is_held(directory: str) -> bool:
+    """Return True if a run unpacks a directory, or a process runs it."""
     import fcntl
 
     try:
@@ -100,7 +123,7 @@ def _is_locked(directory: str) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:

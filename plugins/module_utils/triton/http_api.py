@@ -1,4 +1,4 @@
-"""Triton's HTTP API, asked with the standard library alone."""
+"""Requests to Triton's HTTP API with the standard library."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import re
 from typing import Any, Dict, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import shapes
-from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, connect, exchange
+from ansible_collections.npufleet.triton.plugins.module_utils import exchange, shapes
 
 # Seconds of an exchange whose caller names none
 SECONDS = 5.0
@@ -17,13 +16,31 @@ NAMELESS = "its name has a space, a control character, / ? or #, which no reques
 
 
 def netloc(address: str, port: Any) -> str:
-    """Address and port as URLs and the engine have them: an IPv6 address in brackets, no address as nothing."""
+    """Return address and port as URLs and the engine have them: an IPv6 address in brackets, no address as nothing."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def can_be_asked(model: str) -> bool:
-    """Whether a request's path can hold the name of this model; where it cannot, `NAMELESS` says why."""
+    """Return True if the path of a request can hold the name of this model. If not, `NAMELESS` is the reason."""
     return bool(model) and not _UNASKABLE.search(model)
+
+
+def http_bytes(
+    address: str,
+    port: int,
+    method: str,
+    resource: str,
+    timeout: Optional[float] = None,
+    body: str = "",
+    headers: Optional[Dict[str, str]] = None,
+    size: Optional[int] = None,
+) -> Tuple[int, bytes]:
+    """Return status and body of one exchange, of at most `size` bytes. Raises OSError, and exchange.TooLong for a larger body."""
+    framed = None if size is None else exchange.LINES * exchange.LINE + exchange.FRAMING * size
+    budget = exchange.Budget(timeout or SECONDS, framed)
+    with exchange.connect(address, port, budget) as connected:
+        host = {"Host": netloc(address, port), **(headers or {})}
+        return exchange.exchange(connected, method, resource, host, body.encode() or None, budget, size=size)
 
 
 def http_json(
@@ -36,20 +53,22 @@ def http_json(
     headers: Optional[Dict[str, str]] = None,
     size: Optional[int] = None,
 ) -> Tuple[int, Any]:
-    """Status and JSON body of one HTTP exchange, of at most `size` bytes; status 0 with the reason when there was none."""
-    told = {"Host": netloc(address, port), **(headers or {})}
-    budget = Budget(timeout or SECONDS)
+    """Return status and data of one exchange, with text for a body that is not JSON, and status 0 with the reason if it failed."""
     try:
-        with connect(address, port, budget) as connected:
-            status, raw = exchange(connected, method, resource, told, body.encode() or None, budget, size=size)
+        status, raw = http_bytes(address, port, method, resource, timeout, body, headers, size)
     except OSError as error:
         return 0, str(error)
-    words = raw.decode("utf-8", "replace")
+    return status, parsed(raw, size)
+
+
+def parsed(raw: bytes, size: Optional[int] = None) -> Any:
+    """Return the data of a body, its first 500 characters if it is not JSON, None if it is empty."""
+    text = raw.decode("utf-8", "replace")
     try:
-        found = shapes.parse(words, size or shapes.SIZE) if raw else None
-        if "\\ud" in words.lower():
-            # Half a character, which nobody could write down
-            found = json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
-        return status, found
+        data = shapes.parse(text, size or shapes.SIZE) if raw else None
+        if "\\ud" in text.lower():
+            # Half of a surrogate pair cannot be written to a file.
+            data = json.loads(json.dumps(data, ensure_ascii=False).encode("utf-8", "replace"))
+        return data
     except ValueError:
-        return status, words[:500]
+        return text[:500]

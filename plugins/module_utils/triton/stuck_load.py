@@ -24,8 +24,8 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-# The kernel keeps 15 characters of triton_python_backend_stub.
-STUB = "triton_python_b"
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.stubs import NAME, PROC, command_line
+
 # Numbers of the system calls `wait4` and `futex`, by machine
 CALLS = {"x86_64": (61, 202), "aarch64": (260, 98)}
 # Seconds that a wait has to last where no other limit is given, seconds between two looks, and the fewest looks that prove anything
@@ -34,7 +34,6 @@ LIMIT, LOOK, LOOKS = 15.0, 1.0, 4
 ROUNDS = 10
 # The share of a processor that two waiting threads may use: a stub wakes once a second to see whether there is a message.
 IDLE = 0.01
-PROC = "/proc"
 
 
 class Process(NamedTuple):
@@ -119,7 +118,7 @@ def look(root: int) -> Sample:
     if calls is None:
         return Sample(now, waits)
     processes = {int(name): found for name, found in ((name, _stat(name)) for name in os.listdir(PROC) if name.isdigit()) if found}
-    stubs = {pid: stat for pid, stat in processes.items() if stat.name == STUB}
+    stubs = {pid: stat for pid, stat in processes.items() if stat.name == NAME}
     for server in {stat.parent for stat in stubs.values()}:
         if server not in processes or not _is_below(server, root, processes):
             continue
@@ -129,7 +128,7 @@ def look(root: int) -> Sample:
             if number not in waited or not _awaits_message(pid, calls[1]):
                 continue
             thread = waited[number]
-            words = _words(pid)
+            words = command_line(pid)
             used = [_stat(f"{pid}/task/{pid}"), _stat(f"{server}/task/{thread}")]
             # A process that is stopped, or that waits for a disk, is not asleep.
             if len(words) < 3 or any(entry is None or entry.state != "S" for entry in used):
@@ -270,7 +269,7 @@ def _number_inside(pid: int) -> Optional[int]:
 
 def _awaits_message(pid: int, futex: int) -> bool:
     """Return True if the main thread of a stub sleeps in a futex of the shared memory that its command line names."""
-    call, words = _call(f"{pid}/task/{pid}"), _words(pid)
+    call, words = _call(f"{pid}/task/{pid}"), command_line(pid)
     if call is None or call[0] != futex or not call[1] or len(words) < 4:
         return False
     region = "/dev/shm/" + words[2].lstrip("/")
@@ -282,12 +281,3 @@ def _awaits_message(pid: int, futex: int) -> bool:
                 if first <= call[1][0] < last:
                     return True
     return False
-
-
-def _words(pid: int) -> List[str]:
-    """Return the command line of a process, empty for one that is gone."""
-    try:
-        with open(f"{PROC}/{pid}/cmdline", "rb") as source:
-            return source.read().decode("utf-8", "replace").split("\0")[:-1]
-    except OSError:
-        return []

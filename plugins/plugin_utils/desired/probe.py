@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from typing import Any, Dict, Mapping
 
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.probe import CONFIG, DOCUMENT, PROGRAM
-from ansible_collections.npufleet.triton.plugins.module_utils.driver.vendor_tool import TOOLS
-from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.probe import CONFIG, DOCUMENT
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive, library
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
-from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
-CONTAINER = "npufleet-probe"
-SOURCE = os.path.join(COLLECTION, "roles/monitoring/files", os.path.basename(PROGRAM))
-SERVICE_TEXT = f"""# Written by npufleet
+SERVICE_TEXT = """# Written by npufleet
 [Unit]
 Description=Probe of the Triton server by inference
 After=docker.service
@@ -24,8 +18,8 @@ StartLimitIntervalSec=0
 
 [Service]
 Type=oneshot
-ExecStart=/usr/bin/python3 -I {PROGRAM} {CONFIG}
-TimeoutStartSec={{patience}}
+ExecStart=/usr/bin/python3 -IS {library} probe {config}
+TimeoutStartSec={patience}
 Nice=10
 UMask=0077
 NoNewPrivileges=yes
@@ -60,29 +54,22 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     config = {
         "host": variables["inventory_hostname"],
         "document": DOCUMENT,
-        "command": check_client.command("docker", variables["inference_check_image"], ["--name", CONTAINER]),
-        "remove": ["docker", "rm", "--force", CONTAINER],
+        "image": variables["inference_check_image"],
         "limit": seconds["limit"],
         "interval": seconds["interval"],
-        "state": root + "/probe.json",
+        "root": root,
         "textfile": variables["monitoring_probe_directory"] + "/npufleet.prom",
-        "maintenance": root + "/maintenance.json",
-        "lease": root + "/lease.json",
         "key": server_key.for_checks(variables),
-        "vendor_tools": list(TOOLS),
-        "nodes": "/dev",
     }
-    with open(SOURCE, "rb") as source:
-        program = hashlib.sha256(source.read()).hexdigest()
     return {
         "root": root,
         "directory": variables["monitoring_probe_directory"],
         "files": {
             # The removal of the container also takes time.
-            "service": SERVICE_TEXT.format(patience=seconds["limit"] + 60),
+            "service": SERVICE_TEXT.format(library=library.path(), config=CONFIG, patience=seconds["limit"] + 60),
             "timer": TIMER_TEXT.format(interval=seconds["interval"], jitter=seconds["jitter"]),
             "config": json.dumps(config, indent=2, sort_keys=True) + "\n",
-            "program": program,
+            "program": archive.digest(library.ENTRIES["probe"]),
         },
         "checks": context.checks(),
     }

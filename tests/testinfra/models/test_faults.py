@@ -127,7 +127,7 @@ def stubs_that_die_and_hang(place: Fleet) -> Told:
             for mode in HOSTS:
                 harmed.enter_context(harm(mode))
             for mode, host in place.hosts.items():
-                journal = f"journalctl --unit npufleet-watchdog --output cat --since @{since[mode]} | grep did:"
+                journal = f"journalctl --unit npufleet-watchdog --output cat --since @{since[mode]} | grep Action:"
                 wait_for(lambda h=host, j=journal: h.run(j).rc == 0, REPAIRED)
                 told[mode] += host.check_output(journal) + "\n"
         place.wait_until_answered()

@@ -1,21 +1,22 @@
-"""The commands of a host's library (programs/library.py), run as `python3 -IS LIBRARY COMMAND`, and the unit that runs one at boot.
+"""The commands of a host's library (programs/library.py), run as `python3 -IS LIBRARY COMMAND ARGUMENT`, and the unit of one.
 
-change ROOT    make the change that was ordered (detached.py)
-resume ROOT    finish a change whose run is gone (resume.py). Exit code 0: nothing is under way, or it was finished; 75: its run
-               may still be at work; 1: the previous state could not be restored
+change ROOT      make the change that was ordered (change/detached.py)
+resume ROOT      finish a change whose run is gone (change/resume.py). Exit code 0: nothing is under way, or it was finished;
+                 75: its run may still be at work; 1: the previous state could not be restored
+watchdog CONFIG  watch the server until the process is ended (watch/watchdog.py)
+probe CONFIG     run the checks against the server once (watch/probe.py). Exit code 0: a result was left, whatever it is
 """
 
 from __future__ import annotations
 
 # Runs in programs, too, which have no run_command of a module, and prints for the journal. pylint: disable=ansible-bad-function
-import os
 import subprocess
 import sys
 
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import durable
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text, untranslated
 
-BUSY = 75
 UNIT = "npufleet-resume.service"
 UNIT_FILE = "/etc/systemd/system/" + UNIT
 # Ends a change whose run is gone, because the host lost its power
@@ -40,10 +41,11 @@ WantedBy=multi-user.target
 def main() -> int:
     """Run the command of the command line and return its exit code."""
     words = sys.argv[1:]
-    commands = {"change": change, "resume": resume}
+    commands = {"change": change, "resume": resume, "watchdog": watchdog, "probe": probe}
     if len(words) != 2 or words[0] not in commands:
         print(__doc__, file=sys.stderr)
         return 2
+    library.hold(sys.path[0])
     return commands[words[0]](words[1])
 
 
@@ -60,7 +62,7 @@ def resume(root: str) -> int:
 
     outcome = finish(root)
     if outcome.busy:
-        return BUSY
+        return library.BUSY
     if outcome.failed:
         print(f"<3>{outcome.failed}", flush=True)
         return 1
@@ -69,15 +71,26 @@ def resume(root: str) -> int:
     return 0
 
 
+def watchdog(config: str) -> int:
+    """Watch the server until the process is ended."""
+    from ansible_collections.npufleet.triton.plugins.module_utils.watch import watchdog as program
+
+    return program.run(config)
+
+
+def probe(config: str) -> int:
+    """Run the checks against the server once, and leave the result."""
+    from ansible_collections.npufleet.triton.plugins.module_utils.watch import probe as program
+
+    return program.run(config)
+
+
 def install_unit(root: str) -> bool:
     """Write and enable the unit. Return True if its file was missing or different."""
     unit = UNIT_TEXT.format(root=root, library=library.path())
     if read_text(UNIT_FILE) == unit:
         return False
-    with open(UNIT_FILE + ".new", "w", encoding="utf-8") as sink:
-        sink.write(unit)
-    os.chmod(UNIT_FILE + ".new", 0o644)
-    os.replace(UNIT_FILE + ".new", UNIT_FILE)
+    durable.write(UNIT_FILE, unit)
     for command in (["daemon-reload"], ["enable", UNIT]):
         subprocess.run(["systemctl", *command], capture_output=True, timeout=60, check=True, env=untranslated())
     return True

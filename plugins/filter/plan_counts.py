@@ -1,0 +1,56 @@
+"""Filter plan_counts: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: plan_counts
+short_description: Decide whether the plan of this run still describes the server of a host
+description:
+  - Returns true if nobody has held the host since the plan, and if nothing below the server differs, which would change meanwhile.
+version_added: 0.1.0
+author: The npufleet developers (@npufleet)
+options:
+  _input:
+    description: The result of M(npufleet.triton.host_state) by which this run planned.
+    type: dict
+    required: true
+  lease:
+    description: The result of M(npufleet.triton.host_lease) by which this run holds the host; empty if it does not.
+    type: dict
+    default: {}
+  linked:
+    description: Whether the server is to serve what the store links.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: Read the plan, unless the plan of this run still counts
+  npufleet.triton.host_state:
+    known: "{{ 'planned' if planned | npufleet.triton.plan_counts(lease) else omit }}"
+"""
+
+RETURN = r"""
+_value:
+  description: Whether the plan counts.
+  type: bool
+"""
+
+from typing import Any, Callable, Dict, Mapping, Optional
+
+# Concerns whose steps do not change what another one of them has read
+ABOVE = {"models", "server", "watchdog", "probe"}
+
+
+def plan_counts(planned: Mapping[str, Any], lease: Optional[Mapping[str, Any]] = None, linked: bool = False) -> bool:
+    """Return True if a plan still counts."""
+    if not (lease or {}).get("fresh"):
+        return False
+    return bool(planned["seen"]["linked"] == linked and {item["concern"] for item in planned["plan"]} <= ABOVE)
+
+
+class FilterModule:
+    """Filters of the collection."""
+
+    def filters(self) -> Dict[str, Callable[..., Any]]:
+        return {"plan_counts": plan_counts}

@@ -1,0 +1,95 @@
+"""Filter server_steps: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: server_steps
+short_description: Select the steps that bring the server of a host in sync
+description:
+  - Takes the result of M(npufleet.triton.host_state) for C(models), C(server) and C(watchdog), and returns which steps of the role
+    P(npufleet.triton.triton_server#role) its plan needs.
+version_added: 0.1.0
+author: The npufleet developers (@npufleet)
+options:
+  _input:
+    description: The result of M(npufleet.triton.host_state).
+    type: dict
+    required: true
+  lease:
+    description: The result of M(npufleet.triton.host_lease) by which this run holds the host; empty if it does not.
+    type: dict
+    default: {}
+  planned:
+    description: The result of M(npufleet.triton.host_state) for all concerns that this run applies; empty if unknown.
+    type: dict
+    default: {}
+  linked:
+    description: Whether the server serves what the store links, and no new files.
+    type: bool
+    default: false
+  rollback:
+    description: The rollback that is requested, if any.
+    type: raw
+"""
+
+EXAMPLES = r"""
+- name: Transfer what the models consist of
+  ansible.builtin.include_tasks: transfer.yml
+  when: (state | npufleet.triton.server_steps).transfer
+"""
+
+RETURN = r"""
+_value:
+  description: >-
+    A boolean for each step C(transfer), C(hold), C(prepare), C(credentials), C(key), C(container), C(change), C(watch) and
+    C(unwatch); C(release) and C(withdraw), the names of models; C(ends_turn), whether nothing follows on this host.
+  type: dict
+"""
+
+from typing import Any, Callable, Dict, List, Mapping, Optional
+
+# Concerns that one change of the server brings in sync
+CHANGED = {"models", "server"}
+
+
+def server_steps(
+    state: Mapping[str, Any],
+    lease: Optional[Mapping[str, Any]] = None,
+    planned: Optional[Mapping[str, Any]] = None,
+    linked: bool = False,
+    rollback: Any = None,
+) -> Dict[str, Any]:
+    """Return the steps of one host."""
+    models = [item for item in state["plan"] if item["concern"] == "models"]
+    server = {item["action"] for item in state["plan"] if item["concern"] == "server"}
+    watchdog = {item["action"] for item in state["plan"] if item["concern"] == "watchdog"}
+    held = bool((lease or {}).get("taken"))
+    concerns = {item["concern"] for item in (planned or {}).get("plan", [])}
+    container = bool(server & {"create", "replace"})
+    change = bool(server or models or rollback or state["actual"]["models"]["transaction"] is not None)
+    return {
+        "transfer": bool(state["actual"]["models"]["missing"]) and not linked,
+        "hold": bool(change or watchdog) and not held,
+        "prepare": container or bool(server & {"write", "key"}),
+        "credentials": "write" in server,
+        "key": "key" in server,
+        "container": container,
+        "change": change,
+        "watch": "watch" in watchdog,
+        "unwatch": "unwatch" in watchdog,
+        "release": _names(models, "release"),
+        "withdraw": _names(models, "withdraw"),
+        # The change releases the host itself if nothing of the run follows it.
+        "ends_turn": bool(state.get("known")) and held and not container and concerns <= CHANGED,
+    }
+
+
+def _names(models: List[Mapping[str, Any]], action: str) -> List[str]:
+    return [item["name"] for item in models if item["action"] == action]
+
+
+class FilterModule:
+    """Filters of the collection."""
+
+    def filters(self) -> Dict[str, Callable[..., Any]]:
+        return {"server_steps": server_steps}

@@ -1,0 +1,133 @@
+"""The supervisor of a Triton server where no init system and no engine runs: it starts the server again when the server ends.
+
+It runs from an archive of its own (programs/archive.py), `supervisor.pyz CONFIG`: a JSON file with `command`, `environment`, `log`,
+`log_bytes`, `stop_timeout` (seconds), `pid` and `stuck_load_limit` (seconds). The file `pid` is locked while it runs, and holds its
+number. SIGTERM ends the server and then the supervisor. The server does not outlive the supervisor.
+"""
+
+from __future__ import annotations
+
+# Runs as a program, which has no run_command of a module. pylint: disable=ansible-bad-function
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, Dict, Optional
+
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks
+from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.stuck_load import Guard
+
+# Seconds until a server that ended starts again, doubled each time up to a limit, and after which a server counts as well
+FIRST, LONGEST, WELL = 1.0, 60.0, 120.0
+# Seconds between two looks at the server and the size of its log
+LOOK = 0.5
+# Seconds for which another process may look at the lock
+MOMENT = 2.0
+PR_SET_PDEATHSIG = 1
+# Logged before the process of a stuck load is ended
+ENDS = "a load is stuck, ends"
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process, the server to be, when its supervisor ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Supervisor:
+    """The owner of one server."""
+
+    def __init__(self, config: Dict[str, Any]) -> None:
+        self.config = config
+        self.server: Optional[subprocess.Popen[bytes]] = None
+        self.ending = False
+
+    def run(self) -> int:
+        """Keep the server running until SIGTERM. Return the exit code."""
+        with locks.opened(self.config["pid"]) as pid:
+            if not locks.take(pid, time.monotonic() + MOMENT):
+                print(f"npufleet_supervisor: another one holds {self.config['pid']}", file=sys.stderr)
+                return 1
+            pid.truncate(0)
+            pid.write(f"{os.getpid()}\n")
+            pid.flush()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self._end)
+            self._serve()
+            pid.truncate(0)
+        return 0
+
+    def _end(self, *_arguments: Any) -> None:
+        self.ending = True
+
+    def _wait(self, seconds: float) -> None:
+        """Wait, at most until the supervisor has to end."""
+        deadline = time.monotonic() + seconds
+        while not self.ending and time.monotonic() < deadline:
+            time.sleep(min(LOOK, seconds))
+
+    def _serve(self) -> None:
+        pause = FIRST
+        while not self.ending:
+            began = time.monotonic()
+            code = self._once()
+            if self.ending:
+                return
+            pause = FIRST if time.monotonic() - began >= WELL else pause
+            self._log(f"the server ended with {code} and starts again in {pause:.0f} s")
+            self._wait(pause)
+            pause = min(pause * 2, LONGEST)
+
+    def _once(self) -> int:
+        """Run the server once. Return its exit code."""
+        with open(self.config["log"], "ab") as log:
+            try:
+                self.server = subprocess.Popen(
+                    self.config["command"],
+                    env=self.config["environment"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
+                )
+            except OSError as error:
+                self._log(f"the server cannot be started: {error}")
+                return 127
+        server = self.server.pid
+        # The parent of the server may look at its system calls, which a container may deny to all other processes.
+        with Guard(lambda: server, self.config.get("stuck_load_limit", 0), tell=lambda wait: self._log(f"{ENDS} {wait}")):
+            while self.server.poll() is None and not self.ending:
+                self._wait(LOOK)
+                self._rotate()
+        if self.server.poll() is None:
+            self.server.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.server.wait(self.config["stop_timeout"])
+        # Stubs of the python backend may outlive a server that was killed.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.server.pid, signal.SIGKILL)
+        return self.server.wait()
+
+    def _log(self, message: str) -> None:
+        with open(self.config["log"], "a", encoding="utf-8") as log:
+            log.write(f"npufleet_supervisor: {timestamp()}: {message}\n")
+
+    def _rotate(self) -> None:
+        """Keep one previous log. The server goes on with its own file, to which it only appends."""
+        path = self.config["log"]
+        if os.path.exists(path) and os.path.getsize(path) > self.config["log_bytes"]:
+            shutil.copyfile(path, path + ".1")
+            os.truncate(path, 0)
+
+
+def main() -> int:
+    """Run the supervisor. Return its exit code."""
+    with open(sys.argv[1], encoding="utf-8") as source:
+        config = shapes.parse_as(source.read(), dict)
+    return Supervisor(config).run()

@@ -1,0 +1,36 @@
+"""Pages of metrics in Prometheus' text format, as Triton gives them."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, Iterator, Tuple
+
+# Lines of a page, and characters of a line that is read
+LINES, LINE = 100_000, 16_384
+SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
+# Without the look behind, the search would begin again at each character of a long word.
+LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
+
+Labels = Dict[str, str]
+
+
+def samples(page: str, prefix: str = "") -> Iterator[Tuple[str, Labels, float]]:
+    """Yield (name, labels, value) of each sample whose name begins with `prefix`.
+
+    Lines that are too long or that do not parse are skipped. Raises ValueError if the page has too many lines.
+    """
+    # Not splitlines(): the name of a model may contain what Python takes for the end of a line.
+    lines = page.split("\n", LINES)
+    if len(lines) > LINES:
+        raise ValueError(f"a page of metrics of more than {LINES} lines")
+    for line in lines:
+        match = SAMPLE.match(line) if line.startswith(prefix) and len(line) <= LINE else None
+        if match:
+            try:
+                yield match[1], {name: _unescaped(value) for name, value in LABEL.findall(match[2] or "")}, float(match[3])
+            except ValueError:
+                continue
+
+
+def _unescaped(value: str) -> str:
+    return re.sub(r"\\(.)", lambda sign: "\n" if sign[1] == "n" else sign[1], value)

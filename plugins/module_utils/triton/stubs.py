@@ -1,0 +1,47 @@
+"""The processes of Triton's python backend: one for each instance of a model, its stub."""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, List, NamedTuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
+
+# The kernel keeps 15 characters of triton_python_backend_stub.
+NAME = "triton_python_b"
+PROC = "/proc"
+
+
+class Stub(NamedTuple):
+    """The file that a stub runs, and the name of its instance, which other models may have too."""
+
+    code: str
+    instance: str
+
+
+def command_line(pid: int) -> List[str]:
+    """Return the command line of a process, empty if the process is gone or has ended."""
+    try:
+        with open(f"{PROC}/{pid}/cmdline", "rb") as source:
+            return source.read().decode("utf-8", "replace").split("\0")[:-1]
+    except OSError:
+        return []
+
+
+def living(root: int) -> Dict[int, Stub]:
+    """Return the stubs in the container whose first process is `root`, by process."""
+    stubs = {}
+    for pid in map(int, filter(str.isdigit, os.listdir(PROC))):
+        words = command_line(pid) if (read_text(f"{PROC}/{pid}/comm") or "").rstrip("\n") == NAME else []
+        # The first word is the program, the last but one is the instance.
+        if len(words) > 3 and same_container(pid, root):
+            stubs[pid] = Stub(words[1], words[-2])
+    return stubs
+
+
+def same_container(pid: int, other: int) -> bool:
+    """Return True if two processes are in the same PID namespace."""
+    try:
+        return os.readlink(f"{PROC}/{pid}/ns/pid") == os.readlink(f"{PROC}/{other}/ns/pid")
+    except OSError:
+        return False

@@ -1,0 +1,3 @@
+"""The programs that systemd keeps running beside the server: the watchdog, and the probe of its timer."""
+
+from __future__ import annotations

@@ -1,0 +1,210 @@
+"""The actions of the watchdog on its host: reload a model, end a stuck load, restart the container, finish a change."""
+
+from __future__ import annotations
+
+# Runs as a program, which has no run_command of a module. pylint: disable=ansible-bad-function
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from typing import Iterable, Iterator, List, Mapping, Optional, Set, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, replacement
+from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import ContainerError, Docker
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import contexts
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock, locks
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
+from ansible_collections.npufleet.triton.plugins.module_utils.system import untranslated
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, http_api, repository, stubs, stuck_load
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import version_of
+from ansible_collections.npufleet.triton.plugins.module_utils.watch import journal
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.evidence import Failure, Observer
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Watchdog as Settings
+
+# Reasons for which the watchdog does nothing
+MAINTENANCE, DEPLOYMENT = "maintenance", "deployment"
+# Seconds between two calls of `resume`, each of which starts a Python of its own, and after the last sign of the run
+CALL, QUIET = 10.0, 60.0
+# Up to here Triton restarts a dead stub by itself, and one that is killed during a request takes the server down with it.
+LAST_TO_RESTART_STUBS = (2, 46)
+# Seconds for an unload, and for the processes of an unloaded model to end
+UNLOAD, SETTLE = 5.0, 10.0
+POLL = 0.2
+
+
+class Host(Observer):
+    """The host of the server: its marks, its cards, and what can be done there."""
+
+    def __init__(self, settings: Settings, engine: Optional[Docker] = None) -> None:
+        super().__init__(settings, engine)
+        self._resume_at = 0.0
+
+    # Marks of people and of runs
+
+    def paused(self) -> Optional[str]:
+        """Return the reason for which nothing may be done, None if something may."""
+        if os.path.exists(os.path.join(self.settings.root, lease.MARK)):
+            return MAINTENANCE
+        return DEPLOYMENT if os.path.exists(os.path.join(self.settings.root, lease.LEASE)) else None
+
+    def resume(self) -> Optional[str]:
+        """Finish what a run left that is gone. Return the reason for which nothing may be done, None once it is finished."""
+        if time.monotonic() < self._resume_at or self._at_work():
+            return DEPLOYMENT
+        command = [sys.executable, "-IS", library.path(), "resume", self.settings.root]
+        done = subprocess.run(command, capture_output=True, check=False, env=untranslated())
+        for line in (done.stdout + done.stderr).decode("utf-8", "replace").splitlines():
+            print(line, flush=True)
+        busy = done.returncode == library.BUSY
+        self._resume_at = time.monotonic() + CALL if busy else 0.0
+        return DEPLOYMENT if busy else self.paused()
+
+    def _at_work(self) -> bool:
+        """Return True if the lease was renewed just now, as each call of its run does, and no container is being replaced."""
+        if os.path.exists(os.path.join(self.settings.root, replacement.REPLACEMENT)):
+            return False
+        held = lease.read(self.settings.root)
+        age = clock.since(held) if held else None
+        return age is not None and age < QUIET
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep deployments from beginning."""
+        with locks.opened(lease.WATCHDOG) as lock:
+            locks.take(lock, float("inf"))
+            yield
+
+    # Models
+
+    def version(self) -> Tuple[int, ...]:
+        """Return the server's version. A version that is not known counts as old."""
+        status, body = self.request("GET", "/v2")
+        numbers = (version_of(http_api.parsed(body)) or "").split(".") if status == 200 else []
+        return tuple(map(int, numbers[:2])) if len(numbers) > 1 and all(part.isdigit() for part in numbers[:2]) else (0, 0)
+
+    def reload(self, model: str) -> str:
+        """Unload a model, kill processes of it that do not end, and load it. Triton ignores a load of an unchanged model."""
+        init = self.first_process()
+        if init is None:
+            raise Failure("the container is gone")
+        before = self.processes(init, model)
+        self.control(model, "unload", UNLOAD)
+        left = _left(init, before)
+        killed = ""
+        # Where Triton restarts stubs, killing one during a request ends the whole server.
+        if left and self.version() > LAST_TO_RESTART_STUBS:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            stay = _left(init, left)
+            if stay:
+                raise Failure("process {} of it does not end, not even killed".format(", ".join(map(str, sorted(stay)))))
+            killed = f", killed {len(left)} processes of it that did not end"
+        self.load(model)
+        return f"unloaded{killed} and loaded it"
+
+    def load(self, model: str) -> str:
+        """Load a model, and read it back. A load that is stuck is ended and repeated."""
+        with stuck_load.Guard(self.first_process, self.settings.stuck_load_limit, tell=_report_stuck) as guard:
+            while True:
+                ended = len(guard.ended)
+                journal.notify("WATCHDOG=1")
+                try:
+                    self.control(model, "load", self.settings.load_limit)
+                    break
+                except Failure:
+                    if not guard.repeats(ended):
+                        raise
+        states = (self.index() or {}).get(model) or {}
+        if "READY" not in states.values():
+            raise Failure(f"it is {', '.join(states.values()) or 'not there'} after the load")
+        return "loaded it again"
+
+    def control(self, model: str, verb: str, timeout: float) -> None:
+        """Have the server load or unload a model."""
+        settings = self.settings
+        run = control.inside(settings.container) if settings.grpc else None
+        try:
+            repository.Server(settings.address, settings.http_port, timeout, settings.key, run).ask(model, verb)
+        except repository.Refused as reason:
+            raise Failure(f"Triton would not {verb} it ({' '.join(str(reason).split())[:400]})") from None
+
+    def end(self, waits: Iterable[stuck_load.Wait]) -> str:
+        """End the stubs of loads that are stuck."""
+        init = self.first_process()
+        ended = [str(wait) for wait in waits if init and stuck_load.end(wait, init)]
+        if not ended:
+            raise Failure("they have ended by themselves")
+        return f"ended {', '.join(ended)}"
+
+    def renew(self, model: str) -> str:
+        """Give the files of a model a newer time stamp, so that a server that polls loads it again."""
+        home = f"{self.settings.root}/served/{model}"
+        try:
+            for path in (home, *(f"{home}/{entry}" for entry in os.listdir(home) if entry.isdigit())):
+                os.utime(path)
+        except OSError as error:
+            raise Failure(f"{error.filename} could not get another time stamp ({error.strerror})") from None
+        return "gave its files a newer time stamp"
+
+    # The container
+
+    def stop(self, identity: str) -> None:
+        """Stop the container within its own stop timeout."""
+        try:
+            self.engine.stop(identity, self.settings.stop_timeout)
+        except ContainerError as error:
+            raise Failure(f"the engine could not stop the container ({error}): reboot the host") from None
+
+    def start(self, identity: str) -> None:
+        """Start the container."""
+        try:
+            self.engine.start(identity)
+        except ContainerError as error:
+            raise Failure(f"the engine could not start the container: {error}") from None
+
+    def foreign(self, init: int) -> List[Tuple[int, str]]:
+        """Return (process, name) of each context of a living process outside the container."""
+        holders = vendor_tool.query_tool().get("holders") or []
+        return [
+            _context(holder)
+            for holder in holders
+            if not contexts.owner_of(holder)["gone"] and not stubs.same_container(holder["pid"], init)
+        ]
+
+    def free(self, foreign: List[Tuple[int, str]]) -> bool:
+        """Wait until only `foreign` contexts are left, as a start beside a context that ends can wedge the card.
+
+        Return False if that takes too long, or the vendor's tool does not answer. Without a tool the cards count as free.
+        """
+        deadline = time.monotonic() + self.settings.free_limit
+        while vendor_tool.find_tool() is not None:
+            holders = vendor_tool.query_tool().get("holders")
+            if holders is not None and {_context(holder) for holder in holders} <= set(foreign):
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL)
+        return True
+
+
+def _context(holder: Mapping[str, object]) -> Tuple[int, str]:
+    return int(str(holder["pid"])), str(holder["process"])
+
+
+def _left(init: int, pids: Iterable[int]) -> Set[int]:
+    """Return the stubs of these that still live after the time to settle."""
+    deadline = time.monotonic() + SETTLE
+    left = set(pids) & set(stubs.living(init))
+    while left and time.monotonic() < deadline:
+        time.sleep(POLL)
+        left &= set(stubs.living(init))
+    return left
+
+
+def _report_stuck(wait: stuck_load.Wait) -> None:
+    """Log the end of a load that the watchdog itself had begun."""
+    journal.log(f"{wait} waits for a server that waits for its end. Action: end it and load again", journal.WARNING)

@@ -1,0 +1,221 @@
+"""The look of the watchdog at its host: container, metrics, index, and the processes of the models."""
+
+from __future__ import annotations
+
+import collections
+import os
+import time
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import Docker
+from ansible_collections.npufleet.triton.plugins.module_utils.exchange import TooLong
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import http_api, keys, metrics, stubs, stuck_load
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.judge import Evidence, Page
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Watchdog as Settings
+
+# Seconds for all that the server returns of its models
+LOOK = 60.0
+# Bytes of one response
+SIZE = 16 << 20
+# Instances that one group of a model has at most
+INSTANCES = 4096
+
+
+class Failure(Exception):
+    """A reason why something could not be done."""
+
+    next_step = "See `systemctl status docker`"
+
+
+class TooMuch(Failure):
+    """A response that is too large to be judged. Nothing is done, as a restart would not make it smaller."""
+
+    next_step = "Find out which model makes it so large: nothing is watched until then"
+
+
+class Served(NamedTuple):
+    """A version that is READY and whose instances are processes."""
+
+    model: str
+    version: str
+    file: str
+    instances: Tuple[str, ...]
+
+    def runs(self, stub: stubs.Stub) -> bool:
+        """Return True if a process belongs to this version, judged by the path of its code."""
+        return stub.code.endswith(f"/{self.model}/{self.version}/{self.file}")
+
+
+class Ready(NamedTuple):
+    """The READY models: versions with processes, ensembles, and models whose config the server did not return."""
+
+    served: List[Served]
+    ensembles: Tuple[str, ...]
+    unknown: Set[str]
+
+
+class Observer:
+    """Reads the host. Changes nothing."""
+
+    def __init__(self, settings: Settings, engine: Optional[Docker] = None) -> None:
+        self.settings = settings
+        self.engine = engine or Docker()
+
+    def look(self) -> Evidence:
+        """Return the evidence of this moment. Raises Failure while the engine does not answer."""
+        now = time.monotonic()
+        facts = self.container()
+        state = (facts or {}).get("State") or {}
+        if not facts or state.get("Status") != "running":
+            return Evidence(now, None, 0.0, None, None, {})
+        init = int(state["Pid"])
+        started = clock.process_started(init)
+        # The engine reports the start by the time of day, which may step.
+        age = 0.0 if started is None else clock.uptime() - started
+        page = self.metrics()
+        index = self.index() if page is not None else None
+        ready = self.ready(index or {})
+        nameless = tuple(sorted(model for model in index or {} if not http_api.can_be_asked(model)))
+        dead, loads = self._dead(init, ready.served), stuck_load.look(init)
+        return Evidence(now, facts["Id"] + state["StartedAt"], age, page, index, dead, ready.ensembles, nameless, loads)
+
+    def container(self) -> Optional[Dict[str, Any]]:
+        """Return `docker inspect`, None if there is no such container. Raises Failure without an engine."""
+        try:
+            return self.engine.container(self.settings.container)
+        except OSError as error:
+            raise Failure(f"the engine does not answer ({error})") from None
+
+    def first_process(self) -> Optional[int]:
+        """Return the first process of the container, None while it does not run."""
+        try:
+            return int((self.container() or {})["State"]["Pid"]) or None
+        except (Failure, KeyError):
+            return None
+
+    def request(self, method: str, resource: str, port: Optional[int] = None) -> Tuple[int, bytes]:
+        """Return status and body of a response of the server, status 0 for no response. Raises TooMuch."""
+        settings = self.settings
+        try:
+            # Another key needs no other configuration.
+            headers = keys.headers(settings.key) if port is None else {}
+            port = settings.http_port if port is None else port
+            return http_api.http_bytes(settings.address, port, method, resource, headers=headers, size=SIZE)
+        except TooLong:
+            raise TooMuch(f"an answer to {method} {resource} of more than {SIZE} bytes") from None
+        except OSError:
+            return 0, b""
+
+    def metrics(self) -> Optional[Page]:
+        """Return the page of metrics, None while the server does not answer, an empty one if it offers none. Raises TooMuch."""
+        if self.settings.metrics_port is None:
+            return {} if self.request("GET", "/v2/health/live")[0] else None
+        status, body = self.request("GET", "/metrics", self.settings.metrics_port)
+        return parsed(body.decode("utf-8", "replace")) if status == 200 else None
+
+    def index(self) -> Optional[Dict[str, Dict[str, str]]]:
+        """Return {model: {version: state}}, None if the server does not return it. Raises TooMuch."""
+        status, body = self.request("POST", "/v2/repository/index")
+        entries = http_api.parsed(body, SIZE) if status == 200 else None
+        if not isinstance(entries, list):
+            return None
+        index: Dict[str, Dict[str, str]] = {}
+        for entry in entries:
+            if isinstance(entry, dict) and isinstance(entry.get("name"), str):
+                index.setdefault(entry["name"], {})[str(entry.get("version", "-"))] = str(entry.get("state", ""))
+        return index
+
+    def ready(self, index: Mapping[str, Mapping[str, str]]) -> Ready:
+        """Return the READY models of an index. Raises Failure if the server takes too long to return their configs."""
+        served, ensembles, unknown = [], [], set()
+        deadline = time.monotonic() + LOOK
+        for model, versions in index.items():
+            for version, state in versions.items():
+                if state != "READY" or not version.isdigit() or not http_api.can_be_asked(model):
+                    continue
+                if time.monotonic() >= deadline:
+                    raise Failure(f"the server did not return its {len(index)} models within {LOOK:.0f} s")
+                status, body = self.request("GET", f"/v2/models/{model}/versions/{version}/config")
+                config = http_api.parsed(body, SIZE) if status == 200 else None
+                if not isinstance(config, dict):
+                    unknown.add(model)
+                elif config.get("platform") == "ensemble":
+                    ensembles.append(model)
+                elif _in_processes(config):
+                    file = str(config.get("default_model_filename") or "model.py")
+                    served.append(Served(model, version, file, tuple(instances(config))))
+        return Ready(served, tuple(ensembles), unknown)
+
+    def processes(self, init: int, model: str) -> Set[int]:
+        """Return the processes that certainly belong to a model: none that may belong to another one."""
+        ready = self.ready(self.index() or {})
+        living = stubs.living(init)
+        own, others = self._shares(living, ready.served)
+        mine = [entry for entry in ready.served if entry.model == model]
+        pids = {pid for entry in mine for pid in own.get(entry, ())}
+        names = {name for entry in mine if entry not in own for name in entry.instances}
+        strangers = [entry for entry in ready.served if entry.model != model and entry not in own]
+        # A model whose config the server did not return may have instances of any name.
+        if ready.unknown - {model} or any(names & set(entry.instances) for entry in strangers):
+            return pids
+        return pids | {pid for pid in others if living[pid].instance in names}
+
+    def _dead(self, init: int, ready: List[Served]) -> Dict[str, List[str]]:
+        """Return {model: its instances that have no process}."""
+        living = stubs.living(init) if ready else {}
+        own, others = self._shares(living, ready)
+        alive = collections.Counter(living[pid].instance for pid in others)
+        needed = collections.Counter(name for entry in ready if entry not in own for name in entry.instances)
+        dead: Dict[str, Set[str]] = {}
+        for entry in ready:
+            if entry in own:
+                lacking = set(
+                    collections.Counter(entry.instances) - collections.Counter(living[pid].instance for pid in own[entry])
+                )
+            else:
+                lacking = {name for name in entry.instances if needed[name] > alive[name]}
+            dead.setdefault(entry.model, set()).update(lacking)
+        return {model: sorted(names) for model, names in dead.items() if names}
+
+    def _shares(self, living: Mapping[int, stubs.Stub], ready: List[Served]) -> Tuple[Dict[Served, Set[int]], Set[int]]:
+        """Return {version: its processes}, and the processes that may belong to any other version.
+
+        Code from an object store is in a directory of Triton's own, whose name does not tell the model.
+        """
+        home = self.settings.root + "/served/"
+        found = {entry: {pid for pid, stub in living.items() if entry.runs(stub)} for entry in ready}
+        own = {entry: pids for entry, pids in found.items() if pids or os.path.lexists(home + entry.model)}
+        assigned = {pid for pids in own.values() for pid in pids}
+        return own, {pid for pid, stub in living.items() if pid not in assigned and not stub.code.startswith(home)}
+
+
+def parsed(text: str) -> Page:
+    """Return a page of metrics as {name: [(labels, value)]}. Raises TooMuch."""
+    page: Page = {}
+    try:
+        for name, labels, value in metrics.samples(text):
+            page.setdefault(name, []).append((labels, value))
+    except ValueError as error:
+        raise TooMuch(str(error)) from None
+    return page
+
+
+def instances(config: Mapping[str, Any]) -> List[str]:
+    """Return the names of a model's instances. Groups on GPUs name theirs in another way, and are left out."""
+    groups = config.get("instance_group")
+    return [
+        "{}_{}".format(group.get("name"), number)
+        for group in (groups if isinstance(groups, list) else [])
+        if isinstance(group, dict) and group.get("kind") in ("KIND_CPU", "KIND_MODEL")
+        for number in range(_count(group.get("count")))
+    ]
+
+
+def _count(number: Any) -> int:
+    return number if isinstance(number, int) and number <= INSTANCES else 0
+
+
+def _in_processes(config: Mapping[str, Any]) -> bool:
+    """Return True if the instances of a model are processes of their own: those of backends that are written in Python."""
+    return config.get("backend") == "python" or str(config.get("runtime")).endswith(".py")

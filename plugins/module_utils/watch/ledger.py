@@ -1,0 +1,104 @@
+"""The actions of the watchdog, in a file that outlives its process, and the limits of further actions."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, Dict, List, Optional, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
+from ansible_collections.npufleet.triton.plugins.module_utils.watch import journal
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Watchdog as Settings
+
+# The actions that have a limit, and the one that has none
+RELOAD, RESTART, END = "reload", "restart", "end"
+HOUR = 3600.0
+# The longest pause, and one that is long enough to call for an operator
+LONGEST, LONG = 24 * HOUR, 600.0
+# Seconds within which a model that has to be reloaded again was not helped by the reload
+RELAPSE = 900.0
+# Actions that the file keeps
+KEPT = 50
+
+
+class Ledger:
+    """The state of the watchdog. `status.yml` and a support bundle show the file."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.path = settings.root + "/watchdog.json"
+        counts = {RELOAD: 0, RESTART: 0, "failed": 0}
+        self.state: Dict[str, Any] = {"actions": [], "counts": counts, "restarting": None, "reloading": None, "streak": 0}
+        with suppress(KeyError, TypeError, ValueError, AttributeError):
+            before = shapes.read(self.path, {}).content
+            actions = [_dated(action) for action in before["actions"]]
+            counts = {name: int(count) for name, count in before["counts"].items()}
+            self.state.update(actions=actions, counts=counts, streak=int(before["streak"]))
+            self.state.update(restarting=before["restarting"], reloading=before["reloading"])
+        self.state.update(format=1, running=None, paused=None, gave_up=None)
+
+    def note(self, **changes: Any) -> None:
+        """Change the state, and write the file if the state differs."""
+        if any(self.state.get(key) != value for key, value in changes.items()):
+            self.state.update(changes)
+            self._write()
+
+    def record(self, action: Dict[str, Any]) -> None:
+        """Keep an action: {"at", "model", "rule", "action", "found", "did", "worked"}, `at` in seconds since 1970 for people."""
+        counts = dict(self.state["counts"])
+        counts[action["action"]] = counts.get(action["action"], 0) + 1
+        counts["failed"] = counts.get("failed", 0) + (not action["worked"])
+        streak = self.state["streak"] + (action["action"] != END)
+        kept = [*self.state["actions"], {**action, **clock.mark()}]
+        if len(kept) > KEPT:
+            # Actions that have a limit go last.
+            kept.remove(next((entry for entry in kept if entry.get("action") == END), kept[0]))
+        self.state.update(counts=counts, actions=kept, streak=streak)
+        self._write()
+
+    def recent(self) -> List[Dict[str, Any]]:
+        """Return the actions of the last hour that have a limit."""
+        return [action for action in self._limited() if clock.uptime() - action["uptime"] < HOUR]
+
+    def _limited(self) -> List[Dict[str, Any]]:
+        """Return the actions that have a limit. The end of a stuck load has none: it interrupts nothing that was served."""
+        return [action for action in self.state["actions"] if action.get("action") != END]
+
+    def waits(self) -> Tuple[float, Optional[str]]:
+        """Return the seconds until the next action is allowed, and the reason if that is long."""
+        now, streak, limited = clock.uptime(), self.state["streak"], self._limited()
+        if not limited or not streak:
+            return 0.0, None
+        pause = min(self._settings.backoff * 2 ** (streak - 1), LONGEST)
+        waits = [(limited[-1]["uptime"] + pause - now, f"{streak} actions in a row did not help" if pause > LONG else None)]
+        recent = self.recent()
+        if len(recent) >= self._settings.actions:
+            over = recent[-self._settings.actions]["uptime"] + HOUR
+            waits.append((over - now, f"{len(recent)} actions within an hour, which is the limit"))
+        return max(waits, key=lambda wait: wait[0])
+
+    def well(self) -> None:
+        """Start the pauses again once nothing was found for an hour."""
+        if self.state["streak"] and not self.recent():
+            self.note(streak=0)
+
+    def relapsed(self, model: str) -> bool:
+        """Return True if this model was reloaded a short while ago, which did not help."""
+        return any(
+            action.get("action") == RELOAD and action.get("model") == model and clock.uptime() - action["uptime"] < RELAPSE
+            for action in self.state["actions"]
+        )
+
+    def _write(self) -> None:
+        try:
+            lease.write(self.path, self.state)
+        except OSError as error:
+            why = f"{self.path} cannot be written ({error.strerror}), expected to keep the actions there"
+            journal.log(f"{why}. See `df {self.path}`", journal.WARNING)
+
+
+def _dated(action: Dict[str, Any]) -> Dict[str, Any]:
+    """Return an action of the file with its moment in seconds of this boot, which is negative for one of an earlier boot."""
+    at = float(action["at"])
+    return {**action, "at": at, **clock.mark(), "uptime": clock.uptime() - clock.age(action, at)}

@@ -1,0 +1,155 @@
+"""The probe: runs the checks against the Triton server of this host, and leaves the results for node exporter and as JSON."""
+
+from __future__ import annotations
+
+# Runs as a program, which has no run_command of a module. pylint: disable=ansible-bad-function
+import functools
+import glob
+import hashlib
+import os
+import sys
+import time
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock, durable, locks
+from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+from ansible_collections.npufleet.triton.plugins.module_utils.watch import probe_page
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Probe as Settings
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import load
+
+LOCK = "/run/npufleet-probe.lock"
+CONTAINER = "npufleet-probe"
+NODES = "/dev/rbln[0-9]*"
+# Failed checks that the journal names
+SHOWN = 20
+# The fields of a result that are kept: pictures and golden texts are not.
+KEPT = ("name", "model", "check", "protocol", "ok", "why", "ms", "latency")
+HEAD = {"checks": str, "document": str}
+DOCUMENT = {"program": str, "document": {"host": str, "checks": [dict], "unasked?": [str], "server": dict}}
+
+
+class Unavailable(Exception):
+    """A reason why no check could run; `cause` is one of `probe_page.UNAVAILABLE`."""
+
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+def paused(root: str) -> Optional[str]:
+    """Return the reason for which no check may run now, None if checks may run."""
+    if lease.maintenance(os.path.join(root, lease.MARK)):
+        return "maintenance"
+    held = lease.read(root)
+    return "deployment" if held and lease.live(root, held) else None
+
+
+def kept_checks(path: str) -> Tuple[str, Dict[str, Any]]:
+    """Return the digest that the kept checks follow from, and the document with its program. Raises Unavailable."""
+    try:
+        with open(path, "rb") as source:
+            head, body = shapes.parse_as(source.readline(), HEAD), source.read()
+        if head["document"] != hashlib.sha256(body).hexdigest():
+            raise ValueError("its content is not what was written there")
+        return head["checks"], shapes.parse_as(body, DOCUMENT, len(body))
+    except (OSError, ValueError) as error:
+        raise Unavailable("checks", f"{path}: {error}: run playbooks/site.yml") from None
+
+
+def run_checks(settings: Settings, kept: Mapping[str, Any]) -> Tuple[List[Dict[str, Any]], List[str]]:
+    """Return the result of every check, and the models without a check. Raises Unavailable."""
+    document = kept["document"]
+    by = functools.partial(check_client.run_in_container, name=CONTAINER, limit=settings.limit)
+    try:
+        # The key that the server has now
+        proof = check_client.prove(settings.image, document, kept["program"], keys.headers(settings.key), by)
+    except check_client.ClientError as error:
+        raise Unavailable(error.cause, str(error)) from None
+    unasked = list(document.get("unasked", []))
+    if unasked and not proof["checks"]:
+        raise Unavailable("nothing", f"no check covers {', '.join(unasked)}: write check files, or set monitoring_probe: false")
+    return [{field: check[field] for field in KEPT if field in check} for check in proof["checks"]], unasked
+
+
+def lost_cards() -> Optional[str]:
+    """Return how the driver has lost its cards, empty if it has not, None if the vendor's tool does not tell."""
+    tool = vendor_tool.query_tool()
+    if "devices" not in tool or "groups_error" in tool:
+        return None
+    return vendor_tool.stale(tool, sorted(map(os.path.basename, glob.glob(NODES)))) or ""
+
+
+def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
+    """Run the checks once. Return the state that the probe leaves; `before` is the previous state."""
+    began, moment = time.time(), clock.mark()
+    state: Dict[str, Any] = {
+        "host": settings.host,
+        "when": timestamp(began),
+        "at": began,
+        **moment,
+        "last_run": before.get("last_run", 0),
+        "interval": settings.interval,
+        "seconds": 0,
+        "paused": paused(settings.root),
+        "unavailable": None,
+        "document": None,
+        "lost_cards": None,
+        "unasked": [],
+        "checks": [],
+    }
+    if state["paused"]:
+        return state
+    state["lost_cards"] = lost_cards()
+    try:
+        state["document"], kept = kept_checks(settings.document)
+        state["checks"], state["unasked"] = run_checks(settings, kept)
+        state["last_run"] = began
+    except Unavailable as unavailable:
+        state["unavailable"] = {"reason": unavailable.cause, "why": str(unavailable)}
+    state["seconds"] = round(clock.uptime() - moment[clock.UPTIME], 2)
+    # A server that somebody stopped meanwhile has not failed.
+    failed = state["unavailable"] or not all(check["ok"] for check in state["checks"])
+    state["paused"] = paused(settings.root) if failed else None
+    if state["paused"]:
+        state.update(unavailable=None, lost_cards=None, unasked=[], checks=[], last_run=before.get("last_run", 0))
+    return state
+
+
+def summary(state: Mapping[str, Any]) -> str:
+    """Return the state as text for the journal."""
+    if state["paused"]:
+        return f"no check ran: {state['paused']}"
+    lost = f"the driver is stale, run playbooks/recover.yml: {state['lost_cards']}\n" if state["lost_cards"] else ""
+    if state["unavailable"]:
+        return lost + "no check could run, {reason}: {why}".format(**state["unavailable"])
+    failed = [f"  {check['name']}: {check['why']}" for check in state["checks"] if not check["ok"]]
+    count = len(state["checks"])
+    lines = [f"{lost}{count - len(failed)} of {count} checks passed in {state['seconds']:g} s", *failed[:SHOWN]]
+    lines += ["  no check covers " + ", ".join(state["unasked"])] if state["unasked"] else []
+    return "\n".join(lines + ([f"  and {len(failed) - SHOWN} more"] if len(failed) > SHOWN else []))
+
+
+def run(config: str) -> int:
+    """Run the checks once and leave the result. Returns 0 if a result was left or another probe runs."""
+    settings = load(config, Settings)
+    with locks.opened(LOCK) as lock:
+        if not locks.take(lock, 0.0):
+            print("another probe runs: this one ends")
+            return 0
+        path = settings.root + "/probe.json"
+        state = probe(settings, shapes.read(path, {"last_run?": shapes.NUMBER}).content or {})
+        print(summary(state), flush=True)
+        try:
+            # The directory is node exporter's own.
+            os.stat(os.path.dirname(settings.textfile))
+            durable.write(settings.textfile, probe_page.page(state))
+            lease.write(path, state, 0o600)
+        except OSError as error:
+            print(f"the result cannot be left: {error}", file=sys.stderr)
+            return 1
+    return 0

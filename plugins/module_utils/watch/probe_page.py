@@ -1,0 +1,61 @@
+"""The state of the probe as metrics for node exporter's textfile collector."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, Sequence, Tuple
+
+PAUSED = ("deployment", "maintenance")
+# Causes for which no check could run
+UNAVAILABLE = ("checks", "client", "engine", "image", "nothing", "time")
+HELP = {
+    "npufleet_check_ok": "Whether a check by inference passed (1) or not (0).",
+    "npufleet_check_duration_seconds": "Time that the slowest request of a check took.",
+    "npufleet_driver_stale": "Whether the driver has lost its cards, and has to be reloaded (1).",
+    "npufleet_checks": "Checks that ran, each over one protocol.",
+    "npufleet_checks_failed": "Checks that did not pass.",
+    "npufleet_models_unasked": "Models without a check.",
+    "npufleet_probe_duration_seconds": "Time that the last probe took, its container included.",
+    "npufleet_probe_interval_seconds": "Time between two probes.",
+    "npufleet_probe_last_attempt_timestamp_seconds": "When the probe last started, with or without checks.",
+    "npufleet_probe_last_run_timestamp_seconds": "When the probe last ran every check.",
+    "npufleet_probe_paused": "Whether the probe ran no check for this reason (1).",
+    "npufleet_probe_unavailable": "Whether the probe could run no check for this reason (1).",
+}
+
+
+def page(state: Mapping[str, Any]) -> str:
+    """Return the page of metrics. Requests of one check and protocol are one sample: the worst of them."""
+    checks: Dict[Tuple[str, str, str], Tuple[bool, float]] = {}
+    for check in state["checks"]:
+        key = (check.get("model", ""), check.get("check", ""), check.get("protocol") or "")
+        passed, seconds = checks.get(key, (True, 0.0))
+        checks[key] = (passed and check["ok"], max(seconds, (check.get("ms") or 0) / 1000))
+    labels = [dict(zip(("model", "check", "protocol"), key)) for key in checks]
+    unavailable = (state["unavailable"] or {}).get("reason")
+    samples: Dict[str, Sequence[Tuple[Mapping[str, str], float]]] = {
+        "npufleet_check_ok": list(zip(labels, [float(passed) for passed, _seconds in checks.values()])),
+        "npufleet_check_duration_seconds": list(zip(labels, [seconds for _passed, seconds in checks.values()])),
+        "npufleet_probe_interval_seconds": [({}, state["interval"])],
+        "npufleet_probe_last_attempt_timestamp_seconds": [({}, state["at"])],
+        "npufleet_probe_last_run_timestamp_seconds": [({}, state["last_run"])],
+        "npufleet_probe_paused": [({"reason": reason}, reason == state["paused"]) for reason in PAUSED],
+        "npufleet_probe_unavailable": [({"reason": reason}, reason == unavailable) for reason in UNAVAILABLE],
+    }
+    if state["lost_cards"] is not None:
+        samples["npufleet_driver_stale"] = [({}, bool(state["lost_cards"]))]
+    if state["last_run"] == state["at"]:
+        samples["npufleet_checks"] = [({}, len(checks))]
+        samples["npufleet_models_unasked"] = [({}, len(state["unasked"]))]
+        samples["npufleet_checks_failed"] = [({}, sum(not passed for passed, _seconds in checks.values()))]
+        samples["npufleet_probe_duration_seconds"] = [({}, state["seconds"])]
+    lines = []
+    for name in sorted(samples):
+        if samples[name]:
+            lines += [f"# HELP {name} {HELP[name]}", f"# TYPE {name} gauge"]
+            lines += [f"{name}{_labels(names)} {float(value):.15g}" for names, value in samples[name]]
+    return "\n".join(lines) + "\n"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    escaped = {name: value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for name, value in labels.items()}
+    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped.items()) + "}" if labels else ""

@@ -1,0 +1,261 @@
+"""The watchdog: watches a Triton server by what its probes do not tell, and reloads a model or restarts the container.
+
+See docs/decisions/0016-a-watchdog-that-does-not-believe-probes.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import sys
+import time
+from contextlib import suppress
+from typing import Callable, Dict, List, Optional, Set, Tuple
+
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS
+from ansible_collections.npufleet.triton.plugins.module_utils.watch import actions, journal
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.evidence import Failure
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.judge import STUCK, Evidence, Finding, Judge
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.ledger import END, RELOAD, RESTART, Ledger
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import Watchdog as Settings
+from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings import load
+
+EXPLICIT, POLL = "explicit", "poll"
+
+
+class Watchdog:
+    """The loop: look, judge, and do the mildest thing that may help."""
+
+    def __init__(self, settings: Settings, host: actions.Host, ledger: Ledger, judge: Judge) -> None:
+        self._settings, self._host, self._ledger, self._judge = settings, host, ledger, judge
+        # The last line of the journal, without its figures
+        self._logged: Optional[str] = None
+        self._nameless: Tuple[str, ...] = ()
+        # Time of the last restart, until the server answers again
+        self._restarted: Optional[float] = None
+        # Models whose load was ended, until they are loaded again
+        self._ended: Set[str] = set()
+
+    def round(self) -> None:
+        """Look once, and act at most once."""
+        paused = self._host.paused()
+        if paused == actions.DEPLOYMENT:
+            paused = self._host.resume()
+        self._ledger.note(paused=paused)
+        if paused:
+            self._judge.forget()
+            # The person or the run that works there starts the server again.
+            self._ledger.note(restarting=None, reloading=None)
+            return
+        try:
+            self._finish()
+            evidence = self._host.look()
+        except Failure as failure:
+            self._log_once(f"nothing is watched: {failure}. {failure.next_step}", journal.WARNING)
+            self._judge.forget()
+            return
+        self._report_nameless(evidence)
+        findings = self._judge.judge(evidence)
+        if not findings:
+            self._note_well(evidence)
+            self._load_again(evidence)
+            return
+        seconds, why = self._ledger.waits()
+        if seconds > 0 and findings[0].rule != STUCK:
+            if why:
+                message = f"{findings[0]}. The watchdog did nothing: {why}. Look at the NPUs, then restart the container"
+                self._log_once(message, journal.ERROR)
+                self._ledger.note(gave_up=self._ledger.state["gave_up"] or message)
+            return
+        with self._host.alone():
+            if not self._host.paused():
+                self._act(findings[0], evidence)
+
+    def _report_nameless(self, evidence: Evidence) -> None:
+        """Log once which models cannot be looked at as the others are."""
+        if evidence.models is None or evidence.nameless == self._nameless:
+            return
+        self._nameless = evidence.nameless
+        for model in evidence.nameless:
+            journal.log(f"model {model}: {NAMELESS}. Its processes are not watched until it is renamed", journal.WARNING)
+
+    def _note_well(self, evidence: Evidence) -> None:
+        if evidence.metrics is None:
+            return
+        if self._restarted is not None:
+            journal.log(f"the server answers again, {time.monotonic() - self._restarted:.0f} s after its start")
+            self._restarted = None
+        self._logged = None
+        self._ledger.note(gave_up=None)
+        self._ledger.well()
+
+    def _log_once(self, message: str, level: int) -> None:
+        """Log a message, unless it was the last one. Figures do not make it another."""
+        key = re.sub(r"\d+", "", message)
+        if key != self._logged:
+            journal.log(message, level)
+            self._logged = key
+
+    def _act(self, finding: Finding, evidence: Evidence) -> None:
+        """Do the mildest thing that may help, and the next one at once if that cannot be done."""
+        if finding.rule == STUCK:
+            with suppress(Failure):
+                self._do(finding, END, lambda: self._host.end(finding.waits))
+                # A server that starts ends with this load, and its engine starts it again. One that serves goes on without it.
+                self._ended.update(filter(None, map(_model_of, finding.waits)))
+            self._judge.forget()
+            return
+        model = finding.model
+        because = self._reload_is_useless(finding, evidence)
+        if model is not None and because is None:
+            states = (evidence.models or {}).get(model) or {}
+            if "READY" not in states.values():
+                # Somebody is loading or unloading it.
+                return
+            try:
+                self._ledger.note(reloading=model)
+                self._do(finding, RELOAD, lambda: self._host.reload(model))
+                self._judge.forget(reloaded=model)
+                return
+            except Failure:
+                pass
+            finally:
+                self._ledger.note(reloading=None)
+        self._judge.forget()
+        with suppress(Failure):
+            self._do(finding, RESTART, self._restart, because)
+
+    def _load_again(self, evidence: Evidence) -> None:
+        """Repeat the loads that failed because their processes were ended, if the server goes on."""
+        for model in sorted(self._ended if evidence.models is not None else ()):
+            states = set(((evidence.models or {}).get(model) or {}).values())
+            if states & {"LOADING", "UNLOADING"}:
+                continue
+            if not states or "READY" in states:
+                self._ended.discard(model)
+                continue
+            restarts = self._settings.mode not in (EXPLICIT, POLL)
+            if restarts and self._ledger.waits()[0] > 0:
+                # A restart interrupts the models that are served.
+                return
+            self._ended.discard(model)
+            repeats: Dict[str, Callable[[], str]] = {
+                EXPLICIT: functools.partial(self._host.load, model),
+                POLL: functools.partial(self._host.renew, model),
+            }
+            finding = Finding(STUCK, model, "no load of it, as the process of the last one was ended", "a served model")
+            with self._host.alone(), suppress(Failure):
+                if not self._host.paused():
+                    self._do(finding, RESTART if restarts else END, repeats.get(self._settings.mode, self._restart))
+            self._judge.forget()
+            if restarts:
+                # It loads all of them.
+                return
+
+    def _reload_is_useless(self, finding: Finding, evidence: Evidence) -> Optional[str]:
+        """Return the reason for a restart without a reload, None if a reload comes first."""
+        if finding.model is None:
+            return "the whole server is silent"
+        if self._settings.mode != EXPLICIT:
+            return f"mode {self._settings.mode} takes no requests to load"
+        if evidence.models is None:
+            return "the server does not return its models"
+        if self._ledger.relapsed(finding.model):
+            return "it was reloaded a short while ago"
+        if finding.rule == "stall" and self._host.version() <= actions.LAST_TO_RESTART_STUBS:
+            return "a Triton of this age cannot end a process that hangs"
+        return None
+
+    def _do(self, finding: Finding, action: str, do: Callable[[], str], because: Optional[str] = None) -> None:
+        """Perform one action, log it in one line and record it. Raises Failure if it did not work."""
+        began = time.monotonic()
+        failed: Optional[Failure] = None
+        try:
+            did = do()
+        except Failure as failure:
+            failed, did = failure, f"tried a {action}, and {failure}"
+        took = time.monotonic() - began
+        if because and not failed:
+            did += f" ({because})"
+        journal.log(f"{finding}. Action: {did}, {took:.1f} s", journal.ERROR if failed else journal.WARNING)
+        self._ledger.record(
+            {
+                "at": round(time.time(), 1),
+                "rule": finding.rule,
+                "model": finding.model,
+                "found": finding.actual,
+                "action": action,
+                "did": did,
+                "worked": failed is None,
+                "seconds": round(took, 1),
+            }
+        )
+        self._logged = None
+        if failed:
+            raise failed
+        if action == RESTART:
+            self._restarted = time.monotonic()
+
+    def _restart(self) -> str:
+        """Stop the container, wait for the cards, start it. The ledger has it before, so that the next process can finish it."""
+        facts = self._host.container()
+        if not facts or not facts["State"].get("Running"):
+            raise Failure("somebody has stopped the container meanwhile: it stays so")
+        foreign = self._host.foreign(int(facts["State"]["Pid"]))
+        self._ledger.note(restarting=facts["Id"])
+        self._host.stop(facts["Id"])
+        free = self._host.free(foreign)
+        self._host.start(facts["Id"])
+        self._ledger.note(restarting=None)
+        late = f" although the cards were not free within {self._settings.free_limit:.0f} s"
+        return "restarted the container" + ("" if free else late)
+
+    def _finish(self) -> None:
+        """Finish what an earlier process began, or a restart that failed halfway."""
+        identity, model = self._ledger.state["restarting"], self._ledger.state["reloading"]
+        if not identity and not model:
+            return
+        with self._host.alone():
+            if self._host.paused():
+                return
+            facts = self._host.container()
+            runs = bool(facts and facts["State"].get("Running"))
+            if facts and facts["Id"] == identity and not runs:
+                self._host.start(identity)
+                journal.log("a restart of the container was not finished. Action: started it", journal.WARNING)
+            self._ledger.note(restarting=None, reloading=None)
+            if model and runs:
+                self._host.load(model)
+                journal.log(f"model {model}: a reload was not finished. Action: loaded it", journal.WARNING)
+
+
+def _model_of(wait: stuck_load.Wait) -> Optional[str]:
+    """Return the model of a stub by the directory of its code, None if Triton has copied the code elsewhere."""
+    parts: List[str] = wait.code.split("/")
+    return parts[-3] if len(parts) > 3 and parts[-2].isdigit() else None
+
+
+def running(config: str) -> Dict[str, str]:
+    """Return the digests of the code that this process runs, and of its configuration, as the concern `watchdog` compares them."""
+    programs = shapes.read(library.programs(sys.path[0]), {"watchdog": str}).content or {}
+    with open(config, "rb") as source:
+        return {"program": programs.get("watchdog", ""), "config": hashlib.sha256(source.read()).hexdigest()}
+
+
+def run(config: str) -> int:
+    """Watch until the process is ended."""
+    digests = running(config)
+    settings = load(config, Settings)
+    ledger = Ledger(settings)
+    ledger.note(running=digests)
+    watchdog = Watchdog(settings, actions.Host(settings), ledger, Judge(settings))
+    journal.log(f"watches {settings.container} at {settings.address}, every {settings.interval:g} s")
+    journal.notify("READY=1")
+    while True:
+        journal.notify("WATCHDOG=1")
+        watchdog.round()
+        time.sleep(settings.interval)

@@ -1,1 +1,0 @@
-../../../plugins/module_utils/triton/stuck_load.py
