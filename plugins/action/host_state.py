@@ -45,6 +45,7 @@ SHAPE = {
     "held": dict,
     "moves": dict,
     "held_by": dict,
+    "store": dict,
     "clock": float,
 }
 # What of a host's answer becomes an option of its container
@@ -113,7 +114,7 @@ class ActionModule(FleetAction):
             concerns = self.concerns(variables, task_vars)
         if boolean(self._task.args.get("unsealed", False)):
             return {"changed": False, "desired": desired(variables, concerns, seal=False)[0]}
-        given = ("prove", "linked", "timeout")
+        given = ("prove", "linked", "timeout", "store")
         arguments = {key: self._task.args[key] for key in given if key in self._task.args}
         # The mark does not depend on what is wanted of the host
         proof = boolean(arguments.get("prove", False))

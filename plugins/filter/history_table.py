@@ -6,13 +6,13 @@ DOCUMENTATION = r"""
 name: history_table
 short_description: Render the history of the models of a host
 description:
-  - Renders the result of M(npufleet.triton.model_store_info) as a table, oldest change first, followed by the open transaction, the
-    holds and the damage of the store.
+  - Renders RV(npufleet.triton.host_state#module:store) as a table, oldest change first, followed by the open transaction, the holds
+    and the damage of the store.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:
-    description: The result of the module.
+    description: The model store as the module has read it.
     type: dict
     required: true
 """
@@ -20,7 +20,7 @@ options:
 EXAMPLES = r"""
 - name: Show the history
   ansible.builtin.debug:
-    msg: "{{ store | npufleet.triton.history_table }}"
+    msg: "{{ state.store | npufleet.triton.history_table }}"
 """
 
 RETURN = r"""

@@ -28,7 +28,9 @@ attributes:
 
 EXAMPLES = r"""
 - name: Read the history of the model store, which installs the library if it is missing
-  npufleet.triton.model_store_info:
+  npufleet.triton.host_state:
+    concerns: []
+    store: true
 """
 
 RETURN = r"""

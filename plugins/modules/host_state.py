@@ -42,6 +42,10 @@ options:
     description: >-
       Name of the variable with an earlier result of this module, which is returned with RV(known). The host is not called.
     type: str
+  store:
+    description: Also return RV(store), the releases and the history of the model store.
+    type: bool
+    default: false
   preflight:
     description: Also return RV(refusals), the reasons why the plan cannot be applied.
     type: bool
@@ -92,6 +96,12 @@ EXAMPLES = r"""
     concerns: [models, server]
     linked: true
     rollback: {to: previous}
+  register: state
+
+- name: Read the history of the model store
+  npufleet.triton.host_state:
+    concerns: []
+    store: true
   register: state
 
 - name: Wait until the server is in sync, and fail if it is not
@@ -184,6 +194,19 @@ serial:
   returned: with O(preflight), O(rollback) or O(linked), if that variable is valid
   type: list
   elements: raw
+store:
+  description: The model store of the host.
+  returned: with O(store)
+  type: dict
+  contains:
+    history:
+      description: "Every recorded change, oldest first: C(when), C(who), C(model), C(what), C(from), C(to), C(result), C(why)."
+      type: list
+      elements: dict
+    holds: {description: "Models that are held at an older release, with C(by), C(when) and C(why).", type: dict}
+    transaction: {description: "The open transaction, null if there is none.", type: dict}
+    damaged: {description: "What is wrong with files of the store, by path. The next change repairs what it can.", type: dict}
+    releases: {description: "Labels of the releases of each model, newest first.", type: dict}
 origins:
   description:
     - Source of each large file of the models, by its SHA-256, without logins and signatures of addresses.
@@ -202,6 +225,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.driver.systems imp
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import as_diff, sentence
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import refusals
+from ansible_collections.npufleet.triton.plugins.module_utils.store import damage
 
 OPTIONS: Dict[str, Any] = {
     "concerns": {
@@ -213,6 +237,7 @@ OPTIONS: Dict[str, Any] = {
     "linked": {"type": "bool", "default": False},
     "timeout": {"type": "int", "default": 0},
     "known": {"type": "str"},
+    "store": {"type": "bool", "default": False},
     "preflight": {"type": "bool", "default": False},
     "rollback": {
         "type": "dict",
@@ -247,6 +272,18 @@ def _rollback(root: str, asked: Dict[str, Any]) -> Tuple[Dict[str, Any], List[st
         return dict(store.rollback_moves(root, asked["models"], asked["to"])), []
     except (store.StoreError, OSError) as error:
         return {}, [f"model store {root}: {error}"]
+
+
+def _read_store(root: str) -> Dict[str, Any]:
+    """Return what is in the model store. A store that does not exist yet is empty."""
+    home = os.path.join(root, "releases")
+    return {
+        "history": store.read_history(root),
+        "holds": store.read_holds(root),
+        "transaction": store.read_transaction(root),
+        "damaged": damage.found(root),
+        "releases": {name: store.labels(root, name) for name in (sorted(os.listdir(home)) if os.path.isdir(home) else [])},
+    }
 
 
 def run(module: request.Module) -> None:
@@ -296,6 +333,11 @@ def run(module: request.Module) -> None:
         answer["refusals"] = refusals(conditions, actual, plan, suppliers, passwords) if mark is None else []
         for words in remarks(conditions):
             module.warn(f"{params['host']}: {words}")
+    if params["store"]:
+        try:
+            answer["store"] = _read_store(root)
+        except (store.StoreError, OSError) as error:
+            module.fail_json(msg=f"model store {root}: {error}")
     if params["rollback"]:
         answer["moves"], answer["refusals"] = _rollback(root, params["rollback"]) if mark is None else ({}, [])
     module.exit_json(changed=changed, diff=as_diff(plan) if plan else {}, **answer)

@@ -36,7 +36,9 @@ attributes:
 
 EXAMPLES = r"""
 - name: Read the history of the model store
-  npufleet.triton.model_store_info:
+  npufleet.triton.host_state:
+    concerns: []
+    store: true
 """
 
 RETURN = r"""

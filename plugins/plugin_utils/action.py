@@ -63,6 +63,16 @@ def _trusted(value: Any) -> Any:
     return trust_as_template(value) if isinstance(value, str) and "{" in value else value
 
 
+def host_variables(templar: Any, task_vars: Mapping[str, Any], moment: str = "") -> Templated:
+    """Return the variables of a host over the defaults of the roles."""
+    merged = dict(role_defaults())
+    given = [name for name, value in task_vars.items() if name not in merged or merged[name] != value]
+    merged.update(task_vars)
+    merged["role_path"] = os.path.join(COLLECTION, "roles", "common")
+    template = templar.copy_with_new_env(available_variables=merged).template
+    return Templated(merged, template, given, {} if ROWS in given else {ROWS: rows}, moment)
+
+
 # Ansible imports an action once and runs each host of a task in a copy of the process, so these files are read once in a run.
 inventory_specs()
 release_rows()
@@ -103,14 +113,8 @@ class FleetAction(ActionBase):
         return self._play_context
 
     def variables(self, task_vars: Mapping[str, Any]) -> Templated:
-        """Return the variables of the host over the defaults of the roles."""
-        merged = dict(role_defaults())
-        given = [name for name, value in task_vars.items() if name not in merged or merged[name] != value]
-        merged.update(task_vars)
-        merged["role_path"] = os.path.join(COLLECTION, "roles", "common")
-        templar = self._templar.copy_with_new_env(available_variables=merged)
-        made = {} if ROWS in given else {ROWS: rows}
-        return Templated(merged, templar.template, given, made, self._moment(task_vars))
+        """Return the variables of the host."""
+        return host_variables(self._templar, task_vars, self._moment(task_vars))
 
     def _moment(self, task_vars: Mapping[str, Any]) -> str:
         """Return the directory of results that the hosts of this task share until the run ends; empty for a single host."""

@@ -132,6 +132,7 @@ def honest() -> dict[str, Any]:
         "held": {},
         "refusals": [],
         "clock": time.time(),
+        "store": {"history": [], "transaction": None, "holds": {}},
     }
     check = {"name": "digits/http/one", "model": "digits", "protocol": "http", "ok": True, "ms": 2.5}
     return {
@@ -139,7 +140,6 @@ def honest() -> dict[str, Any]:
         "host_state": state,
         "inference_check": {"changed": False, "proven": True, "msg": "1 of 1 checks passed", "checks": [check]},
         "model_store": {"changed": False, "moves": {}, "forgotten": []},
-        "model_store_info": {"changed": False, "history": [], "transaction": None, "holds": {}},
         "support_bundle": {"failed": True, "msg": "not asked in these tests"},
     }
 
@@ -184,6 +184,11 @@ def said(words: Words) -> dict[str, Any]:
         "held": {bad: hold, "digits": hold},
         "refusals": [],
         "clock": time.time(),
+        "store": {
+            "history": [dict.fromkeys(("when", "who", "model", "what", "from", "to", "result", "why"), bad)],
+            "transaction": {"since": bad, "by": bad, "models": {bad: bad}},
+            "holds": {bad: hold},
+        },
         "warnings": [bad],
         "diff": {"before": bad, "after": bad, "before_header": bad, "after_header": bad},
         "ansible_facts": {"npufleet_root": words.template, "ansible_connection": "local"},
@@ -206,14 +211,6 @@ def said(words: Words) -> dict[str, Any]:
         "host_state": state,
         "inference_check": {"changed": False, "proven": True, "msg": bad, "checks": [check], "warnings": [bad]},
         "model_store": {"changed": False, "moves": {bad: move}, "forgotten": [bad], "msg": bad, "warnings": [bad]},
-        "model_store_info": {
-            "changed": False,
-            "history": [dict.fromkeys(("when", "who", "model", "what", "from", "to", "result", "why"), bad)],
-            "transaction": {"since": bad, "by": bad, "models": {bad: bad}},
-            "holds": {bad: hold},
-            "msg": bad,
-            "warnings": [bad],
-        },
         "support_bundle": {"changed": False, "files": [bad], "errors": [bad], "redacted": bad, "raw": bundle(words)},
         "adoption": container(words),
     }

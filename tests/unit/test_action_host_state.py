@@ -14,8 +14,11 @@ import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.npufleet.triton.plugins.action import host_state as action
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
-from helpers import ROOT, ROW, ansible_playbook, time_of
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import manifests
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
+from helpers import ROOT, ROW, ansible_playbook, fleet, time_of
 from linting import PYTHON
+from test_model_store import change_store, hold, owners  # noqa: F401 (a fixture)
 
 PLAYBOOK = """
 - name: Look
@@ -26,53 +29,11 @@ PLAYBOOK = """
       npufleet.triton.host_state:
         concerns: "{{ looked_at | default(omit) }}"
 """
-STORE = """
-    - name: Hold the host
-      npufleet.triton.host_lease:
-        install: false
-
-    - name: Make the release
-      npufleet.triton.model_store:
-        models: [digits]
-
-    - name: Prove
-      npufleet.triton.host_state:
-        concerns: [models]
-        prove: true
-
-    - name: Ask for a model that is not placed here
-      npufleet.triton.model_store:
-        models: [words]
-"""
-# Of the next run, which finds what the first one left open
-CLOSE = """
-    - name: Hold the host
-      npufleet.triton.host_lease:
-        install: false
-
-    - name: Keep the release
-      npufleet.triton.model_store:
-        state: proven
-
-    - name: Ask again
-      npufleet.triton.host_state:
-        concerns: [models]
-
+READ = """
     - name: Ask what happened
-      npufleet.triton.model_store_info:
-"""
-# Of a run that has nothing else to do
-MEND = """
-    - name: Hold the host
-      npufleet.triton.host_lease:
-        install: false
-
-    - name: Put it right
-      npufleet.triton.model_store:
-
-    - name: Ask again
       npufleet.triton.host_state:
-        concerns: [models]
+        concerns: []
+        store: true
 """
 
 
@@ -377,13 +338,9 @@ ACTIONS = """
     - name: Lint
       npufleet.triton.model_manifest:
       when: inventory_hostname == "lint"
-    - name: Release
-      npufleet.triton.model_store:
-        models: [digits]
-      when: inventory_hostname == "release"
     - name: Tell
       npufleet.triton.model_store:
-        state: proven
+        state: forgotten
       when: inventory_hostname == "tell"
     - name: Look whether it is in maintenance
       npufleet.triton.host_state:
@@ -394,16 +351,15 @@ ACTIONS = """
 
 def test_every_action_refuses_them(site: Path) -> None:
     given = variables(site, triton_models=[{"name": "digits", "hosts": "lint"}], model_repository_keep=[3], npufleet_no_proxy="a")
-    results = play(site, dict.fromkeys(("lint", "release", "tell", "look"), given), ACTIONS)
-    for task, host in (("Lint", "lint"), ("Release", "release")):
-        assert [entry.split(" is ")[0] for entry in refused(results[task], host)[:3]] == [
-            "model_repository_keep",
-            "npufleet_no_proxy",
-            "triton_models[digits].hosts",
-        ]
-    # Where one is read on the way it is the only reason; who reads none is not kept from his work
+    results = play(site, {"lint": given, "tell": {**given, "npufleet_root": [3]}, "look": given}, ACTIONS)
+    assert [entry.split(" is ")[0] for entry in refused(results["Lint"], "lint")[:3]] == [
+        "model_repository_keep",
+        "npufleet_no_proxy",
+        "triton_models[digits].hosts",
+    ]
+    # An action refuses the wrong variables that it reads, and no others.
     (reason,) = refused(results["Tell"], "tell")
-    assert reason.startswith("model_repository_keep is a list, ")
+    assert reason.startswith("npufleet_root is a list, ")
     assert results["Look whether it is in maintenance"]["look"].get("failed", False) is False
 
 
@@ -441,32 +397,48 @@ def test_another_run_that_is_not_known_to_be_over_is_a_warning(site: Path) -> No
     assert looked["held_by"]["run"] == "elsewhere/1/1"
 
 
+def release(given: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Return what a change of npu1 makes of its store: it releases the models, unless another state is asked for."""
+    host = fleet(
+        **given, npufleet_release_rows=given["npufleet_extra_releases"], npufleet_row=given["npufleet_extra_releases"]["site"]
+    )
+    found, reasons = manifests(host)
+    assert reasons == []
+    root = Path(given["npufleet_root"])
+    hold(root)
+    more = {"releases": {name: manifest.to_release(model) for name, model in found.items()}, **more}
+    answer = change_store(root, **more)
+    lease.release(str(root), lease.Holder("alice/1/1", "alice@ops1"))
+    return answer
+
+
+def look(site: Path, given: dict[str, Any], more: str = "") -> dict[str, dict[str, Any]]:
+    """Return the result of each task on npu1."""
+    results = play(site, {"npu1": {**given, "looked_at": ["models"]}}, PLAYBOOK + more)
+    return {name: hosts["npu1"] for name, hosts in results.items()}
+
+
 def test_store_is_made_proven_and_left_alone(site: Path) -> None:
-    results = play(site, {"npu1": variables(site, looked_at=["models"])}, PLAYBOOK + STORE)
-    tasks = {name: hosts["npu1"] for name, hosts in results.items()}
-    wanted = tasks["Ask what differs"]["desired"]["models"]["models"]["digits"]
+    given = variables(site)
+    asked = look(site, given)["Ask what differs"]
+    wanted = asked["desired"]["models"]["models"]["digits"]
     label = "0001-" + wanted["release"][:12]
-
-    assert tasks["Ask what differs"]["changed"] is False
-    assert (tasks["Make the release"]["changed"], tasks["Make the release"]["switched"]) == (True, {"digits": label})
-    assert tasks["Prove"]["plan"] == []
-    refused = tasks["Ask for a model that is not placed here"]
-    assert (refused["failed"], refused["msg"]) == (True, "triton_models places no words on this host")
-
+    assert asked["changed"] is False
+    made = release(given)
+    assert (made["changed"], made["switched"]) == (True, {"digits": label})
     config = (site / "root/served/digits/config.pbtxt").read_text()
     assert "count: 2" in config
     assert wanted["release"] in config
     assert wanted["source"] in config
     assert (site / "root/served/digits/1/model.py").read_text() == PYTHON
 
-    # The first run has ended with its lease still fresh: nobody waits for it
-    results = play(site, {"npu1": variables(site, looked_at=["models"])}, PLAYBOOK + CLOSE)
-    tasks = {name: hosts["npu1"] for name, hosts in results.items()}
-    (opened,) = tasks["Ask what differs"]["plan"]
+    asked = look(site, given)["Ask what differs"]
+    (opened,) = asked["plan"]
     assert (opened["name"], opened["action"]) == ("transaction", "prove")
-    assert "another run" not in str(tasks["Ask what differs"])
-    assert (tasks["Keep the release"].get("failed", False), tasks["Keep the release"]["changed"]) == (False, True)
-    again = tasks["Ask again"]
+    assert "another run" not in str(asked)
+    assert release(given, state="proven")["changed"] is True
+    tasks = look(site, given, READ)
+    again = tasks["Ask what differs"]
     assert (again["changed"], again["plan"], again["report"], again.get("diff", {})) == (False, [], [], {})
     assert again["actual"]["models"] == {
         "served": {"digits": {"release": label, "differs": []}},
@@ -474,27 +446,30 @@ def test_store_is_made_proven_and_left_alone(site: Path) -> None:
         "transaction": None,
         "store": True,
     }
-    (line,) = tasks["Ask what happened"]["history"]
+    found = tasks["Ask what happened"]["store"]
+    (line,) = found["history"]
     assert (line["host"], line["model"], line["what"], line["to"], line["result"]) == ("npu1", "digits", "deploy", label, "proven")
+    assert (found["releases"], found["holds"], found["transaction"]) == ({"digits": [label]}, {}, None)
 
 
 def test_links_and_damage_come_through_the_playbook(site: Path, tmp_path: Path) -> None:
-    """A link out of the repository is refused before anything is asked; what hands damaged on the host is named, then put right."""
+    """A link out of the repository is refused before the host is called; damage of the store is named, then repaired."""
     place = tmp_path / "site"
     shutil.copytree(site / "models", place / "models")
     mine = variables(place, looked_at=["models"], npufleet_root=str(tmp_path / "root"))
-    results = play(place, {"npu1": mine}, PLAYBOOK + STORE.partition("    - name: Ask for a model")[0] + CLOSE)
-    assert results["Ask again"]["npu1"]["plan"] == []
+    for state in ("released", "proven"):
+        assert release(mine, state=state)["failed"] is False
     (record,) = (tmp_path / "root/releases/digits").glob("*.json")
     whole = record.read_text()
     for path in (record, tmp_path / "root/history.jsonl"):
         path.write_bytes(path.read_bytes()[:-40])
-    results = play(place, {"npu1": mine}, PLAYBOOK + MEND)
-    asked, mended, again = (results[name]["npu1"] for name in ("Ask what differs", "Put it right", "Ask again"))
+    asked = look(place, mine)["Ask what differs"]
     names = ["history.jsonl", f"releases/digits/{record.name}"]
     assert [(item["name"], item["action"]) for item in asked["plan"]] == [(name, "mend") for name in names]
     assert all("found it is not JSON" in entry or "line 1: it is not JSON" in entry for entry in asked["report"])
-    assert (sorted(mended["mended"]), mended["switched"], again["plan"]) == (names, {}, [])
+    mended = release(mine, releases={})
+    assert (sorted(mended["mended"]), mended["switched"]) == (names, {})
+    assert look(place, mine)["Ask what differs"]["plan"] == []
     assert record.read_text() == whole
 
     (place / "models/digits/2").symlink_to("/etc")

@@ -46,7 +46,8 @@ def test_host_state_documents_every_concern() -> None:
 
 @pytest.mark.parametrize("name", CONCERNS)
 def test_site_applies_each_concern_by_its_role_and_tags(name: str) -> None:
-    roles = [task for task in tasks_of_playbook(ROOT / "playbooks/site.yml") if "ansible.builtin.include_role" in task]
+    tasks = [*tasks_of_playbook(ROOT / "playbooks/site.yml"), *tasks_of(load(ROOT / "playbooks/tasks/apply_plan.yml"))]
+    roles = [task for task in tasks if "ansible.builtin.include_role" in task]
     included = {(task["ansible.builtin.include_role"]["name"], *sorted(task["tags"])) for task in roles}
     concern = CONCERNS[name]
     assert (f"npufleet.triton.{concern.role}", *sorted(concern.tags)) in included

@@ -244,23 +244,17 @@ MISSING = {"library_missing": True, "changed": False}
 
 def test_a_module_runs_from_the_library_of_this_version() -> None:
     caller = Caller({"changed": False, "models": {}})
-    assert caller.call("model_store_info", {}) == {"changed": False, "models": {}}
-    assert caller.ran == [
-        (
-            "npufleet.triton.library_call",
-            {
-                "library": f"{on_host.HOME}/{library.version()}",
-                "module": "model_store_info",
-                "parameters": {"root": "/var/lib/npufleet"},
-            },
-        )
-    ]
+    assert caller.call("host_lease", {}) == {"changed": False, "models": {}}
+    ((name, arguments),) = caller.ran
+    assert (name, arguments["module"]) == ("npufleet.triton.library_call", "host_lease")
+    assert arguments["library"] == f"{on_host.HOME}/{library.version()}"
+    assert arguments["parameters"]["root"] == "/var/lib/npufleet"
     assert caller.lines == []
 
 
 def test_a_missing_library_is_installed_and_the_module_called_again() -> None:
     caller = Caller({**MISSING, "as_root": True}, {"changed": True}, {"changed": False})
-    assert caller.call("model_store_info", {}) == {"changed": False}
+    assert caller.call("host_lease", {}) == {"changed": False}
     assert [name.rpartition(".")[2] for name, _arguments in caller.ran] == ["library_call", "host_library", "library_call"]
     assert caller.ran[1][1]["version"] == library.version()
     assert base64.b64decode(caller.ran[1][1]["archive"]).startswith(b"PK")
@@ -269,8 +263,8 @@ def test_a_missing_library_is_installed_and_the_module_called_again() -> None:
 
 def test_ansible_sends_the_module_to_an_account_that_is_not_root() -> None:
     caller = Caller({**MISSING, "as_root": False}, {"changed": False})
-    assert caller.call("model_store_info", {"root": "/srv"}) == {"changed": False}
-    assert caller.ran[1] == ("npufleet.triton.model_store_info", {"root": "/srv"})
+    assert caller.call("host_lease", {"root": "/srv"}) == {"changed": False}
+    assert caller.ran[1] == ("npufleet.triton.host_lease", {"root": "/srv"})
 
 
 @pytest.mark.parametrize(
@@ -283,7 +277,7 @@ def test_ansible_sends_the_module_to_an_account_that_is_not_root() -> None:
 )
 def test_a_library_that_cannot_be_installed_fails_the_host(results: list[dict[str, Any]], reason: str) -> None:
     with pytest.raises(AnsibleActionFail, match=reason):
-        Caller({**MISSING, "as_root": True}, *results).call("model_store_info", {})
+        Caller({**MISSING, "as_root": True}, *results).call("host_lease", {})
 
 
 def test_a_secret_is_in_no_result_of_a_host() -> None:
@@ -308,7 +302,7 @@ def test_a_password_that_is_part_of_the_interpreter_s_path_leaves_the_path() -> 
 
 def test_modules_of_the_library_import_nothing_of_ansible(hosts_library: Path) -> None:
     names = [path.stem for path in (ROOT / "plugins/modules").glob("*.py") if "def run(module: request.Module)" in path.read_text()]
-    assert len(names) >= 14
+    assert len(names) >= 13
     own = "ansible_collections.npufleet.triton.plugins.modules."
     program = (
         f"import importlib, sys; sys.path.insert(0, {str(hosts_library / library.version())!r}); "

@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import preflight, 
 from ansible_collections.npufleet.triton.plugins.module_utils.change import resume
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models as concern
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, records
-from ansible_collections.npufleet.triton.plugins.modules import model_store, model_store_info
+from ansible_collections.npufleet.triton.plugins.modules import host_state
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from helpers import fleet, run_module
 from test_model_store import arrive, owners, served  # noqa: F401 (a fixture)
@@ -138,10 +138,9 @@ def test_a_damaged_file_is_named_and_one_run_leads_back(
     (root / name).write_text(before + text)
     assert list(named(root, models["two"])) == [name]
     assert all(named(root, models["two"]).values())
-    told = run_module(model_store_info, {"root": str(root)})
+    told = run_module(host_state, {"store": True, "mark": f"{root}/maintenance.json", "desired": {}})["store"]
     assert told["damaged"] == named(root, models["two"])
     assert f"{name} is damaged: {told['damaged'][name]}" in history_table(told)
-    assert run_module(model_store, {"root": str(root)}, check=True)["changed"] is True
     result = released(root, models["two"])
     assert (result["failed"], result["changed"], result["mended"]) == (False, True, [name])
     assert (root / (name + ".damaged")).read_text() == before + text

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
-from ansible_collections.npufleet.triton.plugins.modules import model_store
-from helpers import run_module
-from test_model_store import COMPILED, arrive, hold, owners, release, served  # noqa: F401 (a fixture)
+from test_model_store import COMPILED, arrive, change_store, hold, owners, release, served  # noqa: F401 (a fixture)
 
 A = {
     "digits": release({"config.pbtxt": b"digits a"}, {"1/model.rbln": COMPILED}, mark="a"),
@@ -34,8 +32,7 @@ class Killed(BaseException):
 
 def call(root: Path, state: str, who: dict[str, str] = ALICE, **more: Any) -> dict[str, Any]:
     hold(root, who)
-    arguments = {"root": str(root), "incoming": str(root / "incoming"), "state": state, "host": "npu1", **who, **more}
-    return run_module(model_store, arguments)
+    return change_store(root, state=state, **{**who, **more})
 
 
 def difference(root: Path, wanted: dict[str, Any]) -> list[dict[str, Any]]:
@@ -211,7 +208,7 @@ def test_put_back_goes_to_what_was_proven_over_a_run_that_was_killed(proven: Pat
 def test_a_run_that_does_not_hold_the_host_changes_nothing(proven: Path) -> None:
     released(proven, B)
     for state in ("proven", "restored", "rolled_back", "forgotten"):
-        result = run_module(model_store, {"root": str(proven), "state": state, "host": "npu1", **BOB})
+        result = change_store(proven, state=state, **BOB)
         assert result["failed"] is True
         assert result["msg"].startswith("npu1: found that of alice@ops1 since "), result["msg"]
     assert served(proven, "digits/config.pbtxt") == b"digits b"

@@ -176,18 +176,3 @@ def apply(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List[s
             # What cannot be had again goes with its release, unless something needs it
             blobs.collect(root, params["keep"])
     return answer
-
-
-def predicted(root: str, params: Mapping[str, Any], withdraw: List[str]) -> Dict[str, Any]:
-    """What check mode answers."""
-    state, opened = params["state"], store.read_transaction(root)
-    if state == "rolled_back":
-        moves = store.rollback_moves(root, params["models"], params["to"])
-        return {"changed": bool(moves), "switched": {}, "moves": moves}
-    if state == "forgotten":
-        ended = sorted(set(store.read_holds(root)) & set(params["models"] or store.read_holds(root)))
-        return {"changed": bool(ended), "forgotten": ended}
-    if state == "released":
-        changes = params["releases"] or withdraw or opened or damage.found(root) or not store.is_there(root)
-        return {"changed": bool(changes), "switched": {}, "moves": {}}
-    return {"changed": bool(opened), "switched": {}, "moves": (opened or {"models": {}})["models"]}

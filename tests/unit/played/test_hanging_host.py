@@ -16,7 +16,7 @@ from stage import HOSTS, differs, run
 MODEL = [differs("models", "release", name="add", until="server_change")]
 QUERIES = {
     "ansible.builtin.ping",
-    *(f"npufleet.triton.{name}" for name in ("host_state", "inference_check", "model_store_info", "support_bundle")),
+    *(f"npufleet.triton.{name}" for name in ("host_state", "inference_check", "support_bundle")),
 }
 LIMIT = {"npufleet_query_timeout": 2}
 

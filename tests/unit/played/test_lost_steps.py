@@ -13,7 +13,7 @@ import yaml
 from helpers import ANSIBLE_PLAYBOOK, ROOT
 from stage import HOSTS, LOCAL, MODEL, PLAYBOOKS, VARIABLES, Run, differs, run
 
-READS = ("adoption", "host_state", "inference_check", "model_store_info", "support_bundle")
+READS = ("adoption", "host_state", "inference_check", "support_bundle")
 LOST = "has no result, expected one: its process could not start on the controller"
 
 

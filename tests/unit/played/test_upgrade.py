@@ -34,7 +34,6 @@ def test_there_is_no_second_way_to_change_a_server() -> None:
         "ansible.builtin.fail",
         "ansible.builtin.debug",
         "ansible.builtin.import_role",
-        "npufleet.triton.release_change",
     }
 
 

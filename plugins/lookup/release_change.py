@@ -1,0 +1,72 @@
+"""Lookup release_change: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: release_change
+short_description: Changes of a host under another release row
+description:
+  - Returns what the row that C(rbln_release) names changes on a host that runs another row. Versions, models that need another
+    compiled file, driver, image, units, clients and exporters, cards and systems that are no longer supported, known
+    vulnerabilities.
+  - The state of the host and its plan under the new row are those that M(npufleet.triton.host_state) has returned with
+    O(npufleet.triton.host_state#module:preflight), in the variable C(npufleet_state). Its C(refusals) are the reasons against the
+    change.
+version_added: 0.1.0
+author: The npufleet developers (@npufleet)
+options:
+  _terms:
+    description:
+      - The row that the inventory names, for a host whose server does not name the row of its image. Empty if there is none.
+    type: list
+    elements: str
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Compute the changes of the host
+  ansible.builtin.set_fact:
+    changes: "{{ lookup('npufleet.triton.release_change', '26.05') }}"
+"""
+
+RETURN = r"""
+_raw:
+  description: One list of sentences, empty if there is no row of this name, which is one of the C(refusals).
+  type: list
+  elements: list
+"""
+
+from contextlib import suppress
+from typing import Any, Dict, List, Optional
+
+from ansible.errors import AnsibleError, AnsibleUndefinedVariable
+from ansible.plugins.lookup import LookupBase
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.plugin_utils.action import host_variables
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import release_change
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
+
+
+class LookupModule(LookupBase):
+    """Leaves the rest to plugin_utils/inventory/release_change.py."""
+
+    def run(self, terms: List[str], variables: Optional[Dict[str, Any]] = None, **kwargs: Any) -> List[List[str]]:
+        """Return one list of sentences."""
+        task_vars = variables or {}
+        host, state = task_vars["inventory_hostname"], task_vars["npufleet_state"]
+        try:
+            found = host_variables(self._templar, task_vars)
+            rows, name = found["npufleet_release_rows"], str(found.get("rbln_release"))
+            if name not in rows:
+                return [[]]
+            with host_text.understood(host):
+                label = (state["actual"].get("server") or {}).get("release")
+                before = release_change.before(host_text.line(label) if label else None, terms[0], name, rows)
+                after = release_change.Release(name, rows[name])
+                sentences = list(release_change.row_changes(before, after))
+                # Preflight refuses a wrong variable.
+                with suppress(Refusal, AnsibleUndefinedVariable):
+                    sentences += release_change.host_changes(found, state, before, after)
+                return [[host_text.line(sentence) for sentence in sentences]]
+        except (Refusal, host_text.Misunderstood) as reason:
+            raise AnsibleError(f"{host}: {reason}") from None
