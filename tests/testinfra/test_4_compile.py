@@ -39,7 +39,7 @@ def write(path: Path, *models: dict) -> None:
 def test_compiled_once_and_again_for_a_reason(specs: Path):
     plan = playbook("compile.yml", "-e", f"@{specs}", "--check")
     assert (plan.code, plan.changed()[FIRST] > 0) == (0, True), plan.output
-    assert "there is no compiled file yet" in plan.output
+    assert "it has no compiled file yet" in plan.output
     assert not specs.with_name("compiled").exists()
     first = playbook("compile.yml", "-e", f"@{specs}")
     assert first.code == 0, first.output
@@ -65,7 +65,7 @@ def test_specs_that_are_wrong_are_refused_together(specs: Path):
     run = playbook("compile.yml", "-e", f"@{specs}")
     output = " ".join(run.output.split())
     assert run.code == 2, run.output
-    for reason in ("batches: found [0]", "devices: found 0", "is listed more than once", "found no /none.onnx"):
+    for reason in ("batches is [0]", "devices is 0", "is listed several times", "source is /none.onnx"):
         assert reason in output, reason
     assert set(run.changed().values()) == {0}
 

@@ -37,7 +37,7 @@ def of_config(place: Path, config: str, row: Row | None = None, **files: str) ->
     found = findings(
         place, {"m/config.pbtxt": config, "m/1/model.py": PYTHON, **{f"m/{path}": content for path, content in files.items()}}, row
     )
-    return [(entry.line, entry.field, entry.found, entry.wanted) for entry in found]
+    return [(entry.line, entry.field, entry.actual, entry.expected) for entry in found]
 
 
 def short(found: list[Finding], place: Path) -> list[str]:

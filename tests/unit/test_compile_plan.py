@@ -48,7 +48,7 @@ def compiled(model: dict[str, Any], tmp_path: Path) -> Path:
 
 def test_a_model_that_was_never_compiled(model: dict[str, Any], tmp_path: Path) -> None:
     item = plan(model, tmp_path)
-    assert (item["key"], item["why"], item["artefacts"]) == ("CA22/0.9", "there is no compiled file yet", {})
+    assert (item["key"], item["why"], item["artefacts"]) == ("CA22/0.9", "it has no compiled file yet", {})
     assert (item["file"], item["push"]) == (str(tmp_path / "net/CA22-0.9/model.rbln"), model["source"]["onnx"])
     spec = item["spec"]
     assert (spec["npu"], spec["sdk"], spec["devices"], spec["batches"]) == ("RBLN-CA22", "0.9.4", 1, [1, 4])
@@ -73,7 +73,7 @@ def test_a_compiled_model_is_left_alone_and_says_what_to_list(model: dict[str, A
 @pytest.mark.parametrize(
     "change, why",
     [
-        ({"batches": [1, 2]}, "its spec or the SDK changed: compiled with 0.9.4, wanted 0.9.4"),
+        ({"batches": [1, 2]}, "its spec or the SDK changed: it is compiled with 0.9.4, expected 0.9.4"),
         ({"devices": 2}, "its spec or the SDK changed"),
         ({"outputs": [{"name": "y", "shape": [8], "dtype": "float32"}]}, "its spec or the SDK changed"),
         ({"inputs": [{"name": "x", "shape": [3, 9], "dtype": "float32"}]}, "its spec or the SDK changed"),
@@ -85,11 +85,11 @@ def test_another_spec(model: dict[str, Any], tmp_path: Path, compiled: Path, cha
 
 def test_another_sdk_of_the_same_line(model: dict[str, Any], tmp_path: Path, compiled: Path) -> None:
     item = plan(model, tmp_path, sdk={"version": "0.9.5", "shape": "0.9"})
-    assert item["why"] == "its spec or the SDK changed: compiled with 0.9.4, wanted 0.9.5"
+    assert item["why"] == "its spec or the SDK changed: it is compiled with 0.9.4, expected 0.9.5"
 
 
 def test_another_card_or_line_is_another_file(model: dict[str, Any], tmp_path: Path, compiled: Path) -> None:
-    assert plan(model, tmp_path, card="RBLN-CA25")["why"] == "there is no compiled file yet"
+    assert plan(model, tmp_path, card="RBLN-CA25")["why"] == "it has no compiled file yet"
     assert plan({**model, "npu": "RBLN-CA12"}, tmp_path)["key"] == "CA12/0.9"
     assert plan(model, tmp_path, sdk={"version": "0.11.2", "shape": "0.11"})["key"] == "CA22/0.11"
 
@@ -97,7 +97,7 @@ def test_another_card_or_line_is_another_file(model: dict[str, Any], tmp_path: P
 def test_a_record_of_another_card_is_not_believed(model: dict[str, Any], tmp_path: Path, compiled: Path) -> None:
     record = Path(f"{compiled}.json")
     record.write_text(json.dumps({**json.loads(record.read_text()), "npu": "RBLN-CA25"}))
-    assert plan(model, tmp_path)["why"] == "it is compiled for RBLN-CA25, wanted RBLN-CA22"
+    assert plan(model, tmp_path)["why"] == "it is compiled for RBLN-CA25, expected RBLN-CA22"
 
 
 def test_another_source(model: dict[str, Any], tmp_path: Path, compiled: Path) -> None:
@@ -122,8 +122,8 @@ def test_a_source_of_links(model: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(Refusal) as refusal:
         plan(torch, tmp_path)
     assert [reason.replace(str(module), "") for reason in refusal.value.reasons] == [
-        "model net: source: /key: found a link to /etc/shadow, wanted one that stays inside : copy what it leads to there",
-        "model net: source: /pipe: found a named pipe, wanted a file to send: remove it",
+        "model net: source: /key is a link to /etc/shadow, expected a link that stays in . Copy its target there",
+        "model net: source: /pipe is a named pipe, expected a file. Remove it",
     ]
 
 
@@ -136,7 +136,7 @@ def test_a_file_that_is_not_the_one_of_its_record(model: dict[str, Any], tmp_pat
 def test_no_usable_record(model: dict[str, Any], tmp_path: Path, compiled: Path, record: str | None) -> None:
     beside = Path(f"{compiled}.json")
     beside.unlink() if record is None else beside.write_text(record)
-    assert plan(model, tmp_path)["why"] == f"there is no record beside {compiled}"
+    assert plan(model, tmp_path)["why"] == f"{compiled} has no record beside it"
 
 
 def test_a_place_of_its_own(model: dict[str, Any], tmp_path: Path) -> None:
@@ -188,22 +188,22 @@ def test_all_that_is_wrong_is_said_at_once(model: dict[str, Any], tmp_path: Path
         compile_plan.plan(wrong, "RBLN-CA22", SDK, str(tmp_path))
     text = "\n".join(refusal.value.reasons)
     for reason in (
-        "model ../net: found the key batch, wanted only name, source",
-        'model ../net: name: found "../net", wanted letters',
-        "model a: source: found no .*none.onnx on the controller",
-        "model b: source: found .*, wanted {onnx: file} or {torch:",
-        "model c: source: torch: found net, wanted module:function",
-        "model c: source: found no directory .*none on the controller",
-        r"model d: inputs: found \[\], wanted a list",
-        r"model e: inputs: x: found shape \[0\], wanted sizes of 1 and more",
-        'model e: inputs: y: found dtype "FP32", wanted one of bool',
-        "model e: inputs: found {.*, and a name that no other has",
-        'model f: outputs: found {"name": "y"}, wanted name, shape and dtype',
-        r"model f: batches: found \[1, 1\], wanted different sizes",
-        "model f: devices: found 0, wanted the number of NPUs",
-        "model f: npu: found 22, wanted a text",
-        "model f: is listed more than once",
-        'entry 8: found "net", wanted a mapping',
+        "model ../net: batch is an unknown key, expected one of name, source",
+        'model ../net: name is "../net", expected letters',
+        "model a: source is .*none.onnx, which is not on the controller",
+        "model b: source is .*, expected {onnx: file} or {torch:",
+        "model c: source: torch is net, expected module:function",
+        "model c: source: path is .*none, which is not on the controller",
+        r"model d: inputs is \[\], expected a list",
+        r"model e: inputs: x has shape \[0\], expected sizes of 1 or more",
+        'model e: inputs: y has dtype "FP32", expected one of bool',
+        "model e: inputs contains {.*, expected a unique name",
+        'model f: outputs contains {"name": "y"}, expected a unique name, shape and dtype',
+        r"model f: batches is \[1, 1\], expected different sizes",
+        "model f: devices is 0, expected the number of NPUs",
+        "model f: npu is 22, expected a text",
+        "model f is listed several times",
+        'entry 8 is "net", expected a map',
     ):
         assert re.search(reason, text), reason
     assert len(refusal.value.reasons) == 16
@@ -212,8 +212,8 @@ def test_all_that_is_wrong_is_said_at_once(model: dict[str, Any], tmp_path: Path
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({}, "there is no compiled file yet"),
-        ({"batches": 4, "devices": "two"}, 'model net: devices: found "two", wanted the number of NPUs that one instance spans'),
+        ({}, "it has no compiled file yet"),
+        ({"batches": 4, "devices": "two"}, 'model net: devices is "two", expected the number of NPUs that one instance spans'),
     ],
 )
 def test_the_lookup_gives_the_plan_or_the_reasons(model: dict[str, Any], tmp_path: Path, change: dict[str, Any], said: str) -> None:

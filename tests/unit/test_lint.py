@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import schema
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Row
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import version_of
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import directory_version
 from linting import GOOD, PYTHON, A, B, findings, of_config, short, write
 
 OLD, NEW = Row("24.01", "2.42.0"), Row("26.07", "2.71.0")
@@ -26,8 +26,8 @@ def test_a_finding_as_a_line(tmp_path: Path) -> None:
         tmp_path, {"m/config.pbtxt": GOOD + "instance_group [\n  { kind: KIND_GPU }\n]\n", "m/1/model.py": PYTHON}
     )
     assert finding.sentence() == (
-        f"{tmp_path}/m/config.pbtxt:6: instance_group[0].kind: found KIND_GPU, wanted KIND_MODEL for a model on the NPU, else "
-        "KIND_CPU, as an NPU host has no GPU: change it; as it is, Triton refuses the model"
+        f"{tmp_path}/m/config.pbtxt:6: instance_group[0].kind is KIND_GPU, expected KIND_MODEL for a model on the NPU, else "
+        "KIND_CPU, as an NPU host has no GPU. Change it. Triton refuses the model."
     )
 
 
@@ -86,18 +86,18 @@ METRICS = 'model_metrics { metric_control [ { metric_identifier { family: "f" } 
 @pytest.mark.parametrize(
     ("text", "line", "field", "found"),
     [
-        (GOOD + METRICS, 5, "model_metrics", "ModelConfig.model_metrics, known from Triton 2.52 on"),
+        (GOOD + METRICS, 5, "model_metrics", "ModelConfig.model_metrics, new in Triton 2.52"),
         # Also with the value that it has anyway: Triton refuses the name.
         (
             GOOD.replace('"A"', '"A"\nis_non_linear_format_io: false'),
             4,
             "input[0].is_non_linear_format_io",
-            "ModelInput.is_non_linear_format_io, known from Triton 2.49 on",
+            "ModelInput.is_non_linear_format_io, new in Triton 2.49",
         ),
     ],
 )
 def test_field_that_this_release_does_not_know(tmp_path: Path, text: str, line: int, field: str, found: str) -> None:
-    assert of_config(tmp_path, text, OLD) == [(line, field, found, "what release 24.01 knows, its Triton is 2.42.0")]
+    assert of_config(tmp_path, text, OLD) == [(line, field, found, "a field of Triton 2.42.0, which release 24.01 has")]
     assert of_config(tmp_path, text, NEW) == of_config(tmp_path, text) == []
 
 
@@ -131,23 +131,27 @@ def test_first_versions_of_fields() -> None:
         (f'backend: "python" max_batch_size: -1 {IO}', "max_batch_size", "-1"),
         (f'backend: "python" {IO} instance_group {{ kind: KIND_CPU gpus: [ 0, 1 ] }}', "instance_group[0].gpus", "0, 1"),
         (f'backend: "python" {IO} instance_group {{ kind: KIND_CPU profile: "0" }}', "instance_group[0].profile", "0"),
-        ('backend: "python" input { name: "A" dims: 3 }', "input[0].data_type", "nothing"),
-        ('backend: "python" input { name: "A" data_type: TYPE_FP32 }', "input[0].dims", "nothing"),
-        ('backend: "python" input { data_type: TYPE_FP32 dims: 3 }', "input[0].name", "nothing"),
+        ('backend: "python" input { name: "A" dims: 3 }', "input[0].data_type", "missing"),
+        ('backend: "python" input { name: "A" data_type: TYPE_FP32 }', "input[0].dims", "missing"),
+        ('backend: "python" input { data_type: TYPE_FP32 dims: 3 }', "input[0].name", "missing"),
         ('backend: "python" output { name: "A" data_type: TYPE_FP32 dims: [ 4, 0 ] }', "output[0].dims", "[4, 0]"),
         (
             'backend: "python" input { name: "A" data_type: TYPE_FP32 dims: [ 4, -1 ] reshape { shape: [ 2, -1, 2 ] } }',
             "input[0].reshape",
             "[2, -1, 2] for dims [4, -1]",
         ),
-        ('backend: "python" input { name: "A" data_type: TYPE_FP32 dims: 1 reshape { } }', "input[0].reshape", "an empty one"),
-        ('backend: "python" input { name: "A" data_type: TYPE_FP32 dims: 1 format: FORMAT_NHWC }', "input[0].dims", "1 dims"),
+        ('backend: "python" input { name: "A" data_type: TYPE_FP32 dims: 1 reshape { } }', "input[0].reshape", "empty"),
+        (
+            'backend: "python" input { name: "A" data_type: TYPE_FP32 dims: 1 format: FORMAT_NHWC }',
+            "input[0].dims",
+            "a list of 1 sizes",
+        ),
         (GOOD + "dynamic_batching { preferred_batch_size: [ 2, 8, 0 ] }", "dynamic_batching.preferred_batch_size", "8, 0"),
         (GOOD + "dynamic_batching { priority_levels: 2 }", "dynamic_batching.default_priority_level", "0"),
         (
             GOOD + "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 3 value { } } }",
             "dynamic_batching.priority_queue_policy[3]",
-            "level 3",
+            "for level 3",
         ),
         (
             GOOD + "dynamic_batching { preserve_ordering: true priority_levels: 2 default_priority_level: 1 }",
@@ -182,7 +186,7 @@ def test_first_versions_of_fields() -> None:
         (
             GOOD + 'model_metrics { metric_control { metric_identifier { family: "f" } } }',
             "model_metrics.metric_control[0].histogram_options.buckets",
-            "none",
+            "missing",
         ),
         (
             GOOD + "version_policy { specific { versions: 2 } }",
@@ -198,17 +202,17 @@ def test_first_versions_of_fields() -> None:
         (
             GOOD + 'model_warmup { name: "w" batch_size: 1 }',
             "model_warmup[0].inputs",
-            "none for A",
+            "without A",
         ),
         (
             GOOD + f'model_warmup {{ name: "w" batch_size: 1 {FIRST.format(FILE)} }}',
             "model_warmup[0].inputs[A].input_data_file",
-            "d, which is not there",
+            "d, which does not exist",
         ),
         (
             GOOD + 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }',
             "parameters[EXECUTION_ENV_PATH]",
-            "env.tar.gz, which is not there",
+            "env.tar.gz, which does not exist",
         ),
     ],
 )
@@ -247,7 +251,11 @@ def test_warnings_are_no_errors(tmp_path: Path) -> None:
 def test_labels_are_counted(tmp_path: Path) -> None:
     text = GOOD.replace('"B"', '"B" label_filename: "labels.txt"')
     (finding,) = findings(tmp_path, {"m/config.pbtxt": text, "m/1/model.py": PYTHON, "m/labels.txt": "a\nb\n"})
-    assert (finding.severity, finding.found, finding.wanted) == ("warning", "2 labels in labels.txt", "3, one for each value of B")
+    assert (finding.severity, finding.actual, finding.expected) == (
+        "warning",
+        "labels.txt with 2 labels",
+        "3, one for each value of B",
+    )
 
 
 # Directories
@@ -272,8 +280,8 @@ def test_labels_are_counted(tmp_path: Path) -> None:
         ("", None),
     ],
 )
-def test_version_of_a_directory_is_std_stoll_s(directory: str, version: int | None) -> None:
-    assert version_of(directory) == version
+def test_directory_version_a_directory_is_std_stoll_s(directory: str, version: int | None) -> None:
+    assert directory_version(directory) == version
 
 
 @pytest.mark.parametrize("name", ["resnet50", "a.b-c_d+e=f@g,h:i%j~k", "2"])
@@ -298,7 +306,7 @@ def test_name_that_a_request_and_a_shell_take(tmp_path: Path, name: str) -> None
 )
 def test_name_that_they_do_not_take(tmp_path: Path, name: str, python: int, other: int) -> None:
     found = findings(tmp_path / "a", {f"{name}/config.pbtxt": GOOD, f"{name}/1/model.py": PYTHON})
-    assert [(entry.severity, entry.rule, entry.found) for entry in found] == [("error", "model name", repr(name))] * python
+    assert [(entry.severity, entry.rule, entry.actual) for entry in found] == [("error", "model name", repr(name))] * python
     onnx = GOOD.replace('"python"', '"onnxruntime"')
     found = findings(tmp_path / "b", {f"{name}/config.pbtxt": onnx, f"{name}/1/model.onnx": "graph"})
     assert [entry.rule for entry in found if entry.rule == "model name"] == ["model name"] * other
@@ -319,7 +327,7 @@ def test_version_directories(tmp_path: Path) -> None:
     # 1_old is version 1, which is there, and -3 is not the latest
     kinds = {"-3": "warning", "1_old": "warning", "9.bak": "error", 2**63: "error"}
     assert short(found, tmp_path) == [f"{kind} version directory: m/{entry}" for entry, kind in kinds.items()]
-    assert found[2].found == "a directory that Triton takes for version 9"
+    assert found[2].actual == "a directory that Triton reads as version 9"
 
 
 @pytest.mark.parametrize(
@@ -337,7 +345,7 @@ def test_each_backend_wants_its_file(tmp_path: Path, backend: str, wanted: str) 
     files = {"m/config.pbtxt": text, "m/1/other": "", "m/2/other": "", "n/config.pbtxt": text, f"n/1/{wanted}": PYTHON}
     found = findings(tmp_path, files)
     # Nothing waits for a version that is not served.
-    assert [(entry.severity, entry.file, entry.wanted) for entry in found] == [
+    assert [(entry.severity, entry.file, entry.expected) for entry in found] == [
         ("warning", f"{tmp_path}/m/1", f"{wanted} for backend {backend}"),
         ("error", f"{tmp_path}/m/2", f"{wanted} for backend {backend}"),
     ]
@@ -349,8 +357,8 @@ def test_each_backend_wants_its_file(tmp_path: Path, backend: str, wanted: str) 
 
 def test_empty_version_directory_hangs_an_older_poll_server(tmp_path: Path) -> None:
     (finding,) = findings(tmp_path, {"m/config.pbtxt": GOOD, "m/1/": ""})
-    assert (finding.found, finding.wanted) == ("an empty version directory", "model.py")
-    assert finding.triton.startswith("before 25.08 waits for ever")
+    assert (finding.actual, finding.expected) == ("an empty version directory", "a directory with model.py")
+    assert finding.triton.endswith("before 25.08 hangs and never opens its ports")
 
 
 def test_compiled_file_of_the_inventory_is_not_missed(tmp_path: Path) -> None:
@@ -360,7 +368,7 @@ def test_compiled_file_of_the_inventory_is_not_missed(tmp_path: Path) -> None:
 
 def test_files_beside_the_config_are_no_version(tmp_path: Path) -> None:
     (finding,) = findings(tmp_path, {"m/config.pbtxt": GOOD, "m/model.py": PYTHON})
-    assert (finding.found, finding.do) == ("no version directory", "move model.py into a version directory, such as 1/")
+    assert (finding.actual, finding.todo) == ("without a version directory", "Move model.py into a version directory, such as 1/")
 
 
 def test_backend_by_the_file_alone(tmp_path: Path) -> None:

@@ -157,12 +157,12 @@ def test_platforms_and_backends_depend_on_the_release(
 def test_an_environment_in_an_archive(content: bytes, found: str, tmp_path: Path) -> None:
     write(tmp_path, {"m/config.pbtxt": environment(f"{OWN}/e"), "m/1/model.py": PYTHON})
     (tmp_path / "m/e").write_bytes(content)
-    assert [entry.found for entry in findings(tmp_path, {})] == [found] * bool(found)
+    assert [entry.actual for entry in findings(tmp_path, {})] == [found] * bool(found)
 
 
 def test_an_environment_in_a_directory(tmp_path: Path) -> None:
     files = {"m/config.pbtxt": environment(f"{OWN}/e"), "m/1/model.py": PYTHON, "m/e/x": ""}
-    assert [entry.found for entry in findings(tmp_path, files)] == ["e, a directory without bin/activate"]
+    assert [entry.actual for entry in findings(tmp_path, files)] == ["e, a directory without bin/activate"]
     (tmp_path / "m/e/bin").mkdir()
     (tmp_path / "m/e/bin/activate").touch()
     assert findings(tmp_path, {}) == []
@@ -174,9 +174,7 @@ def test_an_environment_beside_the_model_is_a_matter_of_the_store(path: str, tmp
     write(tmp_path, {**files, "repo/shared.tar.gz": "x", "envs/cpu.tar.gz": "x"})
     (entry,) = lint([str(tmp_path / "repo")]).findings
     assert (entry.severity, entry.triton) == ("warning", "")
-    assert entry.sentence().endswith(
-        "as it is, the fleet's store keeps each model in a directory of its own, without what is beside it"
-    )
+    assert entry.sentence().endswith("The fleet's store keeps each model in its own directory, without what is beside it.")
 
 
 def test_an_environment_beside_the_model_that_is_not_there(tmp_path: Path) -> None:
@@ -189,14 +187,14 @@ def test_an_environment_beside_the_model_that_is_not_there(tmp_path: Path) -> No
 
 def test_a_config_that_is_a_directory_ends_the_server(tmp_path: Path) -> None:
     (entry,) = findings(tmp_path, {"m/config.pbtxt/": "", "m/1/model.py": PYTHON})
-    assert (entry.found, entry.triton) == ("a directory", "ends, with every model that it serves")
+    assert (entry.actual, entry.triton) == ("it is a directory", "ends, with every model that it serves")
 
 
 def test_a_config_that_is_a_pipe_is_never_opened(tmp_path: Path) -> None:
     write(tmp_path, {"m/1/model.py": PYTHON})
     os.mkfifo(tmp_path / "m/config.pbtxt")
     (entry,) = [entry for entry in findings(tmp_path, {}) if entry.triton]
-    assert entry.triton == "waits for ever and its ports never open"
+    assert entry.triton == "hangs and never opens its ports"
 
 
 @pytest.mark.parametrize("path", ["m/x", "m/1/x"])
@@ -225,7 +223,7 @@ def test_a_link_that_leads_nowhere_matters_by_its_place(tmp_path: Path) -> None:
     assert ("refuses the model", "refuses the model") in [(entry.triton, entry.store) for entry in findings(tmp_path, {})]
     (tmp_path / "root").symlink_to("gone")
     told = {entry.file: entry.triton for entry in findings(tmp_path, {})}
-    assert told[f"{tmp_path}/root"] == "loads no model at all when it starts, but in explicit mode"
+    assert told[f"{tmp_path}/root"] == "loads no model at all when it starts, except in explicit mode"
 
 
 @pytest.mark.parametrize(
@@ -247,13 +245,13 @@ def test_a_directory_beside_a_version(directories: list[str], policy: str, kinds
 def test_a_version_without_a_directory_of_its_own_matters_where_files_are_read(tmp_path: Path) -> None:
     text = GOOD.replace('"python"', '"identity"')
     (entry,) = findings(tmp_path, {"m/config.pbtxt": text, "m/9.bak/x": ""})
-    assert (entry.severity, entry.triton) == ("warning", "takes it for version 9, in a directory 9/")
+    assert (entry.severity, entry.triton) == ("warning", "counts it as version 9 and reads 9/")
 
 
 def test_a_model_without_a_config(tmp_path: Path) -> None:
     (entry,) = findings(tmp_path / "a", {"m/1/model.py": PYTHON})
     assert (entry.rule, entry.triton, entry.store) == ("stray", "", "refuses the model")
-    assert entry.found == "a directory without a config.pbtxt, of which Triton makes a model of backend python"
+    assert entry.actual == "a directory without a config.pbtxt, which Triton serves with backend python"
     assert refused(findings(tmp_path / "b", {"m/1/x": ""})) == [("stray", "")]
 
 
@@ -272,7 +270,7 @@ def test_outputs_of_different_decoupled_steps(tmp_path: Path) -> None:
     files = {"burst/config.pbtxt": burst, "burst/1/model.py": PYTHON, "both/config.pbtxt": both, "both/1/README": ""}
     (entry,) = findings(tmp_path, files)
     assert (entry.model, entry.field) == ("both", "output")
-    assert entry.found == "outputs that come from decoupled burst and from decoupled burst"
+    assert entry.actual == "from decoupled burst and from decoupled burst"
 
 
 def test_an_ensemble_is_refused_with_its_step(tmp_path: Path) -> None:
@@ -301,7 +299,7 @@ def program(method: str) -> str:
             "initialize(self, args, more), which cannot be called with 2 arguments",
         ),
         ("    def __init__(self, args):\n        pass", "__init__(self, args), which cannot be called with 1 argument"),
-        ("    def initialize(self, args):\n        raise ValueError", "initialize, which raises in any case"),
+        ("    def initialize(self, args):\n        raise ValueError", "initialize, which always raises"),
         ("    initialize = None", "initialize = None"),
         ("    initialize = lambda self: None", "initialize = lambda self: None"),
         (
@@ -324,7 +322,7 @@ def program(method: str) -> str:
 )
 def test_methods_that_fail_when_a_model_is_loaded(method: str, found: str, tmp_path: Path) -> None:
     (entry,) = findings(tmp_path, {"m/config.pbtxt": GOOD, "m/1/model.py": program(method)})
-    assert (entry.rule, entry.severity, entry.line, entry.found) == ("python model", "error", entry.line, found)
+    assert (entry.rule, entry.severity, entry.actual) == ("python model", "error", f"a TritonPythonModel with {found}")
     assert entry.line is not None
 
 
@@ -349,17 +347,17 @@ def test_methods_that_triton_can_call(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("raise SystemExit(0)\n", "a line that ends its import"),
-        ("assert False\n", "a line that ends its import"),
-        ("import sys\nsys.exit(0)\n", "a line that ends its import"),
-        ("x = gone\n", "gone, which nothing defines"),
-        ("@gone\nclass X:\n    pass\n", "gone, which nothing defines"),
-        ("class X(gone):\n    pass\n", "gone, which nothing defines"),
+        ("raise SystemExit(0)\n", "a module that always raises when it is imported"),
+        ("assert False\n", "a module that always raises when it is imported"),
+        ("import sys\nsys.exit(0)\n", "a module that always raises when it is imported"),
+        ("x = gone\n", "a module with the undefined name gone"),
+        ("@gone\nclass X:\n    pass\n", "a module with the undefined name gone"),
+        ("class X(gone):\n    pass\n", "a module with the undefined name gone"),
     ],
 )
 def test_a_module_that_cannot_be_imported(line: str, found: str, tmp_path: Path) -> None:
     (entry,) = findings(tmp_path, {"m/config.pbtxt": GOOD, "m/1/model.py": line + PYTHON})
-    assert (entry.severity, entry.found) == ("error", found)
+    assert (entry.severity, entry.actual) == ("error", found)
 
 
 @pytest.mark.parametrize(
@@ -398,8 +396,8 @@ def test_a_model_py_is_judged_by_the_python_of_the_image(source: str, tmp_path: 
     write(tmp_path, {"m/config.pbtxt": GOOD, "m/1/model.py": source + PYTHON})
     assert findings(tmp_path, {}, NEW) == []
     (entry,) = findings(tmp_path, {}, OLD)
-    assert entry.found.startswith("no Python 3.10: ")
-    assert entry.wanted == "a program that Python 3.10 of the image can read"
+    assert entry.actual.startswith("not valid for Python 3.10 (")
+    assert entry.expected == "a program for Python 3.10 of the image"
 
 
 @pytest.mark.parametrize("source", ["def f(:\n", "type X int\n", "text = f'{row'\n", "return 1\n", "class A[T:\n    pass\n"])
@@ -413,7 +411,7 @@ def test_a_program_that_is_nested_too_deeply_is_said_to_be(tmp_path: Path) -> No
     write(tmp_path, {"m/config.pbtxt": GOOD, "m/1/model.py": f"x = {'-' * 50000}1\n" + PYTHON})
     (entry,) = findings(tmp_path, {}, OLD)
     # Which of them is said differs from Python to Python
-    assert re.fullmatch("no Python 3.10: (nested too deeply|.*(recursion|nested).*)", entry.found), entry.found
+    assert re.fullmatch(r"not valid for Python 3\.10 \((nested too deeply|.*(recursion|nested).*)\)", entry.actual), entry.actual
 
 
 @pytest.mark.parametrize(
@@ -442,4 +440,4 @@ def test_rows_know_the_python_of_their_image() -> None:
 def test_a_variant_matters_where_a_server_chooses_it(tmp_path: Path) -> None:
     files = {"m/config.pbtxt": GOOD, "m/1/model.py": PYTHON, "m/configs/big.pbtxt": "strange: 1"}
     (entry,) = findings(tmp_path, files)
-    assert entry.triton == "refuses the whole file, where it starts with --model-config-name=big"
+    assert entry.triton == "refuses the whole file, if it starts with --model-config-name=big"

@@ -34,22 +34,26 @@ FIRST = 'name: "f" data_type: TYPE_FP32 dims: [ 2, 5 ]'
         (warm(data("data_type: TYPE_FP32 dims: 4 zero_data: true")), "model_warmup[0].inputs[A].dims", "[4]"),
         (warm(data("data_type: TYPE_FP32 dims: [ 1, 3 ] zero_data: true")), "model_warmup[0].inputs[A].dims", "[1, 3]"),
         (warm(data("data_type: TYPE_FP32 dims: -1 zero_data: true")), "model_warmup[0].inputs[A].dims", "[-1]"),
-        (warm(data(FP32)), "model_warmup[0].inputs[A]", "no data"),
-        (warm(""), "model_warmup[0].inputs", "none for A"),
-        (warm(data(FP32 + ' input_data_file: "short"')), "model_warmup[0].inputs[A].input_data_file", "11 bytes in short"),
+        (warm(data(FP32)), "model_warmup[0].inputs[A]", "without data"),
+        (warm(""), "model_warmup[0].inputs", "without A"),
+        (warm(data(FP32 + ' input_data_file: "short"')), "model_warmup[0].inputs[A].input_data_file", "short of 11 bytes"),
         (warm(data(FP32 + " zero_data: true"), 5), "model_warmup[0].batch_size", "5"),
-        (state(FIRST), "sequence_batching.state[0].initial_state[0]", "no data"),
+        (state(FIRST), "sequence_batching.state[0].initial_state[0]", "without data"),
         (
             state(FIRST.replace("FP32", "FP16") + " zero_data: true"),
             "sequence_batching.state[0].initial_state[0].data_type",
             "TYPE_FP16",
         ),
-        (state(FIRST.replace('name: "f"', "") + " zero_data: true"), "sequence_batching.state[0].initial_state[0].name", "nothing"),
+        (state(FIRST.replace('name: "f"', "") + " zero_data: true"), "sequence_batching.state[0].initial_state[0].name", "missing"),
         (state(FIRST.replace("2, 5", "3, 5") + " zero_data: true"), "sequence_batching.state[0].initial_state[0].dims", "[3, 5]"),
         (state(FIRST.replace("2, 5", "2, -1") + " zero_data: true"), "sequence_batching.state[0].initial_state[0].dims", "[2, -1]"),
-        (state(FIRST + ' data_file: "gone"'), "sequence_batching.state[0].initial_state[0].data_file", "gone, which is not there"),
-        (state(FIRST + ' data_file: "short"'), "sequence_batching.state[0].initial_state[0].data_file", "11 bytes in short"),
-        (state(FIRST + " zero_data: true } initial_state { " + FIRST), "sequence_batching.state[0].initial_state", "2 of them"),
+        (
+            state(FIRST + ' data_file: "gone"'),
+            "sequence_batching.state[0].initial_state[0].data_file",
+            "gone, which does not exist",
+        ),
+        (state(FIRST + ' data_file: "short"'), "sequence_batching.state[0].initial_state[0].data_file", "short of 11 bytes"),
+        (state(FIRST + " zero_data: true } initial_state { " + FIRST), "sequence_batching.state[0].initial_state", "a list of 2"),
         (
             GOOD + 'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "C" data_type: TYPE_INT64 source_input: "A" }',
             "batch_input[0].data_type",
@@ -59,7 +63,7 @@ FIRST = 'name: "f" data_type: TYPE_FP32 dims: [ 2, 5 ]'
         (GOOD + 'batch_input { data_type: TYPE_FP32 source_input: "X" }', "batch_input[0].source_input[0]", "X"),
         (GOOD + 'batch_output { target_name: "X" source_input: "A" }', "batch_output[0].target_name[0]", "X"),
         (GOOD + 'batch_output { target_name: [ "B", "B" ] source_input: "A" }', "batch_output[0].target_name[1]", "B again"),
-        (GOOD + "instance_group { kind: KIND_CPU passive: true }", "instance_group", "passive groups alone"),
+        (GOOD + "instance_group { kind: KIND_CPU passive: true }", "instance_group", "a list of passive groups only"),
         (GOOD + 'metric_tags { key: "a-b" value: "x" }', "metric_tags[a-b]", "'a-b'"),
         (GOOD + 'metric_tags { key: "_a" value: "x" }', "metric_tags[_a]", "'_a'"),
         (GOOD.replace('"python"', '"pyhton"'), "backend", "pyhton"),
@@ -74,7 +78,7 @@ FIRST = 'name: "f" data_type: TYPE_FP32 dims: [ 2, 5 ]'
             GOOD + 'instance_group [ { name: "a" kind: KIND_CPU rate_limiter { resources [ { name: "R" count: 1 } ] } }, '
             '{ name: "b" kind: KIND_CPU rate_limiter { resources [ { name: "R" global: true count: 1 } ] } } ]',
             "instance_group[1].rate_limiter.resources[0]",
-            "R as global and as a device's",
+            "R, both global and of a device",
         ),
     ],
 )
@@ -85,7 +89,7 @@ def test_an_error(text: str, field: str, found: str, tmp_path: Path) -> None:
         "m/warmup/short": "elevenbytes",
         "m/initial_state/short": "elevenbytes",
     }
-    told = [(finding.severity, finding.field, finding.found) for finding in findings(tmp_path, files)]
+    told = [(finding.severity, finding.field, finding.actual) for finding in findings(tmp_path, files)]
     assert told == [("error", field, found)]
 
 
@@ -138,7 +142,7 @@ def test_a_library_that_is_none_or_in_another_place(tmp_path: Path) -> None:
 
 def test_a_backend_as_a_platform(tmp_path: Path) -> None:
     (finding,) = findings(tmp_path, {"m/config.pbtxt": f'platform: "python" input [ {A} ]', "m/1/model.py": PYTHON})
-    assert (finding.field, finding.do) == ("platform", 'write backend: "python" instead of platform')
+    assert (finding.field, finding.todo) == ("platform", 'Write backend: "python" instead of platform')
 
 
 # model.py
@@ -149,18 +153,18 @@ def test_a_backend_as_a_platform(tmp_path: Path) -> None:
     [
         ("", "error", None, "an empty file"),
         ("\n \n", "error", None, "an empty file"),
-        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "error", None, "a pointer that Git LFS left there"),
-        ("import os\n\ndef f(:\n", "error", 3, "no Python 3."),
-        ("a = '\0'\n", "error", None, "no Python 3."),
-        ("class Model:\n    def execute(self): pass\n", "error", None, "no TritonPythonModel"),
-        ("def f():\n    TritonPythonModel = 1\n", "error", None, "no TritonPythonModel"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "error", None, "a pointer of Git LFS"),
+        ("import os\n\ndef f(:\n", "error", 3, "not valid for Python 3."),
+        ("a = '\0'\n", "error", None, "not valid for Python 3."),
+        ("class Model:\n    def execute(self): pass\n", "error", None, "a module without TritonPythonModel"),
+        ("def f():\n    TritonPythonModel = 1\n", "error", None, "a module without TritonPythonModel"),
         ("class TritonPythonModel:\n    def initialize(self, args): pass\n", "warning", 1, "a TritonPythonModel without execute"),
     ],
 )
 def test_a_program_that_triton_does_not_take(program: str, severity: str, line: int, found: str, tmp_path: Path) -> None:
     (finding,) = findings(tmp_path, {"m/config.pbtxt": GOOD, "m/1/model.py": program})
     assert (finding.file, finding.severity) == (f"{tmp_path}/m/1/model.py", severity)
-    assert finding.found.startswith(found)
+    assert finding.actual.startswith(found)
     assert line is None or finding.line == line
 
 
@@ -210,16 +214,16 @@ def test_auto_complete_config_says_what_the_config_does_not(tmp_path: Path) -> N
 
 def test_a_config_of_another_name(tmp_path: Path) -> None:
     files = {"m/Config.pbtxt": GOOD, "n/config.pbtxt.txt": GOOD, "deep/m/config.pbtxt": GOOD}
-    assert [(finding.model, finding.do) for finding in findings(tmp_path, files)] == [
-        ("deep", "name this directory as the repository"),
-        ("m", "rename Config.pbtxt to config.pbtxt"),
-        ("n", "rename config.pbtxt.txt to config.pbtxt"),
+    assert [(finding.model, finding.todo) for finding in findings(tmp_path, files)] == [
+        ("deep", "Name this directory as the repository"),
+        ("m", "Rename Config.pbtxt to config.pbtxt"),
+        ("n", "Rename config.pbtxt.txt to config.pbtxt"),
     ]
 
 
 def test_a_model_that_is_named_as_a_repository(tmp_path: Path) -> None:
     write(tmp_path, {"m/config.pbtxt": GOOD, "m/1/model.py": PYTHON})
-    with pytest.raises(Refusal, match="name the directory above it"):
+    with pytest.raises(Refusal, match="Name the directory above it"):
         lint([str(tmp_path / "m")])
 
 
@@ -232,14 +236,14 @@ def test_a_label_file_by_another_way(tmp_path: Path) -> None:
 def test_a_python_model_of_a_name_that_a_shell_reads(name: str, tmp_path: Path) -> None:
     (finding,) = findings(tmp_path, {f"{name}/config.pbtxt": GOOD, f"{name}/1/model.py": PYTHON})
     assert (finding.severity, finding.rule) == ("error", "model name")
-    assert "waits for ever" in finding.triton
+    assert "hangs" in finding.triton
 
 
 def test_a_key_that_is_nearly_the_environment_s(tmp_path: Path) -> None:
     text = GOOD + 'parameters { key: "execution_env_path" value { string_value: "/opt/env" } }'
     (finding,) = findings(tmp_path, {"m/config.pbtxt": text, "m/1/model.py": PYTHON})
-    assert (finding.severity, finding.triton) == ("warning", "passes it over")
-    assert finding.do.startswith("did you mean EXECUTION_ENV_PATH?")
+    assert (finding.severity, finding.triton) == ("warning", "ignores it")
+    assert finding.todo.startswith("Did you mean EXECUTION_ENV_PATH?")
 
 
 def test_an_ensemble_s_output_that_is_its_input_is_no_error(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def repository(config: str, steps: Mapping[str, str] = STEPS) -> dict[str, str]:
 def wrong(place: Path, config: str, steps: Mapping[str, str] = STEPS) -> list[tuple[int | None, str, str, str]]:
     found = findings(place, repository(config, steps))
     assert {(entry.severity, entry.model) for entry in found} <= {("error", "e")}
-    return [(entry.line, entry.field, entry.found, entry.wanted) for entry in found]
+    return [(entry.line, entry.field, entry.actual, entry.expected) for entry in found]
 
 
 def test_an_ensemble_that_fits(tmp_path: Path) -> None:
@@ -51,18 +51,18 @@ def test_an_ensemble_that_fits(tmp_path: Path) -> None:
             "third, which is not in the repository",
         ),
         ((CHAIN[0], step("second", "middle", "B", version="2")), 7, "step[1].model_version", "2"),
-        ((step("first", "A", "middle", key="X"), CHAIN[1]), 6, "step[0].input_map", "no A, which first wants"),
+        ((step("first", "A", "middle", key="X"), CHAIN[1]), 6, "step[0].input_map", "without A"),
         ((CHAIN[0], step("second", "middle", "B", output="Y")), 7, "step[1].output_map[Y]", "Y"),
-        ((*CHAIN, step("first", "A", "B")), 8, "step[2].output_map[B]", "B, which is the output of step second already"),
+        ((*CHAIN, step("first", "A", "B")), 8, "step[2].output_map[B]", "B, as is the output of step second"),
         ((*CHAIN, step("first", "A", "more")), 8, "step[2].output_map[B]", "more, which nothing reads"),
         ((step("first", "A", "middle"), step("second", "midle", "B")), 7, "step[1].input_map[A]", "midle, which nothing writes"),
         (
             (*CHAIN, '{ model_name: "first" model_version: -1 output_map { key: "B" value: "C" } }'),
             8,
             "step[2].input_map",
-            "nothing",
+            "missing",
         ),
-        ((*CHAIN, step("", "A", "C")), 8, "step[2].model_name", "nothing"),
+        ((*CHAIN, step("", "A", "C")), 8, "step[2].model_name", "missing"),
     ],
 )
 def test_a_step_that_is_wrong(tmp_path: Path, steps: tuple[str, ...], line: int, field: str, found: str) -> None:
@@ -75,7 +75,7 @@ def test_every_finding_of_a_broken_wiring(tmp_path: Path) -> None:
     assert [(field, found) for _line, field, found, _wanted in told] == [
         ("input[0].name", "A, which no step reads"),
         ("output[0].name", "B, which no step writes"),
-        ("ensemble_scheduling.step", "steps that wait for each other: first, second"),
+        ("ensemble_scheduling.step", "circular: first, second wait for each other"),
     ]
 
 
@@ -111,9 +111,9 @@ def test_both_ends_of_a_tensor(tmp_path: Path, dims: str, dtype: str, largest: i
 
 def test_batch_of_a_step(tmp_path: Path) -> None:
     told = wrong(tmp_path, ensemble(*CHAIN, largest=8))
-    assert [(line, field, found) for line, field, found, _wanted in told] == [
-        (2, "max_batch_size", "8, its step first takes 4"),
-        (2, "max_batch_size", "8, its step second takes 4"),
+    assert told == [
+        (2, "max_batch_size", "8", "at most 4, as step first"),
+        (2, "max_batch_size", "8", "at most 4, as step second"),
     ]
 
 
@@ -139,7 +139,9 @@ def test_branches_of_decoupled_steps(tmp_path: Path, second: str, third: str, fi
     sinks += [step("join", "B", "last").replace("input_map", 'input_map { key: "Q" value: "B" } input_map', 1)]
     text = ensemble(step("many", "A", "B"), step("once", "A", "C"), joined, *sinks)
     text = text.replace("output [ ", "output [ " + ", ".join(two.replace("Q", entry) for entry in ("end", "sink", "last")) + ", ")
-    told = [(field, found.partition(",")[0]) for _line, field, found, _wanted in wrong(tmp_path, text, steps) if field != "output"]
+    told = [
+        (field, found.partition(" with ")[0]) for _line, field, found, _wanted in wrong(tmp_path, text, steps) if field != "output"
+    ]
     assert told == ([] if fits else [("ensemble_scheduling.step[2]", "join")])
 
 
@@ -171,7 +173,10 @@ def test_ensembles_within_each_other(tmp_path: Path) -> None:
         "f/config.pbtxt": ensemble(step("e", "A", "B")),
         "f/1/README": "",
     }
-    assert [(finding.model, finding.found) for finding in findings(tmp_path, files)] == [("e", "e -> f -> e"), ("f", "f -> e -> f")]
+    assert [(finding.model, finding.actual) for finding in findings(tmp_path, files)] == [
+        ("e", "e -> f -> e"),
+        ("f", "f -> e -> f"),
+    ]
 
 
 def test_a_model_in_two_repositories(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_annotations_are_beside_their_lines(repository: Path, capsys: pytest.Cap
     code, out, _err = ask(capsys, str(repository) if absolute else "models", "--format", "github")
     error, warning = out.splitlines()
     assert code == 1
-    place = "file=models/m/config.pbtxt,line=5,title=npufleet-lint%3A npu host::instance_group[0].kind: found KIND_GPU, wanted "
+    place = "file=models/m/config.pbtxt,line=5,title=npufleet-lint%3A npu host::instance_group[0].kind is KIND_GPU, expected "
     assert error.startswith(f"::error {place}")
     assert warning.startswith("::warning file=models/m/config.pbtxt,line=6,title=npufleet-lint%3A response cache::")
 
@@ -86,7 +86,7 @@ def test_sarif_has_each_finding_with_rule_and_place(repository: Path, capsys: py
         "artifactLocation": {"uri": "models/m/config.pbtxt", "uriBaseId": "%SRCROOT%"},
         "region": {"startLine": 5},
     }
-    assert found["npu-host"]["message"]["text"].startswith("instance_group[0].kind: found KIND_GPU, wanted ")
+    assert found["npu-host"]["message"]["text"].startswith("instance_group[0].kind is KIND_GPU, expected ")
     assert found["npu-host"]["locations"][0]["logicalLocations"] == [{"fullyQualifiedName": "m/instance_group[0].kind"}]
     assert found["stray"]["locations"][0]["physicalLocation"]["region"] == {"startLine": 1}
 
@@ -118,16 +118,16 @@ def test_nothing_found_is_a_document_all_the_same(tmp_path: Path, capsys: pytest
     ("words", "said"),
     [
         ([], "the following arguments are required: REPOSITORY; --help"),
-        ([""], ": found no such directory"),
-        (["{place}/none", "{place}/no"], "/none: found no such directory, wanted a Triton repository: correct the path; "),
-        ([__file__], "found no such directory"),
+        ([""], "'' is no directory"),
+        (["{place}/none", "{place}/no"], "/none' is no directory, expected a Triton repository. Correct the path; "),
+        ([__file__], "is no directory"),
         (["{place}", "--format", "xml"], "--format: invalid choice: 'xml'"),
         (["{place}", "--format"], "--format: expected one argument"),
         (["{place}", "--release"], "--release: expected one argument"),
-        (["{place}", "--release", ""], "--release : found rows for 24.01, "),
-        (["{place}", "--release", "23.01"], "--release 23.01: found rows for 24.01, "),
-        (["{place}", "--model", "m"], "model m: found none in "),
-        (["{place}", "--model", ""], "model : found none in "),
+        (["{place}", "--release", ""], "--release is '', expected one of 24.01, "),
+        (["{place}", "--release", "23.01"], "--release is '23.01', expected one of 24.01, "),
+        (["{place}", "--model", "m"], "model 'm' is not in "),
+        (["{place}", "--model", ""], "model '' is not in "),
         (["{place}", "--form", "json"], "unrecognized arguments: --form"),
         (["{place}", "--json=1"], "--json: ignored explicit argument '1'"),
     ],
@@ -188,7 +188,7 @@ def test_what_is_installed_lints_by_itself(repository: Path, tmp_path: Path) -> 
     command = [sys.executable, "-I", "-c", INSTALLED, str(place), str(repository), "--release", "24.01"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "1 models: 1 errors, 1 warnings\n")
-    assert "config.pbtxt:5: instance_group[0].kind: found KIND_GPU" in done.stdout
+    assert "config.pbtxt:5: instance_group[0].kind is KIND_GPU" in done.stdout
 
 
 def test_the_hook_calls_what_is_installed() -> None:

@@ -39,7 +39,7 @@ def test_program_says_one_finding_a_line_and_fails(tmp_path: Path, capsys: pytes
     assert main([str(tmp_path), "--release", "24.01"]) == 1
     output = capsys.readouterr()
     lines = output.out.splitlines()
-    assert [line.partition(": found")[0] for line in lines] == [
+    assert [line.partition(" is ")[0] for line in lines] == [
         f"{tmp_path}/m/config.pbtxt:5: model_metrics",
         f"{tmp_path}/m/config.pbtxt:6: instance_group[0].kind",
         f"{tmp_path}/m/config.pbtxt:7: response_cache.enable",
@@ -66,9 +66,9 @@ def test_warnings_alone_do_not_fail(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["{place}/nowhere"], "found no such directory"),
-        (["{place}", "--release", "23.01"], "release 23.01: found rows for 24.01, "),
-        (["{place}", "--model", "m"], "model m: found none in "),
+        (["{place}/nowhere"], "is no directory"),
+        (["{place}", "--release", "23.01"], "release is '23.01', expected one of 24.01, "),
+        (["{place}", "--model", "m"], "model 'm' is not in "),
     ],
 )
 def test_nothing_to_look_at(arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +84,7 @@ def test_make_lint_models(tmp_path: Path) -> None:
     write(tmp_path, {"m/config.pbtxt": "backend: 'python'"})
     done = subprocess.run([*command, f"REPO={tmp_path}", "RELEASE=24.01"], **run)
     assert done.returncode == 2
-    assert done.stdout.startswith(f"{tmp_path}/m/config.pbtxt: version_policy: found no version directory")
+    assert done.stdout.startswith(f"{tmp_path}/m/config.pbtxt: version_policy is without a version directory")
 
 
 # The module
@@ -161,7 +161,7 @@ def test_every_error_of_every_model_in_one_message(played: dict[str, dict[str, A
         "bad/config.pbtxt:5: instance_group[0].kind: ",
         "typo/config.pbtxt:5: outptu: ",
         "digits/config.pbtxt:5: model_metrics: ",
-        "digits/config.pbtxt:2: max_batch_size: found 4, wanted at most 2, as the compiled file",
+        "digits/config.pbtxt:2: max_batch_size is 4, expected at most 2, as the compiled file",
     ]
     assert all(any(words in line for line in lines) for words in expected), lines
     assert len(lines) == 5

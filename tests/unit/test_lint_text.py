@@ -17,60 +17,60 @@ from linting import GOOD, PYTHON, findings, of_config, write
             "\u3000max_batch_size: 1",
             1,
             "ideographic space (U+3000) (Interpreting non ascii codepoint 227.)",
-            "an ordinary character",
+            "an ASCII character",
         ),
-        ("max_batch_size:\n\u00a01", 2, "no-break space (U+00A0) (Interpreting non ascii codepoint 194.)", "an ordinary character"),
-        ("max_batch_size: 1\u2028", 1, "line separator (U+2028)", "an ordinary character"),
-        ("\ufeffname: 'm'", 1, "a byte order mark (BOM) (U+FEFF) (Interpreting non ascii codepoint 239.)", "take it out"),
-        ("max_batch_size = 1", 1, 'Expected ":", found "=".', "write : instead"),
-        ("\udcb0 name: 'm'", 1, "bytes that are no UTF-8 (Interpreting non ascii codepoint 176.)", "take it out"),
-        ("\x01name: 'm'", 1, "Invalid control characters encountered in text.", "take them out"),
-        ("max_batch_size: 1_000", 1, "1_000 (Need space between number and identifier.)", "write 1000"),
+        ("max_batch_size:\n\u00a01", 2, "no-break space (U+00A0) (Interpreting non ascii codepoint 194.)", "an ASCII character"),
+        ("max_batch_size: 1\u2028", 1, "line separator (U+2028)", "an ASCII character"),
+        ("\ufeffname: 'm'", 1, "a byte order mark (BOM) (U+FEFF) (Interpreting non ascii codepoint 239.)", "Remove it"),
+        ("max_batch_size = 1", 1, 'Expected ":", found "=".', "Write : instead"),
+        ("\udcb0 name: 'm'", 1, "bytes that are no UTF-8 (Interpreting non ascii codepoint 176.)", "Remove it"),
+        ("\x01name: 'm'", 1, "Invalid control characters encountered in text.", "Remove them"),
+        ("max_batch_size: 1_000", 1, "1_000 (Need space between number and identifier.)", "Write 1000"),
         ("max_batch_size: +4", 1, "Expected integer, got: +", "without +"),
-        ("max_batch_size: 0b100", 1, "0b100 (Need space between number and identifier.)", "write 4"),
-        ("max_batch_size: 0o4", 1, "0o4 (Need space between number and identifier.)", "write 4"),
-        ("max_batch_size: 08", 1, "Numbers starting with leading zero must be in octal.", "correct the line"),
-        ("max_batch_size: 0x", 1, '"0x" must be followed by hex digits.', "correct the line"),
-        ("max_batch_size: 4.0", 1, "Expected integer, got: 4.0", "correct the line"),
-        ("max_batch_size: 2147483648", 1, "Integer out of range (2147483648)", "correct the line"),
-        (r"name: 'a\qb'", 1, r"\q in a string (Invalid escape sequence in string literal.)", r"write \\q for a backslash"),
-        (r"name: '\xg'", 1, r"\x in a string (Expected hex digits for escape sequence.)", r"write \\x"),
-        ("name: 'm\nmax_batch_size: 1", 1, "String literals cannot cross line boundaries.", "close the string with '"),
-        ('name: "m', 1, "Unexpected end of string.", 'close the string with "'),
-        ("// ours\nmax_batch_size: 1", 1, "// starts no comment here (Expected identifier, got: /)", "write # instead"),
-        ("/* ours */", 1, "Expected identifier, got: /", "correct the line"),
+        ("max_batch_size: 0b100", 1, "0b100 (Need space between number and identifier.)", "Write 4"),
+        ("max_batch_size: 0o4", 1, "0o4 (Need space between number and identifier.)", "Write 4"),
+        ("max_batch_size: 08", 1, "Numbers starting with leading zero must be in octal.", "Correct the line"),
+        ("max_batch_size: 0x", 1, '"0x" must be followed by hex digits.', "Correct the line"),
+        ("max_batch_size: 4.0", 1, "Expected integer, got: 4.0", "Correct the line"),
+        ("max_batch_size: 2147483648", 1, "Integer out of range (2147483648)", "Correct the line"),
+        (r"name: 'a\qb'", 1, r"\q in a string (Invalid escape sequence in string literal.)", r"Write \\q for a backslash"),
+        (r"name: '\xg'", 1, r"\x in a string (Expected hex digits for escape sequence.)", r"Write \\x"),
+        ("name: 'm\nmax_batch_size: 1", 1, "String literals cannot cross line boundaries.", "Close the string with '"),
+        ('name: "m', 1, "Unexpected end of string.", 'Close the string with "'),
+        ("// ours\nmax_batch_size: 1", 1, "// starts no comment here (Expected identifier, got: /)", "Write # instead"),
+        ("/* ours */", 1, "Expected identifier, got: /", "Correct the line"),
         (
             "version_policy { specific { versions: [ 1, # one\n 2,\n # none\n] } }",
             4,
-            "a comma after the last of a list (Expected integer, got: ])",
-            "take it out",
+            "a comma after the last entry of a list (Expected integer, got: ])",
+            "Remove it",
         ),
-        ("dynamic_batching {\n\n", 3, "Expected identifier, got: ", "correct the line"),
-        ("dynamic_batching { >", 1, 'Expected "}", found ">".', "correct the line"),
-        ("input [ { dims: [ 1 2 ] } ]", 1, 'Expected ",", found "2".', "correct the line"),
-        ("{\n 'name': 'm' }", 1, "Expected identifier, got: {", "correct the line"),
-        ("name: 'm'\nname: 'm'", 2, 'Non-repeated field "name" is specified multiple times.', "correct the line"),
-        ("parameters { key: '' key: 'a' }", 1, 'Non-repeated field "key" is specified multiple times.', "correct the line"),
+        ("dynamic_batching {\n\n", 3, "Expected identifier, got: ", "Correct the line"),
+        ("dynamic_batching { >", 1, 'Expected "}", found ">".', "Correct the line"),
+        ("input [ { dims: [ 1 2 ] } ]", 1, 'Expected ",", found "2".', "Correct the line"),
+        ("{\n 'name': 'm' }", 1, "Expected identifier, got: {", "Correct the line"),
+        ("name: 'm'\nname: 'm'", 2, 'Non-repeated field "name" is specified multiple times.', "Correct the line"),
+        ("parameters { key: '' key: 'a' }", 1, 'Non-repeated field "key" is specified multiple times.', "Correct the line"),
         (
             "version_policy { all { }\n latest { } }",
             2,
             'Field "latest" is specified along with field "all", another member of oneof "policy_choice".',
-            "correct the line",
+            "Correct the line",
         ),
         (
             "model_transaction_policy { decoupled: yes }",
             1,
             'yes (Invalid value for boolean field "decoupled". Value: "yes".)',
-            "correct the name",
+            "Correct the name",
         ),
-        ("[a.b]: 1", 1, 'Extension "a.b" is not defined or is not an extension of "inference.ModelConfig".', "correct the line"),
+        ("[a.b]: 1", 1, 'Extension "a.b" is not defined or is not an extension of "inference.ModelConfig".', "Correct the line"),
     ],
 )
 def test_first_error_is_reported_in_the_words_of_protobuf(text: str, line: int, found: str, do: str) -> None:
     _config, (first, *_more) = schema.parse(text, "m", "config.pbtxt")
     assert (first.line, first.triton) == (line, "refuses the whole file")
-    assert found in first.found
-    assert do in first.do
+    assert found in first.actual
+    assert do in first.todo
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_did_you_mean(text: str, field: str, meant: str, tmp_path: Path) -> None
     files = {"m/config.pbtxt": 'backend: "python"\n' + text, "m/1/model.py": PYTHON}
     (finding,) = findings(tmp_path, files)
     assert (finding.line, finding.field, finding.triton) == (2, field, "refuses the whole file")
-    assert finding.do.startswith(f"did you mean {meant}? ")
+    assert finding.todo.startswith(f"Did you mean {meant}? ")
 
 
 def test_every_unknown_value_is_told(tmp_path: Path) -> None:
@@ -182,4 +182,4 @@ def test_a_number_that_is_no_value_of_its_enum(tmp_path: Path) -> None:
 def test_names_that_are_no_utf8_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (Path(str(tmp_path)) / "m\udcb0").mkdir()
     assert main([str(tmp_path)]) == 1
-    assert "m\\udcb0: found a directory without a config.pbtxt" in capsys.readouterr().out
+    assert "m\\udcb0 is a directory without a config.pbtxt" in capsys.readouterr().out

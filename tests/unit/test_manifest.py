@@ -276,8 +276,8 @@ def test_versions_under_the_policy(repository: Path, policy: str, expected: list
 def test_policy_that_selects_no_version_is_refused(repository: Path) -> None:
     write(repository / "digits/config.pbtxt", RBLN + "version_policy { specific { versions: [7] } }")
     assert refused(repository) == [
-        f"model digits: {repository}/digits/config.pbtxt:4: version_policy.specific: found a policy that selects none of "
-        "versions 1, wanted one version or more: correct the policy, or the directories; as it is, Triton refuses the model"
+        f"model digits: {repository}/digits/config.pbtxt:4: version_policy.specific is a policy that selects none of "
+        "versions 1, expected one version or more. Correct the policy, or the directories. Triton refuses the model."
     ]
 
 
@@ -285,7 +285,7 @@ def test_latest_without_a_number_is_none(repository: Path) -> None:
     """As for Triton, which takes the schema's 0."""
     write(repository / "digits/config.pbtxt", RBLN + "version_policy { latest { } }")
     (reason,) = refused(repository)
-    assert "found a policy that selects none of versions 1" in reason
+    assert "is a policy that selects none of versions 1" in reason
 
 
 def test_model_without_a_version_directory_is_refused(repository: Path) -> None:
@@ -293,8 +293,9 @@ def test_model_without_a_version_directory_is_refused(repository: Path) -> None:
     config.write_text(config.read_text().replace('"rbln"', '"python"'))
     reasons = refused(repository, {"artefacts": {}})
     assert reasons == [
-        f"model digits: {repository}/digits/config.pbtxt: version_policy: found no version directory, wanted one version or more: "
-        "make a version directory with a file in it, as git and the store carry no empty one; as it is, Triton refuses the model"
+        f"model digits: {repository}/digits/config.pbtxt: version_policy is without a version directory, expected one "
+        "version or more. Add a version directory with a file in it, as git and the store do not keep an empty one. Triton refuses "
+        "the model."
     ]
 
 
@@ -304,8 +305,8 @@ def test_model_without_a_version_directory_is_refused(repository: Path) -> None:
 def test_model_without_a_compiled_file_is_refused(repository: Path) -> None:
     (reason,) = refused(repository, {"artefacts": {}})
     assert reason == (
-        f"model digits: {repository}/digits/config.pbtxt: version_policy: found no version directory, wanted one version or more: "
-        "compile the model for this card and SDK and list it under `artefacts`; as it is, Triton refuses the model"
+        f"model digits: {repository}/digits/config.pbtxt: version_policy is without a version directory, expected one "
+        "version or more. Compile the model for this card and SDK, and list the file under `artefacts`. Triton refuses the model."
     )
 
 
@@ -318,24 +319,22 @@ def test_model_without_config_is_refused(repository: Path) -> None:
 def test_config_with_another_name_is_refused(repository: Path) -> None:
     write(repository / "digits/config.pbtxt", 'name: "faces"\nbackend: "rbln"\n')
     assert refused(repository) == [
-        f"model digits: {repository}/digits/config.pbtxt:1: name: found faces, wanted digits, its directory's: "
-        "rename one of the two; as it is, Triton refuses the model"
+        f"model digits: {repository}/digits/config.pbtxt:1: name is faces, expected digits, the name of its directory. "
+        "Rename one of them. Triton refuses the model."
     ]
 
 
 def test_config_that_triton_cannot_parse_is_refused_with_its_line(repository: Path) -> None:
     write(repository / "digits/config.pbtxt", 'name: "digits"\nbackend: "rbln"\nmax_batch_sise: 4\n')
     (reason,) = refused(repository)
-    assert reason.startswith(
-        f"model digits: {repository}/digits/config.pbtxt:3: max_batch_sise: found a field that no Triton knows"
-    )
-    assert reason.endswith("; as it is, Triton refuses the whole file")
+    assert reason.startswith(f"model digits: {repository}/digits/config.pbtxt:3: max_batch_sise: a field that no Triton knows")
+    assert reason.endswith("Triton refuses the whole file.")
 
 
 def test_controller_without_protobuf_is_told_what_to_install(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema, "_KEPT", [])
+    schema.load.cache_clear()
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
-    assert refused(repository) == ["the controller has no protobuf: `pip install -r requirements.txt`"]
+    assert refused(repository) == ["the controller has no protobuf. Run `pip install -r requirements.txt`"]
 
 
 def test_no_compiled_file_for_this_card_and_sdk_is_refused(repository: Path) -> None:

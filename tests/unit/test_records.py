@@ -142,20 +142,20 @@ def test_all_contradictions_at_once(tmp_path: Path) -> None:
         input [ { name: "INPUT__0" data_type: TYPE_FP16 dims: [ 3, 224, 224 ] } ]
         output [ { name: "scores" data_type: TYPE_FP32 dims: [ 1000 ] } ]
         parameters { key: "batches" value { string_value: "1,8" } }"""
-    do = ": compile the model for what the config says, or correct the config; as it is, Triton loads it, and its requests fail"
+    todo = ". Compile the model for the values of the config, or correct the config. Triton loads it, and its requests fail."
     file = f"model m: {tmp_path}/m/config.pbtxt"
     assert refused(tmp_path, text, record(1, 4)) == [
-        f"{file}:1: max_batch_size: found 8, wanted at most 4, as the compiled file has batches of 1,4{do}",
-        f"{file}:2: input[0]: found INPUT__0 as TYPE_FP16 [3, 224, 224], wanted TYPE_FP32 [3, 224, 224], the compiled file's{do}",
-        f"{file}:3: output: found scores, wanted OUTPUT__0, the compiled file's{do}",
-        f"{file}:4: parameters[batches]: found 1,8, wanted 1,4, the compiled file's{do}",
+        f"{file}:1: max_batch_size is 8, expected at most 4, as the compiled file has batches of 1,4{todo}",
+        f"{file}:2: input[0] is INPUT__0 as TYPE_FP16 [3, 224, 224], expected TYPE_FP32 [3, 224, 224] of the compiled file{todo}",
+        f"{file}:3: output is scores, expected OUTPUT__0 of the compiled file{todo}",
+        f"{file}:4: parameters[batches] is 1,8, expected 1,4 of the compiled file{todo}",
     ]
 
 
 def test_dims_of_another_shape(tmp_path: Path) -> None:
     text = 'backend: "rbln" max_batch_size: 1 input [ { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 224, 224, 3 ] } ]'
     (reason,) = refused(tmp_path, text, record(1))
-    assert "INPUT__0 as TYPE_FP32 [224, 224, 3], wanted TYPE_FP32 [3, 224, 224], the compiled file's" in reason
+    assert "INPUT__0 as TYPE_FP32 [224, 224, 3], expected TYPE_FP32 [3, 224, 224] of the compiled file" in reason
 
 
 def test_reshape_is_what_the_file_gets(tmp_path: Path) -> None:

@@ -1,3 +1,3 @@
-"""Models as they lie on the controller: their files, manifests, compiled files."""
+"""Models on the controller: their files, manifests and compiled files."""
 
 from __future__ import annotations

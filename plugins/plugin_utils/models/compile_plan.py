@@ -1,8 +1,8 @@
-"""Which models have to be compiled, from their specs and the records of what was compiled before. Controller only.
+"""The models to compile, from their specs and the records of existing compiled files. Controller only.
 
 A spec is {"name", "source": {"onnx": file} or {"torch": "module:function", "path": directory}, "inputs": [{"name", "shape":
-without the batch, "dtype"}], and, where wanted, "outputs", "batches", "devices", "npu", "output": directory}. The program that
-compiles is files/compile/rbln_compile.py; it writes the record that is read here.
+without the batch, "dtype"}]} and may have "outputs", "batches", "devices", "npu" and "output": directory.
+files/compile/rbln_compile.py compiles a model and writes its record.
 """
 
 from __future__ import annotations
@@ -23,31 +23,29 @@ FILE = "model.rbln"
 
 
 def plan(models: Sequence[Any], card: str, sdk: Mapping[str, str], directory: str) -> List[Dict[str, Any]]:
-    """What to do for each spec, with this card and the release row's SDK ({"version", "shape"}).
+    """Return the plan for each spec, with this card and the release row's SDK ({"version", "shape"}).
 
-    Returns [{"name", "key": such as "CA22/0.9", "why": the reason to compile, "" without one, "push": what the program reads
-    (a file, or a directory), "file": path of the compiled file on the controller, "artefacts": what a model of `triton_models`
-    lists for it, {} when it has to be compiled, "spec": what the program is given}]. Raises Refusal with everything that is
-    wrong with any spec.
+    An entry is {"name", "key": such as "CA22/0.9", "why": the reason to compile or "", "push": the file or directory that the
+    program reads, "file": path of the compiled file on the controller, "artefacts": those for `triton_models`, {} before the
+    compilation, "spec": the input of the program}. Raises Refusal with the errors of all specs.
     """
     reasons: List[str] = []
     for number, model in enumerate(models):
-        reasons += _flaws(model, f"model {model['name']}" if isinstance(model, dict) and model.get("name") else f"entry {number}")
+        reasons += _errors(model, f"model {model['name']}" if isinstance(model, dict) and model.get("name") else f"entry {number}")
     names = [model.get("name") for model in models if isinstance(model, dict)]
-    reasons += [
-        f"model {name}: is listed more than once" for name in sorted({str(name) for name in names if names.count(name) > 1})
-    ]
+    duplicates = sorted({str(name) for name in names if names.count(name) > 1})
+    reasons += [f"model {name} is listed several times, expected once. Remove the others" for name in duplicates]
     if reasons:
         raise Refusal(reasons)
-    return [_planned(model, card, sdk, directory) for model in models]
+    return [_entry(model, card, sdk, directory) for model in models]
 
 
-def _planned(model: Mapping[str, Any], card: str, sdk: Mapping[str, str], directory: str) -> Dict[str, Any]:
+def _entry(model: Mapping[str, Any], card: str, sdk: Mapping[str, str], directory: str) -> Dict[str, Any]:
     source = model["source"]
     npu = model.get("npu") or card
     key = "{}/{}".format(npu.replace("RBLN-", ""), sdk["shape"])
-    where = os.path.join(placed(model.get("output") or directory), model["name"], key.replace("/", "-"), FILE)
-    push = placed(source["onnx"] if "onnx" in source else source["path"])
+    file = os.path.join(full_path(model.get("output") or directory), model["name"], key.replace("/", "-"), FILE)
+    push = full_path(source["onnx"] if "onnx" in source else source["path"])
     spec: Dict[str, Any] = {
         "name": model["name"],
         "npu": npu,
@@ -65,43 +63,44 @@ def _planned(model: Mapping[str, Any], card: str, sdk: Mapping[str, str], direct
         spec["source"] = {"kind": "torch", "path": "source", "module": module, "function": function}
     content = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
     spec["digests"] = {"sha256": tree_digest(push), "spec": content}
-    why, digest = _why(where, spec)
-    artefacts = {key: {"file": where, "sha256": digest}} if digest else {}
-    return {"name": model["name"], "key": key, "why": why, "push": push, "file": where, "artefacts": artefacts, "spec": spec}
+    why, digest = _reason_to_compile(file, spec)
+    artefacts = {key: {"file": file, "sha256": digest}} if digest else {}
+    return {"name": model["name"], "key": key, "why": why, "push": push, "file": file, "artefacts": artefacts, "spec": spec}
 
 
-def _why(path: str, spec: Mapping[str, Any]) -> Tuple[str, Optional[str]]:
-    """(why it has to be compiled, None), or ("", digest of the compiled file that is there)."""
+def _reason_to_compile(path: str, spec: Mapping[str, Any]) -> Tuple[str, Optional[str]]:
+    """Return (the reason to compile a model, None), or ("", the digest of its compiled file)."""
     if not os.path.isfile(path):
-        return "there is no compiled file yet", None
+        return "it has no compiled file yet", None
     try:
         with open(path + ".json", encoding="utf-8") as source:
             record = json.load(source)
-        known = (record["npu"], record["source"]["sha256"], record["source"]["spec"], record["sha256"])
+        source_record, npu, sha256 = record["source"], record["npu"], record["sha256"]
+        content, options = source_record["sha256"], source_record["spec"]
     except (OSError, ValueError, KeyError, TypeError):
-        return f"there is no record beside {path}", None
-    if known[0] != spec["npu"]:
-        return f"it is compiled for {known[0]}, wanted {spec['npu']}", None
-    if known[1] != spec["digests"]["sha256"]:
+        return f"{path} has no record beside it", None
+    if npu != spec["npu"]:
+        return f"it is compiled for {npu}, expected {spec['npu']}", None
+    if content != spec["digests"]["sha256"]:
         return "its source changed", None
-    if known[2] != spec["digests"]["spec"]:
-        return f"its spec or the SDK changed: compiled with {record.get('compiler_version')}, wanted {spec['sdk']}", None
-    if file_digest(path) != known[3]:
+    if options != spec["digests"]["spec"]:
+        return f"its spec or the SDK changed: it is compiled with {record.get('compiler_version')}, expected {spec['sdk']}", None
+    if file_digest(path) != sha256:
         return f"{path} is not the file of its record", None
-    return "", known[3]
+    return "", sha256
 
 
-def placed(path: str) -> str:
-    """A path of the controller in full: tasks would look for one that is not elsewhere than the shell does."""
+def full_path(path: str) -> str:
+    """Return an absolute path of the controller. Tasks would resolve a relative path in other directories than the shell."""
     return os.path.abspath(os.path.expanduser(path))
 
 
 def tree_digest(path: str) -> str:
-    """SHA-256 of a file, or over the files of a directory and their places."""
+    """Return the SHA-256 of a file, or of the files of a directory with their paths."""
     if os.path.isfile(path):
         return file_digest(path)
     digest = hashlib.sha256()
-    # The files of a directory come before what is below it
+    # The files of a directory come before those of its subdirectories.
     for file in sorted(
         walk(path, path).files, key=lambda entry: [(at < entry.count("/"), part) for at, part in enumerate(entry.split("/"))]
     ):
@@ -109,66 +108,68 @@ def tree_digest(path: str) -> str:
     return digest.hexdigest()
 
 
-def _flaws(model: Any, where: str) -> Iterator[str]:
-    """Everything that is wrong with a spec: found, wanted."""
+def _errors(model: Any, where: str) -> Iterator[str]:
+    """Yield all errors of a spec."""
     if not isinstance(model, dict):
-        yield f"{where}: found {_shown(model)}, wanted a mapping with {', '.join(KEYS[:3])}"
+        yield f"{where} is {_shown(model)}, expected a map with {', '.join(KEYS[:3])}. Correct it"
         return
     for key in sorted(set(model) - set(KEYS)):
-        yield f"{where}: found the key {key}, wanted only {', '.join(KEYS)}"
+        yield f"{where}: {key} is an unknown key, expected one of {', '.join(KEYS)}. Remove it"
     if not re.fullmatch(r"\w[\w.-]*", str(model.get("name", ""))):
-        yield f"{where}: name: found {_shown(model.get('name'))}, wanted letters, digits, `.`, `_` and `-`"
-    yield from _flaws_of_source(model.get("source"), where)
-    seen: Set[str] = set()
+        yield f"{where}: name is {_shown(model.get('name'))}, expected letters, digits, `.`, `_` and `-`. Correct it"
+    yield from _source_errors(model.get("source"), where)
+    names: Set[str] = set()
     for side in ("inputs", "outputs"):
-        tensors = model.get(side)
-        if side == "outputs" and tensors is None:
-            continue
-        if not isinstance(tensors, list) or not tensors:
-            yield f"{where}: {side}: found {_shown(tensors)}, wanted a list such as [{{name: x, shape: [64], dtype: float32}}]"
-            continue
-        for tensor in tensors:
-            name, shape, kind = (tensor.get(key) if isinstance(tensor, dict) else None for key in ("name", "shape", "dtype"))
-            if (
-                not isinstance(tensor, dict)
-                or set(tensor) != {"name", "shape", "dtype"}
-                or not isinstance(name, str)
-                or name in seen
-            ):
-                yield f"{where}: {side}: found {_shown(tensor)}, wanted name, shape and dtype, and a name that no other has"
-                continue
-            seen.add(name)
-            if not isinstance(shape, list) or not all(_is_count(size) for size in shape):
-                yield f"{where}: {side}: {name}: found shape {_shown(shape)}, wanted sizes of 1 and more, without the batch"
-            if kind not in DTYPES:
-                yield f"{where}: {side}: {name}: found dtype {_shown(kind)}, wanted one of {', '.join(DTYPES)}"
+        if side == "inputs" or model.get(side) is not None:
+            yield from _tensor_errors(model.get(side), f"{where}: {side}", names)
     batches = model.get("batches", [1])
     if not isinstance(batches, list) or not all(_is_count(batch) for batch in batches) or len(set(batches)) != len(batches):
-        yield f"{where}: batches: found {_shown(batches)}, wanted different sizes such as [1, 4], or [] for no batch dimension"
+        expected = "different sizes such as [1, 4], or [] for no batch dimension"
+        yield f"{where}: batches is {_shown(batches)}, expected {expected}. Correct it"
     if not _is_count(model.get("devices", 1)):
-        yield f"{where}: devices: found {_shown(model['devices'])}, wanted the number of NPUs that one instance spans"
+        yield f"{where}: devices is {_shown(model['devices'])}, expected the number of NPUs that one instance spans. Correct it"
     for key in ("npu", "output"):
         if not isinstance(model.get(key, ""), str):
-            yield f"{where}: {key}: found {_shown(model[key])}, wanted a text"
+            yield f"{where}: {key} is {_shown(model[key])}, expected a text. Correct it"
 
 
-def _flaws_of_source(source: Any, where: str) -> Iterator[str]:
+def _tensor_errors(tensors: Any, where: str, names: Set[str]) -> Iterator[str]:
+    """Yield the errors of the tensors of one side, and add their names to `names`."""
+    if not isinstance(tensors, list) or not tensors:
+        yield f"{where} is {_shown(tensors)}, expected a list such as [{{name: x, shape: [64], dtype: float32}}]. Correct it"
+        return
+    for tensor in tensors:
+        name, shape, dtype = (tensor.get(key) if isinstance(tensor, dict) else None for key in ("name", "shape", "dtype"))
+        if not isinstance(name, str) or set(tensor) != {"name", "shape", "dtype"} or name in names:
+            yield f"{where} contains {_shown(tensor)}, expected a unique name, shape and dtype. Correct it"
+            continue
+        names.add(name)
+        if not isinstance(shape, list) or not all(_is_count(size) for size in shape):
+            yield f"{where}: {name} has shape {_shown(shape)}, expected sizes of 1 or more, without the batch. Correct it"
+        if dtype not in DTYPES:
+            yield f"{where}: {name} has dtype {_shown(dtype)}, expected one of {', '.join(DTYPES)}. Correct it"
+
+
+def _source_errors(source: Any, where: str) -> Iterator[str]:
+    """Yield the errors of a spec's source."""
     kinds = [kind for kind in ("onnx", "torch") if isinstance(source, dict) and isinstance(source.get(kind), str)]
     if len(kinds) != 1 or set(source) != ({"onnx"} if kinds == ["onnx"] else {"torch", "path"}):
-        yield f"{where}: source: found {_shown(source)}, wanted {{onnx: file}} or {{torch: 'module:function', path: directory}}"
+        forms = "{onnx: file} or {torch: 'module:function', path: directory}"
+        yield f"{where}: source is {_shown(source)}, expected {forms}. Correct it"
     elif kinds == ["onnx"]:
-        if not os.path.isfile(placed(source["onnx"])):
-            yield f"{where}: source: found no {source['onnx']} on the controller, wanted the ONNX file there"
+        if not os.path.isfile(full_path(source["onnx"])):
+            yield f"{where}: source is {source['onnx']}, which is not on the controller, expected the ONNX file. Correct its path"
     else:
         if not re.fullmatch(r"[\w.]+:\w+", source["torch"]):
-            yield f"{where}: source: torch: found {source['torch']}, wanted module:function, which gives the module to compile"
-        if not os.path.isdir(placed(str(source["path"]))):
-            yield f"{where}: source: found no directory {source['path']} on the controller, wanted the one with the Python module"
+            expected = "module:function, where the function returns the module to compile"
+            yield f"{where}: source: torch is {source['torch']}, expected {expected}. Correct it"
+        path = full_path(str(source["path"]))
+        if not os.path.isdir(path):
+            expected = "the directory of the Python module"
+            yield f"{where}: source: path is {source['path']}, which is not on the controller, expected {expected}. Correct it"
             return
-        # It is sent as it lies: what is behind a link would be as well
-        path = placed(str(source["path"]))
         for problem in walk(path, path).problems:
-            yield f"{where}: source: {problem.path}: found {problem.found}, wanted {problem.wanted}: {problem.do}"
+            yield f"{where}: source: {problem.path} is {problem.actual}, expected {problem.expected}. {problem.todo}"
 
 
 def _is_count(value: Any) -> bool:
@@ -176,4 +177,4 @@ def _is_count(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return "nothing" if value is None else json.dumps(value, default=str)
+    return "missing" if value is None else json.dumps(value, default=str)

@@ -1,4 +1,4 @@
-"""The record of a compiled file as the build host has it: text of whoever wrote the source, made data. Controller only."""
+"""Validation of a compiled file's record from the build host, which may contain any text. Controller only."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SHAPE = {
     "buckets": [{"inputs": TENSORS, "outputs": TENSORS}],
     "source": {"kind": str, "sha256": str, "spec": str},
 }
-# Characters of what a parser says that a message shows
+# The most characters of a parser's message in a message
 SHOWN = 200
 
 
 def received(content: str, sha256: str) -> Dict[str, str]:
-    """Return {"text": the record as the controller keeps it, "flaw": why it is not that of the compiled file, or ""}.
+    """Return {"text": the record for the controller's disk, "flaw": the reason why it is refused, or ""}.
 
     `content` is the record in Base64, `sha256` the digest of the compiled file.
     """

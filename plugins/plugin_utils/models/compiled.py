@@ -1,9 +1,9 @@
-"""What a compiled file says of itself, in the record that the compile step wrote beside it, and the config that follows.
+"""The record of a compiled file, which the compile step writes beside it, and the config that follows from it.
 
 Record: {"format": 1, "sha256": of the compiled file, "npu": such as "RBLN-CA12", "compiler_version", "devices": NPUs that one
 instance spans, "device_memory": [bytes on each of them], "buckets": [{"inputs": [{"name", "shape", "dtype"}], "outputs":
 [...]}, ...]} with buckets in the file's order, shapes with the batch dimension and dtypes by numpy's names. A name may be
-null where the SDK does not keep it. Runs on the controller, where no SDK is.
+null if the SDK does not keep it. This code runs on the controller, which has no SDK.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, Collection, Dict, Iterator, List, Mapping, NamedTuple, O
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 
 FORMAT = 1
-# Bytes of a record, NPUs of one instance, bytes of device memory; buckets, tensors of a side, dimensions of a tensor and their size
+# The most bytes of a record, NPUs of one instance, bytes of device memory; buckets, tensors of a side, dimensions and their size
 MOST_BYTES, MOST_DEVICES, MOST_MEMORY = 1 << 24, 256, 1 << 50
 MOST_BUCKETS, MOST_TENSORS, MOST_DIMENSIONS, MOST_SIZE = 1000, 1000, 32, (1 << 31) - 1
-# Characters of a flaw in a message
+# The most characters of a value in a message
 SHOWN = 120
 SUFFIX = ".json"
-# numpy's name -> data type of config.pbtxt
+# {numpy's name: data type of config.pbtxt}
 DTYPES = {
     "bool": "TYPE_BOOL",
     "uint8": "TYPE_UINT8",
@@ -40,51 +40,50 @@ DTYPES = {
 
 
 def record_of(artefact: Mapping[str, Any], card: str) -> Tuple[Optional[Dict[str, Any]], List[str]]:
-    """(the record of an artefact, reasons against it); no record is no reason.
+    """Return (the record of an artefact or None, its errors). A missing record is no error.
 
-    `record` of the artefact is the record itself or its path on the controller; without it, it is looked for beside `file`.
+    `record` of the artefact is the record itself or its path on the controller. Without it the record is read from beside `file`.
     """
     where, raw, error = _read(artefact)
     if error:
-        return None, [f"{where}: {error}, wanted the record that the compile step wrote beside the compiled file"]
+        return None, [f"{where} cannot be read ({error}), expected the record of the compile step. Compile the model again"]
     if raw is None:
         return None, []
     flaw = _flaw(raw)
     if flaw:
-        return None, [f"{where}: found {flaw}, wanted a record as playbooks/compile.yml writes it: compile the model again"]
+        return None, [f"{where} is {flaw}, expected a record in the form of playbooks/compile.yml. Compile the model again"]
     reasons = []
     if raw["sha256"] != artefact["sha256"]:
-        reasons.append(
-            f"{where} is of a file with SHA-256 {raw['sha256']}, the artefact has {artefact['sha256']}: take both of one compile"
-        )
+        digest = artefact["sha256"]
+        reasons.append(f"{where} is for SHA-256 {raw['sha256']}, expected {digest} of the artefact. Take both from one compilation")
     if raw["npu"] != card:
-        reasons.append(f"{where}: compiled for {raw['npu']}, npufleet_card is {card}: compile it for this card")
+        reasons.append(f"{where} is for {raw['npu']}, expected {card}, the npufleet_card. Compile the model for this card")
     return dict(raw), reasons
 
 
 def record_beside(file: str) -> Tuple[Optional[Dict[str, Any]], str]:
-    """(the record beside a compiled file or None, what makes it none or "")."""
+    """Return (the record beside a compiled file or None, its error or "")."""
     _where, raw, error = _read({"file": file})
     flaw = error or (_flaw(raw) if raw is not None else "")
     return (None if flaw else raw), flaw or ""
 
 
 def digested(artefact: Mapping[str, Any]) -> Dict[str, Any]:
-    """An artefact with its digest, which is the record's where the inventory does not say it."""
+    """Return an artefact with its digest, which the record has if the inventory does not."""
     raw = None if artefact.get("sha256") else _read(artefact)[1]
     return {**artefact, "sha256": raw.get("sha256")} if isinstance(raw, dict) else dict(artefact)
 
 
 def refuse_in_the_way(model: str, path: str, files: Collection[str]) -> None:
-    """Raise Refusal where the path of a compiled file is a directory of the model, or a file of the model is one of its."""
-    in_the_way = [file for file in files if file.startswith(path + "/") or path.startswith(file + "/")]
-    if in_the_way:
-        expected = f"expected one beside {in_the_way[0]} of the model's directory"
+    """Raise Refusal if the path of a compiled file is a directory of the model, or below one of its files."""
+    conflicts = [file for file in files if file.startswith(path + "/") or path.startswith(file + "/")]
+    if conflicts:
+        expected = f"expected one beside {conflicts[0]} of the model's directory"
         raise Refusal([f"model {model}: the path of its compiled file is {path}, {expected}. Correct `path`."])
 
 
 def _read(artefact: Mapping[str, Any]) -> Tuple[str, Any, str]:
-    """(where the record of an artefact is, the record or None, why it cannot be read or "")."""
+    """Return (the place of an artefact's record, the record or None, the error of reading it or "")."""
     raw = artefact.get("record")
     if raw is None and os.path.isfile(str(artefact.get("file", "")) + SUFFIX):
         raw = artefact["file"] + SUFFIX
@@ -101,32 +100,34 @@ def _read(artefact: Mapping[str, Any]) -> Tuple[str, Any, str]:
 
 
 def _flaw(raw: Any) -> Optional[str]:
-    """What makes this no record; None when it is one."""
-    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-        return "format {}".format(raw.get("format") if isinstance(raw, dict) else type(raw).__name__)
+    """Return the error of a record as the end of "is ...", or None."""
+    if not isinstance(raw, dict):
+        return f"of type {type(raw).__name__}"
+    if raw.get("format") != FORMAT:
+        return f"a record with format {_shown(raw.get('format'))}"
     for key, kind in (("sha256", str), ("npu", str), ("devices", int), ("device_memory", list), ("buckets", list)):
         if not isinstance(raw.get(key), kind):
-            return f"{key}: {_shown(raw.get(key))}"
+            return f"a record with {key} {_shown(raw.get(key))}"
     if not _are_sizes([raw["devices"]], 1, MOST_DEVICES) or not 1 <= len(raw["buckets"]) <= MOST_BUCKETS:
-        return f"{_shown(raw['devices'])} devices and {len(raw['buckets'])} buckets"
+        return f"a record with {_shown(raw['devices'])} devices and {len(raw['buckets'])} buckets"
     sizes = raw["device_memory"]
     if not _are_sizes(sizes, 0, MOST_MEMORY):
-        return f"device_memory: {_shown(sizes)}"
+        return f"a record with device_memory {_shown(sizes)}"
     if len(sizes) not in (0, raw["devices"]):
-        return f"device_memory: {len(sizes)} sizes of {raw['devices']} devices"
+        return f"a record with {len(sizes)} sizes in device_memory for {raw['devices']} devices"
     for bucket in raw["buckets"]:
         for side in ("inputs", "outputs"):
             tensors = bucket.get(side) if isinstance(bucket, dict) else None
             if not isinstance(tensors, list) or not 1 <= len(tensors) <= MOST_TENSORS:
-                return f"a bucket without {side}"
+                return f"a record with a bucket without {side}"
             for tensor in tensors:
                 if not _is_tensor(tensor):
-                    return f"{side}: {_shown(tensor)}"
+                    return f"a record with {_shown(tensor)} in {side}"
     return None
 
 
 def _is_tensor(value: Any) -> bool:
-    """Return True for {"name", "shape", "dtype"} that a config can say; a name may be null."""
+    """Return True for {"name", "shape", "dtype"} with values that a config can have; a name may be null."""
     if not isinstance(value, dict) or value.get("dtype") not in list(DTYPES):
         return False
     name, shape = value.get("name"), value.get("shape", [])
@@ -147,7 +148,7 @@ def _shown(value: Any) -> str:
 
 
 def batches(record: Mapping[str, Any]) -> Optional[List[int]]:
-    """Batch size of each bucket, in the file's order; None where the buckets do not differ in a leading batch alone."""
+    """Return the batch size of each bucket in the file's order, or None if the buckets differ in more than a leading batch."""
     sizes, rest = [], []
     for bucket in record["buckets"]:
         shapes = [entry["shape"] for side in ("inputs", "outputs") for entry in bucket[side]]
@@ -156,72 +157,73 @@ def batches(record: Mapping[str, Any]) -> Optional[List[int]]:
             return None
         sizes.append(shapes[0][0])
         rest.append([shape[1:] for shape in shapes])
-    return sizes if all(word == rest[0] for word in rest) and len(set(sizes)) == len(sizes) else None
+    return sizes if all(entry == rest[0] for entry in rest) and len(set(sizes)) == len(sizes) else None
 
 
 class Contradiction(NamedTuple):
-    """A field of the config that is not what the compiled file is."""
+    """A field of the config that differs from the compiled file."""
 
     field: str
-    found: str
-    wanted: str
+    actual: str
+    expected: str
 
 
 def complete(config: Any, record: Mapping[str, Any]) -> List[Contradiction]:
-    """Fill in what the model's config does not say of inputs, outputs and batches; returns where the two disagree."""
+    """Add missing inputs, outputs and batches to a model's config. Return the contradictions between config and record."""
     sizes = batches(record)
     if not config.input and not config.output and not config.max_batch_size and sizes:
         config.max_batch_size = max(sizes)
-    found = []
+    contradictions = []
     batched = config.max_batch_size > 0
-    # Whether the compiled shapes have a dimension that the config leaves out
+    # True if the compiled shapes have a batch dimension, which the config omits
     cut = batched and sizes is not None
     if batched and sizes is None:
-        found.append(Contradiction("max_batch_size", str(config.max_batch_size), "0, as the compiled file has no batch dimension"))
+        expected = "0, as the compiled file has no batch dimension"
+        contradictions.append(Contradiction("max_batch_size", str(config.max_batch_size), expected))
     elif batched and sizes and config.max_batch_size > max(sizes):
-        wanted = f"at most {max(sizes)}, as the compiled file has batches of {_listed(sizes)}"
-        found.append(Contradiction("max_batch_size", str(config.max_batch_size), wanted))
+        expected = f"at most {max(sizes)}, as the compiled file has batches of {_listed(sizes)}"
+        contradictions.append(Contradiction("max_batch_size", str(config.max_batch_size), expected))
     for side in ("inputs", "outputs"):
-        said, compiled = getattr(config, side[:-1]), record["buckets"][0][side]
-        if said:
-            found += _compare(side, said, compiled, cut)
+        tensors, compiled = getattr(config, side[:-1]), record["buckets"][0][side]
+        if tensors:
+            contradictions += _compare(side, tensors, compiled, cut)
         elif any(not entry.get("name") for entry in compiled):
-            found.append(Contradiction(side[:-1], "nothing", f"the {side}, as the compiled file's record has no names for them"))
+            expected = f"the {side}, as the compiled file's record has no names for them"
+            contradictions.append(Contradiction(side[:-1], "missing", expected))
         else:
-            for bucket in compiled:
-                added = said.add()
-                added.name = bucket["name"]
-                added.data_type = (
-                    added.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name[DTYPES[bucket["dtype"]]].number
-                )
-                added.dims.extend(bucket["shape"][1:] if cut else bucket["shape"])
+            for entry in compiled:
+                tensor = tensors.add()
+                tensor.name = entry["name"]
+                types = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name
+                tensor.data_type = types[DTYPES[entry["dtype"]]].number
+                tensor.dims.extend(entry["shape"][1:] if cut else entry["shape"])
     if batched and sizes:
         known = config.parameters["batches"].string_value
         if known and known.replace(" ", "") != _listed(sizes):
-            found.append(Contradiction("parameters[batches]", known, f"{_listed(sizes)}, the compiled file's"))
+            contradictions.append(Contradiction("parameters[batches]", known, f"{_listed(sizes)} of the compiled file"))
         config.parameters["batches"].string_value = _listed(sizes)
-    return found
+    return contradictions
 
 
-def _compare(side: str, said: Any, compiled: List[Mapping[str, Any]], cut: bool) -> Iterator[Contradiction]:
-    """Where tensors of the config are not those of the compiled file, which are matched by name, else by place."""
-    named = all(record.get("name") for record in compiled)
-    names = [entry.name for entry in said]
-    if len(said) != len(compiled) or (named and {record["name"] for record in compiled} != set(names)):
-        known = ", ".join(str(record.get("name")) for record in compiled)
-        yield Contradiction(side[:-1], ", ".join(names), f"{known}, the compiled file's")
+def _compare(side: str, tensors: Any, compiled: List[Mapping[str, Any]], cut: bool) -> Iterator[Contradiction]:
+    """Yield the contradictions between tensors of the config and of the compiled file, matched by name or else by order."""
+    named = all(entry.get("name") for entry in compiled)
+    names = [tensor.name for tensor in tensors]
+    if len(tensors) != len(compiled) or (named and {entry["name"] for entry in compiled} != set(names)):
+        known = ", ".join(str(entry.get("name")) for entry in compiled)
+        yield Contradiction(side[:-1], ", ".join(names), f"{known} of the compiled file")
         return
-    by_name = {record["name"]: record for record in compiled} if named else dict(zip(names, compiled))
-    for index, word in enumerate(said):
-        other = by_name[word.name]
-        kind = word.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[word.data_type].name
-        # A missing `reshape` is not an empty one
-        dims = list(word.reshape.shape if word.HasField("reshape") else word.dims)
-        wanted = other["shape"][1:] if cut else other["shape"]
-        same = len(dims) == len(wanted) and all(size in (-1, known) for size, known in zip(dims, wanted))
-        if kind != DTYPES[other["dtype"]] or not same:
-            found = f"{word.name} as {kind} {dims}"
-            yield Contradiction(f"{side[:-1]}[{index}]", found, f"{DTYPES[other['dtype']]} {wanted}, the compiled file's")
+    by_name = {entry["name"]: entry for entry in compiled} if named else dict(zip(names, compiled))
+    for index, tensor in enumerate(tensors):
+        entry = by_name[tensor.name]
+        kind = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
+        # A missing `reshape` is not an empty one.
+        dims = list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
+        expected = entry["shape"][1:] if cut else entry["shape"]
+        same = len(dims) == len(expected) and all(size in (-1, known) for size, known in zip(dims, expected))
+        if kind != DTYPES[entry["dtype"]] or not same:
+            actual = f"{tensor.name} as {kind} {dims}"
+            yield Contradiction(f"{side[:-1]}[{index}]", actual, f"{DTYPES[entry['dtype']]} {expected} of the compiled file")
 
 
 def _listed(sizes: List[int]) -> str:

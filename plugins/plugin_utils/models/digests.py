@@ -1,8 +1,7 @@
-"""Digests of large files on the controller. Each host's manifest wants them, in every run: a file is read once for all of them,
-and again only when it has changed.
+"""A cache of the digests of large files on the controller, which the manifests of all hosts need in every run.
 
-What is remembered of a file, device, inode, size and both times to the nanosecond, is what git's index remembers of one; as there,
-a file that changed a moment ago is not trusted, because it could change again within the same tick of the clock.
+Like git's index it identifies the content of a file by device, inode, size and both times in nanoseconds. A file that changed a
+moment ago is not cached, because it could change again within the same tick of the clock.
 """
 
 from __future__ import annotations
@@ -16,47 +15,47 @@ from typing import Dict, List
 
 from ansible_collections.npufleet.triton.plugins.module_utils.store.blobs import file_digest
 
-# Seconds since its last change for which a file is hashed every time
+# Seconds after a change during which the digest of a file is not cached
 FRESH = 2.0
 
 
 def digest(path: str, cache: str) -> str:
-    """SHA-256 of a file. `cache` is the directory of what is remembered, made where it is missing; "" remembers nothing.
+    """Return the SHA-256 of a file. `cache` is the directory of the cache, which is created; "" for none.
 
-    Of several processes that ask for the same file one reads it, the others wait for it.
+    If several processes need the digest of a file, one reads the file and the others wait.
     """
     if not cache:
         return file_digest(path)
     name = hashlib.sha256(os.path.abspath(path).encode()).hexdigest()[:32]
     try:
         os.makedirs(cache, mode=0o700, exist_ok=True)
-        memory = open(os.path.join(cache, name), "a+", encoding="utf-8")  # noqa: SIM115 (closed below)
+        entry = open(os.path.join(cache, name), "a+", encoding="utf-8")  # noqa: SIM115 (closed below)
     except OSError:
-        # A cache that cannot be written is no reason not to go on.
+        # The cache is optional.
         return file_digest(path)
-    with memory:
-        fcntl.flock(memory, fcntl.LOCK_EX)
-        memory.seek(0)
-        found = os.stat(path)
-        known = _known(memory.read())
-        if known.get("of") == _identity(found):
+    with entry:
+        fcntl.flock(entry, fcntl.LOCK_EX)
+        entry.seek(0)
+        before = os.stat(path)
+        known = _parsed(entry.read())
+        if known.get("of") == _identity(before):
             return str(known["sha256"])
-        hashed = file_digest(path)
-        memory.truncate(0)
-        unchanged = _identity(os.stat(path)) == _identity(found)
-        if unchanged and time.time() - max(found.st_mtime, found.st_ctime) >= FRESH:
-            memory.write(json.dumps({"path": os.path.abspath(path), "of": _identity(found), "sha256": hashed}))
-    return hashed
+        sha256 = file_digest(path)
+        entry.truncate(0)
+        unchanged = _identity(os.stat(path)) == _identity(before)
+        if unchanged and time.time() - max(before.st_mtime, before.st_ctime) >= FRESH:
+            entry.write(json.dumps({"path": os.path.abspath(path), "of": _identity(before), "sha256": sha256}))
+    return sha256
 
 
-def _identity(found: os.stat_result) -> List[int]:
-    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+def _identity(facts: os.stat_result) -> List[int]:
+    return [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns]
 
 
-def _known(text: str) -> Dict[str, object]:
+def _parsed(text: str) -> Dict[str, object]:
     try:
-        found = json.loads(text or "{}")
+        entry = json.loads(text or "{}")
     except ValueError:
-        # Its writer was interrupted.
+        # The process that wrote the entry was interrupted.
         return {}
-    return found if isinstance(found, dict) else {}
+    return entry if isinstance(entry, dict) else {}

@@ -19,7 +19,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled, digests, lint
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import schema
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.ensemble import Place
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Finding, reasons, row_of, unsendable
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Finding, reasons, row_of, store_errors
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import CONFIG, Model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import walk
 
@@ -33,7 +33,7 @@ MAX_QUEUE = 256
 # How a rbln model is served where answers leave only when `execute` returns: the next batch is joined by another instance
 # while one is on the NPU, and throughput waits a little for a full batch.
 PROFILES = {"throughput": {"instances": 2, "delay_us": 3000}, "latency": {"instances": 2, "delay_us": 0}}
-HERE = Place("placed on this host", "list it in `triton_models`, for the same hosts")
+HERE = Place("placed on this host", "Add it to `triton_models` for the same hosts")
 # Repositories that Triton reads itself
 CLOUD = ("s3://", "gs://", "as://")
 
@@ -101,7 +101,7 @@ def source(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source:
     if not os.path.lexists(os.path.join(directory, CONFIG)):
         raise Refusal([f"model {name}: found no {directory}/config.pbtxt: every model is a directory with one"])
     walked = walk(directory, os.path.dirname(directory))
-    findings = unsendable(name, walked.problems)
+    findings = store_errors(name, walked.problems)
     if CONFIG not in walked.files:
         raise Unreadable(findings)
     artefacts = {key: compiled.digested(element) for key, element in (entry.get("artefacts") or {}).items()}

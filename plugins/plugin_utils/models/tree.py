@@ -1,5 +1,6 @@
-"""Files of a directory on the controller that will be read and sent on. Links that stay inside of a place are followed; what leads
-out of it, leads nowhere or is no file is told by name, and never opened.
+"""Files of a directory on the controller that are read and sent to hosts.
+
+Links that stay in a directory are followed. Links that leave it, broken links and special files are reported and never opened.
 """
 
 from __future__ import annotations
@@ -8,111 +9,108 @@ import os
 import stat
 from typing import Dict, List, NamedTuple, Set, Tuple
 
-# What people and programs leave beside the files of a model
-LEFT_OUT = ("__pycache__", ".git")
-# Directories in each other, and bytes of a path: a release has to fit below the store, and nobody walks deeper
+# Names that people and programs leave beside the files of a model
+EXCLUDED = ("__pycache__", ".git")
+# The most nested directories and bytes of a path, so that a release fits below the store
 DEEPEST, LONGEST = 32, 1024
-# Files of a directory, and bytes of one that is read as a whole
+# The most files of a directory, and bytes of a config, which is read into memory
 MOST_FILES, MOST_BYTES = 100000, 1 << 24
+# The most names of a model, with those behind its links
+LARGEST = 100_000
 KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
-# Names that a model may have, with those behind its links
-LARGEST = 100_000
-NOWHERE = "a link that leads nowhere"
-COPY = "copy what it leads to there"
-
-
-# The one file that is read as a whole whatever its size
+BROKEN_LINK = "a broken link"
+COPY = "Copy its target there"
 CONFIG = "config.pbtxt"
 
 
-class Problem(NamedTuple):
-    """A name that stands for no file to send: its path, what was found, wanted, and what to do."""
+class PathProblem(NamedTuple):
+    """A path that cannot be sent, its actual and its expected content, and the next step."""
 
     path: str
-    found: str
-    wanted: str
-    do: str
+    actual: str
+    expected: str
+    todo: str
 
 
 class Walked(NamedTuple):
-    """Paths of files below the directory, in order, and what is none."""
+    """The files below a directory as sorted paths, and the problems of other paths."""
 
     files: List[str]
-    problems: List[Problem]
+    problems: List[PathProblem]
 
 
 def walk(directory: str, home: str) -> Walked:
-    """Everything below a directory; `home` is what links may not leave."""
-    found = Walked([], [])
-    _below(directory, "", os.path.realpath(home), (), found)
-    if len(found.files) > MOST_FILES:
-        words = (f"{len(found.files)} files", f"at most {MOST_FILES}", "pack them, or leave out what nobody reads")
-        found.problems.append(Problem(_shown(directory), *words))
-    if CONFIG in found.files and os.path.getsize(os.path.join(directory, CONFIG)) > MOST_BYTES:
-        found.files.remove(CONFIG)
-        found.problems.append(Problem(CONFIG, "a config too large", f"at most {MOST_BYTES} bytes", "shorten it"))
-    return Walked(sorted(found.files), sorted(found.problems))
+    """Return everything below a directory. `home` is the directory that links may not leave."""
+    result = Walked([], [])
+    _walk(directory, "", os.path.realpath(home), (), result)
+    if len(result.files) > MOST_FILES:
+        actual, todo = f"a directory of {len(result.files)} files", "Pack them, or remove unused files"
+        result.problems.append(PathProblem(_shown(directory), actual, f"at most {MOST_FILES}", todo))
+    if CONFIG in result.files and os.path.getsize(os.path.join(directory, CONFIG)) > MOST_BYTES:
+        result.files.remove(CONFIG)
+        result.problems.append(PathProblem(CONFIG, "a config that is too large", f"at most {MOST_BYTES} bytes", "Shorten it"))
+    return Walked(sorted(result.files), sorted(result.problems))
 
 
-def _below(directory: str, inner: str, home: str, above: Tuple[str, ...], found: Walked) -> None:
-    """What is in `inner` of the directory; `above` are the real directories on the way to it."""
+def _walk(directory: str, inner: str, home: str, above: Tuple[str, ...], result: Walked) -> None:
+    """Add everything at the path `inner` of the directory. `above` are the real paths of the directories around it."""
     path = os.path.join(directory, inner) if inner else directory
     real = os.path.realpath(path)
 
-    def problem(words: str, wanted: str, do: str) -> None:
-        found.problems.append(Problem(_shown(path), words, wanted, do))
+    def problem(actual: str, expected: str, todo: str) -> None:
+        result.problems.append(PathProblem(_shown(path), actual, expected, todo))
 
     if os.path.islink(path) or not inner:
         if os.path.commonpath([real, home]) != home:
-            problem(f"a link to {_shown(real)}", f"one that stays inside {_shown(home)}", COPY)
+            problem(f"a link to {_shown(real)}", f"a link that stays in {_shown(home)}", COPY)
             return
-        hidden = set(os.path.relpath(real, home).split(os.sep)) & set(LEFT_OUT) if inner else set()
-        if hidden:
-            problem(f"a link into {min(hidden)}", "one to what is sent along", COPY)
+        excluded = set(os.path.relpath(real, home).split(os.sep)) & set(EXCLUDED) if inner else set()
+        if excluded:
+            problem(f"a link into {min(excluded)}", "a link to a file that is sent", COPY)
             return
     try:
         mode = os.stat(path).st_mode
         names = sorted(os.listdir(path)) if stat.S_ISDIR(mode) else []
     except OSError as error:
         if os.path.islink(path):
-            problem(f"{NOWHERE} ({_shown(os.readlink(path))}: {error.strerror})", "a file", "correct or remove it")
+            problem(f"{BROKEN_LINK} ({_shown(os.readlink(path))}: {error.strerror})", "a file", "Correct or remove it")
         else:
-            problem(f"what cannot be read ({error.strerror})", "a file to send", "let the user who runs this read it")
+            problem(f"unreadable ({error.strerror})", "a readable file", "Make it readable for the user of this run")
         return
     if real in above:
-        problem("a link to a directory that it is in itself", "one that ends", "remove it")
+        problem("a link to a directory around it", "no circular link", "Remove it")
     elif stat.S_ISDIR(mode) and inner.count(os.sep) >= DEEPEST:
-        problem("a directory too deep", f"at most {DEEPEST} in each other", "move its files up")
+        problem("a directory that is nested too deeply", f"at most {DEEPEST} levels", "Move its files up")
     elif len(os.fsencode(inner)) > LONGEST:
-        problem("a path too long", f"at most {LONGEST} bytes", "give it a shorter name")
+        problem("a path that is too long", f"at most {LONGEST} bytes", "Shorten its name")
     elif stat.S_ISDIR(mode):
         for name in names:
-            if name in LEFT_OUT or name.endswith(".pyc"):
+            if name in EXCLUDED or name.endswith(".pyc"):
                 continue
-            # A line of a list of digests is for one name
+            # A list of digests has one name on each line.
             if name.isprintable():
-                _below(directory, os.path.join(inner, name), home, (*above, real), found)
+                _walk(directory, os.path.join(inner, name), home, (*above, real), result)
             else:
-                found.problems.append(Problem(os.path.join(_shown(path), _shown(name)), "a name that cannot be printed", *RENAME))
+                shown = os.path.join(_shown(path), _shown(name))
+                result.problems.append(PathProblem(shown, "a name that cannot be printed", "printable characters", "Rename it"))
     elif not stat.S_ISREG(mode):
-        kind = next((words for is_one, words in KINDS if is_one(mode)), "something")
-        problem(f"{kind}", "a file to send", "remove it")
+        problem(_kind(mode), "a file", "Remove it")
     elif not os.access(path, os.R_OK):
-        problem("what cannot be read (Permission denied)", "a file to send", "let the user who runs this read it")
+        problem("unreadable (Permission denied)", "a readable file", "Make it readable for the user of this run")
     else:
-        found.files.append(inner)
+        result.files.append(inner)
 
 
 class Listing(NamedTuple):
-    """What is below a directory for a program that follows every link, such as Triton.
+    """The content of a directory for a program that follows every link, such as Triton.
 
-    `files` and `directories` are paths, `others` {path: what it is} of the names that are neither, and `outside` those of all paths
-    that lead out of the home of the directory. What is behind them is nobody's to read.
+    `files` and `directories` are paths. `others` are {path: its kind} of special files and broken links. `outside` are the paths
+    that lead out of the home of the directory; what is behind them must not be read.
     """
 
     files: List[str]
@@ -122,52 +120,55 @@ class Listing(NamedTuple):
 
 
 def listing(directory: str, home: str) -> Listing:
-    """Return what is below a directory, LARGEST names of it at most."""
-    found = Listing([], [], {}, set())
-    _listed(directory, "", os.path.realpath(home), (), found)
-    return Listing(sorted(found.files), sorted(found.directories), found.others, found.outside)
+    """Return the content of a directory, at most LARGEST names."""
+    result = Listing([], [], {}, set())
+    _list(directory, "", os.path.realpath(home), (), result)
+    return Listing(sorted(result.files), sorted(result.directories), result.others, result.outside)
 
 
 def is_within(path: str, home: str) -> bool:
-    """Return True if a path leads to something below another one, with all links followed."""
+    """Return True if a path is below another one after all links are followed."""
     home = os.path.realpath(home)
     return os.path.commonpath([os.path.realpath(path), home]) == home
 
 
-def _listed(directory: str, inner: str, home: str, above: Tuple[str, ...], found: Listing) -> None:
+def _list(directory: str, inner: str, home: str, above: Tuple[str, ...], result: Listing) -> None:
+    """Add the content of the directory at the path `inner`. `above` are the real paths of the directories around it."""
     path = os.path.join(directory, inner) if inner else directory
     real = os.path.realpath(path)
     if not is_within(path, home):
-        found.outside.add(inner)
+        result.outside.add(inner)
         return
-    if real in above or len(found.files) + len(found.directories) > LARGEST:
+    if real in above or len(result.files) + len(result.directories) > LARGEST:
         return
     try:
         names = sorted(os.listdir(path))
     except OSError:
-        found.others[inner] = "a directory that cannot be read"
+        result.others[inner] = "a directory that cannot be read"
         return
     for name in names:
         below = os.path.join(inner, name)
         try:
             mode = os.stat(os.path.join(path, name)).st_mode
         except OSError:
-            found.others[below] = NOWHERE
+            result.others[below] = BROKEN_LINK
             continue
         if stat.S_ISDIR(mode):
-            found.directories.append(below)
-            _listed(directory, below, home, (*above, real), found)
+            result.directories.append(below)
+            _list(directory, below, home, (*above, real), result)
         elif stat.S_ISREG(mode):
-            found.files.append(below)
+            result.files.append(below)
             if not is_within(os.path.join(path, name), home):
-                found.outside.add(below)
+                result.outside.add(below)
         else:
-            found.others[below] = next((words for is_one, words in KINDS if is_one(mode)), "something that is no file")
+            result.others[below] = _kind(mode)
 
 
-RENAME = ("letters, digits and other characters that can", "rename it")
+def _kind(mode: int) -> str:
+    """Return the kind of a special file."""
+    return next((kind for is_kind, kind in KINDS if is_kind(mode)), "a special file")
 
 
 def _shown(path: str) -> str:
-    """A path as one line, whatever it is made of."""
+    """Return a path as one printable line."""
     return path if path.isprintable() else ascii(path)[1:-1]

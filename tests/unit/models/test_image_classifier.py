@@ -80,10 +80,10 @@ def test_it_is_placed_with_its_steps() -> None:
 
 def test_without_a_step_it_is_refused() -> None:
     head = f"model image_classifier: {REPOSITORY}/image_classifier/config.pbtxt:"
-    words = "which is not placed on this host, wanted every step there: list it in `triton_models`, for the same hosts"
-    words += "; as it is, Triton refuses the model"
-    network = f"{head}22: ensemble_scheduling.step[1].model_name: found resnet50, {words}"
-    labels = f"{head}28: ensemble_scheduling.step[2].model_name: found image_labels, {words}"
+    words = "which is not placed on this host, expected a model placed on this host. "
+    words += "Add it to `triton_models` for the same hosts. Triton refuses the model."
+    network = f"{head}22: ensemble_scheduling.step[1].model_name is resnet50, {words}"
+    labels = f"{head}28: ensemble_scheduling.step[2].model_name is image_labels, {words}"
     assert placed("image_classifier", "image_decode")[1] == [network, labels]
     assert placed("image_classifier", *STEPS, image_labels=["npu2"])[1] == [labels]
 

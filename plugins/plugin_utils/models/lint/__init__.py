@@ -1,7 +1,7 @@
-"""What is wrong with the models of a Triton repository, told before a server reads it. Controller only.
+"""A linter for the models of a Triton repository. Controller only.
 
-A model is what will be served: the files of its directory with those that the inventory adds, and its config with what the
-compiled file's record fills in. `check` is for one model, `check_together` for what several have to agree on.
+It checks models as they will be served: their files with those that the inventory adds, and their config completed from the record
+of the compiled file. `check` is for one model, `check_together` for ensembles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model 
 
 
 def check(model: Model, row: Optional[Row] = None) -> List[Finding]:
-    """Findings of one model. Fills in its config from the compiled file's record."""
+    """Return the findings about one model, after its config was completed from the compiled file's record."""
     rules = (names.check, environment.check, data.check, layout.check)
     return [*config.check(model, row), *(finding for rule in rules for finding in rule(model))]
 
@@ -29,8 +29,8 @@ def check(model: Model, row: Optional[Row] = None) -> List[Finding]:
 def check_together(
     models: Mapping[str, Model], unread: Collection[str], place: ensemble.Place, refused: Collection[str] = ()
 ) -> List[Finding]:
-    """Findings of ensembles and their steps.
+    """Return the findings about ensembles and their steps.
 
-    `unread` are models that are there and could not be read, `refused` those with errors.
+    `unread` are models that exist and could not be read, `refused` those with errors.
     """
     return list(ensemble.check(models, unread, place, set(refused)))

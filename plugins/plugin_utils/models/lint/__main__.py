@@ -1,9 +1,9 @@
-"""Say what is wrong with Triton model repositories, before a server reads them: one finding a line.
+"""Check Triton model repositories before a server reads them, and print one finding on each line.
 
   npufleet-lint model_repository --release 24.01
   npufleet-lint model_repository --format sarif > findings.sarif
 
-A warning alone is no failure.
+A warning is no failure.
 """
 
 from __future__ import annotations
@@ -19,37 +19,38 @@ NEEDED = 'python3 -m pip install "protobuf>=4.25,<7" PyYAML'
 
 
 def parser(formats: List[str]) -> command_line.Parser:
-    """The command line."""
+    """Return the parser of the command line."""
     command = command_line.Parser(NAME, __doc__)
     command.add_argument("repository", nargs="+", metavar="REPOSITORY", help="directory of models")
-    command.add_argument("--release", metavar="ROW", help="row of files/releases.yml whose Triton has to know every field")
-    command.add_argument("--model", action="append", default=[], metavar="NAME", help="only this model; again for more")
-    command.add_argument("--format", choices=formats, default="text", help="github is annotations, sarif SARIF 2.1.0 (text)")
-    command.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
+    command.add_argument("--release", metavar="ROW", help="row of files/releases.yml whose Triton must know every field")
+    command.add_argument("--model", action="append", default=[], metavar="NAME", help="only this model, may be repeated")
+    command.add_argument(
+        "--format", choices=formats, default="text", help="github prints annotations, sarif prints SARIF 2.1.0 (text)"
+    )
+    command.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
     return command
 
 
 def _work(arguments: Optional[List[str]]) -> int:
-    # The parser of YAML and the schema's are not Python's own, and there may be none.
+    # The parsers of YAML and protobuf may not be installed.
     try:
         from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import finding, output, repository
     except ImportError as error:
-        raise command_line.End(command_line.MISTAKEN, f"{error}: {NEEDED}") from None
-    wanted = parser(list(output.FORMATS)).parse_args(arguments)
+        raise command_line.End(command_line.MISTAKEN, f"{error}. Run {NEEDED}") from None
+    options = parser(list(output.FORMATS)).parse_args(arguments)
     try:
         row = None
-        if wanted.release is not None:
+        if options.release is not None:
             rows = finding.release_rows()
-            if wanted.release not in rows:
-                found = f"found rows for {', '.join(sorted(rows))}, wanted one of them: correct it"
-                raise Refusal([f"--release {wanted.release}: {found}"])
-            row = finding.row_of(wanted.release, rows[wanted.release])
-        linted = repository.lint(wanted.repository, wanted.model, row)
+            if options.release not in rows:
+                raise Refusal([f"--release is {options.release!r}, expected one of {', '.join(sorted(rows))}. Correct it"])
+            row = finding.row_of(options.release, rows[options.release])
+        linted = repository.lint(options.repository, options.model, row)
     except Refusal as refusal:
         raise command_line.End(command_line.MISTAKEN, "; ".join(refusal.reasons)) from None
-    sys.stdout.write(output.FORMATS[wanted.format](linted.findings))
+    sys.stdout.write(output.FORMATS[options.format](linted.findings))
     errors = sum(other.severity == finding.ERROR for other in linted.findings)
-    if wanted.format in ("text", "github"):
+    if options.format in ("text", "github"):
         count = f"{errors} errors, {len(linted.findings) - errors} warnings"
         print(f"{len(linted.models)} models: {count}", file=sys.stderr)
     if row and row.remark():
@@ -58,7 +59,7 @@ def _work(arguments: Optional[List[str]]) -> int:
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """Entry point; the exit code is one of command_line.CODES."""
+    """Run the command and return its exit code."""
     return command_line.run(NAME, lambda: _work(arguments))
 
 

@@ -1,4 +1,4 @@
-"""Backends, by release: what NVIDIA's images have, and how Triton finds out the backend of a model.
+"""Backends of NVIDIA's images by release, and Triton's rules for the backend of a model without one in its config.
 
 From triton-inference-server/core (constants.h and AutoCompleteBackendFields of model_config_utils.cc) and from `all_backends` in
 build.py of triton-inference-server/server, both of branches r24.01 to r26.07.
@@ -10,16 +10,15 @@ from typing import Any, Callable, Collection, Dict, NamedTuple, Tuple
 
 ENSEMBLE = "ensemble"
 PROGRAM = "model.py"
-# Triton's version at which a change came: (2, 56) is 25.03, (2, 67) is 26.03, (2, 68) is 26.04
+# The Triton version of a change: (2, 56) is 25.03, (2, 67) is 26.03, (2, 68) is 26.04
 NO_TENSORFLOW, TORCH_AOTI, LIBTORCH = (2, 56), (2, 67), (2, 68)
 NEWEST = (999, 0)
 
 
 class Backend(NamedTuple):
-    """One backend: the file that it reads where the config names none, and what it is.
+    """A backend: its default model file, and the files that can implement it, the default first.
 
-    `runtimes` are the files that can be the backend; the first one is taken where the config names none. `completes` tells whether
-    it adds to the config what its model file says.
+    `completes` is True if it adds tensors of the model file to the config.
     """
 
     file: str = ""
@@ -31,7 +30,7 @@ def _library(name: str, file: str = "", completes: bool = False, *more: str) -> 
     return name, Backend(file, (f"libtriton_{name}.so", *more), completes)
 
 
-# Of NVIDIA's images and ours. A Python program completes the config if it has auto_complete_config, of which python_model.py knows.
+# The backends of NVIDIA's images and of this project. python_model.py finds out whether a model.py completes the config.
 ALL: Dict[str, Backend] = dict(
     (
         _library("python", PROGRAM),
@@ -53,27 +52,27 @@ ALL: Dict[str, Backend] = dict(
 
 
 class Identity(NamedTuple):
-    """What Triton makes of a model's backend, platform and file name; each may be ""."""
+    """A model's backend, platform and file name as Triton completes them; each may be ""."""
 
     backend: str
     platform: str
     file: str
 
 
-def version_of(triton: str) -> Tuple[int, ...]:
-    """Return a Triton's version as one that can be compared; NEWEST for ""."""
-    return tuple(int(part) for part in triton.split(".")[:2]) if triton else NEWEST
+def triton_version(triton: str) -> Tuple[int, ...]:
+    """Return a version of Triton in a form that can be compared, NEWEST for ""."""
+    return tuple(int(part) for part in triton.split(".")[:3]) if triton else NEWEST
 
 
 def known(triton: str) -> Tuple[str, ...]:
-    """Return the names of the backends that an image of this Triton may have; "" is any Triton."""
-    gone = ("tensorflow",) if triton and version_of(triton) >= NO_TENSORFLOW else ()
-    return tuple(name for name in ALL if name not in gone)
+    """Return the names of the backends in images of this Triton, or of any Triton for ""."""
+    removed = ("tensorflow",) if triton and triton_version(triton) >= NO_TENSORFLOW else ()
+    return tuple(name for name in ALL if name not in removed)
 
 
 def platforms(triton: str) -> Dict[str, str]:
     """Return {platform: backend} of the platforms that this Triton knows."""
-    found = {
+    by_platform = {
         "onnxruntime_onnx": "onnxruntime",
         "pytorch_libtorch": "pytorch",
         "tensorrt_plan": "tensorrt",
@@ -81,40 +80,40 @@ def platforms(triton: str) -> Dict[str, str]:
         "tensorflow_savedmodel": "tensorflow",
     }
     for platform, since in (("torch_aoti", TORCH_AOTI), ("libtorch", LIBTORCH)):
-        if version_of(triton) >= since:
-            found[platform] = "pytorch"
-    return found
+        if triton_version(triton) >= since:
+            by_platform[platform] = "pytorch"
+    return by_platform
 
 
 def identify(config: Any, name: str, names: Collection[str], is_directory: Callable[[str], bool], triton: str) -> Identity:
-    """Return what Triton completes of a config.
+    """Return backend, platform and file name as Triton completes them in a config.
 
-    `names` are those in the first directory of the model by name, which need not be a version. `name` is the model's.
+    `name` is the model's. `names` are those in its first directory by name, which need not be a version.
     """
     backend, platform, file = config.backend, config.platform, config.default_model_filename
     blank = not (backend or platform or file)
-    there = {entry: is_directory(entry) for entry in names}
+    kinds = {entry: is_directory(entry) for entry in names}
     if not platform and backend in ("", "tensorflow"):
         if file in ("model.savedmodel", "model.graphdef"):
             platform = "tensorflow_" + file.partition(".")[2]
         elif not file:
-            platform = "tensorflow_savedmodel" if there.get("model.savedmodel") else platform
-            platform = "tensorflow_graphdef" if there.get("model.graphdef") is False else platform
+            platform = "tensorflow_savedmodel" if kinds.get("model.savedmodel") else platform
+            platform = "tensorflow_graphdef" if kinds.get("model.graphdef") is False else platform
     if platform in ("tensorflow_savedmodel", "tensorflow_graphdef"):
         return Identity(backend or "tensorflow", platform, file or "model." + platform.partition("_")[2])
-    aoti = version_of(triton) >= TORCH_AOTI
-    # (file, backend, whether it may be a directory), in the order in which Triton looks
+    aoti = triton_version(triton) >= TORCH_AOTI
+    # (file, backend, True if it may be a directory), in Triton's order
     order = [("model.plan", "tensorrt", False), ("model.onnx", "onnxruntime", True), ("model.xml", "openvino", True)]
     order += [("model.pt", "pytorch", False)] + [("model.pt2", "pytorch", False)] * aoti + [(PROGRAM, "python", True)]
     if not backend:
         backend = platforms(triton).get(platform, "")
         for entry, owner, any_kind in order:
-            found = entry in there and (any_kind or not there[entry])
-            if not backend and (file == entry or (blank and found)):
+            exists = entry in kinds and (any_kind or not kinds[entry])
+            if not backend and (file == entry or (blank and exists)):
                 backend = owner
                 platform = "torch_aoti" if entry == "model.pt2" and blank else platform
     if not backend and blank:
-        # Any other backend, by the name of the model
+        # Triton takes the ending of the model's name for the name of another backend.
         backend = name.partition(".")[2]
         return Identity(backend, "", f"model.{backend}" if backend else "")
     completed = {"tensorrt": "tensorrt_plan", "onnxruntime": "onnxruntime_onnx", "pytorch": "pytorch_libtorch"}

@@ -1,4 +1,4 @@
-"""Rules about data that the config brings along: warm-ups, first states of sequences, and what is made from a batch.
+"""Rules about data in a config: warm-ups, initial states of sequences, and tensors made from a batch.
 
 From triton-inference-server/core: GenerateWarmupData of backend_model_instance.cc, GenerateInitialStateData of
 sequence_batch_scheduler.cc, ValidateBatchIO of model_config_utils.cc.
@@ -7,14 +7,14 @@ sequence_batch_scheduler.cc, ValidateBatchIO of model_config_utils.cc.
 from __future__ import annotations
 
 import os
-from typing import Any, Iterator, Sequence, Tuple
+from typing import Any, Iterator, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import schema
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ENDS, IGNORES, Finding, listed
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import Model
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import meant
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import with_suggestion
 
-# Bytes of one element. A string of no letters is its length alone, of 4 bytes.
+# Bytes of one element. An empty string consists of its length, which has 4 bytes.
 SIZES = {
     **dict.fromkeys(("TYPE_BOOL", "TYPE_UINT8", "TYPE_INT8"), 1),
     **dict.fromkeys(("TYPE_UINT16", "TYPE_INT16", "TYPE_FP16", "TYPE_BF16"), 2),
@@ -22,11 +22,11 @@ SIZES = {
     **dict.fromkeys(("TYPE_UINT64", "TYPE_INT64", "TYPE_FP64"), 8),
 }
 BATCH_TYPES = ("TYPE_INT32", "TYPE_FP32")
-CORRECT = "correct it"
+CORRECT = "Correct it"
 
 
 def check(model: Model) -> Iterator[Finding]:
-    """Every finding about such data. An ensemble may have no warm-up at all, which is told elsewhere."""
+    """Yield the findings about data. config.py refuses the warm-ups of an ensemble."""
     if not model.ensemble:
         yield from _warm_ups(model)
     yield from _states(model)
@@ -34,68 +34,68 @@ def check(model: Model) -> Iterator[Finding]:
 
 
 def _warm_ups(model: Model) -> Iterator[Finding]:
-    config = model.config
+    config, rule = model.config, "warm-up"
     inputs = {tensor.name: tensor for tensor in config.input}
     controls = [tensor.name for tensor in config.sequence_batching.control_input]
     for index, sample in enumerate(config.model_warmup):
         field = f"model_warmup[{index}]"
         if not sample.batch_size:
-            yield model.warning("warm-up", f"{field}.batch_size", "nothing", "1 or more", "write it down", IGNORES)
+            yield model.warning(rule, f"{field}.batch_size", "missing", "1 or more", "Add it", IGNORES)
             continue
         if 0 < config.max_batch_size < sample.batch_size:
-            wanted = f"at most {config.max_batch_size}, the max_batch_size"
-            yield model.error("warm-up", f"{field}.batch_size", str(sample.batch_size), wanted, CORRECT)
+            expected = f"at most {config.max_batch_size}, the max_batch_size"
+            yield model.error(rule, f"{field}.batch_size", str(sample.batch_size), expected, CORRECT)
         if config.max_batch_size == 0 and sample.batch_size > 1:
-            wanted = "1 with max_batch_size 0"
-            yield model.error("warm-up", f"{field}.batch_size", str(sample.batch_size), wanted, CORRECT, ENDS)
+            expected = "1 with max_batch_size 0"
+            yield model.error(rule, f"{field}.batch_size", str(sample.batch_size), expected, CORRECT, ENDS)
         missing = [name for name, tensor in inputs.items() if not tensor.optional and name not in sample.inputs]
         if missing:
-            found = f"none for {listed(missing)}"
-            yield model.error("warm-up", f"{field}.inputs", found, "data for every input that is not optional", "add it")
-        for name, given in sorted(sample.inputs.items()):
+            actual, expected = f"without {listed(missing)}", "data for every input that is not optional"
+            yield model.error(rule, f"{field}.inputs", actual, expected, "Add it")
+        for name, data in sorted(sample.inputs.items()):
             inner = f"{field}.inputs[{name}]"
-            yield from _data(model, inner, given, ("warmup", given.input_data_file), "zero_data, random_data or input_data_file")
+            yield from _data(model, inner, data, "warmup", data.input_data_file)
             if name in inputs:
-                yield from _like_input(model, inner, given, inputs[name])
+                yield from _like(model, rule, inner, data, inputs[name], "input")
             elif inputs and name not in controls:
-                wanted, do = f"one of {listed(sorted(inputs))}", meant(name, inputs, "correct the name, or take it out")
-                yield model.warning("warm-up", inner, name, wanted, do, "gives the backend an input that no request has")
+                expected, todo = f"one of {listed(sorted(inputs))}", with_suggestion(name, inputs, "Correct the name, or remove it")
+                yield model.warning(rule, inner, name, expected, todo, "passes the backend an input that no request has")
 
 
-def _like_input(model: Model, field: str, entry: Any, of: Any) -> Iterator[Finding]:
-    """A warm-up's input has the dtype and the shape of the model's."""
-    if entry.data_type != of.data_type and of.data_type:
-        found, wanted = schema.word(entry, "data_type"), f"{schema.word(of, 'data_type')}, the input's"
-        yield model.error("warm-up", f"{field}.data_type", found, wanted, CORRECT)
-    if of.dims and min(entry.dims, default=0) >= 0 and not _fits(entry.dims, of.dims):
-        found, wanted = str(list(entry.dims)), f"sizes for {list(of.dims)}, the input's, without the batch"
-        yield model.error("warm-up", f"{field}.dims", found, wanted, CORRECT)
+def _like(model: Model, rule: str, field: str, data: Any, tensor: Any, owner: str) -> Iterator[Finding]:
+    """Yield the errors of data with another data type or shape than its tensor."""
+    if data.data_type != tensor.data_type and (tensor.data_type or owner == "state"):
+        actual, expected = schema.word(data, "data_type"), f"{schema.word(tensor, 'data_type')}, as the {owner}"
+        yield model.error(rule, f"{field}.data_type", actual, expected, CORRECT)
+    if (tensor.dims or owner == "state") and min(data.dims, default=0) >= 0 and not _fits(data.dims, tensor.dims):
+        actual, expected = str(list(data.dims)), f"sizes for {list(tensor.dims)} of the {owner}, without the batch"
+        yield model.error(rule, f"{field}.dims", actual, expected, CORRECT)
 
 
-def _data(model: Model, field: str, entry: Any, file: Tuple[str, str], kinds: str) -> Iterator[Finding]:
-    """Sizes are known, there is data, and a file has enough of it; `file` is its directory and name."""
-    rule, (room, name) = ("warm-up" if file[0] == "warmup" else "files"), file
-    key = "input_data_file" if room == "warmup" else "data_file"
-    choice = entry.WhichOneof("input_data_type" if room == "warmup" else "state_data")
+def _data(model: Model, field: str, entry: Any, directory: str, name: str) -> Iterator[Finding]:
+    """Yield the errors of unknown sizes, of no data, and of a file in `directory` that is missing or too short."""
+    warm_up = directory == "warmup"
+    rule, key = ("warm-up", "input_data_file") if warm_up else ("files", "data_file")
+    choice = entry.WhichOneof("input_data_type" if warm_up else "state_data")
     if any(size < 0 for size in entry.dims):
-        yield model.error(rule, f"{field}.dims", str(list(entry.dims)), "a size for each, as data has one", "write the sizes")
+        yield model.error(rule, f"{field}.dims", str(list(entry.dims)), "a size for each dimension of the data", "Write the sizes")
     if choice is None:
-        yield model.error(rule, field, "no data", kinds, "write one of them")
+        kinds = "zero_data, random_data or input_data_file" if warm_up else "zero_data or data_file"
+        yield model.error(rule, field, "without data", kinds, "Add one of them")
     elif choice == key:
-        path = os.path.normpath(os.path.join(room, name))
-        if path not in model.files or room not in model.tree:
-            yield model.error(
-                rule, f"{field}.{key}", f"{name}, which is not there", f"a file below {room}/", "add it, or correct it"
-            )
+        path = os.path.normpath(os.path.join(directory, name))
+        if path not in model.files or directory not in model.tree:
+            actual, expected = f"{name}, which does not exist", f"a file below {directory}/"
+            yield model.error(rule, f"{field}.{key}", actual, expected, "Add the file, or correct its name")
         elif schema.word(entry, "data_type") != "TYPE_STRING" and min(entry.dims, default=0) >= 0:
-            there, needed = _length(model, path), _bytes(entry)
-            if there is not None and there < needed:
-                found, wanted = f"{there} bytes in {name}", f"{needed} for its data type and dims"
-                yield model.error(rule, f"{field}.{key}", found, wanted, "correct one of the two")
+            length, needed = _length(model, path), _bytes(entry)
+            if length is not None and length < needed:
+                actual, expected = f"{name} of {length} bytes", f"{needed} bytes for its data type and dims"
+                yield model.error(rule, f"{field}.{key}", actual, expected, "Correct one of them")
 
 
-def _length(model: Model, path: str) -> Any:
-    """Bytes of a file; None for one that comes from elsewhere."""
+def _length(model: Model, path: str) -> Optional[int]:
+    """Return the bytes of a file, or None if it is not in the directory of the model."""
     try:
         return os.path.getsize(os.path.join(model.directory, path))
     except OSError:
@@ -109,63 +109,59 @@ def _bytes(entry: Any) -> int:
     return count
 
 
-def _fits(sizes: Sequence[int], wanted: Sequence[int]) -> bool:
-    return len(sizes) == len(wanted) and all(b in (-1, a) for a, b in zip(sizes, wanted))
+def _fits(sizes: Sequence[int], expected: Sequence[int]) -> bool:
+    return len(sizes) == len(expected) and all(b in (-1, a) for a, b in zip(sizes, expected))
 
 
 def _states(model: Model) -> Iterator[Finding]:
-    """Implicit states of sequences, and what they are at first."""
+    """Yield the findings about implicit states of sequences."""
     names = []
     for index, state in enumerate(model.config.sequence_batching.state):
         field = f"sequence_batching.state[{index}]"
         for side in ("input_name", "output_name"):
             if not getattr(state, side):
-                triton = "loads the model, which cannot ask for this state"
-                yield model.warning("state", f"{field}.{side}", "nothing", "the name of a tensor", "write it down", triton)
+                triton = "loads the model, which cannot use this state"
+                yield model.warning("state", f"{field}.{side}", "missing", "the name of a tensor", "Add it", triton)
         if not state.initial_state:
             continue
         if len(state.initial_state) > 1:
-            found = f"{len(state.initial_state)} of them"
-            yield model.error("sequence", f"{field}.initial_state", found, "one for each state", "take the others out")
+            actual = f"a list of {len(state.initial_state)}"
+            yield model.error("sequence", f"{field}.initial_state", actual, "one for each state", "Remove the others")
         if state.input_name and state.input_name in names:
-            found, wanted = f"{state.input_name} a second time", "one first state for each"
-            yield model.error("sequence", f"{field}.input_name", found, wanted, CORRECT)
+            actual, expected = f"{state.input_name} again", "one initial state for each input"
+            yield model.error("sequence", f"{field}.input_name", actual, expected, CORRECT)
         names.append(state.input_name)
         first, inner = state.initial_state[0], f"{field}.initial_state[0]"
         if not first.name:
-            yield model.error("sequence", f"{inner}.name", "nothing", "a name", "write it down")
-        if first.data_type != state.data_type:
-            found, wanted = schema.word(first, "data_type"), f"{schema.word(state, 'data_type')}, the state's"
-            yield model.error("sequence", f"{inner}.data_type", found, wanted, CORRECT)
-        if min(first.dims, default=0) >= 0 and not _fits(first.dims, state.dims):
-            found, wanted = str(list(first.dims)), f"sizes for {list(state.dims)}, the state's"
-            yield model.error("sequence", f"{inner}.dims", found, wanted, CORRECT)
-        yield from _data(model, inner, first, ("initial_state", first.data_file), "zero_data or data_file")
+            yield model.missing("sequence", f"{inner}.name", "a name")
+        yield from _like(model, "sequence", inner, first, state, "state")
+        yield from _data(model, inner, first, "initial_state", first.data_file)
 
 
 def _batch_io(model: Model) -> Iterator[Finding]:
-    """What Triton makes from a whole batch, and scatters over one."""
-    config = model.config
+    """Yield the errors of tensors that Triton makes from a whole batch, and of those that it splits."""
+    config, rule = model.config, "batch data"
     names = {side: [tensor.name for tensor in getattr(config, side)] for side in ("input", "output")}
     for side in ("batch_input", "batch_output"):
         for index, entry in enumerate(getattr(config, side)):
             field = f"{side}[{index}]"
             sources = list(entry.source_input)
             if entry.kind not in entry.DESCRIPTOR.fields_by_name["kind"].enum_type.values_by_number:
-                yield model.error("batch data", f"{field}.kind", str(entry.kind), "a kind that Triton knows", "change it")
+                yield model.error(rule, f"{field}.kind", str(entry.kind), "a kind that Triton knows", "Change it")
             if side == "batch_output" and not entry.target_name:
-                do = "write its target down, or take the entry out"
-                yield model.error("batch data", f"{field}.target_name", "nothing", "an output of the model", do, ENDS)
+                todo = "Add its target, or remove the entry"
+                yield model.error(rule, f"{field}.target_name", "missing", "an output of the model", todo, ENDS)
             if len(sources) != 1:
-                yield model.error("batch data", f"{field}.source_input", listed(sources), "one input of the model", CORRECT)
+                yield model.error(rule, f"{field}.source_input", listed(sources), "one input of the model", CORRECT)
             if side == "batch_input" and schema.word(entry, "data_type") not in BATCH_TYPES:
-                found = schema.word(entry, "data_type")
-                yield model.error("batch data", f"{field}.data_type", found, f"one of {listed(BATCH_TYPES)}", "change it")
+                actual = schema.word(entry, "data_type")
+                yield model.error(rule, f"{field}.data_type", actual, f"one of {listed(BATCH_TYPES)}", "Change it")
             targets = list(entry.target_name) if side == "batch_output" else []
-            for key, given, known in (("source_input", sources, names["input"]), ("target_name", targets, names["output"])):
-                for place, name in enumerate(given):
+            for key, tensors, known in (("source_input", sources, names["input"]), ("target_name", targets, names["output"])):
+                for place, name in enumerate(tensors):
+                    inner = f"{field}.{key}[{place}]"
                     if name not in known:
-                        do = meant(name, known, "correct the name")
-                        yield model.error("batch data", f"{field}.{key}[{place}]", name, f"one of {listed(known)}", do)
-                    elif key == "target_name" and name in given[:place]:
-                        yield model.error("batch data", f"{field}.{key}[{place}]", f"{name} again", "each once", "take one out")
+                        todo = with_suggestion(name, known, "Correct the name")
+                        yield model.error(rule, inner, name, f"one of {listed(known)}", todo)
+                    elif key == "target_name" and name in tensors[:place]:
+                        yield model.error(rule, inner, f"{name} again", "each target once", "Remove one of them")

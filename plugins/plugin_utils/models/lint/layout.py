@@ -1,10 +1,10 @@
-"""Rules about a model's directory: versions as Triton counts them, the files that its backend reads, and those the config names."""
+"""Rules about a model's directory: versions as Triton counts them, the files that its backend reads, and files in the config."""
 
 from __future__ import annotations
 
 import os
 import re
-from typing import Iterator
+from typing import Iterator, Sequence
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, python_model
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import (
@@ -12,7 +12,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
     HANGS_OLD,
     IGNORES,
     REFUSES,
-    STORE_LEAVES_OUT,
+    STORE_OMITS,
     STORE_REFUSES,
     Finding,
     listed,
@@ -22,149 +22,151 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model 
     LARGEST,
     SMALLEST,
     Model,
-    version_of,
+    directory_version,
 )
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import NOWHERE
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import BROKEN_LINK
 
-# How the files end that only one backend reads
+# {ending of files that only one backend reads: the backend}
 ENDINGS = {".rbln": "rbln", ".onnx": "onnxruntime", ".plan": "tensorrt", ".pt": "pytorch", ".dali": "dali"}
 # Backends that read one file of each version
 READS = ("rbln", "python", "onnxruntime", "openvino", "pytorch", "tensorrt", "tensorflow", "dali", "vllm")
-COMPILE = "compile the model for this card and SDK and list it under `artefacts`"
+COMPILE = "Compile the model for this card and SDK, and list the file under `artefacts`"
 
 
 def check(model: Model) -> Iterator[Finding]:
-    """Every finding about a model's files."""
+    """Yield the findings about a model's files."""
     yield from _directories(model)
     yield from _policy(model)
     served = set(model.served())
     for version, directory in sorted(model.versions().items()):
-        # A directory of another name is told already.
+        # `_directories` reports a directory with another name.
         if directory in model.directories:
             yield from _version(model, directory, version in served)
     yield from _links(model)
     yield from _labels(model)
-    yield from _named(model)
+    yield from _gpu_files(model)
 
 
 def _directories(model: Model) -> Iterator[Finding]:
-    """Names that are another version than they look, and names that only look like one."""
+    """Yield the findings about names that are another version than they seem, and names that only resemble a version."""
     rule, served = "version directory", model.served()
     for name in model.directories:
-        number = version_of(name)
+        number = directory_version(name)
         if number is None:
             if re.match(r"[^0-9]?[0-9]+", name):
-                found = "a directory that looks like a version and is none for Triton"
-                wanted = "a plain number without a zero before it"
-                yield model.file_warning(rule, name, found, wanted, "rename it, or take it out", IGNORES)
+                actual, expected = "a directory that is no version for Triton", "a plain number without a zero before it"
+                yield model.file_warning(rule, name, actual, expected, "Rename it, or remove it", IGNORES)
         elif not SMALLEST <= number <= LARGEST:
-            yield model.file_error(rule, name, "a directory of that number", f"at most {LARGEST}", "rename it", ENDS)
+            yield model.file_error(rule, name, "a number too large for Triton", f"at most {LARGEST}", "Rename it", ENDS)
         elif name != str(number) or number < 0:
-            found = f"a directory that Triton takes for version {number}"
-            wanted, do = f"a plain number, or no digits first in {name}", "rename it, or take it out"
+            actual = f"a directory that Triton reads as version {number}"
+            expected, todo = "a plain number, or a name without digits at its beginning", "Rename it, or remove it"
             real = str(number) in model.directories and number >= 0
             if number in served and not real and _reads_files(model):
-                yield model.file_error(rule, name, found, wanted, do, _missing(model))
+                yield model.file_error(rule, name, actual, expected, todo, _effect_of_missing(model))
             else:
-                triton = f"reads {number}/ for that version" if real else f"takes it for version {number}, in a directory {number}/"
-                yield model.file_warning(rule, name, found, wanted, do, triton)
+                triton = f"reads {number}/ for that version" if real else f"counts it as version {number} and reads {number}/"
+                yield model.file_warning(rule, name, actual, expected, todo, triton)
 
 
 def _reads_files(model: Model) -> bool:
-    """Return True if the model's backend reads something of a version, as far as is known."""
+    """Return True if the model's backend reads files of a version, as far as is known."""
     return not model.ensemble and model.backend not in ("identity", "repeat", "square") and model.settled
 
 
-def _missing(model: Model) -> str:
-    """Return what Triton does where a version lacks its file."""
+def _effect_of_missing(model: Model) -> str:
+    """Return the effect on Triton of a version without its file."""
     return HANGS_OLD if model.backend == "python" else REFUSES
 
 
 def _links(model: Model) -> Iterator[Finding]:
-    """Links right in the model's directory that lead nowhere, at which Triton gives the model up. It does not look deeper."""
+    """Yield the errors of broken links right in the model's directory. Triton ignores those in its subdirectories."""
     for path, kind in sorted(model.others.items()):
-        if "/" not in path and kind == NOWHERE:
-            do = "remove it, or correct where it leads"
-            entry = model.file_error("files", path, kind, "a file or a directory", do)
-            yield entry._replace(store=STORE_REFUSES)
+        if "/" not in path and kind == BROKEN_LINK:
+            finding = model.file_error("files", path, kind, "a file or a directory", "Remove it, or correct its target")
+            yield finding._replace(store=STORE_REFUSES)
 
 
 def _policy(model: Model) -> Iterator[Finding]:
-    """A version policy has to select something; a compiled file that is yet to come brings its directory with it."""
+    """Yield the findings about a version policy that selects nothing, or versions that do not exist."""
     versions, served = sorted(model.versions()), model.served()
     policy = model.config.version_policy
     kind = policy.WhichOneof("policy_choice")
     field = f"version_policy.{kind}" if kind else "version_policy"
     if not served and (versions or model.settled):
-        found = f"a policy that selects none of versions {listed(versions)}" if versions else "no version directory"
+        actual = f"a policy that selects none of versions {listed(versions)}" if versions else "without a version directory"
         names = {backend.file for backend in backends.ALL.values()}
         misplaced = sorted(path for path in model.files if path in names)
         if misplaced:
-            do = f"move {listed(misplaced)} into a version directory, such as 1/"
+            todo = f"Move {listed(misplaced)} into a version directory, such as 1/"
         elif not versions and model.backend == "rbln":
-            do = COMPILE
+            todo = COMPILE
         elif not versions:
-            do = "make a version directory with a file in it, as git and the store carry no empty one"
+            todo = "Add a version directory with a file in it, as git and the store do not keep an empty one"
         else:
-            do = "correct the policy, or the directories"
-        yield model.error("version policy", field, found, "one version or more", do)
+            todo = "Correct the policy, or the directories"
+        yield model.error("version policy", field, actual, "one version or more", todo)
     absent = [version for version in policy.specific.versions if version not in versions] if kind == "specific" else []
     if served and absent:
-        found = f"{listed(absent)}, which have no directory"
-        yield model.warning("version policy", field, found, f"some of {listed(versions)}", "correct the policy, or add them")
+        actual = f"{listed(absent)}, which have no directory"
+        yield model.warning("version policy", field, actual, f"some of {listed(versions)}", "Correct the policy, or add them")
 
 
 def _version(model: Model, directory: str, served: bool) -> Iterator[Finding]:
-    """The files of one version; what a version lacks that is not served stands in nobody's way yet."""
-    files = model.inside(directory)
+    """Yield the findings about the files of one version. A missing file of a version that is not served is a warning."""
+    files, file = model.below(directory), _backend_file(model)
     if (not files and not model.settled) or directory in model.outside:
         return
-    finding, triton = (model.file_error, _missing(model)) if served else (model.file_warning, IGNORES)
-    if not files and not _file_in(model, directory) and not _needs(model):
-        # Only git and the store lose it.
-        wanted, do = "a file, as git and the store carry no empty directory", "put its file in, or a README"
-        # Where it is gone, there is no version to serve, which is told of a model that is complete.
-        entry = model.file_warning("files", directory, "an empty version directory", wanted, do, "")
-        yield entry._replace(store=STORE_LEAVES_OUT)
-    elif not files and not _file_in(model, directory):
-        yield finding("files", directory, "an empty version directory", _wanted(model), "put it in", triton)
-    elif not _has_its_file(model, directory):
-        path = f"{directory}/{_wanted(model)}"
-        found = (
-            model.others.get(path, "")
-            or ("a directory" if path in model.tree else "")
-            or listed(files[:5]) + (", ..." if len(files) > 5 else "")
-        )
-        do = "add it, or name another one as default_model_filename"
-        if model.backend == "rbln" and not any(file.endswith(".rbln") for file in files):
-            do = COMPILE
-        yield finding("files", directory, found, f"{_wanted(model)} for backend {model.backend}", do, triton)
-    elif served and model.backend == "python" and _wanted(model):
-        yield from python_model.check(model, f"{directory}/{_wanted(model)}")
+    finding, triton = (model.file_error, _effect_of_missing(model)) if served else (model.file_warning, IGNORES)
+    if not files and not _exists(model, directory) and not _needs_file(model):
+        # Triton loads the model, but git and the store lose the directory.
+        expected = "a directory with a file, as git and the store do not keep an empty one"
+        entry = model.file_warning("files", directory, "an empty version directory", expected, "Add its file, or a README", "")
+        yield entry._replace(store=STORE_OMITS)
+    elif not files and not _exists(model, directory):
+        yield finding("files", directory, "an empty version directory", f"a directory with {file}", "Add the file", triton)
+    elif not _has_file(model, directory):
+        path = f"{directory}/{file}"
+        content = model.others.get(path, "") or ("a directory" if path in model.tree else "")
+        actual = f"a version whose {file} is {content}" if content else f"a version with {_few(files)}"
+        todo = "Add the file, or set default_model_filename to another one"
+        if model.backend == "rbln" and not any(name.endswith(".rbln") for name in files):
+            todo = COMPILE
+        yield finding("files", directory, actual, f"{file} for backend {model.backend}", todo, triton)
+    elif served and model.backend == "python" and file:
+        yield from python_model.check(model, f"{directory}/{file}")
     for path in files:
-        yield from _pointer(model, f"{directory}/{path}")
-        base = os.path.basename(path)
-        owner = "python" if path == "model.py" else ENDINGS.get(os.path.splitext(base)[1])
-        unknown = not model.ensemble and model.backend not in backends.ALL
-        reads_python = unknown or model.backend == "python" or model.config.runtime == backends.PROGRAM
-        if path == CONFIG:
-            found, wanted = "a config that Triton does not read there", f"it beside the version, as {model.name}/{CONFIG}"
-            yield model.file_warning("files", f"{directory}/{path}", found, wanted, "move it", IGNORES)
-        elif owner and owner != model.backend and not reads_python and path != model.identity.file:
-            what = "an ensemble" if model.ensemble else f"backend {model.backend}"
-            found, wanted = f"a file for backend {owner}", f"what {what} reads"
-            yield model.file_warning("files", f"{directory}/{path}", found, wanted, "take it out, or correct the backend", IGNORES)
+        yield from _stray_files(model, directory, path)
+
+
+def _few(files: Sequence[str]) -> str:
+    return listed(files[:5]) + (", ..." if len(files) > 5 else "")
+
+
+def _stray_files(model: Model, directory: str, path: str) -> Iterator[Finding]:
+    """Yield the findings about a file of a version that the backend does not read, or that Git LFS did not fetch."""
+    full = f"{directory}/{path}"
+    yield from _pointer(model, full)
+    owner = "python" if path == "model.py" else ENDINGS.get(os.path.splitext(os.path.basename(path))[1])
+    unknown = not model.ensemble and model.backend not in backends.ALL
+    reads_python = unknown or model.backend == "python" or model.config.runtime == backends.PROGRAM
+    if path == CONFIG:
+        actual, expected = "a config that Triton does not read there", f"the config beside the version, as {model.name}/{CONFIG}"
+        yield model.file_warning("files", full, actual, expected, "Move it", IGNORES)
+    elif owner and owner != model.backend and not reads_python and path != model.identity.file:
+        reader = "an ensemble" if model.ensemble else f"backend {model.backend}"
+        actual, expected = f"a file for backend {owner}", f"a file that {reader} reads"
+        yield model.file_warning("files", full, actual, expected, "Remove it, or correct the backend", IGNORES)
 
 
 def _pointer(model: Model, path: str) -> Iterator[Finding]:
-    """What Git LFS leaves in the place of a compiled file."""
+    """Yield the error of a compiled file that is a pointer of Git LFS."""
     if os.path.splitext(path)[1] in ENDINGS and python_model.is_pointer(python_model.content(model, path) or b""):
-        found, do = "a pointer that Git LFS left there", "fetch it: git lfs pull"
-        yield model.file_error("files", path, found, "the compiled file itself", do)
+        yield model.file_error("files", path, "a pointer of Git LFS", "the compiled file", "Fetch it: git lfs pull")
 
 
-def _wanted(model: Model) -> str:
-    """The file that the backend reads in each version; "" where only the backend knows."""
+def _backend_file(model: Model) -> str:
+    """Return the file that the backend reads in each version, "" if only the backend knows it."""
     if model.ensemble:
         return ""
     if model.identity.file and model.backend != "vllm":
@@ -173,45 +175,42 @@ def _wanted(model: Model) -> str:
     return backends.PROGRAM if model.config.runtime == backends.PROGRAM else known.file if known else ""
 
 
-def _needs(model: Model) -> bool:
-    """Return True if a version without the wanted file cannot be loaded."""
-    return not model.ensemble and model.settled and model.backend in READS and bool(_wanted(model))
+def _needs_file(model: Model) -> bool:
+    """Return True if a version without the file of its backend cannot be loaded."""
+    return not model.ensemble and model.settled and model.backend in READS and bool(_backend_file(model))
 
 
-def _file_in(model: Model, directory: str) -> bool:
-    """Return True if the wanted file is in a version, as a file, a directory or something else that exists."""
-    if not _wanted(model):
+def _exists(model: Model, directory: str) -> bool:
+    """Return True if the backend's file is in a version, as a file, a directory or something else that exists."""
+    if not _backend_file(model):
         return False
-    path = os.path.normpath(f"{directory}/{_wanted(model)}")
-    other = model.others.get(path, "")
+    path = os.path.normpath(f"{directory}/{_backend_file(model)}")
     # Python imports no directory.
     if model.backend == "python":
         return path in model.files
-    return path in model.files or path in model.tree or bool(other and other != NOWHERE)
+    return path in model.files or path in model.tree or model.others.get(path, BROKEN_LINK) != BROKEN_LINK
 
 
-def _has_its_file(model: Model, directory: str) -> bool:
-    """Return True if a version has the file that its backend reads, or another one that does as well."""
-    if not _needs(model) or _file_in(model, directory):
+def _has_file(model: Model, directory: str) -> bool:
+    """Return True if a version has the file of its backend or an alternative to it, or needs none."""
+    if not _needs_file(model) or _exists(model, directory):
         return True
-    there = set(model.inside(directory))
+    files = set(model.below(directory))
     if model.backend == "dali":
-        return "dali.py" in there
-    if model.backend == "pytorch" and model.program:
-        return bool(there & {"model.py", "model.pt"})
-    return False
+        return "dali.py" in files
+    return model.backend == "pytorch" and model.python_runtime and bool(files & {"model.py", "model.pt"})
 
 
 def _labels(model: Model) -> Iterator[Finding]:
-    """Label files of outputs, and whether they have a line for each class."""
+    """Yield the findings about label files: missing ones, and those without a line for each class."""
     for index, tensor in enumerate(model.config.output):
         if not tensor.label_filename:
             continue
         field = f"output[{index}].label_filename"
         file = os.path.normpath(tensor.label_filename)
         if file not in model.files:
-            found = f"{tensor.label_filename}, which is not in the model's directory"
-            yield model.error("labels", field, found, "a file with a label on each line", "add it beside config.pbtxt")
+            actual = f"{tensor.label_filename}, which is not in the model's directory"
+            yield model.error("labels", field, actual, "a file with a label on each line", "Add it beside config.pbtxt")
             continue
         classes = 1
         for size in tensor.dims:
@@ -222,14 +221,14 @@ def _labels(model: Model) -> Iterator[Finding]:
         with open(path, "rb") as source:
             lines = len(source.read().splitlines())
         if classes > 0 and lines != classes:
-            wanted = f"{classes}, one for each value of {tensor.name}"
-            yield model.warning("labels", field, f"{lines} labels in {tensor.label_filename}", wanted, "correct one of the two")
+            actual, expected = f"{tensor.label_filename} with {lines} labels", f"{classes}, one for each value of {tensor.name}"
+            yield model.warning("labels", field, actual, expected, "Correct one of them")
 
 
-def _named(model: Model) -> Iterator[Finding]:
-    """Files that the config names for a GPU."""
+def _gpu_files(model: Model) -> Iterator[Finding]:
+    """Yield a warning for each file that the config names for a GPU."""
     for capability, file in sorted(model.config.cc_model_filenames.items()):
-        absent = [version for number in model.served() if file not in model.inside(version := model.versions()[number])]
-        found = f"{file}, which is not in version {listed(absent)}" if absent else f"{file} for a GPU"
-        wanted = "default_model_filename, as an NPU host has no GPU and never reads it"
-        yield model.warning("files", f"cc_model_filenames[{capability}]", found, wanted, "take it out")
+        absent = [version for number in model.served() if file not in model.below(version := model.versions()[number])]
+        actual = f"{file}, which is not in version {listed(absent)}" if absent else f"{file} for a GPU"
+        expected = "default_model_filename, as an NPU host has no GPU and never reads this file"
+        yield model.warning("files", f"cc_model_filenames[{capability}]", actual, expected, "Remove it")

@@ -1,4 +1,4 @@
-"""One model as the rules see it, and the findings that they make about it."""
+"""A model as the rules see it, and the findings that they create for it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import Listing, is_within
 
 CONFIG = "config.pbtxt"
-# Directories in a model that are none of its versions
+# Directories of a model that are no versions
 NO_VERSIONS = ("configs", "warmup", "initial_state")
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
 
 
 class Model:
-    """A config with the files that go with it.
+    """A config with the files of its model.
 
-    `files` are paths below `directory`, and `directories` paths of directories, which may hold no file. `there` is all that is on
-    the disk, for a model that is linted as it lies. `complete` is False where files may still come from elsewhere, as compiled ones
-    do that are not in the repository. `file` is the config's own name: config.pbtxt, or a variant below configs/.
+    `files` and `directories` are paths below `directory`; a directory may be empty. `listing` is the content of the disk, for a
+    model that is linted without an inventory. `complete` is False if other files may be added later, such as compiled files that
+    are not in the repository. `file` is the path of the config: config.pbtxt, or a variant below configs/.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Model:
         record: Optional[Mapping[str, Any]] = None,
         complete: bool = True,
         file: str = CONFIG,
-        there: Optional[Listing] = None,
+        listing: Optional[Listing] = None,
         row: Optional[Row] = None,
     ) -> None:
         self.name = name
@@ -52,9 +52,9 @@ class Model:
         self.files = frozenset(files)
         self.tree = {path[:at] for path in files for at, letter in enumerate(path) if letter == "/"} | set(directories)
         self.directories = sorted(path for path in self.tree if "/" not in path)
-        self.others = there.others if there else {}
-        # Paths whose content is outside of the repository
-        self.outside = there.outside if there else set()
+        self.others = listing.others if listing else {}
+        # Paths whose content is outside the repository
+        self.outside = listing.outside if listing else set()
         self.row = row
         self.triton = row.triton if row else ""
         self.record = record
@@ -65,28 +65,29 @@ class Model:
 
     # Findings
 
-    def error(self, rule: str, field: str, found: str, wanted: str, do: str, triton: str = REFUSES) -> Finding:
-        """Something in the config that Triton refuses or that cannot be served."""
-        return self._about(ERROR, rule, field, found, wanted, do, triton)
-
-    def warning(self, rule: str, field: str, found: str, wanted: str, do: str, triton: str = TAKES) -> Finding:
-        """Something in the config that is served, and hardly meant."""
-        return self._about(WARNING, rule, field, found, wanted, do, triton)
-
-    def file_error(self, rule: str, path: str, found: str, wanted: str, do: str, triton: str = REFUSES) -> Finding:
-        """Something among the files that cannot be served."""
-        return Finding(self.name, os.path.join(self.directory, path), None, "", found, wanted, do, ERROR, rule, triton)
-
-    def file_warning(self, rule: str, path: str, found: str, wanted: str, do: str, triton: str = TAKES) -> Finding:
-        """Something among the files that is hardly meant."""
-        return self.file_error(rule, path, found, wanted, do, triton)._replace(severity=WARNING)
-
-    def _about(self, severity: str, rule: str, field: str, found: str, wanted: str, do: str, triton: str) -> Finding:
+    def error(self, rule: str, field: str, actual: str, expected: str, todo: str, triton: str = REFUSES) -> Finding:
+        """Return an error in the config."""
         path = os.path.join(self.directory, self.file)
-        return Finding(self.name, path, self._line(field), field, found, wanted, do, severity, rule, triton)
+        return Finding(self.name, path, self._line(field), field, actual, expected, todo, ERROR, rule, triton)
+
+    def warning(self, rule: str, field: str, actual: str, expected: str, todo: str, triton: str = TAKES) -> Finding:
+        """Return a warning about the config, for something that Triton serves but that is hardly intended."""
+        return self.error(rule, field, actual, expected, todo, triton)._replace(severity=WARNING)
+
+    def missing(self, rule: str, field: str, expected: str, todo: str = "Add it") -> Finding:
+        """Return an error for a field of the config that is missing or empty."""
+        return self.error(rule, field, "missing", expected, todo)
+
+    def file_error(self, rule: str, path: str, actual: str, expected: str, todo: str, triton: str = REFUSES) -> Finding:
+        """Return an error of a file or a directory of the model."""
+        return Finding(self.name, os.path.join(self.directory, path), None, "", actual, expected, todo, ERROR, rule, triton)
+
+    def file_warning(self, rule: str, path: str, actual: str, expected: str, todo: str, triton: str = TAKES) -> Finding:
+        """Return a warning about a file or a directory of the model."""
+        return self.file_error(rule, path, actual, expected, todo, triton)._replace(severity=WARNING)
 
     def _line(self, field: str) -> Optional[int]:
-        """Where a field stands, or else what it would stand in; None for one that the file says nothing of."""
+        """Return the line of a field, or else of the next message around it that is in the file, or None."""
         if self._lines is None:
             self._lines = {}
             for place in schema.places(self.text):
@@ -95,35 +96,35 @@ class Model:
             field = field.rpartition(".")[0]
         return self._lines.get(field)
 
-    # What Triton makes of it
+    # Triton's view of the model
 
     @property
     def ensemble(self) -> bool:
-        """Whether it is made of other models."""
+        """True if the model consists of other models."""
         return self.config.platform == "ensemble" or self.config.HasField("ensemble_scheduling")
 
     @property
     def identity(self) -> backends.Identity:
         """Backend, platform and file name as Triton completes them."""
         if self._identity is None:
-            # Triton looks into the directory that comes first by name.
+            # Triton looks into the directory that is the first one by name.
             first = os.fsdecode(min(map(os.fsencode, self.directories))) if self.directories else ""
-            here = {
+            names = {
                 path.split("/")[1] for path in (*self.files, *self.tree, *self.others) if first and path.startswith(first + "/")
             }
             self._identity = backends.identify(
-                self.config, self.name, here, lambda name: f"{first}/{name}" in self.tree, self.triton
+                self.config, self.name, names, lambda name: f"{first}/{name}" in self.tree, self.triton
             )
         return self._identity
 
     @property
     def backend(self) -> str:
-        """The backend, also where only platform, file name, files or the model's name tell; "" for none."""
+        """The backend as Triton completes it, "" for none."""
         return self.identity.backend
 
     @property
-    def program(self) -> bool:
-        """Return True if a Python program is the backend: that of the model, or one that the image has."""
+    def python_runtime(self) -> bool:
+        """True if the backend is a Python program: that of the model, or one of the image."""
         if self.config.runtime:
             return bool(self.config.runtime == backends.PROGRAM)
         known = backends.ALL.get(self.backend)
@@ -131,38 +132,37 @@ class Model:
 
     @property
     def settled(self) -> bool:
-        """Whether its files and versions are known: no compiled file is yet to come."""
+        """True if no compiled file can be added later, so that all files and versions are known."""
         return self.complete or self.backend != "rbln"
 
     def versions(self) -> Dict[int, str]:
-        """{version: the directory that Triton reads for it}. It need not exist: `9.bak` is version 9, in 9/."""
-        numbers = (version_of(directory) for directory in self.directories if directory not in NO_VERSIONS)
+        """Return {version: the directory that Triton reads for it}. `9.bak` counts as version 9 in 9/, which need not exist."""
+        numbers = (directory_version(directory) for directory in self.directories if directory not in NO_VERSIONS)
         return {number: str(number) for number in numbers if number is not None and SMALLEST <= number <= LARGEST}
 
     def served(self) -> List[int]:
-        """The versions that the version policy selects; without one it is the latest."""
+        """Return the versions that the version policy selects; without a policy it is the latest one."""
         numbers = sorted(self.versions())
         policy = self.config.version_policy
         if policy.HasField("all"):
             return numbers
         if policy.HasField("specific"):
             return [number for number in numbers if number in policy.specific.versions]
-        # Here 0 is none.
         count = policy.latest.num_versions if policy.HasField("latest") else 1
         return numbers[len(numbers) - min(count, len(numbers)) :]
 
     def readable(self, path: str) -> bool:
-        """Return True if what a path leads to may be read: it is in the repository."""
+        """Return True if a path is in the repository with all links followed, so that it may be read."""
         return is_within(os.path.join(self.directory, path), os.path.dirname(self.directory))
 
-    def inside(self, directory: str) -> List[str]:
-        """Paths below one of its directories, without that."""
+    def below(self, directory: str) -> List[str]:
+        """Return the files below a directory of the model, relative to it."""
         return sorted(path[len(directory) + 1 :] for path in self.files if path.startswith(directory + "/"))
 
 
-def version_of(directory: str) -> Optional[int]:
-    """The version that Triton takes a directory for, by std::stoll: `9.bak` is 9; None for one that it passes over."""
+def directory_version(directory: str) -> Optional[int]:
+    """Return the version of a directory by Triton's std::stoll, so that `9.bak` is 9; None for a name that Triton ignores."""
     if len(directory) > 1 and directory.startswith("0"):
         return None
-    found = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", directory)
-    return int(found.group(1)) if found else None
+    match = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", directory)
+    return int(match.group(1)) if match else None

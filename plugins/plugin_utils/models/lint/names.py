@@ -1,4 +1,4 @@
-"""Rules about names: the model's own, those of backend, runtime and repository agents, and the tags of its metrics."""
+"""Rules about names: of the model, its backend, runtime and repository agents, and the tags of its metrics."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ENDS, HANGS, Finding, listed
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import Model
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import meant, near
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.suggest import near, with_suggestion
 
 # Repository agents of NVIDIA's images
 AGENTS = ("checksum",)
 
 
 def check(model: Model) -> Iterator[Finding]:
-    """Every finding about names."""
+    """Yield the findings about names."""
     yield from _model(model)
     yield from _backend(model)
     yield from _runtime(model)
@@ -26,19 +26,21 @@ def check(model: Model) -> Iterator[Finding]:
 
 
 def _model(model: Model) -> Iterator[Finding]:
-    """A request has to be able to name the model, and the shell by which older Tritons start a Python model has to take it."""
-    rule, do = "model name", "rename its directory"
+    """Yield the error of a name that no request can contain, or that the shell around a Python model cannot read."""
+    rule, todo = "model name", "Rename its directory"
     python = model.backend in ("python", "rbln")
     if not can_be_asked(model.name):
-        wanted = "no space, control character, ? or #: no request over HTTP has them"
-        yield model.file_error(rule, "", f"{model.name!r}", wanted, do, HANGS if python else "loads it, and no request reaches it")
+        expected = "no space, control character, ? or #, as no HTTP request can contain them"
+        yield model.file_error(
+            rule, "", f"{model.name!r}", expected, todo, HANGS if python else "loads it, and no request reaches it"
+        )
     elif python and not re.fullmatch(r"[\w.+=@,:%~-]+", model.name, re.ASCII):
-        wanted = "ASCII letters, digits and . _ - + = @ , : % ~ in the name of a Python model, as a shell reads it"
-        yield model.file_error(rule, "", f"{model.name!r}", wanted, do, f"refuses the model, or {HANGS}")
+        expected = "ASCII letters, digits and . _ - + = @ , : % ~ in the name of a Python model, as a shell reads it"
+        yield model.file_error(rule, "", f"{model.name!r}", expected, todo, f"refuses the model, or {HANGS}")
 
 
-def _own(model: Model) -> Set[str]:
-    """Return the libraries that the model brings, where Triton looks for them."""
+def _own_libraries(model: Model) -> Set[str]:
+    """Return the libraries of the model in the places where Triton looks for them."""
     places = ["", *(f"{model.versions()[version]}/" for version in model.served())]
     return {
         os.path.basename(path) for path in model.files if path.endswith(".so") and path[: -len(os.path.basename(path))] in places
@@ -46,34 +48,34 @@ def _own(model: Model) -> Set[str]:
 
 
 def _backend(model: Model) -> Iterator[Finding]:
-    """A backend that no image has, where the model does not bring it."""
+    """Yield the findings about a backend that neither an image nor the model has."""
     name, known = model.backend, backends.known(model.triton)
     library = f"libtriton_{name}.so"
     if model.ensemble or not name:
         return
-    if library in _own(model):
+    if library in _own_libraries(model):
         path = min(path for path in model.files if os.path.basename(path) == library)
         if model.readable(path) and not _is_elf(os.path.join(model.directory, path)):
-            yield model.file_error("backend", path, "a file that is no library", "the backend's library", "build it again")
+            yield model.file_error("backend", path, "no library", "the backend's library", "Build it again")
         return
     if name in known:
         return
     elsewhere = [path for path in sorted(model.files) if os.path.basename(path) == library]
     if elsewhere:
-        wanted = "it beside config.pbtxt or in a served version, where Triton looks for it"
-        yield model.file_error("backend", elsewhere[0], "the backend's library", wanted, "move it")
+        expected = "the library beside config.pbtxt or in a served version, where Triton looks for it"
+        yield model.file_error("backend", elsewhere[0], "where Triton does not look", expected, "Move it")
         return
-    wanted = f"one of {listed(known)}, or one that your image has"
-    entry = near(name, known)
+    expected = f"one of {listed(known)}, or another one of your image"
+    suggestion = near(name, known)
     field = "backend" if model.config.backend else "platform"
     if name in backends.ALL and model.row:
-        found = f"{name}, which images of release {model.row.name} do not have"
-        yield model.error("backend", field, found, wanted, "serve the model with another backend")
-    elif entry:
-        yield model.error("backend", field, name, wanted, f'did you mean {entry}? write backend: "{entry}"')
+        actual = f"{name}, which images of release {model.row.name} do not have"
+        yield model.error("backend", field, actual, expected, "Serve the model with another backend")
+    elif suggestion:
+        yield model.error("backend", field, name, expected, f'Did you mean {suggestion}? Write backend: "{suggestion}"')
     else:
         triton = "refuses the model, unless its image has this backend"
-        yield model.warning("backend", field, name, wanted, "correct it, or see that the image has it", triton)
+        yield model.warning("backend", field, name, expected, "Correct it, or make sure that the image has it", triton)
 
 
 def _is_elf(path: str) -> bool:
@@ -84,41 +86,42 @@ def _is_elf(path: str) -> bool:
         return True
 
 
-def platform(name: str, triton: str) -> str:
-    """What to do about a platform that Triton does not know."""
+def platform_todo(name: str, triton: str) -> str:
+    """Return the next step for a platform that Triton does not know."""
     known = backends.known(triton)
-    if name in known or near(name, known):
-        return f'write backend: "{name if name in known else near(name, known)}" instead of platform'
-    return meant(name, [*backends.platforms(triton), backends.ENSEMBLE], 'write the backend down, such as backend: "rbln"')
+    suggestion = name if name in known else near(name, known)
+    if suggestion:
+        return f'Write backend: "{suggestion}" instead of platform'
+    return with_suggestion(name, [*backends.platforms(triton), backends.ENSEMBLE], 'Add the backend, such as backend: "rbln"')
 
 
 def _runtime(model: Model) -> Iterator[Finding]:
-    """The file that is the backend: a library, or a model.py beside it."""
+    """Yield the error of a runtime that is neither the backend's library nor its model.py."""
     runtime, name = model.config.runtime, model.backend
-    if not runtime or model.ensemble or runtime in _own(model):
+    if not runtime or model.ensemble or runtime in _own_libraries(model):
         return
-    right = backends.ALL[name].runtimes if name in backends.ALL else (f"libtriton_{name}.so", backends.PROGRAM)
-    if runtime not in right:
-        do = f"did you mean {right[0]}? write it, or take the field out, which is the same"
-        yield model.error("backend", "runtime", runtime, f"{' or '.join(right)}, the file of backend {name}", do)
+    runtimes = backends.ALL[name].runtimes if name in backends.ALL else (f"libtriton_{name}.so", backends.PROGRAM)
+    if runtime not in runtimes:
+        todo = f"Did you mean {runtimes[0]}? Write it, or remove the field, which has the same effect"
+        yield model.error("backend", "runtime", runtime, f"{' or '.join(runtimes)}, the file of backend {name}", todo)
 
 
 def _agents(model: Model) -> Iterator[Finding]:
-    """Repository agents, which are asked before anything else is looked at."""
+    """Yield the errors of repository agents, which Triton calls before it reads anything else of a model."""
     agents = model.config.model_repository_agents
     if model.config.HasField("model_repository_agents") and not agents.agents:
-        do = "take the field out"
-        yield model.error("agents", "model_repository_agents", "no agent", "one or more", do, ENDS)
+        yield model.error("agents", "model_repository_agents", "empty", "one agent or more", "Remove the field", ENDS)
     for index, agent in enumerate(agents.agents):
         if agent.name not in AGENTS:
-            wanted = f"{listed(AGENTS)}, the one that NVIDIA's images have"
-            do = meant(agent.name, AGENTS, "correct the name, or take it out")
-            yield model.error("agents", f"model_repository_agents.agents[{index}].name", agent.name or "nothing", wanted, do)
+            expected = f"{listed(AGENTS)}, the only agent of NVIDIA's images"
+            todo = with_suggestion(agent.name, AGENTS, "Correct the name, or remove it")
+            field = f"model_repository_agents.agents[{index}].name"
+            yield model.error("agents", field, agent.name or "missing", expected, todo)
 
 
 def _tags(model: Model) -> Iterator[Finding]:
-    """Triton makes a label of each tag by a _ before it, and Prometheus' library throws at one that is none."""
+    """Yield the errors of tags. Triton makes a label of each tag, and Prometheus' library throws at an invalid label."""
     for key in sorted(model.config.metric_tags):
         if not re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9_]*)?", key):
-            wanted = "ASCII letters, digits and _, without a _ at its beginning: it becomes a label of Prometheus"
-            yield model.error("metrics", f"metric_tags[{key}]", f"{key!r}", wanted, "rename it", ENDS)
+            expected = "ASCII letters, digits and _, without a _ at its beginning, as it becomes a label of Prometheus"
+            yield model.error("metrics", f"metric_tags[{key}]", f"{key!r}", expected, "Rename it", ENDS)

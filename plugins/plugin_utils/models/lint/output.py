@@ -18,22 +18,22 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def text(findings: Sequence[Finding]) -> str:
-    """One line for each; a warning is marked as one."""
+    """Return one line for each finding, with a mark for warnings."""
     return "".join(f"{finding.sentence()}{'' if finding.severity == ERROR else ' (warning)'}\n" for finding in findings)
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """A list of records."""
+    """Return a JSON list of the findings."""
     return json.dumps([finding._asdict() for finding in findings], indent=1) + "\n"
 
 
 def github(findings: Sequence[Finding]) -> str:
-    """A command of a GitHub workflow for each, which puts it beside the line in a pull request."""
+    """Return a workflow command of GitHub for each finding, which shows it beside its line in a pull request."""
     lines = []
     for finding in findings:
         place = {"file": relative(finding.file), "line": finding.line, "title": f"{TOOL}: {finding.rule}"}
         properties = ",".join(f"{name}={_property(str(value))}" for name, value in place.items() if value is not None)
-        lines.append(f"::{'error' if finding.severity == ERROR else 'warning'} {properties}::{_data(message(finding))}\n")
+        lines.append(f"::{'error' if finding.severity == ERROR else 'warning'} {properties}::{_data(finding.message())}\n")
     return "".join(lines)
 
 
@@ -46,11 +46,11 @@ def _property(words: str) -> str:
 
 
 def sarif(findings: Sequence[Finding]) -> str:
-    """One run of the linter, a rule for each kind of finding that it has."""
+    """Return a SARIF document with one run of the linter."""
     rules = list(dict.fromkeys(other.rule for other in findings))
     results = []
     for finding in findings:
-        # GitHub shows no result without a line, so that of a file as a whole is on its first.
+        # GitHub shows no result without a line, so that a finding about a whole file is on its first line.
         location = {"artifactLocation": _artifact(finding.file), "region": {"startLine": finding.line or 1}}
         name = f"{finding.model}/{finding.field}" if finding.field else finding.model
         results.append(
@@ -58,7 +58,7 @@ def sarif(findings: Sequence[Finding]) -> str:
                 "ruleId": _id(finding.rule),
                 "ruleIndex": rules.index(finding.rule),
                 "level": "error" if finding.severity == ERROR else "warning",
-                "message": {"text": message(finding)},
+                "message": {"text": finding.message()},
                 "locations": [{"physicalLocation": location, "logicalLocations": [{"fullyQualifiedName": name}]}],
             }
         )
@@ -72,28 +72,22 @@ def _id(rule: str) -> str:
 
 
 def _artifact(path: str) -> Dict[str, Any]:
-    """A path as SARIF has it: one below the current directory is one of the repository's."""
-    found = relative(path)
-    if os.path.isabs(found):
-        return {"uri": "file://" + _quoted(found)}
-    return {"uri": _quoted(found), "uriBaseId": "%SRCROOT%"}
+    """Return a path in the form of SARIF. The root of the source is the current directory."""
+    shown = relative(path)
+    if os.path.isabs(shown):
+        return {"uri": "file://" + _quoted(shown)}
+    return {"uri": _quoted(shown), "uriBaseId": "%SRCROOT%"}
 
 
 def _quoted(path: str) -> str:
-    # The bytes of the name, whatever their encoding is
+    # The name may have any encoding.
     return urllib.parse.quote(os.fsencode(path))
 
 
 def relative(path: str) -> str:
-    """A path from the current directory, absolute for one outside of it."""
-    found = os.path.relpath(path)
-    return os.path.abspath(path) if found.split(os.sep, maxsplit=1)[0] == os.pardir else found
-
-
-def message(finding: Finding) -> str:
-    """The sentence of a finding without its place, which stands beside it."""
-    words = finding._replace(file="", line=None).sentence()
-    return words[2:] if words.startswith(": ") else words
+    """Return a path relative to the current directory, or an absolute one for a path outside it."""
+    shown = os.path.relpath(path)
+    return os.path.abspath(path) if shown.split(os.sep, maxsplit=1)[0] == os.pardir else shown
 
 
 FORMATS: Dict[str, Callable[[Sequence[Finding]], str]] = {"text": text, "json": as_json, "github": github, "sarif": sarif}

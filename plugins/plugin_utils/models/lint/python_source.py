@@ -1,8 +1,7 @@
-"""Python programs as another Python than this one reads them: that of the release's image.
+"""A parser for programs of another Python version: that of the release's image.
 
-`ast` knows the syntax up to this Python's own. What 3.12 added is rewritten where this Python is older, and looked for where the
-image's is: `type` statements and type parameters (PEP 695), and f-strings that hold their own quotes, backslashes or comments (PEP
-701).
+`ast` knows the syntax up to this Python's own. The syntax of 3.12 is rewritten if this Python is older, and refused if the image's
+is: `type` statements and type parameters (PEP 695), and f-strings with their own quotes, backslashes or comments (PEP 701).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 import sys
 import tokenize
 import warnings
-from typing import Iterator, NamedTuple, Optional, Tuple
+from typing import Iterator, Match, NamedTuple, Optional, Tuple
 
 Version = Tuple[int, int]
 NEW_SYNTAX: Version = (3, 12)
@@ -22,30 +21,28 @@ NAME = r"[^\W\d]\w*"
 TYPE = re.compile(rf"^([ \t]*)type[ \t]+({NAME})[ \t]*(?=[\[=])", re.MULTILINE)
 GENERIC = re.compile(rf"\b(?:def|class)[ \t]+{NAME}[ \t]*(?=\[)|^[ \t]*{NAME} = (?=\[)", re.MULTILINE)
 ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
-# Where a string ends in its text, or a field of an f-string begins or ends
-_MARKS = re.compile(r"\\.|\{\{|[\"'{}#\n]", re.DOTALL)
 
 
 class Program(NamedTuple):
-    """A program that parses. One that was rewritten for this Python lacks its type parameters and the fields of its f-strings."""
+    """A parsed program. If it was rewritten for this Python, it lacks its type parameters and the fields of its f-strings."""
 
     tree: ast.Module
     rewritten: bool
 
 
 def parsed(raw: bytes, image: Optional[Version] = None) -> Program:
-    """Return the program as the Python of the image reads it; without one, as this Python or a newer one does. Raises ERRORS."""
+    """Return the program as parsed by the image's Python, or without one by this Python or 3.12. Raises ERRORS."""
     rewritten = False
     here = sys.version_info[:2]
     with warnings.catch_warnings():
-        # What Python thinks of an escape in somebody's string is no finding.
+        # Python's warnings about escapes in strings are no findings.
         warnings.simplefilter("ignore")
         try:
             tree = ast.parse(raw, feature_version=image if image and image < here else here)
-            # What only the compiler refuses, such as `return` outside of a function
+            # The compiler refuses more, such as `return` outside a function.
             compile(tree, "model.py", "exec", dont_inherit=True)
         except SyntaxError:
-            # A newer Python may read it.
+            # A newer Python may accept it.
             if here >= NEW_SYNTAX or (image or NEW_SYNTAX) < NEW_SYNTAX:
                 raise
             older, rewritten = _older(_text(raw)), True
@@ -70,18 +67,18 @@ def _text(raw: bytes) -> str:
 
 
 def _older(text: str) -> str:
-    """Return a program without what 3.12 added, line for line."""
+    """Return a program without the syntax of 3.12, with the same lines."""
     plain = "".join(part for part, _line, _new in _parts(text))
     plain = TYPE.sub(r"\1\2 = ", plain)
     for match in reversed(list(GENERIC.finditer(plain))):
         end = _closing(plain, match.end())
         plain = plain[: match.end()] + plain[end:] if end else plain
-    # A `type` statement with parameters has its own = behind them.
+    # A `type` statement with parameters has another = after them.
     return re.sub(r" = [ \t]*=", " =", plain)
 
 
 def _closing(text: str, at: int) -> int:
-    """Return where the bracket that opens here is closed, on the same line; 0 for nowhere."""
+    """Return the position after the bracket that closes the one at `at` on the same line, or 0."""
     depth = 0
     for index in range(at, len(text)):
         depth += {"[": 1, "]": -1}.get(text[index], 0)
@@ -93,12 +90,12 @@ def _closing(text: str, at: int) -> int:
 
 
 def _new_strings(text: str) -> Iterator[int]:
-    """Yield the lines of f-strings that no Python before 3.12 reads."""
+    """Yield the lines of the f-strings that need 3.12."""
     return (line for _part, line, new in _parts(text) if new)
 
 
 def _parts(text: str) -> Iterator[Tuple[str, int, bool]]:
-    """Yield the parts of a program as (text, line, whether it is an f-string of 3.12), each f-string as an empty string."""
+    """Yield the parts of a program as (text, line, True for an f-string of 3.12). Each f-string becomes an empty string."""
     at, start, line = 0, 0, 1
     while at < len(text):
         if text[at] == "#":
@@ -109,7 +106,7 @@ def _parts(text: str) -> Iterator[Tuple[str, int, bool]]:
         if match is None:
             at += 1
             continue
-        end, new = _string_end(text, match.end(), match.group(2), "f" in match.group(1).lower(), "r" in match.group(1).lower())
+        end, new = _string_end(text, match)
         if "f" in match.group(1).lower():
             yield text[start:at], line, False
             line += text.count("\n", start, at)
@@ -121,8 +118,10 @@ def _parts(text: str) -> Iterator[Tuple[str, int, bool]]:
     yield text[start:], line, False
 
 
-def _string_end(text: str, at: int, quote: str, fields: bool, raw: bool) -> Tuple[int, bool]:
-    """Return (where a string ends whose text begins here, whether it needs 3.12)."""
+def _string_end(text: str, start: Match[str]) -> Tuple[int, bool]:
+    """Return (the end of a string, True if it needs 3.12). `start` is its prefix with the quote."""
+    at, quote, prefix = start.end(), start.group(2), start.group(1).lower()
+    fields, raw = "f" in prefix, "r" in prefix
     depth, new = 0, False
     while at < len(text):
         if not depth and text.startswith(quote, at):
@@ -131,10 +130,8 @@ def _string_end(text: str, at: int, quote: str, fields: bool, raw: bool) -> Tupl
             inner = PREFIX.match(text, at)
             if inner:
                 new |= inner.group(2)[0] == quote[0] and len(quote) == 1
-                at, more = _string_end(
-                    text, inner.end(), inner.group(2), "f" in inner.group(1).lower(), "r" in inner.group(1).lower()
-                )
-                new |= more
+                at, inner_new = _string_end(text, inner)
+                new |= inner_new
                 continue
             new |= text[at] in "\\#"
             depth += {"{": 1, "(": 0, "}": -1}.get(text[at], 0)

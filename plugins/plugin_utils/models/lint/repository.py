@@ -1,4 +1,4 @@
-"""Repositories as they lie on the controller's disk: their models, what else is in them, and every finding about both."""
+"""Repositories on the controller's disk: their models, other content, and the findings about both."""
 
 from __future__ import annotations
 
@@ -14,36 +14,40 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.findin
     ENDS,
     ERROR,
     LOADS_NOTHING,
+    REFUSES,
     STORE_REFUSES,
     WARNING,
     Finding,
     Row,
     listed,
-    unsendable,
+    store_errors,
 )
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import CONFIG, Model, version_of
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import NOWHERE, listing, walk
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.model import CONFIG, Model, directory_version
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import BROKEN_LINK, listing, walk
 
-HERE = Place("in the repository", "add it, or correct the name")
+HERE = Place("in the repository", "Add it, or correct the name")
 VARIANTS = "configs"
 
 
 class Linted(NamedTuple):
-    """The models that could be read, by name, and every finding."""
+    """The models that could be read, by name, and all findings."""
 
     models: Dict[str, Model]
     findings: List[Finding]
 
 
 def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Row] = None) -> Linted:
-    """Look at all models, or at `only` these of them; what lies beside the models counts where all are looked at."""
+    """Return the findings of all models, or of the models `only`. Raises Refusal for wrong arguments.
+
+    The files beside the models count only if all models are linted.
+    """
     missing = [path for path in repositories if not os.path.isdir(path)]
     if missing:
-        raise Refusal([f"{digest}: found no such directory, wanted a Triton repository: correct the path" for digest in missing])
-    single = [path for path in repositories if _model_itself(path)]
+        raise Refusal([f"{path!r} is no directory, expected a Triton repository. Correct the path" for path in missing])
+    single = [path for path in repositories if _is_model(path)]
     if single:
-        above = "a directory of models: name the directory above it, as Triton takes 1/ for a model here"
-        raise Refusal([f"{path}: found a model, with its {CONFIG}, wanted {above}" for path in single])
+        todo = "Name the directory above it, as Triton would read 1/ as a model"
+        raise Refusal([f"{path} is a model, as it has a {CONFIG}, expected a directory of models. {todo}" for path in single])
     places: Dict[str, List[str]] = {}
     findings: List[Finding] = []
     for repository in repositories:
@@ -52,54 +56,60 @@ def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Ro
             if os.path.isdir(path):
                 places.setdefault(name, []).append(path)
             elif not os.path.exists(path) and not only:
-                findings.append(_dangling(name, path))
+                findings.append(_broken_link(name, path))
     unknown = sorted(set(only) - set(places))
     if unknown:
-        raise Refusal([f"model {path}: found none in {listed(repositories)}, wanted a directory of that name" for path in unknown])
+        directories = listed(repositories)
+        raise Refusal(
+            [f"model {name!r} is not in {directories}, expected a directory of that name. Correct it" for name in unknown]
+        )
     models: Dict[str, Model] = {}
-    for name, directories in sorted(places.items()):
-        wanted = not only or name in only
-        for directory in directories:
-            more = list(_twice(name, directory, directories))
-            # Triton does not see a link that leads nowhere.
+    for name, directories_of_model in sorted(places.items()):
+        for directory in directories_of_model:
+            own = list(_duplicates(name, directory, directories_of_model))
+            # Triton does not see a broken link.
             if os.path.exists(os.path.join(directory, CONFIG)):
-                read, found = _read(name, directory, row)
-                more += [*found, *_caches(name, directory)]
-                if read:
-                    models.setdefault(name, read)
+                model, more = _read(name, directory, row)
+                own += [*more, *_caches(name, directory)]
+                if model:
+                    models.setdefault(name, model)
             else:
-                more += _without_config(name, directory, row)
-            findings += more if wanted else []
+                own += _without_config(name, directory, row)
+            findings += own if not only or name in only else []
     refused = {finding.model for finding in findings if finding.severity == ERROR and finding.triton}
     together = check_together(models, [place for place in places if place not in models], HERE, refused)
     findings += [finding for finding in together if not only or finding.model in only]
     return Linted(models, findings)
 
 
+def _finding(
+    name: str, path: str, actual: str, expected: str, todo: str, rule: str, triton: str = REFUSES, store: str = ""
+) -> Finding:
+    """Return an error of a file or a directory."""
+    return Finding(name, path, None, "", actual, expected, todo, ERROR, rule, triton, store)
+
+
 def _read(name: str, directory: str, row: Optional[Row]) -> Tuple[Optional[Model], List[Finding]]:
-    """One model and its findings, those of its variants too."""
+    """Return (a model or None, its findings and those of its variants)."""
     main: Optional[Model] = None
-    # What Triton sees, and what the store makes of it
-    there = listing(directory, os.path.dirname(directory))
-    # Links that lead nowhere and are right in the model are for layout.py, as Triton minds them too.
-    told = {os.path.join(directory, path) for path, kind in there.others.items() if kind == NOWHERE and "/" not in path}
-    problems = [problem for problem in walk(directory, os.path.dirname(directory)).problems if problem.path not in told]
-    findings = unsendable(name, problems)
-    if CONFIG in there.outside or "" in there.outside:
-        # What is outside is never read.
+    # `content` is what Triton sees; the problems of `walk` are those of the store.
+    content = listing(directory, os.path.dirname(directory))
+    # layout.py reports broken links right in the model, as Triton refuses them, too.
+    reported = {os.path.join(directory, path) for path, kind in content.others.items() if kind == BROKEN_LINK and "/" not in path}
+    problems = [problem for problem in walk(directory, os.path.dirname(directory)).problems if problem.path not in reported]
+    findings = store_errors(name, problems)
+    if CONFIG in content.outside or "" in content.outside:
+        # What is outside the repository is never read.
         return None, findings
-    record, found = _record(name, directory, there.files)
-    findings += found
-    for file in [CONFIG, *(path for path in there.files if _is_variant(path) and path not in there.outside)]:
-        config, text, found = schema.read(os.path.join(directory, file), name)
-        findings += found if file == CONFIG else _of_variant(found, file)
+    record, record_findings = _record(name, directory, content.files)
+    findings += record_findings
+    for file in [CONFIG, *(path for path in content.files if _is_variant(path) and path not in content.outside)]:
+        config, text, own = schema.read(os.path.join(directory, file), name)
         if config is not None:
-            model = Model(name, directory, config, text, there.files, there.directories, record, False, file, there, row)
-            of_files = check(model, row)
-            # A variant has the files of the main config: what is wrong with them is told once.
-            findings += of_files if file == CONFIG else _of_variant(of_files, file)
-            if file == CONFIG:
-                main = model
+            model = Model(name, directory, config, text, content.files, content.directories, record, False, file, content, row)
+            own += check(model, row)
+            main = model if file == CONFIG else main
+        findings += own if file == CONFIG else _of_variant(own, file)
     return main, findings
 
 
@@ -108,85 +118,86 @@ def _is_variant(path: str) -> bool:
 
 
 def _of_variant(findings: Sequence[Finding], file: str) -> List[Finding]:
-    """Findings about a variant, which Triton reads only if it is told to."""
-    where = f", where it starts with --model-config-name={os.path.basename(file)[: -len('.pbtxt')]}"
-    return [finding._replace(triton=finding.triton + where) for finding in findings if finding.file.endswith(file)]
+    """Return the findings about the file of a variant. Those about other files of the model are reported for the main config."""
+    condition = f", if it starts with --model-config-name={os.path.basename(file)[: -len('.pbtxt')]}"
+    return [finding._replace(triton=finding.triton + condition) for finding in findings if finding.file.endswith(file)]
 
 
 def _record(name: str, directory: str, files: Sequence[str]) -> Tuple[Optional[Mapping[str, Any]], List[Finding]]:
-    """What the compile step wrote beside a compiled file that is in the repository itself."""
+    """Return (the record of a compiled file in the repository or None, its findings)."""
     for path in files:
         if path.endswith(".rbln") and path + compiled.SUFFIX in files:
             record, flaw = compiled.record_beside(os.path.join(directory, path))
-            where = os.path.join(directory, path + compiled.SUFFIX)
             if flaw:
-                wanted, do = "a record as playbooks/compile.yml writes it", "compile the model again"
-                return None, [Finding(name, where, None, "", flaw, wanted, do, ERROR, "compiled file", "does not read it")]
+                place = os.path.join(directory, path + compiled.SUFFIX)
+                expected, todo = "a record in the form of playbooks/compile.yml", "Compile the model again"
+                return None, [_finding(name, place, flaw, expected, todo, "compiled file", "does not read it")]
             if record:
                 return record, []
     return None, []
 
 
-def _dangling(name: str, path: str) -> Finding:
-    """A link in the root that leads nowhere, at which Triton gives up the whole repository when it starts."""
-    found, wanted = f"{NOWHERE} ({os.readlink(path)})", "models alone"
-    return Finding(name, path, None, "", found, wanted, "remove it, or correct where it leads", ERROR, "stray", LOADS_NOTHING)
+def _broken_link(name: str, path: str) -> Finding:
+    """Return the error of a broken link in the root of a repository, which Triton rejects as a whole when it starts."""
+    todo = "Remove it, or correct its target"
+    return _finding(name, path, f"{BROKEN_LINK} ({os.readlink(path)})", "a model", todo, "stray", LOADS_NOTHING)
 
 
 def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Finding]:
-    """A directory that is no model, or a model whose config Triton has to find out."""
-    there = listing(directory, os.path.dirname(directory))
+    """Return the findings of a directory that is no model, and of a model whose config Triton completes."""
+    content = listing(directory, os.path.dirname(directory))
     kind, _since = schema.load()
-    model = Model(name, directory, kind(), "", there.files, there.directories, None, True, CONFIG, there, row)
-    hidden = name.startswith(".") or name == "lost+found"
-    found = "a directory that is no model" if hidden else f"a directory without a {CONFIG}"
-    do = "move it out of the repository" if hidden else "write its config, or move it out of the repository"
-    misnamed = [] if hidden else _misnamed(directory)
-    if not hidden and _models_inside(directory):
-        found, do = f"a directory of models, {listed(_models_inside(directory))}", "name this directory as the repository"
+    model = Model(name, directory, kind(), "", content.files, content.directories, None, True, CONFIG, content, row)
+    inner, misnamed = _models_in(directory), _misnamed_configs(directory)
+    if name.startswith(".") or name == "lost+found":
+        actual, todo = "a directory that is no model", "Move it out of the repository"
+    elif inner:
+        actual, todo = f"a directory of models, {listed(inner)}", "Name this directory as the repository"
     elif misnamed:
-        found, do = f"a directory with {listed(misnamed)} and no {CONFIG}", f"rename {misnamed[0]} to {CONFIG}"
-    wrong = [finding for finding in check(model, row) if finding.severity == ERROR]
-    if model.backend and python_model.writes_config(model) and not wrong:
-        found += f", of which Triton makes a model of backend {model.backend}"
-        return [Finding(name, directory, None, "", found, f"a {CONFIG}", do, ERROR, "stray", "", STORE_REFUSES)]
-    triton = "takes it for a model and does not start, but in explicit mode"
-    # A fault that is worse than that is told as well.
-    ends = [finding for finding in wrong if finding.triton == ENDS]
-    return [Finding(name, directory, None, "", found, "models alone", do, ERROR, "stray", triton), *ends]
+        actual, todo = f"a directory with {listed(misnamed)} and no {CONFIG}", f"Rename {misnamed[0]} to {CONFIG}"
+    else:
+        actual, todo = f"a directory without a {CONFIG}", "Add its config, or move it out of the repository"
+    errors = [finding for finding in check(model, row) if finding.severity == ERROR]
+    if model.backend and python_model.writes_config(model) and not errors:
+        actual += f", which Triton serves with backend {model.backend}"
+        return [_finding(name, directory, actual, f"a directory with a {CONFIG}", todo, "stray", "", STORE_REFUSES)]
+    triton = "reads it as a model and does not start, except in explicit mode"
+    # Errors with a worse effect are reported, too.
+    return [
+        _finding(name, directory, actual, "a model", todo, "stray", triton),
+        *(error for error in errors if error.triton == ENDS),
+    ]
 
 
-def _twice(name: str, directory: str, directories: Sequence[str]) -> Iterator[Finding]:
-    """Models that are there twice."""
+def _duplicates(name: str, directory: str, directories: Sequence[str]) -> Iterator[Finding]:
+    """Yield the error of a model in several repositories."""
     if len(directories) > 1:
-        found = f"the model in {listed(directories)}"
-        wanted, triton = "each model in one repository", "serves none of them"
-        yield Finding(name, directory, None, "", found, wanted, "keep one of them", ERROR, "duplicate", triton)
+        actual, expected = f"one of {listed(directories)}", "a model in one repository only"
+        yield _finding(name, directory, actual, expected, "Keep one of them", "duplicate", "serves none of them")
 
 
-def _model_itself(directory: str) -> bool:
-    """Whether somebody named a model where a repository is wanted."""
+def _is_model(directory: str) -> bool:
+    """Return True if a directory is a model and no repository."""
     names = os.listdir(directory)
-    return CONFIG in names and not _models_inside(directory) and any(version_of(name) is not None for name in names)
+    return CONFIG in names and not _models_in(directory) and any(directory_version(name) is not None for name in names)
 
 
-def _models_inside(directory: str) -> List[str]:
-    """The models right in a directory."""
+def _models_in(directory: str) -> List[str]:
+    """Return the names of the models right in a directory."""
     return [name for name in sorted(os.listdir(directory)) if os.path.lexists(os.path.join(directory, name, CONFIG))]
 
 
-def _misnamed(directory: str) -> List[str]:
-    """Files that were meant to be the config: Config.pbtxt, config.pbtxt.txt."""
-    wanted = (CONFIG, CONFIG + ".txt", "config.pbtx", "config.pbtext", "config.prototxt", "model_config.pbtxt")
-    return [name for name in sorted(os.listdir(directory)) if name.lower() in wanted]
+def _misnamed_configs(directory: str) -> List[str]:
+    """Return the files that were probably meant to be the config, such as Config.pbtxt and config.pbtxt.txt."""
+    similar = (CONFIG, CONFIG + ".txt", "config.pbtx", "config.pbtext", "config.prototxt", "model_config.pbtxt")
+    return [name for name in sorted(os.listdir(directory)) if name.lower() in similar]
 
 
 def _caches(name: str, directory: str) -> Iterator[Finding]:
-    """Python's bytecode, which the store leaves out."""
+    """Yield a warning for each directory of Python's bytecode, which the store does not copy."""
     for base, names, _files in trees.walk(directory):
         if "__pycache__" in names:
-            wanted, triton = "none", "loads the model again for it, where it reads the repository itself"
-            do = "delete it, and let servers read the repository read-only"
-            yield Finding(
-                name, os.path.join(base, "__pycache__"), None, "", "Python's bytecode", wanted, do, WARNING, "bytecode", triton
-            )
+            path, actual, expected = os.path.join(base, "__pycache__"), "a directory of Python's bytecode", "no such directory"
+            todo = "Delete it, and let servers read the repository read-only"
+            triton = "loads the model again for it if it reads the repository itself"
+            yield _finding(name, path, actual, expected, todo, "bytecode", triton)._replace(severity=WARNING)

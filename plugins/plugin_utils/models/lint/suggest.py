@@ -1,12 +1,12 @@
-"""What somebody may have meant: the known word that is nearest to one that is not."""
+"""Suggestions for unknown words: the nearest known word."""
 
 from __future__ import annotations
 
 import difflib
 from typing import Iterable
 
-# Names of the same things elsewhere: in numpy, in PyTorch, in Triton's protocol, on NPUs
-ALSO = {
+# {name in numpy, PyTorch, Triton's protocol or on NPUs: name in a config}
+SYNONYMS = {
     "TYPE_BYTES": "TYPE_STRING",
     "TYPE_STR": "TYPE_STRING",
     "TYPE_FLOAT": "TYPE_FP32",
@@ -28,21 +28,21 @@ ALSO = {
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """The known word that was meant, or "". Prefixes such as TYPE_ may be missing, and capitals wrong."""
+    """Return the nearest known word, or "". A prefix such as TYPE_ may be missing from the word, and capitals may be wrong."""
     words = list(known)
     prefix = words[-1].partition("_")[0] + "_" if len(words) > 1 else ""
     prefix = prefix if all(entry.startswith(prefix) for entry in words) else ""
-    for element in (word, word.upper(), word.lower(), prefix + word.upper()):
-        if element in words or ALSO.get(element) in words:
-            return ALSO.get(element, element)
+    for form in (word, word.upper(), word.lower(), prefix + word.upper()):
+        if form in words or SYNONYMS.get(form) in words:
+            return SYNONYMS.get(form, form)
     lower = {entry.lower(): entry for entry in words}
-    found = difflib.get_close_matches(word.lower(), lower, 1, 0.7) or difflib.get_close_matches(
+    matches = difflib.get_close_matches(word.lower(), lower, 1, 0.7) or difflib.get_close_matches(
         (prefix + word).lower(), lower, 1, 0.8
     )
-    return lower[found[0]] if found else ""
+    return lower[matches[0]] if matches else ""
 
 
-def meant(word: str, known: Iterable[str], do: str) -> str:
-    """What to do about a word that is not known: `do`, after the one that was meant."""
-    entry = near(word, known)
-    return f"did you mean {entry}? {do}" if entry else do
+def with_suggestion(word: str, known: Iterable[str], todo: str) -> str:
+    """Return the next step for an unknown word, after a suggestion if there is one."""
+    suggestion = near(word, known)
+    return f"Did you mean {suggestion}? {todo}" if suggestion else todo

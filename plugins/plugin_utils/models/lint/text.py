@@ -1,8 +1,8 @@
-"""protobuf's text format, read as Triton reads it: by the rules and with the messages of C++.
+"""A parser of protobuf's text format with the rules and the messages of C++, which Triton uses.
 
-Triton parses config.pbtxt with `TextFormat::ParseFromString`. Python's own parser accepts other texts and reports other lines, so
-this one follows google/protobuf/text_format.cc and io/tokenizer.cc of protobuf 21, which Triton's images carry. After an error it
-goes on where the rest can still be understood, so that all of them are reported in one run.
+Triton parses config.pbtxt with `TextFormat::ParseFromString`. Python's own parser accepts other texts and reports other lines.
+Therefore this parser follows google/protobuf/text_format.cc and io/tokenizer.cc of protobuf 21, the version in Triton's images. It
+continues after an error if it can read the rest, so that one run reports all errors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.tokens
     IDENTIFIER,
     INTEGER,
     STRING,
-    Problem,
+    SyntaxProblem,
     Tokenizer,
     integer_of,
     unescaped,
@@ -31,9 +31,9 @@ UNKNOWN = "a field that no Triton knows"
 
 
 class Place(NamedTuple):
-    """A field in a text: its path such as input[0].dims, its line, the schema's name for it, None for one that it lacks.
+    """A field in a text: its path such as input[0].dims, its line, and its name in the schema, None for an unknown field.
 
-    `value` is a scalar as it is written; of an enum the schema's name of the value.
+    `value` is the text of a scalar, or the schema's name of an enum's value.
     """
 
     path: str
@@ -43,20 +43,20 @@ class Place(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """A text as the parser understands it. The message is complete only where it read to the end."""
+    """The result of the parser. The message is complete only if the parser has read the whole text."""
 
     message: Any
     places: List[Place]
-    problems: List[Problem]
+    problems: List[SyntaxProblem]
     complete: bool
 
 
 class _Stop(Exception):
-    """The rest of the text cannot be understood."""
+    """An error after which the rest of the text cannot be read."""
 
 
 def parse(text: str, message: Any) -> Parsed:
-    """Fill `message`, an empty one, with what the text says."""
+    """Parse a text into `message`, which is empty."""
     parser = _Parser(text)
     counts: Dict[str, int] = {}
     try:
@@ -68,26 +68,27 @@ def parse(text: str, message: Any) -> Parsed:
 
 
 class _Parser(Tokenizer):
-    """The fields of a text. Each method starts at the first token that it reads."""
+    """A parser of fields. Each method starts at the current token."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.places: List[Place] = []
 
     def stop(self, message: str) -> _Stop:
-        self.problems.append(Problem(self.token.line, message))
+        """Record an error, and return the exception to raise."""
+        self.problems.append(SyntaxProblem(self.token.line, message))
         return _Stop()
 
-    def repaired(self, text: str, message: str, note: str, do: str) -> bool:
-        """Report a token that people write by mistake and step over it; False for another one."""
+    def repaired(self, text: str, message: str, note: str, todo: str) -> bool:
+        """Report a wrong token of this text and skip it; return False for another token."""
         if self.token.text != text:
             return False
-        self.problems.append(Problem(self.token.line, message, note=note, do=do))
+        self.problems.append(SyntaxProblem(self.token.line, message, note=note, todo=todo))
         self.next()
         return True
 
     def take(self, *texts: str) -> str:
-        """Step over the current token if it is one of these, and return it; else "" ."""
+        """Skip the current token if it is one of these, and return it, else ""."""
         text = self.token.text
         if text not in texts or self.token.kind == END:
             return ""
@@ -95,7 +96,7 @@ class _Parser(Tokenizer):
         return text
 
     def need(self, text: str) -> None:
-        """Step over this token; raise _Stop for another one."""
+        """Skip this token. Raises _Stop for another one."""
         if not self.take(text):
             raise self.stop(f'Expected "{text}", found "{self.token.text}".')
 
@@ -107,11 +108,11 @@ class _Parser(Tokenizer):
         return word
 
     def field(self, message: Any, known: Any, prefix: str, counts: Dict[str, int]) -> None:
-        """Read one field. `message` is None inside of what the schema lacks, and `known` its descriptor or None."""
+        """Read one field. `message` and its descriptor `known` are None inside an unknown field."""
         while self.token.text == "/" and self.text[self.token.end : self.token.end + 1] == "/":
-            # What follows is the rest of the line.
+            # Skip the rest of the line.
             self.at = (self.text + "\n").find("\n", self.at)
-            self.repaired("/", "Expected identifier, got: /", "// starts no comment here", "write # instead")
+            self.repaired("/", "Expected identifier, got: /", "// starts no comment here", "Write # instead")
             if self.token.text in ("", *CLOSING.values()):
                 return
         line = self.token.line
@@ -122,7 +123,7 @@ class _Parser(Tokenizer):
             self.need("]")
             owner = known.full_name if known is not None else prefix.rstrip(".")
             words = f'Extension "{word}" is not defined or is not an extension of "{owner}".'
-            self.problems.append(Problem(line, words, prefix + word, word, note=UNKNOWN))
+            self.problems.append(SyntaxProblem(line, words, prefix + word, word, note=UNKNOWN))
             self.unknown(prefix, word, line)
             return
         word = self.identifier()
@@ -131,7 +132,7 @@ class _Parser(Tokenizer):
             owner = known.full_name if known is not None else prefix.rstrip(".")
             near = tuple(known.fields_by_name) if known is not None else ()
             words = f'Message type "{owner}" has no field named "{word}".'
-            self.problems.append(Problem(line, words, prefix + word, word, near, UNKNOWN))
+            self.problems.append(SyntaxProblem(line, words, prefix + word, word, near, UNKNOWN))
             self.unknown(prefix, word, line)
             return
         repeated, nested = is_repeated(field), field.message_type is not None
@@ -139,7 +140,7 @@ class _Parser(Tokenizer):
             self.once(message, field, line, word in counts)
         if nested:
             self.take(":")
-        elif not self.repaired("=", 'Expected ":", found "=".', "", "write : instead"):
+        elif not self.repaired("=", 'Expected ":", found "=".', "", "Write : instead"):
             self.need(":")
         many = repeated and self.take("[")
         while not (many and self.take("]")):
@@ -155,19 +156,19 @@ class _Parser(Tokenizer):
             if not many or self.take("]"):
                 break
             self.need(",")
-            if self.repaired("]", _nothing(field, "]"), "a comma after the last of a list", "take it out"):
+            if self.repaired("]", _no_value(field, "]"), "a comma after the last entry of a list", "Remove it"):
                 break
         self.take(";", ",")
 
     def once(self, message: Any, field: Any, line: int, again: bool) -> None:
-        """Report a field that is there already, or another one of its oneof."""
+        """Report a field that is set already, or that belongs to a oneof of which another field is set."""
         choice = field.containing_oneof
-        # Key and value of a map's entry count as given also where they are empty.
+        # Key and value of a map's entry count as set even if they are empty.
         if _present(message, field) or (again and field.containing_type.GetOptions().map_entry):
-            self.problems.append(Problem(line, f'Non-repeated field "{field.name}" is specified multiple times.'))
+            self.problems.append(SyntaxProblem(line, f'Non-repeated field "{field.name}" is specified multiple times.'))
         elif choice is not None and message.WhichOneof(choice.name):
             other = f'field "{message.WhichOneof(choice.name)}", another member of oneof "{choice.name}".'
-            self.problems.append(Problem(line, f'Field "{field.name}" is specified along with {other}'))
+            self.problems.append(SyntaxProblem(line, f'Field "{field.name}" is specified along with {other}'))
 
     def nested(self, message: Any, field: Any, path: str, name: str, line: int) -> None:
         """Read one message of a field; `name` is the path of the field itself."""
@@ -187,7 +188,7 @@ class _Parser(Tokenizer):
             self.field(inner, field.message_type, path + ".", counts)
         self.need(end)
         if entry:
-            # An entry of a map is known by its key, wherever it stands.
+            # The path of a map's entry contains its key.
             self.places.append(Place(f"{name}[{inner.key}]", line, name_of(field), ""))
             values = getattr(message, field.name)
             if field.message_type.fields_by_name["value"].message_type is not None:
@@ -196,7 +197,7 @@ class _Parser(Tokenizer):
                 values[inner.key] = inner.value
 
     def scalar(self, message: Any, field: Any, path: str) -> str:
-        """Read one value into the message, and return it as it is written."""
+        """Read one value into the message, and return its text."""
         kind, start = field.cpp_type, self.token
         written = start.text
         value: Any
@@ -211,7 +212,7 @@ class _Parser(Tokenizer):
         elif kind in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
             value = self.real()
         else:
-            self.repaired("+", "Expected integer, got: +", "", "write the number without +")
+            self.repaired("+", "Expected integer, got: +", "", "Write the number without +")
             minus = self.take("-") if kind in (field.CPPTYPE_INT32, field.CPPTYPE_INT64) else ""
             bits = 32 if kind in (field.CPPTYPE_INT32, field.CPPTYPE_UINT32) else 64
             signed = kind in (field.CPPTYPE_INT32, field.CPPTYPE_INT64)
@@ -225,7 +226,7 @@ class _Parser(Tokenizer):
         return written
 
     def string(self) -> bytes:
-        """Read strings that stand one after another."""
+        """Read consecutive strings as one."""
         if self.token.kind != STRING:
             raise self.stop(f"Expected string, got: {self.token.text}")
         raw = b""
@@ -251,7 +252,7 @@ class _Parser(Tokenizer):
         if word in TRUE + FALSE:
             return word in TRUE
         message = f'Invalid value for boolean field "{field.name}". Value: "{word}".'
-        self.problems.append(Problem(line, message, path, word, ("true", "false"), word))
+        self.problems.append(SyntaxProblem(line, message, path, word, ("true", "false"), word))
         return None
 
     def enum(self, field: Any, path: str) -> Tuple[Optional[int], str]:
@@ -261,7 +262,7 @@ class _Parser(Tokenizer):
             word = self.identifier()
             if word not in words:
                 message = f'Unknown enumeration value of "{word}" for field "{field.name}".'
-                self.problems.append(Problem(line, message, path, word, tuple(words), word))
+                self.problems.append(SyntaxProblem(line, message, path, word, tuple(words), word))
                 return None, word
             number = int(words[word].number)
         elif self.token.text == "-" or self.token.kind == INTEGER:
@@ -290,7 +291,7 @@ class _Parser(Tokenizer):
         return sign * (value if value <= LARGEST_FLOAT or math.isnan(value) else float("inf"))
 
     def unknown(self, prefix: str, word: str, line: int) -> None:
-        """Step over the value of a field that the schema lacks. Fields in it are unknown as well."""
+        """Skip the value of an unknown field. Fields in it are unknown, too."""
         path = prefix + word
         colon = self.take(":")
         self.places.append(Place(path, line, None, self.token.text))
@@ -330,7 +331,7 @@ class _Parser(Tokenizer):
 
 
 def is_repeated(field: Any) -> bool:
-    """Return True if a field may come more than once. protobuf 7 has no `label` any more, older ones no `is_repeated`."""
+    """Return True if a field may be repeated. protobuf 7 has no `label` any more, older versions have no `is_repeated`."""
     known = getattr(field, "is_repeated", None)
     return bool(field.label == field.LABEL_REPEATED if known is None else known)
 
@@ -341,7 +342,7 @@ def name_of(descriptor: Any) -> str:
 
 
 def _present(message: Any, field: Any) -> bool:
-    """Return True if C++ takes a field for given. One that has no presence is given by a value that is not its default."""
+    """Return True if C++ counts a field as set. A field without presence is set if its value is not the default."""
     if field.has_presence:
         return bool(message.HasField(field.name))
     value = getattr(message, field.name)
@@ -356,8 +357,8 @@ def _new(field: Any) -> Any:
     return message_factory.GetMessageClass(field.message_type)()
 
 
-def _nothing(field: Any, text: str) -> str:
-    """Return the parser's message about a token where a value of this field has to be."""
+def _no_value(field: Any, text: str) -> str:
+    """Return the parser's message about a token in the place of a value of this field."""
     if field.message_type is not None:
         return f'Expected "{{", found "{text}".'
     kinds = {

@@ -1,4 +1,4 @@
-"""The tokens of protobuf's text format, as google/protobuf/io/tokenizer.cc of protobuf 21 makes them, with its messages."""
+"""The tokens of protobuf's text format and the messages of google/protobuf/io/tokenizer.cc of protobuf 21."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CONTROLS, FOREIGN = re.compile(r"[\0-\x1f]+"), re.compile(r"[^\0-\x7f]+")
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HEXADECIMAL, OCTAL = re.compile(r"0[xX]([0-9a-fA-F]*)"), re.compile(r"0([0-9]+)")
 DECIMAL = re.compile(r"(?:\.[0-9]+|[0-9]+(\.[0-9]*)?)(?:([eE])[+-]?([0-9]*))?([fF]?)")
-# One character or one escape of a string; `error` tells which of ESCAPES is broken
+# One character or one escape of a string. The group `error` is the letter of an invalid escape.
 PIECE = re.compile(
     r"""[^\\\n\0]|\\(?:[abfnrtv\\?'"]|[0-7]{1,3}|x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{4}|U00[01][0-9a-fA-F]{5}|(?P<error>[xuU]|.|\n|))""",
     re.DOTALL,
@@ -26,7 +26,7 @@ INTEGER, FLOAT, STRING, IDENTIFIER, SYMBOL, END = "integer", "float", "string", 
 
 
 class Token(NamedTuple):
-    """One token: its kind, its text, and the line on which it starts, from 1 on."""
+    """One token, with the number of the line on which it starts and the position of its end."""
 
     kind: str
     text: str
@@ -34,10 +34,10 @@ class Token(NamedTuple):
     end: int
 
 
-class Problem(NamedTuple):
-    """What the parser reports: its line, its message, the field, the word that is unknown and the words that are known there.
+class SyntaxProblem(NamedTuple):
+    """A message of the parser, with the field, and for an unknown word the word and the known ones.
 
-    The line is that of the fault. protobuf names the token behind it, which may be on the next line, for fields and values.
+    The line is that of the error. protobuf itself reports the line of the next token for fields and values.
     """
 
     line: int
@@ -45,37 +45,43 @@ class Problem(NamedTuple):
     path: str = ""
     word: str = ""
     known: Tuple[str, ...] = ()
-    # What the message does not tell, and what to do
+    # An explanation of the message, and the next step
     note: str = ""
-    do: str = ""
+    todo: str = ""
+
+    @property
+    def is_field(self) -> bool:
+        """True if the unknown word is the name of a field."""
+        return "no field named" in self.message
 
 
 def decoded(raw: bytes) -> str:
-    """Return a file's text. Bytes that are not UTF-8 become surrogates, as comments may hold them."""
+    """Return the text of a file. Bytes that are not UTF-8 become surrogates, as comments may contain them."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 def printable(text: str) -> str:
-    """Return a text that can be written anywhere: bytes that are not UTF-8 as \\udcXX."""
+    """Return a text that can be encoded, with its surrogates escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 class Tokenizer:
-    """The tokens of a text, one ahead of the parser. Errors do not stop it."""
+    """A tokenizer that stays one token ahead of its parser and continues after errors."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
         self.line = 1
-        self.problems: List[Problem] = []
+        self.problems: List[SyntaxProblem] = []
         self.token = Token(SYMBOL, "", 1, -1)
         self.next()
 
-    def report(self, message: str, note: str = "", do: str = "") -> None:
-        self.problems.append(Problem(self.line, message, note=note, do=do))
+    def report(self, message: str, note: str = "", todo: str = "") -> None:
+        """Record a message about the current line."""
+        self.problems.append(SyntaxProblem(self.line, message, note=note, todo=todo))
 
     def next(self) -> None:
-        """Step to the next token."""
+        """Read the next token."""
         while True:
             blank = SPACE.match(self.text, self.at) or COMMENT.match(self.text, self.at)
             controls = CONTROLS.match(self.text, self.at)
@@ -83,13 +89,13 @@ class Tokenizer:
             if blank:
                 self._skip(blank.end())
             elif controls:
-                self.report("Invalid control characters encountered in text.", do="take them out")
+                self.report("Invalid control characters encountered in text.", todo="Remove them")
                 self._skip(controls.end())
             elif foreign:
-                # protobuf makes a token of each byte. Without them the rest can be understood.
+                # protobuf makes a token of each byte. The parser can read the rest without them.
                 byte = foreign.group().encode("utf-8", "surrogateescape")[0]
-                do = "take it out, or write an ordinary character"
-                self.report(f"Interpreting non ascii codepoint {byte}.", _named(foreign.group()[0]), do)
+                todo = "Remove it, or write an ASCII character"
+                self.report(f"Interpreting non ascii codepoint {byte}.", _character_name(foreign.group()[0]), todo)
                 self._skip(foreign.end())
             else:
                 break
@@ -102,7 +108,7 @@ class Tokenizer:
         self.at = end
 
     def _read(self) -> str:
-        """Step over one token and return its kind."""
+        """Read one token and return its kind."""
         if self.at >= len(self.text):
             return END
         first, second = self.text[self.at], self.text[self.at + 1 : self.at + 2]
@@ -127,13 +133,13 @@ class Tokenizer:
             if piece is None:
                 newline = self.text.startswith("\n", self.at)
                 message = "String literals cannot cross line boundaries." if newline else "Unexpected end of string."
-                self.report(message, do=f"close the string with {mark}, or double the backslash before its end")
+                self.report(message, todo=f"Close the string with {mark}, or double the backslash before its end")
                 return
             error = piece.group("error")
             if error is not None:
-                do = f"write \\\\{error} for a backslash, or take it out" if error.isprintable() else "take the backslash out"
-                self.report(ESCAPES.get(error, "Invalid escape sequence in string literal."), f"\\{error} in a string", do)
-                # What follows the backslash is read again, as it may end the string.
+                todo = f"Write \\\\{error} for a backslash, or remove it" if error.isprintable() else "Remove the backslash"
+                self.report(ESCAPES.get(error, "Invalid escape sequence in string literal."), f"\\{error} in a string", todo)
+                # The character after the backslash is read again, as it may end the string.
                 self.at += 2 if error in ESCAPES else 1
                 continue
             self.at = piece.end()
@@ -158,11 +164,12 @@ class Tokenizer:
         start, self.at = self.at, match.end()
         following = WORD.match(self.text, self.at)
         if following:
-            # protobuf begins another token here. The rest can be understood if the word belongs to the number.
+            # protobuf begins another token here. The parser can read the rest if the word belongs to the number.
             self.at = following.end()
             number = self.text[start : self.at]
-            plain = _plain(number)
-            self.report("Need space between number and identifier.", number, f"write {plain}" if plain else "correct the number")
+            value = integer_of(number)
+            todo = "Correct the number" if value is None else f"Write {value}"
+            self.report("Need space between number and identifier.", number, todo)
         elif self.text.startswith(".", self.at):
             again = "Already saw decimal point or exponent; can't have another one."
             self.report(again if real else "Hex and octal numbers must be integers.")
@@ -170,21 +177,15 @@ class Tokenizer:
 
 
 def integer_of(text: str) -> Optional[int]:
-    """Return the number of an integer token; None for what the tokenizer has reported and nobody can read."""
+    """Return the value of an integer token, or None for an invalid one, which the tokenizer has reported."""
     try:
         return int(text, 8 if re.fullmatch("0[0-7]+", text) else 0)
     except ValueError:
         return None
 
 
-def _plain(number: str) -> str:
-    """Return a number as Triton's parser takes it; "" for what is none."""
-    value = integer_of(number)
-    return "" if value is None else str(value)
-
-
 def unescaped(token: str) -> bytes:
-    """Return the bytes that a string token stands for."""
+    """Return the bytes of a string token."""
     return b"".join(_pieces(token.encode("utf-8", "surrogateescape")[1:].removesuffix(token[0].encode()))) if token else b""
 
 
@@ -202,8 +203,8 @@ def _pieces(raw: bytes) -> Iterator[bytes]:
             yield bytes([PLAIN_ESCAPES.get(other[0], other[0])]) if other else b""
 
 
-def _named(letter: str) -> str:
-    """Return a character by its name, as most of these cannot be seen."""
+def _character_name(letter: str) -> str:
+    """Return the name of a character, as most of the characters that are reported are invisible."""
     if "\ud800" <= letter <= "\udfff":
         return "bytes that are no UTF-8"
     name = unicodedata.name(letter, f"character {ord(letter)}").lower()
