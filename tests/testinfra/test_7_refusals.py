@@ -197,7 +197,10 @@ def test_models_that_triton_would_refuse(tmp_path: Path) -> None:
     refused(
         site(triton_models=models),
         (f"{tmp_path}/broken/config.pbtxt:2: max_batch_sice: found a field that no Triton knows", "Triton refuses the whole file"),
-        (f"{tmp_path}/empty/config.pbtxt: version_policy: found no version directory", "compile the model for this card and SDK"),
+        (
+            f"{tmp_path}/empty/config.pbtxt: version_policy is without a version directory",
+            "Compile the model for this card and SDK",
+        ),
     )
 
 

@@ -158,9 +158,9 @@ def test_every_error_of_every_model_in_one_message(played: dict[str, dict[str, A
     head, *lines = bad["msg"].splitlines()
     assert head == "bad: 5 errors in models:"
     expected = [
-        "bad/config.pbtxt:5: instance_group[0].kind: ",
+        "bad/config.pbtxt:5: instance_group[0].kind is ",
         "typo/config.pbtxt:5: outptu: ",
-        "digits/config.pbtxt:5: model_metrics: ",
+        "digits/config.pbtxt:5: model_metrics is ",
         "digits/config.pbtxt:2: max_batch_size is 4, expected at most 2, as the compiled file",
     ]
     assert all(any(words in line for line in lines) for words in expected), lines

@@ -399,8 +399,8 @@ def test_reasons_of_all_models_come_at_once(repository: Path) -> None:
     found, reasons = subject.manifests(fleet(npufleet_model_repository=str(repository), triton_models=entries))
     assert list(found) == ["digits"]
     assert reasons == [
-        f"model faces: {repository}/faces/config.pbtxt:1: name: found digits, wanted faces, its directory's: "
-        "rename one of the two; as it is, Triton refuses the model",
+        f"model faces: {repository}/faces/config.pbtxt:1: name is digits, expected faces, the name of its directory. "
+        "Rename one of them. Triton refuses the model.",
         f"model words: found no {repository}/words/config.pbtxt: every model is a directory with one",
     ]
 
@@ -481,19 +481,19 @@ def test_what_leads_out_or_nowhere_or_is_no_file_is_refused_by_name_and_never_op
     (repository / os.fsdecode(b"digits/\xff")).mkdir()
     place = f"{repository}/digits/"
     found = refused(repository)
-    store = "; as it is, the fleet's store refuses the model"
+    store = ". The fleet's store refuses the model."
     assert all(entry.endswith(store) for entry in found)
     assert [entry.replace(f"model digits: {place}", "").replace(store, "") for entry in found] == [
-        f"2: found a link to {elsewhere}/2, wanted one that stays inside {repository}: copy what it leads to there",
-        "\\udcff: found a name that cannot be printed, wanted letters, digits and other characters that can: rename it",
-        "gone: found a link that leads nowhere (nowhere: No such file or directory), wanted a file: correct or remove it",
-        "history: found a link into .git, wanted one to what is sent along: copy what it leads to there",
-        "itself: found a link that leads nowhere (itself: Too many levels of symbolic links), wanted a file: correct or remove it",
-        "loop: found a link to a directory that it is in itself, wanted one that ends: remove it",
-        f"passwords: found a link to /etc/shadow, wanted one that stays inside {repository}: copy what it leads to there",
-        "pipe: found a named pipe, wanted a file to send: remove it",
-        f"sent: found a link to /dev/zero, wanted one that stays inside {repository}: copy what it leads to there",
-        "two\\nlines: found a name that cannot be printed, wanted letters, digits and other characters that can: rename it",
+        f"2 is a link to {elsewhere}/2, expected a link that stays in {repository}. Copy its target there",
+        "\\udcff is a name that cannot be printed, expected printable characters. Rename it",
+        "gone is a broken link (nowhere: No such file or directory), expected a file. Correct or remove it",
+        "history is a link into .git, expected a link to a file that is sent. Copy its target there",
+        "itself is a broken link (itself: Too many levels of symbolic links), expected a file. Correct or remove it",
+        "loop is a link to a directory around it, expected no circular link. Remove it",
+        f"passwords is a link to /etc/shadow, expected a link that stays in {repository}. Copy its target there",
+        "pipe is a named pipe, expected a file. Remove it",
+        f"sent is a link to /dev/zero, expected a link that stays in {repository}. Copy its target there",
+        "two\\nlines is a name that cannot be printed, expected printable characters. Rename it",
     ]
 
 
@@ -505,15 +505,15 @@ def test_a_model_or_a_config_that_leads_out_is_not_read(
     (repository / "digits").rename(elsewhere)
     if what == "model":
         (repository / "digits").symlink_to(elsewhere)
-        found = f"found a link to {elsewhere}, wanted one that stays inside {repository}"
+        found = f"is a link to {elsewhere}, expected a link that stays in {repository}"
     else:
         (repository / "digits").mkdir()
         (repository / "digits/config.pbtxt").symlink_to(elsewhere / "config.pbtxt")
-        found = f"digits/config.pbtxt: found a link to {elsewhere}/config.pbtxt, wanted one that stays inside {repository}"
+        found = f"digits/config.pbtxt is a link to {elsewhere}/config.pbtxt, expected a link that stays in {repository}"
     if what == "pipe":
         (repository / "digits/config.pbtxt").unlink()
         os.mkfifo(repository / "digits/config.pbtxt")
-        found = "digits/config.pbtxt: found a named pipe"
+        found = "digits/config.pbtxt is a named pipe"
     reasons = refused(repository)
     assert len(reasons) == 1
     assert found in reasons[0]
@@ -529,6 +529,6 @@ def test_the_repository_itself_may_be_a_link(repository: Path, tmp_path_factory:
 
 def test_a_config_that_is_no_text_or_large_is_a_message_or_a_config(repository: Path) -> None:
     write(repository / "digits/config.pbtxt", b"\xff\xfe")
-    assert "digits/config.pbtxt:1: found bytes that are no UTF-8" in refused(repository)[0]
+    assert "digits/config.pbtxt:1: bytes that are no UTF-8" in refused(repository)[0]
     write(repository / "digits/config.pbtxt", RBLN + "#" * 2**20 + "\n")
     assert made(repository)["files"]["config.pbtxt"]["blob"] is False

@@ -51,7 +51,7 @@ def record_of(artefact: Mapping[str, Any], card: str) -> Tuple[Optional[Dict[str
         return None, []
     flaw = _flaw(raw)
     if flaw:
-        return None, [f"{where} is {flaw}, expected a record in the form of playbooks/compile.yml. Compile the model again"]
+        return None, [f"{where} has {flaw}, expected a record in the form of playbooks/compile.yml. Compile the model again"]
     reasons = []
     if raw["sha256"] != artefact["sha256"]:
         digest = artefact["sha256"]
@@ -64,8 +64,10 @@ def record_of(artefact: Mapping[str, Any], card: str) -> Tuple[Optional[Dict[str
 def record_beside(file: str) -> Tuple[Optional[Dict[str, Any]], str]:
     """Return (the record beside a compiled file or None, its error or "")."""
     _where, raw, error = _read({"file": file})
-    flaw = error or (_flaw(raw) if raw is not None else "")
-    return (None if flaw else raw), flaw or ""
+    if error:
+        return None, f"unreadable ({error})"
+    flaw = _flaw(raw) if raw is not None else None
+    return (None, f"a record with {flaw}") if flaw else (raw, "")
 
 
 def digested(artefact: Mapping[str, Any]) -> Dict[str, Any]:
@@ -100,29 +102,29 @@ def _read(artefact: Mapping[str, Any]) -> Tuple[str, Any, str]:
 
 
 def _flaw(raw: Any) -> Optional[str]:
-    """Return the error of a record as the end of "is ...", or None."""
+    """Return the error of a record as the end of "has ...", or None."""
     if not isinstance(raw, dict):
-        return f"of type {type(raw).__name__}"
+        return f"type {type(raw).__name__}"
     if raw.get("format") != FORMAT:
-        return f"a record with format {_shown(raw.get('format'))}"
+        return f"format {_shown(raw.get('format'))}"
     for key, kind in (("sha256", str), ("npu", str), ("devices", int), ("device_memory", list), ("buckets", list)):
         if not isinstance(raw.get(key), kind):
-            return f"a record with {key} {_shown(raw.get(key))}"
+            return f"{key} {_shown(raw.get(key))}"
     if not _are_sizes([raw["devices"]], 1, MOST_DEVICES) or not 1 <= len(raw["buckets"]) <= MOST_BUCKETS:
-        return f"a record with {_shown(raw['devices'])} devices and {len(raw['buckets'])} buckets"
+        return f"{_shown(raw['devices'])} devices and {len(raw['buckets'])} buckets"
     sizes = raw["device_memory"]
     if not _are_sizes(sizes, 0, MOST_MEMORY):
-        return f"a record with device_memory {_shown(sizes)}"
+        return f"device_memory {_shown(sizes)}"
     if len(sizes) not in (0, raw["devices"]):
-        return f"a record with {len(sizes)} sizes in device_memory for {raw['devices']} devices"
+        return f"{len(sizes)} sizes in device_memory for {raw['devices']} devices"
     for bucket in raw["buckets"]:
         for side in ("inputs", "outputs"):
             tensors = bucket.get(side) if isinstance(bucket, dict) else None
             if not isinstance(tensors, list) or not 1 <= len(tensors) <= MOST_TENSORS:
-                return f"a record with a bucket without {side}"
+                return f"a bucket without {side}"
             for tensor in tensors:
                 if not _is_tensor(tensor):
-                    return f"a record with {_shown(tensor)} in {side}"
+                    return f"{_shown(tensor)} in {side}"
     return None
 
 

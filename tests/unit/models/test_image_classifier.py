@@ -92,7 +92,7 @@ def test_a_step_that_is_refused_itself_is_told_once() -> None:
     entries = [{"name": name} for name in ("image_classifier", *STEPS)]
     (reason,) = manifest.manifests(fleet(triton_models=entries))[1]
     assert reason.startswith("model resnet50: ")
-    assert "found no version directory" in reason
+    assert "is without a version directory" in reason
 
 
 def test_no_build_product_lies_in_the_repository() -> None:
