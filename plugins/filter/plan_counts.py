@@ -38,8 +38,10 @@ _value:
 
 from typing import Any, Callable, Dict, Mapping, Optional
 
-# Concerns whose steps do not change what another one of them has read
-ABOVE = {"models", "server", "watchdog", "probe"}
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, SERVER_TAGS
+
+# The concerns that the server's tag applies: none of them changes what another one has read.
+ABOVE = {name for name, concern in CONCERNS.items() if set(SERVER_TAGS) <= set(concern.tags)}
 
 
 def plan_counts(planned: Mapping[str, Any], lease: Optional[Mapping[str, Any]] = None, linked: bool = False) -> bool:
