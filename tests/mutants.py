@@ -1,59 +1,107 @@
 #!/usr/bin/env python3
-"""Seeds the defects of mutants.yml one at a time into a copy of the checkout; each must turn its named tests red.
+"""Seed the defects of mutants.yml one at a time into a copy of the checkout; each has to fail its tests.
 
-A mutant that survives is a test that cannot fail. Exit 1 when one survives, or when a named test is not green without it.
+A mutant that survives is a test that cannot fail. Arguments are parts of the names of mutants, all by default.
+Exit with 1 if one survives, or if its tests fail without it.
 """
 
 from __future__ import annotations
 
+import argparse
+import ast
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def load() -> list[dict[str, Any]]:
+    """Return the mutants of mutants.yml."""
+    mutants: list[dict[str, Any]] = yaml.safe_load((ROOT / "tests/mutants.yml").read_text())
+    return mutants
+
+
+def lines_of_function(source: str, name: str) -> tuple[int, int]:
+    """Return the first and the last line of a function, such as `read` or `Class.method`. Raises LookupError."""
+    node: Any = ast.parse(source)
+    for part in name.split("."):
+        definitions = (child for child in ast.walk(node) if isinstance(child, DEFINITIONS) and child is not node)
+        node = next((child for child in definitions if child.name == part), None)
+        if node is None:
+            raise LookupError(f"there is no function {name}")
+    return node.lineno, node.end_lineno
+
+
+def lines_of_task(source: str, name: str) -> tuple[int, int]:
+    """Return the first and the last line of a task of a YAML file. Raises LookupError."""
+    names = [(number, line.partition("- name: ")[2]) for number, line in enumerate(source.splitlines(), 1) if "- name: " in line]
+    starts = [number for number, task in names if task == name]
+    if len(starts) != 1:
+        raise LookupError(f"{len(starts)} tasks have the name {name}, expected 1")
+    return starts[0], min([number - 1 for number, _task in names if number > starts[0]], default=source.count("\n") + 1)
+
+
+def seeded(mutant: Mapping[str, str], source: str) -> str:
+    """Return the source of a file with the defect. Raises LookupError if its place is not unique."""
+    lines = source.splitlines(keepends=True)
+    first, last = 1, len(lines)
+    if "in" in mutant:
+        lines_of = lines_of_task if mutant["file"].endswith(".yml") else lines_of_function
+        first, last = lines_of(source, mutant["in"])
+    before, part, after = "".join(lines[: first - 1]), "".join(lines[first - 1 : last]), "".join(lines[last:])
+    count = part.count(mutant["find"])
+    if count != 1:
+        raise LookupError(f"{mutant.get('in', mutant['file'])} contains {mutant['find']!r} {count} times, expected 1")
+    return before + part.replace(mutant["find"], mutant["replace"]) + after
+
+
+def copy_checkout(target: Path) -> None:
+    """Copy the tracked and the new files of this checkout."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
+    for name in filter(None, names):
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).exists():
+            shutil.copy2(ROOT / name, path, follow_symlinks=False)
 
 
 def run_tests(checkout: Path, tests: list[str]) -> int:
-    """pytest's exit code over these tests: 0 all green, 1 some red, anything else is a test that was not run."""
+    """Return pytest's exit code for these tests: 0 if they pass, 1 if some fail, another one if they did not run."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     return subprocess.run(command, cwd=checkout, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode
 
 
 def main() -> int:
-    mutants = yaml.safe_load((ROOT / "tests/mutants.yml").read_text())
+    """Seed the mutants, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="parts of names of mutants")
+    names = parser.parse_args().names
+    mutants = [mutant for mutant in load() if not names or re.search("|".join(map(re.escape, names)), mutant["name"])]
     survivors = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         checkout = Path(directory) / "checkout"
-        tracked = subprocess.run(
-            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True
-        )
-        for name in filter(None, tracked.stdout.decode().split("\0")):
-            target = checkout / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if (ROOT / name).exists():
-                shutil.copy2(ROOT / name, target, follow_symlinks=False)
-        every = sorted({test for mutant in mutants for test in mutant["tests"]})
-        if run_tests(checkout, every) != 0:
-            print("mutants: the named tests are not green without a defect: run `make unit` first")
+        copy_checkout(checkout)
+        if run_tests(checkout, sorted({test for mutant in mutants for test in mutant["tests"]})) != 0:
+            print("mutants: the tests fail without a defect. Run `make unit` first.")
             return 1
         for mutant in mutants:
             path = checkout / mutant["file"]
-            whole = path.read_text()
-            if whole.count(mutant["find"]) != 1:
-                print(f"mutants: {mutant['name']}: {mutant['file']} has its text {whole.count(mutant['find'])} times, wanted once")
-                survivors.append(mutant["name"])
-                continue
-            path.write_text(whole.replace(mutant["find"], mutant["replace"]))
-            code = run_tests(checkout, mutant["tests"])
-            path.write_text(whole)
-            killed = code == 1
+            source = path.read_text()
+            path.write_text(seeded(mutant, source))
+            killed = run_tests(checkout, mutant["tests"]) == 1
+            path.write_text(source)
             print(f"mutants: {'killed  ' if killed else 'SURVIVED'} {mutant['name']} ({', '.join(mutant['tests'])})", flush=True)
-            if not killed:
-                survivors.append(mutant["name"])
+            survivors += [] if killed else [mutant["name"]]
     print(f"mutants: {len(mutants) - len(survivors)} of {len(mutants)} killed")
     return 1 if survivors else 0
 

@@ -270,13 +270,64 @@ def test_what_leads_into_the_house(word: str, leads: bool) -> None:
 
 # Mutants
 
+mutants = load_program("tests/mutants.py")
+
 
 def test_every_mutant_can_be_seeded() -> None:
-    mutants = load(ROOT / "tests/mutants.yml")
-    assert len(mutants) > 50
-    counts = {mutant["name"]: (ROOT / mutant["file"]).read_text().count(mutant["find"]) for mutant in mutants}
-    assert {name: count for name, count in counts.items() if count != 1} == {}
-    assert [name for mutant in mutants for name in mutant["tests"] if not (ROOT / name.split("::")[0]).is_file()] == []
+    errors = []
+    for mutant in mutants.load():
+        try:
+            mutants.seeded(mutant, (ROOT / mutant["file"]).read_text())
+        except LookupError as error:
+            errors.append(f"{mutant['name']}: {error}")
+    assert errors == []
+    assert len(mutants.load()) > 100
+
+
+def test_every_mutant_breaks_a_promise_and_has_tests() -> None:
+    for mutant in mutants.load():
+        page, _colon, promise = mutant["promise"].partition(": ")
+        assert page in ("docs/reliability.md", "docs/security.md") and promise in (ROOT / page).read_text(), mutant["name"]
+        assert mutant["tests"], mutant["name"]
+        for test in mutant["tests"]:
+            path, *names = test.partition("[")[0].split("::")
+            source = (ROOT / path).read_text()
+            assert [name for name in names if not re.search(rf"(def|class) {name}\b", source)] == [], test
+
+
+SOURCE = "def f():\n    return 1\n\n\nclass C:\n    def f(self):\n        return 1\n"
+TASKS = "- name: One\n  a: 1\n- name: Two\n  a: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("mutant", "line"),
+    [
+        ({"file": "a.py", "in": "f", "find": "return 1"}, 2),
+        ({"file": "a.py", "in": "C.f", "find": "return 1"}, 7),
+        ({"file": "a.py", "in": "C", "find": "return 1"}, 7),
+        ({"file": "a.py", "find": "class C"}, 5),
+        ({"file": "a.yml", "in": "One", "find": "a: 1"}, 2),
+        ({"file": "a.yml", "in": "Two", "find": "a: 1"}, 4),
+    ],
+)
+def test_a_mutant_is_seeded_in_its_function(mutant: dict[str, str], line: int) -> None:
+    source = TASKS if mutant["file"].endswith(".yml") else SOURCE
+    lines = mutants.seeded({**mutant, "replace": "X"}, source).splitlines()
+    assert [number for number, text in enumerate(lines, 1) if "X" in text] == [line]
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        {"file": "a.py", "find": "return 1"},
+        {"file": "a.py", "in": "f", "find": "return 2"},
+        {"file": "a.py", "in": "g", "find": "return 1"},
+        {"file": "a.yml", "in": "Three", "find": "a: 1"},
+    ],
+)
+def test_a_mutant_without_a_unique_place_is_refused(mutant: dict[str, str]) -> None:
+    with pytest.raises(LookupError):
+        mutants.seeded({**mutant, "replace": "X"}, TASKS if mutant["file"].endswith(".yml") else SOURCE)
 
 
 # Words
