@@ -174,6 +174,52 @@ def test_an_archive_that_cannot_be_unpacked_is_reported(home: Path, archive_: st
     assert list(home.glob("*")) == []
 
 
+WATCHES = """
+import sys
+sys.path.append({collections!r})
+from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
+def main():
+    library.hold(sys.path[0])
+    print("runs", flush=True)
+    sys.stdin.read()
+    import npufleet_later
+    print(npufleet_later.version)
+"""
+
+
+def test_a_process_goes_on_with_the_version_that_it_runs(home: Path) -> None:
+    """Runs of other versions move the link and remove what is older, while the process has more to import."""
+    files = {
+        "npufleet_watches.py": WATCHES.format(collections=str(ROOT / "collections")),
+        "npufleet_later.py": "version = 'one'\n",
+    }
+    on_host.install("one", archive.packed(files, "npufleet_watches"))
+    on_host.activate("one")
+    command = [sys.executable, "-I", on_host.path()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stdout.readline() == "runs\n"
+        activated("two"), activated("three")
+        assert sorted(path.name for path in home.iterdir()) == ["current", "one", "three", "two"]
+        assert process.communicate()[0] == "one\n"
+    activated("four")
+    assert sorted(path.name for path in home.iterdir()) == ["current", "four", "three"]
+
+
+def test_each_program_has_a_digest_of_its_own_sources(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_host.install(library.version(), library.packed(str(tmp_path)))
+    on_host.activate(library.version())
+    digests = json.loads(Path(on_host.programs()).read_text())
+    assert digests == {name: archive.digest(entry) for name, entry in on_host.ENTRIES.items()}
+    assert len(set(digests.values())) == 2
+    files = archive._files("watch.watchdog")
+    names = {name.partition("module_utils/")[2] for name in files}
+    assert {"watch/judge.py", "change/lease.py", "triton/stuck_load.py", "exchange.py"} <= names
+    # A change of another part of the library restarts no watchdog.
+    assert not {"commands.py", "watch/probe.py", "change/detached.py", "concerns/server.py", "store/blobs.py"} & names
+    monkeypatch.setattr(archive, "_files", lambda _entry: {**files, "x.py": ""})
+    assert archive.digest.__wrapped__("watch.watchdog") != digests["watchdog"]
+
+
 # What it is made of
 
 
