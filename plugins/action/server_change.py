@@ -34,15 +34,8 @@ class ActionModule(FleetAction):
             handed = self._handed(host, task_vars, variables)
             if asks:
                 checks = order.of(host, order.with_defaults({}, variables), variables)
-                document = {
-                    "server": checks.server,
-                    "timeout": variables["inference_check_timeout"],
-                    "latency": variables["inference_check_latency"],
-                    "key": checks.key,
-                    **checks.document,
-                }
                 handed["secrets"] = _secrets(checks.server)
-                handed["checks"] = {"image": variables["inference_check_image"], "document": document, "program": checks.program}
+                handed["checks"] = checks.of_change(variables, variables["inference_check_image"], checks.key)
         check_results.forget(path)
         tells = int(variables["npufleet_progress"]) > 0
         result = self._wait(host, arguments, handed, task_vars, tells)

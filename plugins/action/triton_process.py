@@ -1,4 +1,4 @@
-"""Controller side of triton_process: store and server are wanted as on a host, at ports and places of the container itself."""
+"""Controller side of triton_process: the store and the server of a host, with the ports and paths of the container itself."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from typing import Any, Dict, List, Mapping, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
-from ansible_collections.npufleet.triton.plugins.module_utils.process import change
+from ansible_collections.npufleet.triton.plugins.module_utils.process.state import key_path
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.keys import FILE
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
-from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import order
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import order as check_order
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import container, server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.server import MODEL
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, collect_desired
@@ -27,14 +27,14 @@ SUPERVISOR = "process.supervisor"
 MAYBE = (*container.CLOUD_SERVICES, "metrics-address")
 # Bytes for the SDK with its companions, unpacked and as wheels
 ROOM = 3 << 30
-# What is told of a change that failed
+# Fields of the result of a failed change
 FAILED = ("failed", "changed", "msg", "did", "back", "warnings", "exception")
-# What a directory may be called that a shell reads
+# A path that a shell reads as one word
 PLAIN = re.compile(r"/[\w./-]+")
 
 
 class ActionModule(FleetAction):
-    """Hands over the whole change."""
+    """Action that requests the whole change of a server in this container."""
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
@@ -44,10 +44,10 @@ class ActionModule(FleetAction):
         if state == "stopped":
             return self.ask("triton_process", arguments, task_vars, handed)
         with self.refusing(host):
-            wanted, reasons, manifests = self._order(variables, str(arguments["root"]), host, task_vars)
-        if not wanted:
+            order, reasons, manifests = self._order(variables, str(arguments["root"]), host)
+        if not order:
             raise self.refuse(host, Refusal(reasons))
-        handed.update(order=wanted, api_key=str(variables["triton_server_api_key"]))
+        handed.update(order=order, api_key=str(variables["triton_server_api_key"]))
         looked = self.ask("triton_process", {**arguments, "state": "looked"}, task_vars, handed)
         if looked.get("failed"):
             return looked
@@ -59,7 +59,7 @@ class ActionModule(FleetAction):
                 return looked
             if not self._task.check_mode:
                 with self.refusing(host):
-                    wanted["blobs"] = self._blobs(host, variables, task_vars, list(looked["missing"]), manifests)
+                    order["blobs"] = self._blobs(host, variables, task_vars, list(looked["missing"]), manifests)
         return self._change(host, arguments, handed, task_vars, variables)
 
     def _change(
@@ -72,23 +72,21 @@ class ActionModule(FleetAction):
             with host_text.understood(host):
                 check_results.keep(path, host, result.get("msg", ""), checks)
             result["passed"] = sum(bool(entry.get("ok")) for entry in checks)
-        # The message says it all; the rest would bury it
+        # Other fields would bury the message
         return {name: result[name] for name in FAILED if name in result} if result.get("failed") else result
 
     def _blobs(
         self, host: str, variables: Templated, task_vars: Dict[str, Any], missing: List[str], manifests: Mapping[str, Any]
     ) -> Dict[str, str]:
-        """{digest: file of this machine} of what the store has not."""
+        """Return {digest: path on this machine} of the blobs that the store lacks."""
         origins = {digest: origin for model in manifests.values() for digest, origin in model["origins"].items()}
         try:
             return Sender(self, host, variables, task_vars).local(missing, origins)
         except StoreError as error:
             raise Refusal([str(error)]) from None
 
-    def _order(
-        self, variables: Templated, root: str, host: str, task_vars: Mapping[str, Any]
-    ) -> Tuple[Dict[str, Any], List[str], Dict[str, Any]]:
-        """(what is wanted, reasons against it, manifests by model)."""
+    def _order(self, variables: Templated, root: str, host: str) -> Tuple[Dict[str, Any], List[str], Dict[str, Any]]:
+        """Return the order of the change, the reasons against it, and the manifests by model."""
         desired, manifests, reasons = collect_desired(variables, ["models"])
         reasons += server_key.reasons(variables)
         if not PLAIN.fullmatch(root):
@@ -96,7 +94,7 @@ class ActionModule(FleetAction):
         if variables["triton_server_model_repositories"] != [f"{variables['npufleet_root']}/served"]:
             reasons.append("triton_server_model_repositories names other places than the store, wanted it alone inside a container")
         try:
-            checks = self._checks(variables, host, task_vars, root)
+            checks = self._checks(variables, host, root)
         except Refusal as refusal:
             reasons += refusal.reasons
             checks = {}
@@ -105,69 +103,62 @@ class ActionModule(FleetAction):
         key = server_key.desired(variables)
         backends = files_of(variables["triton_image_backends"])
         served = {
+            "root": root,
             "address": container.address(variables),
             "http_port": int(variables["npufleet_http_port"]),
-            "key": {**key, "path": change.key_path(root)} if key else None,
+            "grpc": container.by_grpc(variables),
+            "grpc_port": int(variables["npufleet_grpc_port"]),
+            "key": {**key, "path": key_path(root)} if key else None,
+            "fingerprint": server_key.digest(variables),
             "mode": variables["triton_server_model_control_mode"],
+            "cache": container.cache(variables),
             "models": {name: {fact: dict(model)[fact] for fact in MODEL} for name, model in manifests.items()},
-        }
-        wanted = {
-            "models": {**desired["models"], "root": root},
-            "server": served,
+            "triton": str(variables["npufleet_row"]["triton"]["version"]),
+            "cards": container.cards(variables),
             "command": command(variables, sorted(manifests), root),
             "maybe": list(MAYBE),
             "environment": {name: str(value) for name, value in variables["triton_server_environment"].items()},
             "stop_timeout": int(variables["triton_server_stop_timeout"]),
-            "ready_timeout": int(variables["triton_server_ready_timeout"]),
             "stuck_load_limit": int(variables["triton_server_stuck_load_limit"]),
-            "keep": int(variables["model_repository_keep"]),
-            "fingerprint": server_key.digest(variables),
-            "grpc": container.by_grpc(variables),
-            "grpc_port": int(variables["npufleet_grpc_port"]),
-            "triton": str(variables["npufleet_row"]["triton"]["version"]),
-            "cards": container.cards(variables),
             "backends": {path: base64.b64encode(content).decode() for path, content in backends.items()},
             "supervisor": {
                 "archive": base64.b64encode(archive.of(SUPERVISOR)).decode(),
                 "digest": archive.digest(SUPERVISOR),
             },
+        }
+        order = {
+            "desired": {"models": {**desired["models"], "root": root}, "server": served},
+            "container": {**self.container(variables), "key": served["key"]},
+            "poll_seconds": int(variables["triton_server_poll_seconds"]),
+            "keep": int(variables["model_repository_keep"]),
             "releases": {name: manifest.to_release(model) for name, model in manifests.items()},
             "blobs": {},
             "checks": checks,
             "conditions": conditions(variables),
         }
-        return wanted, reasons, manifests
+        return order, reasons, manifests
 
     @staticmethod
-    def _checks(variables: Templated, host: str, task_vars: Mapping[str, Any], root: str) -> Dict[str, Any]:
-        given = order.with_defaults({"image": "this container"}, variables)
-        found = order.of(host, given, variables)
-        key = {**found.key, "path": change.key_path(root)} if found.key else None
-        document = {
-            "server": found.server,
-            "timeout": variables["inference_check_timeout"],
-            "latency": variables["inference_check_latency"],
-            "key": key,
-            **found.document,
-        }
-        return {"document": document, "program": found.program}
+    def _checks(variables: Templated, host: str, root: str) -> Dict[str, Any]:
+        found = check_order.of(host, check_order.with_defaults({"image": "this container"}, variables), variables)
+        return found.of_change(variables, "", {**found.key, "path": key_path(root)} if found.key else None)
 
 
 def command(variables: Mapping[str, Any], models: List[str], root: str) -> List[str]:
-    """The server's command line: as in a container of its own, with the ports that are published there, and this place's key."""
+    """Return the server's command line. It listens on the ports that a container would publish, and reads the key below `root`."""
     ports = {f"--{name}-port={inside}": f"--{name}-port={variables[f'npufleet_{name}_port']}" for name, inside in PORTS}
     line = [ports.get(word, word) for word in container.command(variables, models, MAYBE)]
     listen = container.listen_address(variables)
     if listen:
         line += [f"--{name}-address={listen}" for name, _inside in PORTS]
-    return [word.replace(FILE, change.key_path(root)) for word in server_key.command(variables, line)]
+    return [word.replace(FILE, key_path(root)) for word in server_key.command(variables, line)]
 
 
 PORTS = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
 
 
 def conditions(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """What the container has to be and to have."""
+    """Return what this container has to be and to have."""
     row = variables["npufleet_row"]
     return {
         "triton": str(row["triton"]["version"]),

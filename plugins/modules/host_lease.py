@@ -147,15 +147,15 @@ def hold(params: Mapping[str, Any], warn: Any) -> Dict[str, Any]:
             )
         )
     if taken and replacement.broken_off(root):
-        # Here, as next to no call needs it
+        # Imported here, because nearly no call needs it
         from ansible_collections.npufleet.triton.plugins.module_utils.change import container
 
-        try:
-            with lease.working(root, me):
-                settled = container.put_back(container.Docker(), root, settings["name"], settings)
-        except Exception as error:
-            # It goes on from here: its own container may do better
-            settled = f"could not be put back: {failures.reason(error, (container.ContainerError, lease.LeaseError, OSError))}"
+        settled = replacement.recover(
+            root,
+            me,
+            lambda: container.restore(container.Docker(), root, settings["name"], settings),
+            lambda error: failures.reason(error, (container.ContainerError, lease.LeaseError, OSError)),
+        )
         warn("{}: a replacement of the container broke off: {}".format(params["host"], settled or "there was none before"))
     over = {"by": before["by"], "since": before["since"]} if before else None
     answer = {**NOTHING, "changed": changed or settled is not None, "taken": taken, "taken_over": over, "settled": settled}

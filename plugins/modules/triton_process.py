@@ -78,11 +78,18 @@ checks:
   elements: dict
 """
 
-from typing import Any, Dict
+import os
+import shutil
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Mapping
 
-from ansible_collections.npufleet.triton.plugins.module_utils import request
-from ansible_collections.npufleet.triton.plugins.module_utils.plan import sentence
-from ansible_collections.npufleet.triton.plugins.module_utils.process import change, conditions, supervised
+from ansible_collections.npufleet.triton.plugins.module_utils import failures, request
+from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, replacement
+from ansible_collections.npufleet.triton.plugins.module_utils.change.drivers import ProcessDriver
+from ansible_collections.npufleet.triton.plugins.module_utils.change.host_change import EXPECTED, HostChange, Outcome
+from ansible_collections.npufleet.triton.plugins.module_utils.change.proof import Seen
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, sentence
+from ansible_collections.npufleet.triton.plugins.module_utils.process import conditions, state, supervised
 
 OPTIONS: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["looked", "started", "stopped"], "default": "started"},
@@ -90,57 +97,126 @@ OPTIONS: Dict[str, Any] = {
 }
 REQUEST = {
     **request.HOLDER,
-    # What is wanted of store, server and process; see plugins/action/triton_process.py
+    # What the inventory has for store and server; see plugins/action/triton_process.py
     "order": {"type": "dict"},
     "api_key": {"type": "str", "no_log": True, "default": ""},
 }
+# Fields of a change (drivers.Order) that only hosts with an engine use
+UNUSED: Dict[str, Any] = {
+    "id": "",
+    "switch": None,
+    "linked": False,
+    "inside": {},
+    "given_up": "",
+    "accept_within": 0,
+    "kept_unanswered": False,
+    "release_host": False,
+}
+# Seconds to wait for another change, and for which the lease of a killed one counts
+WAIT, PATIENCE = 60.0, 5.0
 
 
-def look(root: str, server: change.Server, wanted: Dict[str, Any]) -> Dict[str, Any]:
-    """What would be done, and what stands in its way."""
-    runs = supervised.holder(root) is not None
-    refusals = conditions.refusals(wanted, root, runs)
-    _seen, plan = server.look() if conditions.tritonserver() else ({}, [])
-    return {
-        "plan": plan,
-        "report": [sentence(entry) for entry in plan],
-        "missing": _seen.get("missing", []),
-        "refusals": refusals,
-        "lacks": conditions.python(change.python_path(root), wanted["requirements"])[1],
-        "python": conditions.own_python(),
-    }
+class LocalServer:
+    """The server of one directory, and the changes of this run to it."""
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        names = ("root", "run", "by", "host")
+        self.root: str = params["root"]
+        self.order: Dict[str, Any] = {**UNUSED, **(params["order"] or {}), **{name: params[name] for name in names}}
+        self.key = params["api_key"]
+        self.holder = lease.Holder(params["run"], params["by"])
+
+    def change(self) -> HostChange:
+        """Return the change that the inventory asks for."""
+        return HostChange(self.order, ProcessDriver(self.order, self.key))  # type: ignore[arg-type]
+
+    def look(self) -> Seen:
+        """Read the server and return what differs."""
+        return self.change().see()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the directory against other runs. Raises LeaseError."""
+        os.makedirs(self.root, exist_ok=True)
+        lease.acquire(self.root, self.holder, PATIENCE, {}, WAIT, watchdog=False)
+        try:
+            with lease.working(self.root, self.holder):
+                yield
+        finally:
+            lease.release(self.root, self.holder)
+
+    def apply(self) -> Outcome:
+        """Make the change, after the end of one that was killed. Raises LeaseError if another run holds the directory."""
+        with self.held():
+            did: List[str] = []
+            if replacement.broken_off(self.root):
+                restore = ProcessDriver(self.order, self.key).restore  # type: ignore[arg-type]
+                words = replacement.recover(self.root, self.holder, restore, lambda error: failures.reason(error, EXPECTED))
+                did.append(f"a replacement of the server broke off: {words or 'there was none before'}")
+            seen = self.look()
+            missing = (seen.actual.get("models") or {}).get("missing", [])
+            self.order["switch"] = switch(seen.plan, self.order, copied(self.root, missing, self.order["blobs"]))
+            outcome = self.change().run()
+            return outcome._replace(did=[*did, *outcome.did])
+
+
+def copied(root: str, missing: List[str], blobs: Mapping[str, str]) -> str:
+    """Copy the blobs that the store lacks from their files, which stay their owner's. Returns the directory of the copies."""
+    incoming = os.path.join(root, "incoming")
+    os.makedirs(incoming, exist_ok=True)
+    for digest in missing:
+        shutil.copyfile(blobs[digest], os.path.join(incoming, digest))
+    return incoming
+
+
+def switch(plan: List[Item], order: Mapping[str, Any], incoming: str) -> Dict[str, Any]:
+    """Return the releases that a plan asks for, as releases.apply takes them."""
+    names = {action: [entry["name"] for entry in plan if entry["action"] == action] for action in ("release", "withdraw")}
+    made = {name: order["releases"][name] for name in names["release"]}
+    return {"state": "released", "releases": made, "withdraw": names["withdraw"], "incoming": incoming}
 
 
 def run(module: request.Module) -> None:
     """Run the module, whether Ansible has sent it or the host library calls it."""
     params = request.merge_request(module, REQUEST)
-    root, host = params["root"], params["host"]
+    root, host, server = params["root"], params["host"], LocalServer(params)
     try:
         if params["state"] == "stopped":
-            runs = supervised.holder(root) is not None
-            stopped = runs and (module.check_mode or supervised.stop(root))
+            stopped = supervised.holder(root) is not None
+            if stopped and not module.check_mode:
+                with server.held():
+                    supervised.stop(root)
             module.exit_json(changed=stopped, did=["stopped the server"] if stopped and not module.check_mode else [])
         if not params["order"]:
             module.fail_json(
                 msg="triton_process computes what is wanted on the controller: call it as npufleet.triton.triton_process"
             )
-        order = {**params["order"], "run": params["run"], "by": params["by"], "host": host, "api_key": params["api_key"]}
-        server = change.Server(root, order)
+        wanted = server.order["conditions"]
+        # Without a server there is nothing to compare, and a refusal says so
+        seen = server.look() if params["state"] == "started" or conditions.tritonserver() else Seen({}, [], {})
+        answer: Dict[str, Any] = {"plan": seen.plan, "report": [sentence(entry) for entry in seen.plan]}
         if params["state"] == "looked":
-            for warning in conditions.warnings(order["conditions"]):
+            for warning in conditions.warnings(wanted):
                 module.warn(f"{host}: {warning}")
-            module.exit_json(changed=False, **look(root, server, order["conditions"]))
-        _seen, plan = server.look()
-        report = [sentence(entry) for entry in plan]
-        if module.check_mode or not plan:
-            module.exit_json(changed=bool(plan), plan=plan, report=report, did=[], checks=[])
-        outcome = server.change()
-    except (supervised.ProcessError, OSError) as error:
+            module.exit_json(
+                changed=False,
+                missing=(seen.actual.get("models") or {}).get("missing", []),
+                refusals=conditions.refusals(wanted, root, supervised.holder(root) is not None),
+                lacks=conditions.python(state.python_path(root), wanted["requirements"])[1],
+                python=conditions.own_python(),
+                **answer,
+            )
+        if module.check_mode or not seen.plan:
+            module.exit_json(changed=bool(seen.plan), did=[], checks=[], **answer)
+        outcome = server.apply()
+    except (supervised.ProcessError, lease.LeaseError, OSError) as error:
         module.fail_json(msg=f"{host}: {error}")
-    result = {"plan": plan, "report": report, "did": outcome.did, "checks": list(outcome.checks)}
+    for warning in outcome.warnings:
+        module.warn(f"{host}: {warning}")
+    answer.update(did=outcome.did, checks=list(outcome.checks))
     if outcome.why is not None:
-        module.fail_json(msg=f"{host}: {outcome.why}; {outcome.back}", back=outcome.back, **result)
-    module.exit_json(changed=True, **result)
+        module.fail_json(msg=f"{host}: {outcome.why}; {outcome.back}", back=outcome.back, **answer)
+    module.exit_json(changed=True, **answer)
 
 
 def main() -> None:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.change import lease
-from ansible_collections.npufleet.triton.plugins.module_utils.process import change, supervised
+from ansible_collections.npufleet.triton.plugins.module_utils.change import drivers, host_change, lease
+from ansible_collections.npufleet.triton.plugins.module_utils.process import supervised
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
@@ -204,9 +204,10 @@ class Supervised(Scene):
         return int(found)
 
     def request_load(self) -> None:
-        to = {"address": "127.0.0.1", "http_port": self.port, "key": None, "mode": "explicit", "models": {}}
-        order = {"run": "r", "by": "b", "host": "h", "server": to, "ready_timeout": PATIENCE, "grpc": False}
-        found = change.Server(str(self.root), order)
+        to = {"address": "127.0.0.1", "http_port": self.port, "key": None, "mode": "explicit", "models": {}, "grpc": False}
+        limits = {"ready_timeout": PATIENCE, "key": None}
+        order: Any = {"root": str(self.root), "run": "r", "by": "b", "host": "h", "desired": {"server": to}, "container": limits}
+        found = host_change.HostChange(order, drivers.ProcessDriver(order))
         self.begin(lambda: found._load({"alpha": {"release": None}}))
 
     def end(self) -> None:

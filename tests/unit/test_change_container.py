@@ -31,7 +31,7 @@ def replace(engine: PlayedEngine, root: Path) -> list[str]:
 
 
 def put_back(engine: PlayedEngine, root: Path) -> str | None:
-    return container.put_back(engine, str(root), "triton", SETTINGS)
+    return container.restore(engine, str(root), "triton", SETTINGS)
 
 
 def test_the_new_one_serves_and_the_old_one_stays_until_it_is_proven(engine: PlayedEngine, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_the_new_one_serves_and_the_old_one_stays_until_it_is_proven(engine: Pla
 def test_a_new_one_is_not_started_where_the_cards_may_be_held(
     engine: PlayedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, asking: float, why: str
 ) -> None:
-    monkeypatch.setattr(container, "ASKING", asking)
+    monkeypatch.setattr(container, "TOOL", asking)
     tool = tmp_path / "rbln-stat"
     tool.write_text(f"#!/bin/sh\n{says}\n")
     tool.chmod(0o755)
@@ -70,7 +70,7 @@ def test_a_new_one_is_not_started_where_the_cards_may_be_held(
         container.replace(engine, str(tmp_path / "store"), ME, "triton", settings)
     assert "running" not in engine.names().values()
     # What served before goes on, free or not
-    assert container.put_back(engine, str(tmp_path / "store"), "triton", settings)
+    assert container.restore(engine, str(tmp_path / "store"), "triton", settings)
     assert engine.serving() == old
 
 

@@ -12,6 +12,7 @@ import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import (
     container,
+    drivers,
     host_change,
     lease,
     proof,
@@ -60,14 +61,12 @@ class Host:
         self.unwanted: str | None = None
         # How often the probe was asked anew
         self.renewed = 0
-        monkeypatch.setattr(host_change.probe, "renew", self.renew)
+        monkeypatch.setattr(drivers.probe, "renew", self.renew)
         monkeypatch.setattr(proof, "see", self.see)
         monkeypatch.setattr(check_client, "run_in_container", lambda *_given: self.answers)
-        monkeypatch.setattr(host_change.contexts, "read_use", lambda _name: {"running": self.running, "reasons": self.held})
+        monkeypatch.setattr(drivers.contexts, "read_use", lambda _name: {"running": self.running, "reasons": self.held})
 
-    def see(
-        self, desired: dict[str, Any], _root: str, _run: str, linked: bool = False, prove: bool = False, timeout: float = 0
-    ) -> Any:
+    def see(self, desired: dict[str, Any], _root: str, _run: str, linked: bool = False, prove: bool = False, **_more: Any) -> Any:
         self.looks.append({"concerns": sorted(desired), "linked": linked, "prove": prove})
         plan = self.later
         if not prove:
@@ -138,7 +137,8 @@ class Host:
             "release_host": False,
             **order,
         }
-        return host_change.HostChange(given, self.engine, self.say, self.decide).run()  # type: ignore[arg-type]
+        driver = drivers.ContainerDriver(given, self.engine)  # type: ignore[arg-type]
+        return host_change.HostChange(given, driver, self.say, self.decide).run()  # type: ignore[arg-type]
 
     def serves(self) -> dict[str, str]:
         """The digest's first letter of what each model is linked to."""
@@ -154,7 +154,7 @@ def host(proven: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
     engine = PlayedEngine()
     monkeypatch.setattr(container, "_is_ready", lambda _address, port, _left: engine.serving(str(port)) is not None)
     monkeypatch.setattr(resume, "serve_linked", lambda *_given, **_more: None)
-    monkeypatch.setattr(host_change.contexts, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(drivers.contexts, "POLL_SECONDS", 0.01)
     engine.add("triton")
     yield Host(proven, engine, monkeypatch)
 
@@ -406,7 +406,7 @@ def test_a_load_that_is_refused_brings_the_old_ones_back_by_another_load(host: H
             return self.refused
 
     monkeypatch.setattr(host_change, "Change", Loads)
-    monkeypatch.setattr(host_change.control, "inside", lambda name: f"inside {name}")
+    monkeypatch.setattr(drivers.control, "inside", lambda name: f"inside {name}")
     host.plan = [LOAD]
     wanted = {name: {"release": B[name]["release"], "versions": ["1"]} for name in B}
     outcome = host.run(server={"mode": "explicit", "models": wanted, "grpc": True})
@@ -543,14 +543,17 @@ def test_a_clean_up_that_fails_leaves_a_proven_change_proven(host: Host, monkeyp
     host.plan = [REPLACE]
     monkeypatch.setattr(host_change.releases.blobs, "collect", fails)
     monkeypatch.setattr(host.engine, "remove", fails)
-    monkeypatch.setattr(host_change, "forget_keys", fails)
+    monkeypatch.setattr(drivers.ContainerDriver, "forget", fails)
     monkeypatch.setattr(host_change.lease, "release", fails)
-    monkeypatch.setattr(host_change.probe, "renew", fails)
+    monkeypatch.setattr(drivers.probe, "renew", fails)
     outcome = host.run(switch={**SWITCH, "incoming": str(host.root / "incoming")}, release_host=True)
     assert (outcome.why, outcome.released, host.serves()) == (None, False, {"digits": "b", "words": "2"})
     assert host.engine.serving() == new
     assert [
-        word for word in ("probe", "old releases", "container before", "keys", "lease") for line in outcome.warnings if word in line
+        word
+        for word in ("probe", "old releases", "container before", "files of the container", "lease")
+        for line in outcome.warnings
+        if word in line
     ]
     assert len(outcome.warnings) == 5
 

@@ -194,7 +194,7 @@ def test_any_error_is_reported_and_the_lease_ends(
     def fails(*_given: Any, **_more: Any) -> None:
         raise error
 
-    monkeypatch.setattr(container, "put_back", fails)
+    monkeypatch.setattr(container, "restore", fails)
     outcome = resume.resume(str(tmp_path), engine)
     assert f"{type(error).__name__}(" in outcome.failed and "run playbooks/site.yml" in outcome.failed
     assert lease.read(str(tmp_path)) is None

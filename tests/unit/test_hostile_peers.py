@@ -15,6 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change import (
     cards,
     container,
     detached,
+    drivers,
     host_change,
     lease,
     proof,
@@ -386,7 +387,7 @@ def test_a_change_with_a_server_that_lies_is_restored(proven: Path, monkeypatch:
             "release_host": True,
         }
         began = time.monotonic()
-        outcome = host_change.HostChange(order, engine=played).run()
+        outcome = host_change.HostChange(order, drivers.ContainerDriver(order, played)).run()
         assert time.monotonic() - began < 120
     assert outcome.why
     assert outcome.back == "the releases before serve again"

@@ -1,4 +1,4 @@
-"""A server as a process of this machine: supervised, changed, proven and put back, with a program in the place of tritonserver."""
+"""A server as a process of this machine: supervised, changed, proven and restored, with a program in the place of tritonserver."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils.change import drivers, host_change, lease, proof, replacement
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks
-from ansible_collections.npufleet.triton.plugins.module_utils.process import change, conditions, supervised, supervisor
+from ansible_collections.npufleet.triton.plugins.module_utils.process import conditions, state, supervised, supervisor
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import read_served
+from ansible_collections.npufleet.triton.plugins.modules import triton_process
 from test_stuck_load import STUB, needs_numbers
 
 SUPERVISOR = base64.b64encode(archive.of("process.supervisor")).decode()
@@ -99,7 +102,7 @@ def triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.write_text(SERVER.format(python=sys.executable))
     program.chmod(0o755)
     monkeypatch.setattr(conditions, "HOME", str(home))
-    monkeypatch.setattr(change, "LOOK", 0.05)
+    monkeypatch.setattr(proof, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(supervised, "LOOK", 0.02)
     monkeypatch.setattr(check_client, "run_in_process", lambda *_given: [{"name": "digits", "ok": True, "why": ""}])
     return home
@@ -242,7 +245,7 @@ def release_of(name: str, edition: int) -> dict[str, Any]:
 
 @pytest.fixture
 def order(root: str, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """What the controller hands over, for models {name: edition}."""
+    """What the controller hands over, for models {name: edition}. Changes are fields of the server, or of the order."""
     port = free_port()
 
     def make(models: dict[str, int], *more: str, **changes: Any) -> dict[str, Any]:
@@ -251,14 +254,19 @@ def order(root: str, tmp_path: Path) -> Callable[..., dict[str, Any]]:
             name: {**release, "files": {path: {"sha256": file["sha256"], "blob": False} for path, file in release["files"].items()}}
             for name, release in releases.items()
         }
-        server = {"address": "127.0.0.1", "http_port": port, "key": None, "mode": "none", "models": {}}
-        server["models"] = {name: {**model, "memory": [], "switch": "beside"} for name, model in wanted.items()}
-        return {
-            "run": "r",
-            "by": "me@here",
-            "host": "localhost",
-            "models": {"root": root, "incoming": root + "/incoming", "verify": False, "models": wanted},
-            "server": server,
+        server: dict[str, Any] = {
+            "root": root,
+            "address": "127.0.0.1",
+            "http_port": port,
+            "grpc": False,
+            "grpc_port": 1,
+            "key": None,
+            "fingerprint": None,
+            "mode": "none",
+            "cache": False,
+            "models": {name: {**model, "memory": [], "switch": "beside"} for name, model in wanted.items()},
+            "triton": "2.42.0",
+            "cards": {"npus": 2, "card": "RBLN-CA12"},
             "command": [
                 "tritonserver",
                 f"--model-repository={root}/served",
@@ -269,43 +277,56 @@ def order(root: str, tmp_path: Path) -> Callable[..., dict[str, Any]]:
             "maybe": ["allow-vertex-ai"],
             "environment": {"PYTHONPATH": str(tmp_path / "sdk"), "MARK": "1"},
             "stop_timeout": 5,
-            "ready_timeout": 60,
             "stuck_load_limit": 15,
-            "keep": 3,
-            "fingerprint": None,
-            "grpc": False,
-            "grpc_port": 1,
-            "triton": "2.42.0",
-            "cards": {"npus": 2, "card": "RBLN-CA12"},
             "backends": {"rbln/model.py": base64.b64encode(b"pass\n").decode()},
             "supervisor": {"archive": SUPERVISOR, "digest": DIGEST},
+        }
+        server.update({name: value for name, value in changes.items() if name in server})
+        return {
+            "run": "r",
+            "desired": {
+                "models": {"root": root, "incoming": root + "/incoming", "verify": False, "models": wanted},
+                "server": server,
+            },
+            "container": {"free_timeout": 0, "stop_timeout": 5, "ready_timeout": changes.get("ready_timeout", 60), "key": None},
+            "poll_seconds": 1,
+            "keep": 3,
             "releases": releases,
             "blobs": {},
-            "api_key": "",
-            "checks": {"document": {"host": "localhost", "checks": [1], "server": {}}, "program": ""},
-            **changes,
+            "api_key": changes.get("api_key", ""),
+            "checks": {"image": "", "document": {"host": "localhost", "checks": [1], "server": {}}, "program": ""},
         }
 
     return make
 
 
+def local_server(root: str, order: dict[str, Any]) -> triton_process.LocalServer:
+    given = {name: value for name, value in order.items() if name not in ("run", "api_key")}
+    who = {"run": order["run"], "by": "me@here", "host": "localhost"}
+    return triton_process.LocalServer({"root": root, "order": given, "api_key": order["api_key"], **who})
+
+
+def change(root: str, order: dict[str, Any]) -> host_change.Outcome:
+    return local_server(root, order).apply()
+
+
 def served(order: dict[str, Any]) -> dict[str, Any]:
-    found = change.read_served(order["server"]) or {}
+    found = read_served(order["desired"]["server"]) or {}
     return {name: versions["1"]["release"] for name, versions in found.items()}
 
 
 def names(root: str, order: dict[str, Any]) -> list[str]:
-    return [entry["name"] for entry in change.Server(root, order).look()[1]]
+    return [entry["name"] for entry in local_server(root, order).look().plan]
 
 
 def test_it_serves_and_a_second_look_finds_nothing(root: str, order: Any) -> None:
     wanted = order({"digits": 1})
     assert names(root, wanted) == ["digits", "process"]
-    outcome = change.Server(root, wanted).change()
+    outcome = change(root, wanted)
     assert outcome.why is None, outcome.why
     assert [check["ok"] for check in outcome.checks] == [True]
     assert served(wanted) == {"digits": release_of("digits", 1)["release"]}
-    assert change.Server(root, wanted).look()[1] == []
+    assert names(root, wanted) == []
     running = supervised.running(root) or {}
     assert "--allow-vertex-ai=false" not in running["command"], "this server does not know it"
     (backends,) = [word.partition("=")[2] for word in running["command"] if word.startswith("--backend-directory=")]
@@ -314,9 +335,9 @@ def test_it_serves_and_a_second_look_finds_nothing(root: str, order: Any) -> Non
 
 
 def test_a_model_that_changes_is_served_anew(root: str, order: Any) -> None:
-    change.Server(root, order({"digits": 1, "add": 1})).change()
+    change(root, order({"digits": 1, "add": 1}))
     wanted = order({"digits": 2})
-    outcome = change.Server(root, wanted).change()
+    outcome = change(root, wanted)
     assert outcome.why is None, outcome.why
     assert served(wanted) == {"digits": release_of("digits", 2)["release"]}
 
@@ -330,23 +351,23 @@ def test_a_model_that_changes_is_served_anew(root: str, order: Any) -> None:
     ],
 )
 def test_another_process_is_a_difference(root: str, order: Any, changes: dict[str, Any], names_of: list[str]) -> None:
-    change.Server(root, order({"digits": 1})).change()
+    change(root, order({"digits": 1}))
     assert names(root, order({"digits": 1}, **changes)) == names_of
 
 
 def test_a_server_that_does_not_start_gives_way_to_the_one_before(root: str, order: Any) -> None:
     before = order({"digits": 1})
-    change.Server(root, before).change()
-    outcome = change.Server(root, order({"digits": 2}, "--dies")).change()
+    change(root, before)
+    outcome = change(root, order({"digits": 2}, "--dies"))
     assert outcome.why is not None and "no such option: --dies" in outcome.why
     assert outcome.back == "the one before it serves again"
     assert served(before) == {"digits": release_of("digits", 1)["release"]}
-    assert change.Server(root, before).look()[1] == []
+    assert names(root, before) == []
 
 
 def test_a_secret_that_the_server_repeats_is_not_told(root: str, order: Any) -> None:
     wanted = order({"digits": 1}, "--dies", "--cache-config=redis,password=hunter2-and-more")
-    outcome = change.Server(root, wanted).change()
+    outcome = change(root, wanted)
     assert outcome.why is not None and "no such option: --dies" in outcome.why
     assert "hunter2" not in outcome.why
     assert "npufleet_supervisor" in outcome.why
@@ -354,11 +375,11 @@ def test_a_secret_that_the_server_repeats_is_not_told(root: str, order: Any) -> 
 
 def test_wrong_answers_bring_back_what_served(root: str, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before = order({"digits": 1})
-    change.Server(root, before).change()
+    change(root, before)
     monkeypatch.setattr(
         check_client, "run_in_process", lambda *_given: [{"name": "digits", "ok": False, "why": "found 8, wanted 3"}]
     )
-    outcome = change.Server(root, order({"digits": 2})).change()
+    outcome = change(root, order({"digits": 2}))
     assert outcome.why is not None and outcome.why.startswith("0 of 1 checks passed") and "found 8, wanted 3" in outcome.why
     assert [check["ok"] for check in outcome.checks] == [False]
     assert served(before) == {"digits": release_of("digits", 1)["release"]}
@@ -366,47 +387,112 @@ def test_wrong_answers_bring_back_what_served(root: str, order: Any, monkeypatch
 
 def test_other_cards_are_refused_while_the_old_one_serves(root: str, order: Any) -> None:
     before = order({"digits": 1})
-    change.Server(root, before).change()
+    change(root, before)
     pid = supervised.holder(root)
-    outcome = change.Server(
-        root, order({"digits": 1}, environment={**before["environment"], "MARK": "2"}, cards={"npus": 3, "card": "RBLN-CA12"})
-    ).change()
+    environment = {**before["desired"]["server"]["environment"], "MARK": "2"}
+    outcome = change(root, order({"digits": 1}, environment=environment, cards={"npus": 3, "card": "RBLN-CA12"}))
     assert outcome.why is not None and "found 2 NPUs by the SDK in this container, wanted 3" in outcome.why
     assert supervised.holder(root) == pid
 
 
 def test_another_triton_is_not_kept(root: str, order: Any) -> None:
-    outcome = change.Server(root, order({"digits": 1}, triton="2.51.0")).change()
-    assert outcome.why == "found Triton 2.42.0, wanted 2.51.0: choose the rbln_release of this image"
+    outcome = change(root, order({"digits": 1}, triton="2.51.0"))
+    assert outcome.why is not None and "server version" in outcome.why
+    assert "2.42.0" in outcome.why and "2.51.0, as rbln_release has it" in outcome.why
     assert outcome.back == "there was none before; the next run goes on from here"
 
 
 def test_a_key_is_made_once_for_its_owner_alone(root: str, order: Any) -> None:
     def closed(**more: Any) -> dict[str, Any]:
         wanted = order({"digits": 1}, **more)
-        wanted["server"]["key"] = {"name": "npufleet-key", "path": change.key_path(root)}
+        wanted["desired"]["server"]["key"] = {"name": "npufleet-key", "path": state.key_path(root)}
         return wanted
 
     assert names(root, closed()) == ["digits", "key", "process"]
-    assert change.Server(root, closed()).change().why is None
-    key = Path(change.key_path(root))
+    assert change(root, closed()).why is None
+    key = Path(state.key_path(root))
     assert (key.stat().st_mode & 0o777, len(key.read_text())) == (0o600, 64)
     assert names(root, closed()) == []
     key.chmod(0o644)
     assert names(root, closed()) == ["key"]
-    assert change.Server(root, closed(api_key="of the operator's own")).change().why is None
+    assert change(root, closed(api_key="of the operator's own")).why is None
     assert key.read_text() == "of the operator's own"
     assert names(root, closed()) == []
 
 
 def test_one_change_at_a_time(root: str, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fcntl
+    monkeypatch.setattr(triton_process, "WAIT", 0.0)
+    lease.acquire(root, lease.Holder("bob/2/2", "bob@ops2"), 60.0, {}, watchdog=False)
+    with pytest.raises(lease.LeaseError, match="another run is changing this host: bob@ops2"):
+        change(root, order({"digits": 1}))
+    assert supervised.holder(root) is None
 
-    monkeypatch.setattr(change, "WAIT", 0.0)
-    with open(os.path.join(root, "process.lock"), "w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(supervised.ProcessError, match="another run changes"):
-            change.Server(root, order({"digits": 1})).change()
+
+def test_a_run_that_ends_leaves_no_lease(root: str, order: Any) -> None:
+    assert change(root, order({"digits": 1})).why is None
+    assert lease.read(root) is None
+    assert replacement.read(root) is None
+
+
+# A change that is killed
+
+
+class Killed(BaseException):
+    """What no handler of the run sees."""
+
+
+def killed(root: str, order: dict[str, Any], monkeypatch: pytest.MonkeyPatch, place_of: Any, name: str, after: bool) -> None:
+    """Have a change end at the first call of a function, before or after that, as a kill ends it."""
+    real = getattr(place_of, name)
+
+    def dies(*given: Any, **more: Any) -> Any:
+        if after:
+            real(*given, **more)
+        raise Killed
+
+    with monkeypatch.context() as dying:
+        dying.setattr(place_of, name, dies)
+        # The kernel ends what a process holds, and nobody releases the lease
+        dying.setattr(triton_process.lease, "release", lambda *_given: False)
+        with pytest.raises(Killed):
+            change(root, order)
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["proven by the next run", "restored by the next run"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("place_of", "name"),
+    [
+        (supervised, "stop"),
+        (supervised, "start"),
+        (host_change.HostChange, "_prove"),
+        (host_change.HostChange, "_check"),
+        (drivers.ProcessDriver, "keep"),
+    ],
+    ids=["stop", "start", "proof", "checks", "keep"],
+)
+def test_the_next_run_finishes_a_change_that_was_killed(
+    root: str, order: Any, monkeypatch: pytest.MonkeyPatch, place_of: Any, name: str, after: bool, right: bool
+) -> None:
+    monkeypatch.setattr(triton_process, "PATIENCE", 0.0)
+    first = order({"digits": 1})
+    assert change(root, first).why is None
+    config = supervised.running(root)
+    second = order({"digits": 2}, environment={**first["desired"]["server"]["environment"], "MARK": "2"})
+    killed(root, second, monkeypatch, place_of, name, after)
+    assert "lease" in names(root, {**second, "run": "s"})
+    if not right:
+        monkeypatch.setattr(check_client, "run_in_process", lambda *_given: [{"name": "digits", "ok": False, "why": "is 8"}])
+    outcome = change(root, {**second, "run": "s"})
+    # At the end of a change its releases are proven, and soon after that its server is
+    closed = name == "keep"
+    proven = right or (closed and after)
+    assert (outcome.why is None) is proven, (outcome.why, outcome.back)
+    assert served(second) == {"digits": release_of("digits", 2 if right or closed else 1)["release"]}
+    assert (supervised.running(root) == config) is not proven
+    assert closed or names(root, second if proven else first) == []
+    assert (lease.read(root), replacement.read(root)) == (None, None)
+    assert not os.path.exists(os.path.join(root, "transaction.json"))
 
 
 # A start that is stuck
@@ -426,7 +512,7 @@ def stuck(tmp_path: Path) -> Iterator[list[str]]:
 
 @needs_numbers
 def test_a_start_that_is_stuck_is_ended_and_repeated(root: str, order: Any, stuck: list[str]) -> None:
-    outcome = change.Server(root, order({"digits": 1}, *stuck, stuck_load_limit=1)).change()
+    outcome = change(root, order({"digits": 1}, *stuck, stuck_load_limit=1))
     assert outcome.why is None, outcome.why
     (words,) = [entry for entry in outcome.did if entry.startswith("a load")]
     assert re.fullmatch(r"a load is stuck, ends process \d+ of digits_0", words)
@@ -435,8 +521,8 @@ def test_a_start_that_is_stuck_is_ended_and_repeated(root: str, order: Any, stuc
 
 @needs_numbers
 def test_without_a_limit_a_start_that_is_stuck_is_not_proven(root: str, order: Any, stuck: list[str]) -> None:
-    outcome = change.Server(root, order({"digits": 1}, *stuck, stuck_load_limit=0, ready_timeout=3)).change()
-    assert outcome.why is not None and "does not serve what is wanted" in outcome.why
+    outcome = change(root, order({"digits": 1}, *stuck, stuck_load_limit=0, ready_timeout=3))
+    assert outcome.why is not None and "server http" in outcome.why
     assert "ended with" not in supervised.log_since(root, 0)
 
 
@@ -445,11 +531,11 @@ def test_what_is_put_back_and_stuck_is_repeated_as_well(root: str, order: Any, s
     began = Path(stuck[0].partition("=")[2], "began")
     began.touch()
     before = order({"digits": 1}, *stuck, stuck_load_limit=1)
-    assert change.Server(root, before).change().why is None
+    assert change(root, before).why is None
     began.unlink()
-    outcome = change.Server(root, order({"digits": 1}, "--dies", stuck_load_limit=1)).change()
+    outcome = change(root, order({"digits": 1}, "--dies", stuck_load_limit=1))
     assert outcome.why and outcome.back == "the one before it serves again"
-    assert change.Server(root, before).look()[1] == []
+    assert names(root, before) == []
 
 
 def test_a_load_that_was_stuck_is_repeated(root: str, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,6 +545,8 @@ def test_a_load_that_was_stuck_is_repeated(root: str, order: Any, monkeypatch: p
     class Change:
         loaded: ClassVar[list[str]] = []
         unloaded: ClassVar[list[str]] = []
+
+        hung: ClassVar[list[str]] = []
 
         def __init__(self, *_given: Any) -> None:
             pass
@@ -473,10 +561,10 @@ def test_a_load_that_was_stuck_is_repeated(root: str, order: Any, monkeypatch: p
             return "Triton refused digits" if len(applied) == 1 else ""
 
     os.makedirs(supervised.home(root))
-    monkeypatch.setattr(change.repository_api, "Change", Change)
-    server = change.Server(root, order({"digits": 1}))
-    server._load({})
-    assert (applied, server.did) == ([0, 1], ["a load is stuck, ends process 7 of digits_0"])
+    monkeypatch.setattr(host_change, "Change", Change)
+    found = local_server(root, order({"digits": 1})).change()
+    found._load({})
+    assert (applied, found._outcome([]).did) == ([0, 1], ["a load is stuck, ends process 7 of digits_0"])
 
 
 def test_a_supervisor_of_an_older_version_is_still_known(root: str) -> None:
@@ -605,15 +693,15 @@ def test_a_client_that_gives_no_answer_is_told_with_its_python(monkeypatch: pyte
 
 @pytest.mark.parametrize("error", [KeyError("State"), MemoryError(), RecursionError("too deep")])
 def test_any_error_restores_the_server_before(root: str, order: Any, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    change.Server(root, order({"digits": 1})).change()
+    change(root, order({"digits": 1}))
 
     def fails(_server: Any) -> None:
         raise error
 
     wanted = order({"digits": 2})
-    monkeypatch.setattr(change.Server, "_ask", fails)
-    outcome = change.Server(root, wanted).change()
+    monkeypatch.setattr(host_change.HostChange, "_check", fails)
+    outcome = change(root, wanted)
     assert outcome.why and f"{type(error).__name__}(" in outcome.why and "playbooks/collect.yml" in outcome.why
-    assert outcome.back == "the one before it serves again"
+    assert outcome.back == "the releases before serve again"
     assert served(wanted) == {"digits": release_of("digits", 1)["release"]}
     assert not os.path.exists(os.path.join(root, "transaction.json"))

@@ -1,7 +1,7 @@
-"""The container of the server: replaced, put back, started and restarted, so that whoever comes after a kill can go on.
+"""The container of the server: it is replaced, restored, started and restarted, in steps that can go on after a kill.
 
-Beside the container `<name>` there are at most two others. `<name>-next` is made and has not served. `<name>-previous` is the one
-that was proven last: it stays, stopped, until another one is proven. How far a replacement is says replacement.py.
+Beside the container `<name>` there are at most two others. `<name>-next` is made and has not served. `<name>-previous` was proven
+last and stays, stopped, until `<name>` is proven. replacement.py has the record of the steps.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change.docker impo
     refuse_absent,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
-from ansible_collections.npufleet.triton.plugins.module_utils.system import capture, read_text, timestamp, untranslated
+from ansible_collections.npufleet.triton.plugins.module_utils.system import capture, read_text, untranslated
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import last_words
 
-# A process that ended and was started again so often by the engine will not stay: one failed start may be bad luck
+# A process that the engine had to start so often will not stay. One failed start may be bad luck.
 KEEPS_ENDING = 3
 LOOK = 0.2
-# Seconds for one answer of the server
-ANSWER = 5.0
-# Seconds for one answer of the vendor's tool
-ASKING = 20.0
+# Seconds for one response of the server
+RESPONSE = 5.0
+# Seconds for one call of the vendor's tool
+TOOL = 20.0
 
 
 def open_replacement(engine: Docker, root: str, name: str) -> Optional[Dict[str, Any]]:
-    """What was not proven yet: the replacement that is written down, or a container that was left aside without one."""
+    """Return the replacement that is not proven: the recorded one, or an unknown one if there is a previous container."""
     entry = replacement.read(root)
     if entry is None and engine.inspect(name + "-previous"):
         entry = dict(replacement.UNKNOWN)
@@ -47,10 +47,10 @@ def open_replacement(engine: Docker, root: str, name: str) -> Optional[Dict[str,
 def replace(
     engine: Docker, root: str, run: lease.Holder, name: str, settings: Mapping[str, Any], inside: Optional[Mapping[str, Any]] = None
 ) -> List[str]:
-    """Let `<name>-next` take the place of `<name>`, which stays as `<name>-previous` until `keep` or `put_back`.
+    """Let `<name>-next` take the place of `<name>`, which stays as `<name>-previous` until `keep` or `restore`.
 
-    `inside` is a server that hands started inside the old container: {"pid", "options" of docker exec}. A container that
-    nobody proved gives way for good: the one before it is still there. Raises ContainerError.
+    `inside` is a server that was started manually in the old container: {"pid", "options" of docker exec}. A container that was
+    never proven is removed: the one before it is still there. Raises ContainerError.
     """
     _end_kept(engine, root, name)
     current, previous, upcoming = (engine.inspect(name + suffix) for suffix in ("", "-previous", "-next"))
@@ -59,21 +59,11 @@ def replace(
     refuse_absent(upcoming)
     before = replacement.read(root)
     ran = before["ran"] if before else bool(current and current["State"]["Running"]) or not current
-    old = (previous or current or {}).get("Id")
-    kept = before["inside"] if before and previous else _with_command(inside or {})
-    entry = {
-        "run": run.run,
-        "by": run.by,
-        "since": timestamp(),
-        "phase": replacement.SWAPPING,
-        "ran": ran,
-        "old": old,
-        "inside": kept,
-    }
-    replacement.write(root, entry)
+    manual = before["inside"] if before and previous else _with_command(inside or {})
+    replacement.begin(root, run, ran=ran, old=(previous or current or {}).get("Id"), inside=manual)
     done = []
     if current:
-        # Before it gets another name: an engine does not rename what it is just about to start again
+        # Before the rename: an engine does not rename a container that it is about to start again
         _end(engine, current, settings, {} if previous else inside or {})
         if previous:
             engine.remove(current["Id"])
@@ -81,7 +71,7 @@ def replace(
         else:
             engine.rename(current["Id"], name + "-previous")
             done.append(f"stopped {current['Id'][:12]} and put it aside")
-        why = held(settings)
+        why = wait_for_cards(settings)
         if why:
             raise ContainerError(
                 f"found {why} {settings['free_timeout']} s after the old container ended, wanted the cards free: see "
@@ -89,25 +79,27 @@ def replace(
             )
     engine.rename(upcoming["Id"], name)
     engine.start(upcoming["Id"])
-    replacement.write(root, {**entry, "phase": replacement.SWAPPED})
+    replacement.advance(root, replacement.SWAPPED)
     return [*done, f"started {upcoming['Id'][:12]}"]
 
 
 def stop(engine: Docker, root: str, run: lease.Holder, name: str, settings: Mapping[str, Any]) -> bool:
-    """Stop the container for something else than its own change; `keep` once it is proven to serve again, or `put_back`."""
+    """Stop the container for something else than its own change. It stays recorded until `keep` or `restore`.
+
+    Returns False if it did not run.
+    """
     _end_kept(engine, root, name)
     found = engine.inspect(name)
     if not found or not found["State"]["Running"]:
         return False
     if replacement.read(root) is None and not engine.inspect(name + "-previous"):
-        who = {"run": run.run, "by": run.by, "since": timestamp()}
-        replacement.write(root, {**replacement.UNKNOWN, **who, "phase": replacement.STOPPED, "old": found["Id"]})
+        replacement.begin(root, run, phase=replacement.STOPPED, old=found["Id"])
     engine.stop(found["Id"], settings["stop_timeout"])
     return True
 
 
 def _end(engine: Docker, container: Mapping[str, Any], settings: Mapping[str, Any], inside: Mapping[str, Any]) -> None:
-    """Stop a container. A server that hands started inside is told to end itself: stopping would not tell it, but kill it late."""
+    """Stop a container. A server that was started in it manually gets its own signal: the engine would only kill it at the end."""
     if inside:
         pid = int(inside["pid"])
         if not _is_server(pid):
@@ -121,25 +113,25 @@ def _end(engine: Docker, container: Mapping[str, Any], settings: Mapping[str, An
     engine.stop(container["Id"], settings["stop_timeout"])
 
 
-def held(settings: Mapping[str, Any]) -> str:
-    """Wait until the vendor's tool lists no context any more: a start beside one can wedge the card. Returns why they are not free.
+def wait_for_cards(settings: Mapping[str, Any]) -> str:
+    """Wait until the vendor's tool lists no context: a start beside one can wedge the card. Returns why the cards are not free.
 
-    Without a tool they are; one that fails or hangs says nothing of them.
+    They count as free without a tool, but not if the tool fails or hangs.
     """
     deadline = time.monotonic() + settings["free_timeout"]
     while True:
-        why = _held()
+        why = _busy_cards()
         if not why or time.monotonic() >= deadline:
             return why
         time.sleep(LOOK)
 
 
-def _held() -> str:
+def _busy_cards() -> str:
     tool = vendor_tool.find_tool()
     if tool is None:
         return ""
     try:
-        done = capture([tool, "-j"], ASKING)
+        done = capture([tool, "-j"], TOOL)
     except (OSError, subprocess.SubprocessError) as error:
         return f"that {tool} does not tell who has the cards open ({error})"
     if done.returncode:
@@ -148,51 +140,51 @@ def _held() -> str:
 
 
 def keep(engine: Docker, root: str, name: str) -> bool:
-    """The container is proven: take away the one before it. Returns whether there was anything to do."""
+    """Make the container the proven one: remove the previous container. Return True if there was anything to do."""
     previous, entry = engine.inspect(name + "-previous"), replacement.read(root)
     if previous:
-        # From here on nobody restores it, also where the engine does not remove it
-        replacement.write(root, {**(entry or replacement.UNKNOWN), "phase": replacement.PROVEN})
+        # From here on it is never restored, even if the engine does not remove it
+        replacement.advance(root, replacement.PROVEN)
         engine.remove(previous["Id"])
     replacement.close(root)
     return bool(previous) or entry is not None
 
 
 def _end_kept(engine: Docker, root: str, name: str) -> None:
-    """End a replacement whose container was proven, and of which only the removal of the one before it is left."""
+    """Finish a replacement whose container is proven: remove the previous container."""
     entry = replacement.read(root)
     if entry is not None and entry["phase"] == replacement.PROVEN:
         keep(engine, root, name)
 
 
-def put_back(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -> Optional[str]:
-    """Serve again with the container that was proven last: what was done, None where there is none to go back to.
+def restore(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) -> Optional[str]:
+    """Bring back the container that was proven last. Returns what was done, None if there was nothing to restore.
 
-    Safe to do again at any point where it broke off. Raises ContainerError where the old one does not answer.
+    It can be repeated wherever it broke off. Raises ContainerError if the restored server does not answer.
     """
     _end_kept(engine, root, name)
     entry = open_replacement(engine, root, name)
     current, previous = engine.inspect(name), engine.inspect(name + "-previous")
     if entry is None or not (previous or (current and entry["old"] == current["Id"])):
-        # The first one ever: there is nothing else to serve with, and it is nobody's any more who broke off
+        # There is no container before the first one. The next run proves it.
         if entry is not None and entry["phase"] == replacement.SWAPPING:
-            replacement.write(root, {**entry, "phase": replacement.SWAPPED})
+            replacement.advance(root, replacement.SWAPPED)
         if entry is None:
-            # Made, and never given its place
+            # A new container that was not started
             _drop(engine, name + "-next")
         return None
     if not previous and current and current["State"]["Running"] and _untouched(entry["inside"]):
-        # It broke off before the first step; or it runs again, and whoever stopped it has to prove that
+        # The replacement broke off before its first step. A stopped container that runs again still has to be proven.
         if entry["phase"] == replacement.SWAPPING:
             _drop(engine, name + "-next")
             replacement.close(root)
         return None
     if previous:
-        # Also of one that was left aside without a word: once it has its name back, only this tells that it has to serve
+        # Once the container has its name back, only the record shows that it has to serve
         replacement.write(root, {**entry, "old": previous["Id"], "phase": replacement.SWAPPING})
         if current:
             with suppress(ContainerError):
-                # Let it end by itself, where it does: it goes in any case
+                # The removal kills it, if it does not end by itself
                 engine.stop(current["Id"], settings["stop_timeout"])
             engine.remove(current["Id"])
         engine.rename(previous["Id"], name)
@@ -205,11 +197,11 @@ def put_back(engine: Docker, root: str, name: str, settings: Mapping[str, Any]) 
 
 
 def _serve_again(engine: Docker, old: Mapping[str, Any], inside: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> None:
-    """Start the old container, and the server inside that hands had started, and wait until it serves."""
-    # Of a server inside that ended, the container may still be there
+    """Start the old container, and a server that was started in it manually, and wait until it serves."""
+    # The container may still run although the server in it has ended
     engine.stop(old["Id"], settings["stop_timeout"])
-    # Also when they are not free: the server that was there is worth the attempt
-    held(settings)
+    # It starts even if the cards are not free, as the last server that is known to work
+    wait_for_cards(settings)
     engine.start(old["Id"])
     if inside:
         _start_inside(name, inside)
@@ -217,7 +209,7 @@ def _serve_again(engine: Docker, old: Mapping[str, Any], inside: Mapping[str, An
 
 
 def _untouched(inside: Mapping[str, Any]) -> bool:
-    """Whether the server inside, if there is one, has not ended."""
+    """Return True unless a server that was started manually has ended."""
     return not inside or _is_server(inside["pid"])
 
 
@@ -232,7 +224,7 @@ def _is_server(pid: Any) -> bool:
 
 
 def _with_command(inside: Mapping[str, Any]) -> Dict[str, Any]:
-    """A server inside with its command line, which the kernel has: it may hold keys and does not come from the controller."""
+    """Return a server that was started manually with its command line. It may hold keys, so the host reads it from the kernel."""
     if not inside:
         return {}
     raw = read_text(f"/proc/{int(inside['pid'])}/cmdline") or ""
@@ -240,34 +232,34 @@ def _with_command(inside: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _start_inside(name: str, inside: Mapping[str, Any]) -> None:
-    """Start a server inside the container again, as hands had started it."""
+    """Start a server in the container again as it was started manually."""
     command = ["docker", "exec", "--detach", *map(str, inside["options"]), name, *map(str, inside["command"])]
     try:
         done = subprocess.run(command, capture_output=True, timeout=ENGINE_EXTRA, check=False, env=untranslated())
     except (OSError, subprocess.SubprocessError) as error:
-        # Its text has the command, whose options may be secret
+        # The message of the error has the command, whose options may be secret
         raise ContainerError(f"the server inside could not be started again: {type(error).__name__}") from None
     if done.returncode:
         raise ContainerError("the server inside could not be started again: " + done.stderr.decode("utf-8", "replace").strip())
 
 
 def restart(engine: Docker, name: str, settings: Mapping[str, Any]) -> None:
-    """Stop it, wait for the cards, start it. Also when they do not get free, which is raised after that."""
+    """Restart the container. Raises ContainerError after the start if the cards were not free."""
     found = _there(engine, name)
     refuse_absent(found)
     engine.stop(found["Id"], settings["stop_timeout"])
-    why = held(settings)
+    why = wait_for_cards(settings)
     engine.start(found["Id"])
     if why:
         raise ContainerError(f"found {why} {settings['free_timeout']} s after {name} was stopped, wanted the cards free")
 
 
 def start(engine: Docker, name: str, settings: Mapping[str, Any]) -> bool:
-    """Start it, if it does not run."""
+    """Start the container. Return False if it runs already."""
     found = _there(engine, name)
     if found["State"]["Status"] == "running":
         return False
-    # One that the engine starts again and again would be started between two looks
+    # The engine may be about to start it again
     engine.stop(found["Id"], settings["stop_timeout"])
     engine.start(found["Id"])
     return True
@@ -281,9 +273,9 @@ def _there(engine: Docker, name: str) -> Dict[str, Any]:
 
 
 def endpoint(container: Mapping[str, Any]) -> Optional[Tuple[str, int]]:
-    """Where this host reaches the HTTP service of a container's server; None where it publishes none.
+    """Return address and port of the server's HTTP service on this host, None if it is not published.
 
-    Out of the container itself and not of the inventory, which may want another port by now.
+    They are read from the container, because the inventory may have another port by now.
     """
     host = container.get("HostConfig") or {}
     command = [str(element) for element in (container.get("Config") or {}).get("Cmd") or []]
@@ -301,11 +293,11 @@ def endpoint(container: Mapping[str, Any]) -> Optional[Tuple[str, int]]:
 
 
 def _is_ready(address: str, port: int, left: float) -> bool:
-    return http_json(address, port, "GET", "/v2/health/ready", min(max(left, LOOK), ANSWER))[0] == 200
+    return http_json(address, port, "GET", "/v2/health/ready", min(max(left, LOOK), RESPONSE))[0] == 200
 
 
 def wait_ready(engine: Docker, name: str, timeout: float) -> None:
-    """Until the server is ready, or the container's process has ended, which is told at once. Raises ContainerError."""
+    """Wait until the server is ready. Raises ContainerError at the time limit, or as soon as the container's process has ended."""
     deadline = time.monotonic() + timeout
     while True:
         found = _there(engine, name)
@@ -323,20 +315,20 @@ def wait_ready(engine: Docker, name: str, timeout: float) -> None:
 
 
 def guard(engine: Docker, name: str, settings: Mapping[str, Any]) -> stuck_load.Guard:
-    """Return what ends the stuck loads of this container, under whatever ID it runs at the moment."""
+    """Return the guard that ends the stuck loads of this container, whatever ID it has at the moment."""
 
     def first_process() -> Optional[int]:
-        # A thread of a change asks, and must not end for an engine that is away or answers nonsense.
+        # The thread of the guard goes on if the engine is away or returns nonsense
         with suppress(ContainerError, AttributeError, TypeError, ValueError):
             return int(((engine.inspect(name) or {}).get("State") or {}).get("Pid") or 0) or None
         return None
 
-    # A lease that an older version wrote has no limit.
+    # A lease that an older version wrote has no limit
     return stuck_load.Guard(first_process, float(settings.get("stuck_load_limit", stuck_load.LIMIT)))
 
 
 def ending(container: Mapping[str, Any]) -> Optional[str]:
-    """How the process of a container ended for good, or keeps ending; None while it may come up."""
+    """Return how the process of a container ended for good or keeps ending, None if it may still come up."""
     state = container["State"]
     count = container.get("RestartCount") or 0
     if state["Status"] in ("exited", "dead"):

@@ -14,7 +14,7 @@ import math
 import os
 import signal
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
@@ -181,15 +181,22 @@ def refuse_maintenance(root: str, allowed: bool) -> None:
 
 
 def acquire(
-    root: str, holder: Holder, patience: float, container: Mapping[str, Any], wait: float = 0.0, ended: str = ""
+    root: str,
+    holder: Holder,
+    patience: float,
+    container: Mapping[str, Any],
+    wait: float = 0.0,
+    ended: str = "",
+    watchdog: bool = True,
 ) -> Tuple[bool, Optional[Dict[str, Any]]]:
-    """Take the lease, or renew one's own: (whether it was taken, the lease of an ended run that it is taken over from).
+    """Take the lease, or renew the run's own. Returns whether it was taken, and the lease of an ended run that it replaces.
 
-    `ended` is a run that is known to be dead. Raises Held while another one is at it, LeaseError on a host in maintenance.
+    `ended` is a run that is known to be gone. Without `watchdog`, no watchdog acts on the host. Raises Held while another run holds
+    the lease, LeaseError on a host in maintenance.
     """
     deadline = time.monotonic() + wait
     while True:
-        with watchdog_idle(), _locked(root):
+        with watchdog_idle() if watchdog else nullcontext(), _locked(root):
             before = read(root)
             mine = before is not None and before["run"] == holder.run
             if before is None or mine or not live(root, before, ended):

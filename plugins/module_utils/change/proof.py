@@ -1,10 +1,10 @@
-"""Whether a host is as wanted: read it, compare, and wait for what comes by itself."""
+"""Read a host, compare it with the desired state, and wait for what becomes right by itself."""
 
 from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Set, Tuple
+from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Protocol, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import store, system
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, resume
@@ -15,28 +15,41 @@ from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPEC
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import log
 
 POLL_SECONDS = 0.5
-# Characters of what was found that a failed proof tells: Triton's reasons for every model
-TOLD = 2000
+# Characters of an actual value that a failed proof shows: Triton's reasons for every model
+SHOWN = 2000
 # Lives of a server's process that a proof waits for
 LIVES = 2
 
 
-def look(desired: Mapping[str, Any], root: str = "", run: str = "", ended: str = "") -> Tuple[Dict[str, Any], List[Item]]:
-    """(what was read by concern, the plan) for every concern that `desired` has; of a server also what a run left unfinished."""
+class Server(Protocol):
+    """The part of a driver (drivers.py) that reads the server."""
+
+    def read(self, desired: Mapping[str, Any]) -> Dict[str, Any]: ...
+
+    def diff(self, desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]: ...
+
+    def log_lines(self, since: float) -> List[str]: ...
+
+
+def look(
+    desired: Mapping[str, Any], root: str = "", run: str = "", ended: str = "", driver: Optional[Server] = None
+) -> Tuple[Dict[str, Any], List[Item]]:
+    """Return the actual state of each concern in `desired`, and the plan, with what a run has left unfinished of the server."""
     actual: Dict[str, Any] = {}
     plan: List[Item] = []
     units = system.unit_states(*(concern.unit for name, concern in CONCERNS.items() if concern.unit and name in desired))
     for name, concern in CONCERNS.items():
         if name in desired:
-            actual[name] = {**concern.part.read(desired[name]), **units.get(concern.unit, {})}
-            plan += concern.part.diff(desired[name], actual[name])
+            reader = driver if driver and name == server.CONCERN else concern.part
+            actual[name] = {**reader.read(desired[name]), **units.get(concern.unit, {})}
+            plan += reader.diff(desired[name], actual[name])
     if "server" in desired and root:
         plan += resume.unfinished(root, run, bool(actual["server"].get("previous")), ended)
     return actual, plan
 
 
 def hopeless(plan: List[Item]) -> bool:
-    """Whether waiting cannot help: hardware for hands to repair, a container that has ended, a load that Triton refused."""
+    """Return True if waiting cannot help: for hardware, a container that has ended, or a load that Triton refused."""
     return any(
         item["action"] in (INSPECT, "create", "replace")
         or (item["concern"], item["action"]) == ("server", "start")
@@ -46,48 +59,55 @@ def hopeless(plan: List[Item]) -> bool:
 
 
 def ended_since(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a server that does not answer has ended since the first look. It loads every model before it ends for one of them."""
+    """Return True if a server that does not answer has ended since the first look. It tries every model before it ends for one."""
     silent = now.get("state") == "running" and now.get("served") is None
     return bool(silent and now["restarts"] > first.get("restarts", now["restarts"]))
 
 
 def says_more(first: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a server that ended once in the middle of its loads is started again: it says then why the others do not load."""
+    """Return True if a server that crashed in its loads is started again: then it logs why the other models do not load."""
     lives = now.get("restarts", 0) - first.get("restarts", 0)
     return bool(now.get("cut_off")) and str(now.get("state")).startswith(("running", "restarting")) and lives < LIVES
 
 
 def about(plan: List[Item], linked: bool, prove: bool) -> List[Item]:
-    """The part of the plan that was asked for: a proof is part of a switch that is open until it is over, and what is linked may
-    be another release in another container than the wanted ones."""
-    # A release whose record is lost goes when the one after it is proven
-    plan = [item for item in plan if not (prove and item["action"] in (models.PROVE, models.MEND))]
-    # Of the container that would be made next: the one that serves has what it mounts
-    plan = [item for item in plan if not ((prove or linked) and item["name"] in server.TO_MOUNT)]
-    foreign = [
-        item
-        for item in plan
-        if item["name"].startswith("container.")
-        or (prove and item["name"] == server.HANGING)
-        or item["action"] in ("release", "withdraw")
-    ]
-    return [item for item in plan if not (linked and item in foreign)]
+    """Return the items of a plan that count.
+
+    A proof is part of its own open transaction. What is linked may be another release in another server than the desired one.
+    """
+    # A release without its record is removed when the next one is proven
+    ignored = [item for item in plan if prove and item["action"] in (models.PROVE, models.MEND)]
+    # These concern the next container: the one that serves has its mounts
+    ignored += [item for item in plan if (prove or linked) and item["name"] in server.TO_MOUNT]
+    if linked:
+        ignored += [
+            item
+            for item in plan
+            if (item["concern"], item["action"]) == (server.CONCERN, "replace")
+            or item["name"] == server.VERSION
+            or (prove and item["name"] == server.HANGING)
+            or item["action"] in ("release", "withdraw")
+        ]
+    return [item for item in plan if item not in ignored]
 
 
-def polled(desired: Mapping[str, Any], plan: List[Item]) -> Tuple[Dict[str, str], Set[str]]:
-    """({model: why Triton refused it}, models that it still loads) since the open switch, in mode poll, where nobody who asked is
-    answered."""
+def polled(desired: Mapping[str, Any], plan: List[Item], driver: Optional[Server] = None) -> Tuple[Dict[str, str], Set[str]]:
+    """Return {model: why Triton refused it} and the models that it still loads, from the log since the open switch.
+
+    Only a server in mode poll is read, because nobody gets a response to its loads.
+    """
     wanted = desired.get("server") or {}
     names = [item["name"] for item in plan if (item["concern"], item["action"]) == ("server", "wait")]
     opened = store.read_transaction(wanted["root"]) if names and wanted.get("mode") == "poll" else None
     if not opened:
         return {}, set()
-    lines = log.log_lines(Engine(), wanted["name"], store.renewed(opened))
+    since = store.renewed(opened)
+    lines = driver.log_lines(since) if driver else log.log_lines(Engine(), wanted["name"], since)
     return log.reasons(lines, names), log.loading(lines) & set(names)
 
 
 class Seen(NamedTuple):
-    """What was read by concern, the differences that count, why Triton refused models, and which it still loads."""
+    """The actual state by concern, the differences that count, why Triton refused models, and which it still loads."""
 
     actual: Dict[str, Any]
     plan: List[Item]
@@ -95,19 +115,19 @@ class Seen(NamedTuple):
     loading: Collection[str] = ()
 
     def over(self) -> bool:
-        """Whether Triton has refused a model, and has come to the end of all the others: every reason is there."""
+        """Return True if Triton has refused a model and all other loads have ended, so that every reason is known."""
         return bool(self.said) and not self.loading
 
     def words(self) -> str:
-        """Every difference that is left, a line each."""
+        """Return every difference that is left, a line each."""
         return "".join(
-            "\n  - " + sentence(entry, TOLD) + (f"; Triton says: {self.said[entry['name']]}" if entry["name"] in self.said else "")
+            "\n  - " + sentence(entry, SHOWN) + (f"; Triton says: {self.said[entry['name']]}" if entry["name"] in self.said else "")
             for entry in self.plan
         )
 
 
 def settled(first: Mapping[str, Any], seen: Seen) -> bool:
-    """Whether waiting cannot help, and every reason is there."""
+    """Return True if waiting cannot help and every reason is known."""
     now = seen.actual.get("server") or {}
     if says_more(first, now):
         return hopeless([item for item in seen.plan if (item["concern"], item["action"]) != ("server", "start")])
@@ -122,20 +142,22 @@ def see(
     linked: bool = False,
     prove: bool = False,
     timeout: float = 0,
+    driver: Optional[Server] = None,
 ) -> Seen:
-    """Read the host; for a proof again until nothing differs, waiting cannot help, or the seconds are over.
+    """Read the host. A proof reads it again until nothing differs, waiting cannot help, or `timeout` seconds are over.
 
-    `linked` compares with what the store links. `run` is the caller's own, `ended` one that is known to be gone.
+    `linked` compares with the links of the store. `run` is the caller's own run, `ended` a run that is known to be gone. `driver`
+    reads a server that has no container.
     """
     deadline = time.monotonic() + timeout
-    actual, plan = look(desired, root, run, ended)
+    actual, plan = look(desired, root, run, ended, driver)
     seen = Seen(actual, about(plan, linked, prove), {})
     first: Mapping[str, Any] = actual.get("server") or {}
-    # A proof is a step of a change: the lease of its run, if there is one, stays live however long it takes
+    # A proof is a step of a change: the lease of the run stays live, however long the proof takes
     with lease.working(root, limit=timeout + lease.CALL) if prove and root else nullcontext():
         while prove and seen.plan and time.monotonic() < deadline and not (seen.over() or settled(first, seen)):
             time.sleep(POLL_SECONDS)
-            actual, plan = look(desired, root, run, ended)
+            actual, plan = look(desired, root, run, ended, driver)
             plan = about(plan, linked, prove)
-            seen = Seen(actual, plan, *polled(desired, plan))
+            seen = Seen(actual, plan, *polled(desired, plan, driver))
     return seen

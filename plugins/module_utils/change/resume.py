@@ -1,7 +1,6 @@
-"""What the host itself does about a change whose run is gone: what served before serves again.
+"""The end of a change whose run is gone: the host restores the previous state by itself, because nobody can prove the new one.
 
-Called by the watchdog while there is a lease, by a unit at boot, and by the next run that takes over. What was not proven is put
-back, because nobody is there to prove it; a lease under which nothing was begun is ended.
+The watchdog calls this while there is a lease, and so does a unit at boot. A lease under which nothing was begun is released.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.served impo
 WHY = "its run is gone, the host put it back by itself"
 # Errors whose message is meant for an operator
 EXPECTED = (container.ContainerError, store.StoreError, lease.LeaseError, OSError)
-# Times of a container for which a lease has none (container.py)
+# Time limits of a container that its lease does not name (container.py)
 SETTINGS = {"free_timeout": 60, "stop_timeout": 120, "ready_timeout": 600}
 # Seconds between two looks at the server
 LOOK = 0.5
 
 
 class Outcome(NamedTuple):
-    """What became of it: `busy` says who is at it, `failed` why it is not over, `did` what was done, if anything."""
+    """The result of `resume`: `busy` names the run that is still at work, `failed` is why the change is not over."""
 
     did: str = ""
     busy: str = ""
@@ -39,11 +38,11 @@ class Outcome(NamedTuple):
 
 
 def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
-    """End a change whose run is gone. Does nothing where there is none, or where its run may still be at it."""
+    """End a change whose run is gone. Does nothing if there is no change, or if its run may still be at work."""
     found = lease.read(root)
     if found is None:
         return Outcome()
-    # In the midst of a replacement nobody has to be waited for: its call is over, and nothing serves
+    # A replacement that broke off is not waited for: its call is over, and nothing serves
     dead = replacement.broken_off(root, found["run"]) and not lease.at_work(root)
     if not dead and lease.live(root, found):
         return Outcome(busy=f"{found['by']} since {found['since']}")
@@ -62,15 +61,17 @@ def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
             failed=f"the change of {found['by']} since {found['since']} could not be put back, run playbooks/site.yml: {why}"
         )
     finally:
-        # Also where it failed: what is open is told as a difference, and is not tried again and again. A lease that cannot be
-        # released is not live
+        # After a failure, too: what is open stays a difference of the host, and is not tried again and again. A lease that cannot
+        # be released is not live.
         with suppress(lease.LeaseError, OSError):
             lease.release(root, me)
 
 
 def unfinished(root: str, run: str, previous: bool, ended: str = "") -> List[Item]:
-    """What a run that is gone left behind: a container that nobody proved, and its lease. `previous`: one stands aside;
-    `ended`: a run that is known to be gone."""
+    """Return what a run that is gone has left: a container that is not proven, and its lease.
+
+    `previous`: there is a previous container. `ended`: a run that is known to be gone.
+    """
     items = []
     entry = replacement.read(root) or (dict(replacement.UNKNOWN) if previous else None)
     if entry is not None:
@@ -88,7 +89,7 @@ def unfinished(root: str, run: str, previous: bool, ended: str = "") -> List[Ite
 def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose: str) -> str:
     run = store.Run("host", "the host itself", os.uname().nodename)
     moves: Dict[str, Any] = {}
-    lost: Optional[Exception] = None
+    failure: Optional[Exception] = None
     opened = store.read_transaction(root) is not None
     if opened:
         try:
@@ -96,8 +97,8 @@ def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose
                 damage.mend(root)
                 moves = store.put_back(root, run, f"{whose}: {WHY}")
         except Exception as error:
-            # A container that serves is worth the attempt, whatever became of the links
-            lost = error
+            # The container is restored even if the links were not
+            failure = error
     name = settings.get("name")
     entry = replacement.read(root)
     if entry is not None and not name:
@@ -107,14 +108,14 @@ def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose
     if name:
         with container.guard(engine, name, settings) as guard:
             # It starts with the links as they are now
-            swapped = container.put_back(engine, root, name, settings)
-            if swapped:
-                done.append(swapped)
+            restored = container.restore(engine, root, name, settings)
+            if restored:
+                done.append(restored)
             if moves and engine.inspect(name):
-                serve_linked(engine, root, name, settings, fresh=swapped is not None, guard=guard)
+                serve_linked(engine, root, name, settings, fresh=restored is not None, guard=guard)
         done += guard.did()
-    if lost is not None:
-        raise lost
+    if failure is not None:
+        raise failure
     if opened:
         with store.locked(root, time.monotonic() + STORE_WAIT):
             store.close_transaction(root, run, "proven", f"{whose}: {WHY}")
@@ -128,7 +129,7 @@ def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose
 def serve_linked(
     engine: container.Docker, root: str, name: str, settings: Mapping[str, Any], fresh: bool, guard: stuck_load.Guard
 ) -> None:
-    """Have the server serve what is linked, and read it back. One that polls finds it by itself, any other is started again."""
+    """Have the server serve what is linked, and read it back. A server that does not poll is restarted, unless it is fresh."""
     command = [str(entry) for entry in ((engine.inspect(name) or {}).get("Config") or {}).get("Cmd") or []]
     mode = next((word.split("=", 1)[1] for word in command if word.startswith("--model-control-mode=")), "none")
     deadline = time.monotonic() + settings["ready_timeout"]
@@ -136,16 +137,16 @@ def serve_linked(
         container.restart(engine, name, settings)
     container.wait_ready(engine, name, settings["ready_timeout"])
     ended = 0
-    wanted: Dict[str, Any] = {"mode": mode, "models": store.linked(root, {})}
+    desired: Dict[str, Any] = {"mode": mode, "models": store.linked(root, {})}
     while True:
         at = container.endpoint(engine.inspect(name) or {})
         if at is None:
             return
         served = read_served({"address": at[0], "http_port": at[1], "key": settings.get("key")})
-        # The host does not know which models the server reads out of an object store: they are not superfluous
-        strange = [] if served is None else from_elsewhere(served)
-        known = {name: versions for name, versions in (served or {}).items() if name in wanted["models"] or name not in strange}
-        left = None if served is None else server.diff_models(wanted, known)
+        # The host does not know which models the server reads from an object store: they are not superfluous
+        foreign = [] if served is None else from_elsewhere(served)
+        known = {name: versions for name, versions in (served or {}).items() if name in desired["models"] or name not in foreign}
+        left = None if served is None else server.diff_models(desired, known)
         if left == []:
             return
         if left and mode == "poll" and guard.repeats(ended):

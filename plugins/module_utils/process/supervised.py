@@ -1,7 +1,6 @@
-"""The supervised server: what it is started with, whether it runs, start and stop. Its files are in `run/` of the root.
+"""A supervised server: start, stop, and what it was started with. Its files are in `run/` below the root.
 
-`config.json` is what the supervisor that runs was started with. Whether it runs is told by the lock on `pid`, which the kernel lets
-go of with the process.
+The supervisor was started with `config.json`, and holds a lock on `pid` as long as it runs.
 """
 
 from __future__ import annotations
@@ -18,19 +17,23 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import locks
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import stuck_load
 
 PROGRAM, CONFIG, PID, LOG = "supervisor.pyz", "config.json", "pid", "triton.log"
-# Bytes after which a log gives way to a new one; one of before is kept
+# Bytes after which the supervisor begins a new log. It keeps the previous one.
 LOG_BYTES = 50 << 20
 SHAPE = {
     "command": [str],
     "environment": {re.compile(".+"): str},
     "stop_timeout": int,
     "program": str,
-    # A supervisor that an older version started has none.
+    # A supervisor that an older version started has no such fields
     "stuck_load_limit?": int,
+    "since?": int,
 }
-# What it says of the server's end, and of a load that it ends
+# Fields that differ from start to start
+OF_START = ("since",)
+# The supervisor's lines about the end of the server, and about a stuck load that it ends
 ENDED, STUCK = (
     re.compile(r"npufleet_supervisor: \S+: the server "),
     re.compile(r"npufleet_supervisor: \S+: (a load is stuck, ends .+)"),
@@ -38,24 +41,28 @@ ENDED, STUCK = (
 # Seconds for a supervisor to show that it runs, and beyond the server's own patience to end
 GRACE = 20.0
 LOOK = 0.1
+# Seconds in which a server of an unknown configuration ends
+STOP_TIMEOUT = 60
+# Bytes of the log that are read at once
+LOG_SHOWN = 4 << 20
 
 
 class ProcessError(Exception):
-    """Why the server could not be started or stopped, in words for an operator."""
+    """A server that could not be started or stopped. The message is for an operator."""
 
 
 def home(root: str) -> str:
-    """Where the files of the running server are."""
+    """Return the directory of the running server."""
     return os.path.join(root, "run")
 
 
 def log_path(root: str) -> str:
-    """What the server says."""
+    """Return the path of the server's log."""
     return os.path.join(home(root), LOG)
 
 
 def holder(root: str) -> Optional[int]:
-    """Process of the supervisor that runs, None where none does."""
+    """Return the process of the supervisor, 0 if it is unknown, None if no supervisor runs."""
     try:
         with open(os.path.join(home(root), PID), "r+", encoding="ascii") as pid:
             if not locks.held(pid):
@@ -67,11 +74,12 @@ def holder(root: str) -> Optional[int]:
 
 
 def running(root: str) -> Optional[Dict[str, Any]]:
-    """Return what the supervisor that runs was started with, as `wanted` returns it. None where none runs."""
-    if holder(root) is None:
-        return None
+    """Return what the supervisor was started with, as `wanted` returns it: empty if it is unknown, None if no supervisor runs."""
+    return None if holder(root) is None else {name: value for name, value in _config(root).items() if name not in OF_START}
+
+
+def _config(root: str) -> Dict[str, Any]:
     found = shapes.read(os.path.join(home(root), CONFIG), SHAPE)
-    # One that cannot be read is of no wanted server
     known = [name.rstrip("?") for name in SHAPE]
     return {name: found.content[name] for name in known if name in found.content} if found.exists and not found.flaw else {}
 
@@ -79,7 +87,7 @@ def running(root: str) -> Optional[Dict[str, Any]]:
 def wanted(
     command: Any, environment: Mapping[str, str], stop_timeout: int, program: str, stuck_load_limit: int = 0
 ) -> Dict[str, Any]:
-    """Return the desired result of `running`; `program` is the digest of the supervisor's sources."""
+    """Return what a supervisor has to be started with. `program` is the digest of its sources."""
     return {
         "command": list(command),
         "environment": dict(environment),
@@ -91,23 +99,21 @@ def wanted(
 
 def start(root: str, config: Mapping[str, Any], archive: str, python: str) -> None:
     """Start the server under its supervisor, a base64 archive, which outlives this process. Raises ProcessError."""
-    place = home(root)
-    os.makedirs(place, mode=0o700, exist_ok=True)
-    os.chmod(place, 0o700)
-    whole = {**config, "log": log_path(root), "log_bytes": LOG_BYTES, "pid": os.path.join(place, PID)}
-    contents = {PROGRAM: base64.b64decode(archive), CONFIG: json.dumps(whole, indent=1, sort_keys=True).encode()}
+    directory = home(root)
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    os.chmod(directory, 0o700)
+    log = {"log": log_path(root), "log_bytes": LOG_BYTES, "since": log_size(root)}
+    full = {**config, **log, "pid": os.path.join(directory, PID)}
+    contents = {PROGRAM: base64.b64decode(archive), CONFIG: json.dumps(full, indent=1, sort_keys=True).encode()}
     for name, content in contents.items():
-        draft = os.path.join(place, name + ".draft")
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as sink:
-            sink.write(content)
-        os.replace(draft, os.path.join(place, name))
-    with open(log_path(root), "ab") as log:
-        # A session of its own: neither a terminal that is closed nor the end of Ansible reaches it
+        write_private(os.path.join(directory, name), content)
+    with open(log_path(root), "ab") as sink:
+        # In a session of its own it survives the end of the terminal and of Ansible
         started = subprocess.Popen(
-            [python, "-I", os.path.join(place, PROGRAM), os.path.join(place, CONFIG)],
+            [python, "-I", os.path.join(directory, PROGRAM), os.path.join(directory, CONFIG)],
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=sink,
+            stderr=sink,
             cwd=root,
             start_new_session=True,
         )
@@ -118,13 +124,20 @@ def start(root: str, config: Mapping[str, Any], archive: str, python: str) -> No
         time.sleep(LOOK)
 
 
+def write_private(path: str, content: bytes) -> None:
+    """Replace a file by one that only its owner can read."""
+    draft = path + ".draft"
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as sink:
+        sink.write(content)
+    os.replace(draft, path)
+
+
 def stop(root: str) -> bool:
-    """End server and supervisor; whether one ran. Raises ProcessError."""
+    """Stop the server and its supervisor. Return True if it ran. Raises ProcessError."""
     pid = holder(root)
     if pid is None:
         return False
-    config = shapes.read(os.path.join(home(root), CONFIG), SHAPE)
-    patience = (config.content["stop_timeout"] if config.exists and not config.flaw else 60) + GRACE
+    patience = _config(root).get("stop_timeout", STOP_TIMEOUT) + GRACE
     if pid:
         os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + patience
@@ -137,31 +150,72 @@ def stop(root: str) -> bool:
     return True
 
 
-def last_words(root: str, since: int = 0) -> str:
-    """How its log ends, of what was written since it had so many bytes."""
-    return " ".join(log_since(root, since).split())[-600:] or "it said nothing"
+def last_words(root: str) -> str:
+    """Return the end of the log."""
+    return ending(log_since(root, 0))
 
 
-def log_since(root: str, since: int) -> str:
-    """The log from there on; all of it, where it was made anew meanwhile."""
+def ending(log: str) -> str:
+    """Return the end of a log in one line."""
+    return " ".join(log.split())[-600:] or "its log is empty"
+
+
+def log_of_start(root: str) -> str:
+    """Return the log since the supervisor was started."""
+    return log_since(root, int(_config(root).get("since", 0)))
+
+
+def log_since(root: str, since: int, until: Optional[int] = None) -> str:
+    """Return the log between two sizes in bytes, at most the last LOG_SHOWN. A new log is returned from its beginning."""
     try:
         with open(log_path(root), "rb") as source:
-            source.seek(0, os.SEEK_END)
-            size = source.tell()
-            source.seek(since if since <= size else 0)
-            return source.read(4 << 20).decode("utf-8", "replace")
+            size = source.seek(0, os.SEEK_END) if until is None else until
+            begin = source.seek(max(since if since <= size else 0, size - LOG_SHOWN))
+            return source.read(size - begin).decode("utf-8", "replace")
     except OSError:
         return ""
 
 
-def stuck_loads(root: str, since: int) -> List[str]:
-    """Return what the supervisor said of loads that it ended, since the log had so many bytes."""
-    return STUCK.findall(log_since(root, since))
-
-
 def log_size(root: str) -> int:
-    """Bytes of the log, 0 where there is none."""
+    """Return the bytes of the log, 0 if there is no log."""
     try:
         return os.path.getsize(log_path(root))
     except OSError:
         return 0
+
+
+class Guard:
+    """The stuck loads that the supervisor ends while a change waits, like triton/stuck_load.py has them for a container."""
+
+    def __init__(self, root: str) -> None:
+        self._root, self._rounds = root, 0
+        self._at = self.since = log_size(root)
+        self._ended: List[str] = []
+
+    @property
+    def ended(self) -> List[str]:
+        """The lines of the supervisor about stuck loads since the guard was made."""
+        size = log_size(self._root)
+        if size != self._at:
+            self._ended += STUCK.findall(log_since(self._root, self._at, size))
+            self._at = size
+        return self._ended
+
+    def repeats(self, mark: int) -> bool:
+        """Return True if a load is to be repeated: a stuck load ended since `ended` had this length, and not too often before."""
+        stuck = len(self.ended) > mark
+        self._rounds += stuck
+        if stuck:
+            # Earlier messages do not concern the repeated load
+            self.since = self._at
+        return stuck and self._rounds <= stuck_load.ROUNDS
+
+    def did(self) -> List[str]:
+        """Return what was done, in words."""
+        return list(self.ended)
+
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(self, *_error: Any) -> None:
+        pass

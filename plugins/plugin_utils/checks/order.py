@@ -39,6 +39,11 @@ class Checks(NamedTuple):
     # Models without a check file that nobody has to prove
     unasked: List[str]
 
+    def of_change(self, variables: Mapping[str, Any], image: str, key: Optional[Dict[str, str]]) -> Dict[str, Any]:
+        """Return the checks as a change of a host takes them."""
+        limits = {name: variables[f"inference_check_{name}"] for name in ("timeout", "latency")}
+        return {"image": image, "document": {"server": self.server, **limits, "key": key, **self.document}, "program": self.program}
+
 
 def with_defaults(given: Mapping[str, Any], variables: Mapping[str, Any]) -> Dict[str, Any]:
     """A task's arguments, and what the inventory says where it has none."""

@@ -9,9 +9,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.di
     CONCERN,
     HANGING,
     TO_MOUNT,
+    VERSION,
     diff,
     diff_models,
+    diff_serving,
 )
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.log_reader import hanging_loads
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.reader import read
 
 # The facts of a model that Triton itself reads from an object store
@@ -23,4 +26,16 @@ CLOUD: Mapping[str, Any] = {
     "cached": False,
 }
 
-__all__ = ["CLOUD", "CONCERN", "CREDENTIALS_HOME", "HANGING", "TO_MOUNT", "diff", "diff_models", "read"]
+__all__ = [
+    "CLOUD",
+    "CONCERN",
+    "CREDENTIALS_HOME",
+    "HANGING",
+    "TO_MOUNT",
+    "VERSION",
+    "diff",
+    "diff_models",
+    "diff_serving",
+    "hanging_loads",
+    "read",
+]

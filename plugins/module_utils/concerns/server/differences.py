@@ -9,7 +9,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import plain
 
 CONCERN = "server"
-HANGING = "loads"
+HANGING, VERSION = "loads", "version"
 # Items about what a new container could not mount or open
 TO_MOUNT = (ABSENT, DRIVER_FILES, ACCESS) = ("volumes", "driver files", "device access")
 
@@ -67,21 +67,33 @@ def _diff_container(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> Ite
 
 def _diff_state(wanted: Mapping[str, Any], actual: Mapping[str, Any], replaced: bool) -> Iterator[Item]:
     """Yield the differences of a container that is not replaced: its state, its key, its models."""
-    log = ": " + actual["log"] if actual.get("log") else ""
     if actual["state"] != "running":
+        log = ": " + actual["log"] if actual.get("log") else ""
         yield item(CONCERN, "container", actual["state"] + log, "running", "start")
         return
     if ((actual.get("key") or {}).get("other") or actual.get("closed")) and not replaced:
         # A server reads its key when it starts.
         path = (wanted["key"] or {}).get("path", "no file")
         yield item(CONCERN, "key in use", "another key", f"that of {path}", "restart")
-    elif actual["served"] is None:
+        yield from _diff_hanging(actual)
+    else:
+        yield from diff_serving(wanted, actual)
+
+
+def diff_serving(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[Item]:
+    """Yield the differences of a server that runs: its response, its models, loads that hang."""
+    if actual["served"] is None:
         restarts = ", restart count {}".format(actual["restarts"]) if actual.get("restarts") else ""
+        log = ": " + actual["log"] if actual.get("log") else ""
         yield item(
             CONCERN, "http", "no answer on port {}{}{}".format(wanted["http_port"], restarts, log), "the model index", "wait"
         )
     else:
         yield from diff_models(wanted, actual["served"])
+    yield from _diff_hanging(actual)
+
+
+def _diff_hanging(actual: Mapping[str, Any]) -> Iterator[Item]:
     if actual.get("hung"):
         yield item(CONCERN, HANGING, f"a load that hangs: {', '.join(actual['hung'])}", "a server that can load", "restart")
 

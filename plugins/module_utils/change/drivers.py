@@ -1,0 +1,312 @@
+"""The request of a change, and the two ways in which a host runs its server: in a container, or as a process beside Ansible.
+
+A driver starts, stops and reads the server, and knows how a load is requested. host_change.py has all else of a change.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import subprocess
+from abc import ABC, abstractmethod
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple, TypedDict
+
+from ansible_collections.npufleet.triton.plugins.module_utils.change import cards, container, lease, replacement
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe, server
+from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client, contexts
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item
+from ansible_collections.npufleet.triton.plugins.module_utils.process import state, supervised
+from ansible_collections.npufleet.triton.plugins.module_utils.system import capture
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import control, log
+
+# Actions of a plan for which the server is replaced, and those for which it starts
+REPLACES = frozenset({"create", "replace"})
+STARTS = REPLACES | {"start", "restart"}
+
+
+class Order(TypedDict):
+    """The request of a change."""
+
+    # The result is found by this id
+    id: str
+    # Name of the host in the inventory, directory of the project on it, the run and its person
+    host: str
+    root: str
+    run: str
+    by: str
+    # The concerns `models` and `server`, as host_state takes them
+    desired: Dict[str, Any]
+    # Releases to switch to: the options of a state of releases.apply, and `withdraw`. None keeps the links as they are.
+    switch: Optional[Dict[str, Any]]
+    # Serve what the links point to, whatever container and models the inventory has
+    linked: bool
+    # Name and time limits of the server (container.py)
+    container: Dict[str, Any]
+    # A server that was started manually inside the old container
+    inside: Dict[str, Any]
+    # Seconds after which a polling server looks for new releases again
+    poll_seconds: int
+    # {"image", "document", "program"} of the checks. None proves the change without inference.
+    checks: Optional[Dict[str, Any]]
+    # How many proven releases of a model stay
+    keep: int
+    # Roll back only, for this reason; empty for a change
+    given_up: str
+    # Seconds for which a proven change waits to be accepted, 0 if it need not be, and whether it is kept if nobody answers
+    accept_within: float
+    kept_unanswered: bool
+    # Release the host if the change is kept, because nothing of the run follows
+    release_host: bool
+
+
+class Driver(ABC):
+    """A server that a change starts, stops and reads."""
+
+    # The server in the names of steps
+    noun: str
+    # Actions that need `prepare` first
+    prepares: FrozenSet[str]
+    # Ends loads that are stuck while it is entered
+    guard: Any
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.root: str = order["root"]
+        self.settings: Mapping[str, Any] = order["container"]
+        self.server: Mapping[str, Any] = order["desired"]["server"]
+        self.holder = lease.Holder(order["run"], order["by"])
+
+    @abstractmethod
+    def read(self, desired: Mapping[str, Any]) -> Dict[str, Any]:
+        """Return the actual server."""
+
+    @abstractmethod
+    def diff(self, desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+        """Return the differences of the server."""
+
+    @abstractmethod
+    def log_lines(self, since: float) -> List[str]:
+        """Return the lines of the server's log about its latest loads, which it began after `since`."""
+
+    @abstractmethod
+    def existed(self, actual: Mapping[str, Any]) -> bool:
+        """Return True if there is a server to go back to."""
+
+    def serves_store(self, actual: Mapping[str, Any]) -> bool:
+        """Return True if the previous server read its models from the store."""
+        return True
+
+    def busy_cards(self) -> List[str]:
+        """Wait until the cards are free. Returns the reasons why they are not."""
+        return []
+
+    @abstractmethod
+    def prepare(self) -> List[str]:
+        """Make what the new server needs, and prove that it sees the cards, while the old one still runs. Returns what was done."""
+
+    @abstractmethod
+    def replace(self) -> List[str]:
+        """Let the new server take the place of the old one, which `restore` brings back until `keep`. Returns what was done."""
+
+    @abstractmethod
+    def start(self) -> bool:
+        """Start the server. Return True if it did not run."""
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Stop the server and start it again."""
+
+    @abstractmethod
+    def restore(self) -> Optional[str]:
+        """Bring back the server that was proven last. Returns what was done, None if it was not replaced."""
+
+    @abstractmethod
+    def keep(self) -> bool:
+        """Make the new server the proven one. Return True if it was not."""
+
+    @abstractmethod
+    def forget(self) -> List[str]:
+        """Remove the files that only earlier servers used. Returns their paths."""
+
+    @abstractmethod
+    def runner(self) -> Optional[control.Runner]:
+        """Return what runs the gRPC client that requests loads, None if they are requested over HTTP."""
+
+    @abstractmethod
+    def infer(self, checks: Mapping[str, Any], document: Mapping[str, Any], headers: Mapping[str, str]) -> Dict[str, Any]:
+        """Run the checks and return their report."""
+
+    def renew_probe(self) -> Optional[str]:
+        """Run the continuous probe again. Returns a warning if that is not possible."""
+        return None
+
+    def masked(self, words: str) -> str:
+        """Return a message without the secrets that the server may repeat."""
+        return words
+
+
+class ContainerDriver(Driver):
+    """A server in a container of the host's engine."""
+
+    noun, prepares = "container", REPLACES
+
+    def __init__(self, order: Order, engine: Optional[container.Docker] = None) -> None:
+        super().__init__(order)
+        self.engine = engine or container.Docker()
+        self.name: str = self.settings["name"]
+        self.guard = container.guard(self.engine, self.name, self.settings)
+
+    def read(self, desired: Mapping[str, Any]) -> Dict[str, Any]:
+        return server.read(desired)
+
+    def diff(self, desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+        return server.diff(desired, actual)
+
+    def log_lines(self, since: float) -> List[str]:
+        return log.log_lines(self.engine, self.name, since)
+
+    def existed(self, actual: Mapping[str, Any]) -> bool:
+        return bool(actual.get("container") or actual.get("previous"))
+
+    def serves_store(self, actual: Mapping[str, Any]) -> bool:
+        # A container that was started manually serves from elsewhere
+        found = actual.get("container")
+        return not found or f"--model-repository={self.root}/served" in (found.get("command") or [])
+
+    def busy_cards(self) -> List[str]:
+        return contexts.wait_until_free(self.name, self.settings["free_timeout"])
+
+    def prepare(self) -> List[str]:
+        cards.prove(self.engine, self.name, self.server["cards"])
+        return []
+
+    def replace(self) -> List[str]:
+        return container.replace(self.engine, self.root, self.holder, self.name, self.settings, self.order["inside"])
+
+    def start(self) -> bool:
+        return container.start(self.engine, self.name, self.settings)
+
+    def restart(self) -> None:
+        container.restart(self.engine, self.name, self.settings)
+
+    def restore(self) -> Optional[str]:
+        return container.restore(self.engine, self.root, self.name, self.settings)
+
+    def keep(self) -> bool:
+        return container.keep(self.engine, self.root, self.name)
+
+    def forget(self) -> List[str]:
+        # Triton's keys to object stores, of which each container has its own file
+        kept = (self.server.get("credentials") or {}).get("path")
+        gone = [path for path in sorted(glob.glob(os.path.join(server.CREDENTIALS_HOME, "cloud-*.json"))) if path != kept]
+        for path in gone:
+            os.unlink(path)
+        return gone
+
+    def runner(self) -> Optional[control.Runner]:
+        return control.inside(self.name) if self.server["grpc"] else None
+
+    def infer(self, checks: Mapping[str, Any], document: Mapping[str, Any], headers: Mapping[str, str]) -> Dict[str, Any]:
+        return check_client.prove(checks["image"], document, checks["program"], headers)
+
+    def renew_probe(self) -> Optional[str]:
+        return probe.renew(probe.moment())
+
+
+class ProcessDriver(Driver):
+    """A server under a supervisor, in the container in which Ansible runs. `key` is the operator's own key, if there is one."""
+
+    noun, prepares = "server", STARTS
+
+    def __init__(self, order: Order, key: str = "") -> None:
+        super().__init__(order)
+        self.key = key
+        self.guard = supervised.Guard(self.root)
+
+    def read(self, desired: Mapping[str, Any]) -> Dict[str, Any]:
+        return state.read(desired)
+
+    def diff(self, desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+        return state.diff(desired, actual)
+
+    def log_lines(self, since: float) -> List[str]:
+        return self.masked(supervised.log_since(self.root, self.guard.since)).splitlines()
+
+    def existed(self, actual: Mapping[str, Any]) -> bool:
+        return bool((actual.get("process") or {}).get("command") or self._previous())
+
+    def prepare(self) -> List[str]:
+        did = [f"wrote {state.key_path(self.root)}"] if state.write_key(self.server, self.key) else []
+        did += ["made the directory of backends"] if state.make_backends(self.server) else []
+        if self.server["cards"] is not None:
+            environment = {**state.config(self.server)["environment"], "LC_ALL": "C", "LANGUAGE": "C"}
+            done = capture([state.python_path(self.root), "-c", cards.PROGRAM], cards.LIMIT, env=environment)
+            cards.judge(done.returncode, done.stderr + done.stdout, self.server["cards"], "this container")
+        return did
+
+    def replace(self) -> List[str]:
+        previous = self._previous() or supervised.running(self.root) or {}
+        replacement.begin(self.root, self.holder, config=previous)
+        stopped = supervised.stop(self.root)
+        self._start(state.config(self.server))
+        replacement.advance(self.root, replacement.SWAPPED)
+        return [*(["stopped the server"] if stopped else []), "started the server"]
+
+    def start(self) -> bool:
+        if supervised.holder(self.root) is not None:
+            return False
+        self._start(state.config(self.server))
+        return True
+
+    def restart(self) -> None:
+        found = supervised.running(self.root) or state.config(self.server)
+        supervised.stop(self.root)
+        self._start(found)
+
+    def restore(self) -> Optional[str]:
+        previous, running = self._previous(), supervised.running(self.root)
+        if not previous:
+            # Without a previous server this one stays, and the next run proves it
+            if replacement.broken_off(self.root):
+                replacement.advance(self.root, replacement.SWAPPED)
+            return None
+        if running != previous:
+            supervised.stop(self.root)
+            self._start(previous)
+        replacement.close(self.root)
+        return None if running == previous else "the previous server runs again"
+
+    def keep(self) -> bool:
+        found = replacement.read(self.root) is not None
+        replacement.close(self.root)
+        return found
+
+    def forget(self) -> List[str]:
+        return state.remove_backends(self.root)
+
+    def runner(self) -> Optional[control.Runner]:
+        return self._run if self.server["grpc"] else None
+
+    def infer(self, checks: Mapping[str, Any], document: Mapping[str, Any], headers: Mapping[str, str]) -> Dict[str, Any]:
+        client = state.python_path(self.root)
+        return check_client.prove(client, document, checks["program"], headers, check_client.run_in_process)
+
+    def masked(self, words: str) -> str:
+        return state.masked(self.server, words)
+
+    def _previous(self) -> Dict[str, Any]:
+        """Return what the server was started with that an open replacement would go back to, empty if there is none."""
+        return dict((replacement.read(self.root) or {}).get("config") or {})
+
+    def _start(self, config: Mapping[str, Any]) -> None:
+        supervised.start(self.root, config, self.server["supervisor"]["archive"], state.python_path(self.root))
+
+    def _run(self, command: List[str], seconds: float) -> Tuple[int, str]:
+        """Run the gRPC client with the Python that has the SDK. The port is that of the inventory."""
+        request = json.dumps({**json.loads(command[3]), "port": self.server["grpc_port"]})
+        try:
+            done = capture([state.python_path(self.root), *command[1:3], request], seconds)
+        except subprocess.TimeoutExpired as error:
+            raise OSError(str(error)) from None
+        return done.returncode, done.stdout + done.stderr

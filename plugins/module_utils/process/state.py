@@ -1,0 +1,152 @@
+"""The server of a directory in the container in which Ansible runs: its files there, and the server that is desired and actual."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import secrets
+import tempfile
+from typing import Any, Dict, List, Mapping
+
+from ansible_collections.npufleet.triton.plugins.module_utils import secret
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import CONCERN, VERSION, diff_serving, hanging_loads
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
+from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, item
+from ansible_collections.npufleet.triton.plugins.module_utils.process import conditions, supervised
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import asked, read_served, version_of
+
+# Variables that the server takes over from the environment of Ansible. Others differ from terminal to terminal.
+KEPT = ("HOME", "LD_LIBRARY_PATH", "RBLN_DEVICES", "RBLN_VISIBLE_DEVICES")
+
+
+def key_path(root: str) -> str:
+    """Return the path of this server's key."""
+    return os.path.join(root, "server", "key")
+
+
+def python_path(root: str) -> str:
+    """Return the Python that has the SDK and the client. The container's own Python stays as it is."""
+    return os.path.join(root, "venv", "bin", "python3")
+
+
+def backends_path(root: str, files: Mapping[str, str]) -> str:
+    """Return the server's directory of backends. Other files of ours are another directory."""
+    digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    return os.path.join(root, "backends", digest[:12])
+
+
+def config(desired: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return what the supervisor has to be started with, without the options that this Triton does not know."""
+    root = desired["root"]
+    program = conditions.tritonserver() or "tritonserver"
+    known = conditions.options(program)
+    line = [word for word in desired["command"] if not _is_unknown(word, desired["maybe"], known)]
+    line = [program if word == "tritonserver" else word for word in line]
+    line += ["--backend-directory=" + backends_path(root, desired["backends"])]
+    # Triton's stub runs the first Python of the path
+    bins = [os.path.dirname(python_path(root)), os.path.dirname(program), conditions.PATHS]
+    environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+    environment.update(desired["environment"], PATH=":".join(bins), VIRTUAL_ENV=os.path.join(root, "venv"))
+    program = desired["supervisor"]["digest"]
+    return supervised.wanted(line, environment, desired["stop_timeout"], program, desired["stuck_load_limit"])
+
+
+def _is_unknown(word: str, maybe: List[str], known: List[str]) -> bool:
+    name = word[2:].partition("=")[0]
+    return word.startswith("--") and name in maybe and name not in known
+
+
+def masked(desired: Mapping[str, Any], words: str) -> str:
+    """Return a message without values of the server's options and environment that may be secret, which it repeats."""
+    key = secret.new_key()
+    environment, line = desired["environment"], desired["command"]
+    shown = [*secret.seal_values(environment, key).values(), *secret.seal_command(line, key), keys.SHELL]
+    return secret.remove_values(words, [*environment.values(), *line], map(str, shown))
+
+
+def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the actual server: its process, what it serves, and its key."""
+    root = desired["root"]
+    found, pid = supervised.running(root), supervised.holder(root)
+    log = supervised.log_of_start(root)
+    actual: Dict[str, Any] = {
+        "process": found,
+        "state": "ended" if found is None else "running",
+        "restarts": len(supervised.ENDED.findall(log)),
+        "served": None,
+        "backends": os.path.isdir(backends_path(root, desired["backends"])),
+    }
+    if desired["key"]:
+        actual["key"] = keys.flaw(key_path(root), desired["fingerprint"])["words"]
+    if found is not None:
+        actual["hung"] = hanging_loads(root, "", pid or 0)
+        actual["served"] = read_served(desired)
+        status, metadata = asked(desired, "GET", "/v2")
+        actual["version"] = version_of(metadata) if status == 200 else None
+    if actual["served"] is None:
+        actual["log"] = masked(desired, supervised.ending(log))
+    return actual
+
+
+def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
+    """Return the differences of the server."""
+    plan: List[Item] = []
+    if actual.get("key"):
+        # A server reads its key when it starts
+        plan.append(item(CONCERN, "key", actual["key"], "a key for its owner alone", "restart"))
+    found, expected = actual["process"], config(desired)
+    if found is None:
+        return [*plan, item(CONCERN, "process", None, "a supervised tritonserver", "start")]
+    differs = sorted(name for name in expected if found.get(name) != expected[name])
+    if differs or not actual["backends"]:
+        words = "started with other " + (", ".join(differs) or "backends")
+        plan.append(item(CONCERN, "process", words, "with those of the inventory", "replace"))
+    if actual["served"] is not None and actual["version"] != desired["triton"]:
+        plan.append(item(CONCERN, VERSION, actual["version"], f"{desired['triton']}, as rbln_release has it", INSPECT))
+    return [*plan, *diff_serving(desired, actual)]
+
+
+def write_key(desired: Mapping[str, Any], own: str) -> bool:
+    """Write the key of the server, the operator's own or a new one. Return True if it was missing or wrong."""
+    path = key_path(desired["root"])
+    if not desired["key"] or not keys.flaw(path, desired["fingerprint"])["words"]:
+        return False
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    os.chmod(os.path.dirname(path), 0o700)
+    supervised.write_private(path, (own or secrets.token_hex(32)).encode())
+    return True
+
+
+def make_backends(desired: Mapping[str, Any]) -> bool:
+    """Make the directory of backends: files of ours, and links to the container's own backends. Return True if it was missing."""
+    path = backends_path(desired["root"], desired["backends"])
+    if os.path.isdir(path):
+        return False
+    theirs = os.path.join(conditions.server_home(conditions.tritonserver() or ""), "backends")
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    draft = tempfile.mkdtemp(prefix=".", dir=os.path.dirname(path))
+    for name, content in desired["backends"].items():
+        target = os.path.join(draft, name)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "wb") as sink:
+            sink.write(base64.b64decode(content))
+    for name in os.listdir(theirs):
+        if not os.path.lexists(os.path.join(draft, name)):
+            os.symlink(os.path.join(theirs, name), os.path.join(draft, name))
+    os.chmod(draft, 0o755)
+    os.rename(draft, path)
+    return True
+
+
+def remove_backends(root: str) -> List[str]:
+    """Remove the directories of backends that the running server does not use. Returns their paths."""
+    home = os.path.join(root, "backends")
+    command = (supervised.running(root) or {}).get("command", [])
+    used = [os.path.basename(word) for word in command if word.startswith("--backend-directory=")]
+    gone = [os.path.join(home, name) for name in sorted(os.listdir(home)) if name not in used] if used else []
+    for path in gone:
+        trees.remove(path)
+    return gone
