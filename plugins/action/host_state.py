@@ -148,7 +148,7 @@ class ActionModule(FleetAction):
         if reasons:
             told = list(result.get("refusals", []))
             more["refusals"] = [*told, *(reason for reason in reasons if reason not in told)]
-            more.update({"as_wanted": False} if "as_wanted" in result else {})
+            more.update({"in_sync": False} if "in_sync" in result else {})
         return {**result, **more}
 
     @staticmethod
@@ -293,8 +293,8 @@ class ActionModule(FleetAction):
                             reasons += preflight_inputs.clock(result["clock"], began, ended, skew)
                         result["warnings"] = [*result.get("warnings", []), *row_remarks.warnings(variables)]
                 refusals = [*reasons, *result.get("refusals", [])]
-                as_wanted = not (refusals or result["plan"] or result["maintenance"])
-                return {**result, "refusals": refusals, "as_wanted": as_wanted}
+                in_sync = not (refusals or result["plan"] or result["maintenance"])
+                return {**result, "refusals": refusals, "in_sync": in_sync}
         return self._refused(reasons)
 
     @staticmethod
@@ -309,7 +309,7 @@ class ActionModule(FleetAction):
             "origins": {},
             "maintenance": None,
             "refusals": reasons,
-            "as_wanted": False,
+            "in_sync": False,
         }
 
     @staticmethod

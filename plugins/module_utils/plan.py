@@ -1,6 +1,6 @@
-"""The plan: what is, what is wanted, and what would be done about it, one item a difference.
+"""The plan: one item for each difference between actual and desired state, with the action that ends it.
 
-Everything that looks at differences (status, check mode, the rollout, the proof after a change) looks at these items.
+Status, check mode, the rollout and the proof after a change read these items.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.secret import mask
 
 
 class Item(TypedDict):
-    """One difference: `current` None means that it is not there, `desired` None that it should not be."""
+    """A difference. `current` is None if the thing is missing, `desired` is None if it must not exist."""
 
     concern: str
     name: str
@@ -21,13 +21,13 @@ class Item(TypedDict):
     action: str
 
 
-# Actions that no run can take: somebody has to look at the hardware.
+# The action of a difference that no run can end and an operator has to look at
 INSPECT = "inspect"
 LINE = 300
 
 
 class Refusal(Exception):
-    """Input that cannot be wanted: every reason found, each saying what was found, what is wanted, what to do."""
+    """Input that is refused, with every reason."""
 
     def __init__(self, reasons: List[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -35,32 +35,33 @@ class Refusal(Exception):
 
 
 def item(concern: str, name: str, current: Any, desired: Any, action: str) -> Item:
-    """One difference."""
+    """Return a difference."""
     return {"concern": concern, "name": name, "current": current, "desired": desired, "action": action}
 
 
 def short(value: Any, most: int = LINE) -> str:
-    """A value as a person reads it in one line of at most so many characters."""
+    """Return a value as one line of at most `most` characters."""
     if value is None:
         return "nothing"
     line = " ".join((value if isinstance(value, str) else json.dumps(value, sort_keys=True)).split())
-    # A login in an address, such as a proxy's, is nobody's business.
+    # An address, such as that of a proxy, may hold a login.
     line = mask_logins(line)
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def sentence(entry: Item, most: int = LINE) -> str:
-    """One difference as a sentence: found, wanted, what is done about it."""
-    found, wanted = short(entry["current"], most), short(entry["desired"], most)
-    return f"{entry['concern']} {entry['name']}: found {found}, wanted {wanted} ({entry['action']})"
+    """Return a difference as a sentence."""
+    actual = "missing" if entry["current"] is None else short(entry["current"], most)
+    desired = short(entry["desired"], most)
+    return f"{entry['concern']} {entry['name']} is {actual}, expected {desired} ({entry['action']})"
 
 
 def as_diff(plan: List[Item]) -> Dict[str, str]:
-    """The plan in the form that `--diff` prints."""
+    """Return the plan in the form that `--diff` prints."""
 
     def side(key: Literal["current", "desired"]) -> str:
         return "".join(
             "{} {}: {}\n".format(difference["concern"], difference["name"], short(difference[key])) for difference in plan
         )
 
-    return {"before_header": "found", "after_header": "wanted", "before": side("current"), "after": side("desired")}
+    return {"before_header": "actual", "after_header": "desired", "before": side("current"), "after": side("desired")}

@@ -173,7 +173,7 @@ refusals:
   returned: with O(preflight) or O(rollback); otherwise if a variable that playbooks read of the host is invalid
   type: list
   elements: str
-as_wanted:
+in_sync:
   description: Whether the plan and the refusals are empty and the host is in service.
   returned: with O(preflight)
   type: bool
@@ -310,7 +310,7 @@ def run(module: request.Module) -> None:
     seen = proof.see(desired, root, run, ended, linked, params["prove"], params["timeout"])
     actual, plan = seen.actual, seen.plan
     if params["prove"] and plan and not module.check_mode:
-        module.fail_json(msg="{} is not as wanted:{}".format(params["host"], seen.words()), plan=plan, actual=actual)
+        module.fail_json(msg="{} is not in sync:{}".format(params["host"], seen.words()), plan=plan, actual=actual)
     for name, concern in CONCERNS.items():
         words = concern.warning(actual.get(name) or {})
         if words:

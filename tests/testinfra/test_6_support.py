@@ -159,7 +159,7 @@ def test_bundle_of_a_host_whose_engine_is_down(tmp_path: Path) -> None:
         wait_for(lambda: well(host))
     assert {"host/packages.txt", "driver/tool.json", "journal/docker.txt", "models/store.txt", "engine/daemon.json"} <= set(first)
     assert "engine/info.json: the engine does not answer: " in first["errors.txt"] and "server/index.json: " in first["errors.txt"]
-    assert "engine service: found nothing, wanted an engine that answers" in first["README.txt"]
+    assert "engine service is missing, expected an engine that answers" in first["README.txt"]
 
 
 def test_check_mode_collects_nothing(tmp_path: Path) -> None:

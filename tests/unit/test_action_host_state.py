@@ -374,10 +374,10 @@ def test_check_mode_reports_the_plan_as_a_change_with_a_diff(looked: dict[str, A
     digest = asked["desired"]["models"]["models"]["digits"]["release"]
     assert (asked.get("failed", False), asked["changed"]) == (False, True)
     assert asked["plan"] == [{"concern": "models", "name": "digits", "current": None, "desired": digest[:12], "action": "release"}]
-    assert asked["report"] == [f"models digits: found nothing, wanted {digest[:12]} (release)"]
+    assert asked["report"] == [f"models digits is missing, expected {digest[:12]} (release)"]
     assert asked["diff"] == {
-        "before_header": "found",
-        "after_header": "wanted",
+        "before_header": "actual",
+        "after_header": "desired",
         "before": "models digits: nothing\n",
         "after": f"models digits: {digest[:12]}\n",
     }
@@ -466,7 +466,7 @@ def test_links_and_damage_come_through_the_playbook(site: Path, tmp_path: Path) 
     asked = look(place, mine)["Ask what differs"]
     names = ["history.jsonl", f"releases/digits/{record.name}"]
     assert [(item["name"], item["action"]) for item in asked["plan"]] == [(name, "mend") for name in names]
-    assert all("found it is not JSON" in entry or "line 1: it is not JSON" in entry for entry in asked["report"])
+    assert all("is damaged: it is not JSON" in entry or "is damaged: line 1: it is not JSON" in entry for entry in asked["report"])
     mended = release(mine, releases={})
     assert (sorted(mended["mended"]), mended["switched"]) == (names, {})
     assert look(place, mine)["Ask what differs"]["plan"] == []

@@ -546,7 +546,7 @@ EMPTY = "stale: the vendor's tool lists no card beside rbln0, rbln1"
 )
 def test_a_driver_that_is_stale_is_loaded_anew_and_nothing_else_is_said_of_its_cards(devices: list[Any], words: str) -> None:
     lost = host(tool=tool(*devices))
-    assert driver.diff(WANTED, lost) == [found("module", words, "loaded anew", "reload")]
+    assert driver.diff(WANTED, lost) == [found("module", words, "reloaded", "reload")]
 
 
 def test_no_card_beside_no_node_is_a_card_that_is_missing() -> None:
@@ -572,7 +572,7 @@ def test_another_module_is_loaded_whatever_the_tool_says() -> None:
 def test_a_reboot_that_is_required_is_told_as_long_as_the_module_differs() -> None:
     lost = host(tool=tool(), reboot=True)
     told = found("reboot", "required", "rebooted", "inspect")
-    assert driver.diff(WANTED, lost) == [found("module", EMPTY, "loaded anew", "reload"), told]
+    assert driver.diff(WANTED, lost) == [found("module", EMPTY, "reloaded", "reload"), told]
     assert driver.diff({**WANTED, "reboots": True}, lost)[1] == {**told, "action": "reboot"}
     assert driver.diff(WANTED, host(reboot=True)) == []
 

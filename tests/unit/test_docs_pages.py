@@ -113,7 +113,8 @@ FOREIGN = (
 )  # fmt: skip
 # What stands in a message at a place that varies
 VARYING = r"RBLN-\w+|CA\d\d/[\d.]+|[\d.]+\d|\bnpu\d|\d+|rebellions|\.deb"
-VARYING += r"|: found |, wanted |^(?:found|wanted) | \(|\)|nothing|^(?:driver|engine|monitoring) "
+VARYING += r"|: found |, wanted | is (?=missing|\d)|, expected |^(?:found|wanted|expected) "
+VARYING += r"| \(|\)|nothing|missing|^(?:driver|engine|monitoring) "
 
 
 def layer_page(layer: str) -> Path:

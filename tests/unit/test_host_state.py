@@ -17,7 +17,7 @@ from helpers import run_module, time_of
 
 LOADING = item("server", "digits", "version 1 LOADING", "version 1 READY 0123456789ab", "wait")
 PACKAGE = item("driver", "package", None, "1.2.92", "install")
-WORDS = "server digits: found version 1 LOADING, wanted version 1 READY 0123456789ab (wait)"
+WORDS = "server digits is version 1 LOADING, expected version 1 READY 0123456789ab (wait)"
 
 
 class Concern:
@@ -90,14 +90,14 @@ def test_plans_come_in_the_order_of_the_concerns(monkeypatch: pytest.MonkeyPatch
         "failed": False,
         "changed": False,
         "plan": [PACKAGE, LOADING],
-        "report": ["driver package: found nothing, wanted 1.2.92 (install)", WORDS],
+        "report": ["driver package is missing, expected 1.2.92 (install)", WORDS],
         "maintenance": None,
         "held": {},
         "seen": {},
         "actual": {"driver": {"reading": 1}, "server": {"reading": 1}},
         "diff": {
-            "before_header": "found",
-            "after_header": "wanted",
+            "before_header": "actual",
+            "after_header": "desired",
             "before": "driver package: nothing\nserver digits: version 1 LOADING\n",
             "after": "driver package: 1.2.92\nserver digits: version 1 READY 0123456789ab\n",
         },
@@ -138,7 +138,7 @@ def test_prove_ends_in_time_and_names_every_difference(monkeypatch: pytest.Monke
     result = run(monkeypatch, {"server": concern}, prove=True, timeout=2)
     assert result == {
         "failed": True,
-        "msg": f"npu1 is not as wanted:\n  - {WORDS}\n  - server faces: found nothing, wanted version 2 READY 0123456789ab (load)",
+        "msg": f"npu1 is not in sync:\n  - {WORDS}\n  - server faces is missing, expected version 2 READY 0123456789ab (load)",
         "plan": [LOADING, slow],
         "actual": {"server": {"reading": 5}},
     }
@@ -180,7 +180,7 @@ def test_a_container_that_ends_while_it_is_waited_for_ends_the_proof(
 ) -> None:
     dead = item("server", "container", "exited (1): no NPU", "running", "start")
     result = run(monkeypatch, {"server": Concern([LOADING], [dead])}, prove=True, timeout=300)
-    assert result["msg"] == "npu1 is not as wanted:\n  - server container: found exited (1): no NPU, wanted running (start)"
+    assert result["msg"] == "npu1 is not in sync:\n  - server container is exited (1): no NPU, expected running (start)"
     assert clock.slept == [0.5]
 
 

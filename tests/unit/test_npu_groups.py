@@ -122,7 +122,7 @@ def test_cards_of_a_group_that_are_all_number_0_are_lost(ask: Any) -> None:
     tool = ask({**TOOL, "devices": devices, "contexts": []})
     assert driver.stale(tool, NODES) == "the vendor's tool numbers each of 2 cards of group 1 0"
     state = host(tool={**tool, "version": "1.2.92"}, nodes=NODES)
-    assert found("module", "stale: the vendor's tool numbers each of 2 cards of group 1 0", "loaded anew", "reload") in driver.diff(
+    assert found("module", "stale: the vendor's tool numbers each of 2 cards of group 1 0", "reloaded", "reload") in driver.diff(
         WANTED, state
     )
 

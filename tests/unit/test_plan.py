@@ -26,14 +26,14 @@ def test_short_is_one_line() -> None:
 
 def test_sentence_says_found_wanted_and_action() -> None:
     entry = item("server", "digits", None, "version 1 READY 0123456789ab", "load")
-    assert sentence(entry) == "server digits: found nothing, wanted version 1 READY 0123456789ab (load)"
+    assert sentence(entry) == "server digits is missing, expected version 1 READY 0123456789ab (load)"
 
 
 def test_diff_has_a_line_for_each_item_on_both_sides() -> None:
     plan = [item("driver", "package", "1.1.67", "1.2.92", "install"), item("models", "faces", "0003-abc", None, "withdraw")]
     assert as_diff(plan) == {
-        "before_header": "found",
-        "after_header": "wanted",
+        "before_header": "actual",
+        "after_header": "desired",
         "before": "driver package: 1.1.67\nmodels faces: 0003-abc\n",
         "after": "driver package: 1.2.92\nmodels faces: nothing\n",
     }

@@ -21,7 +21,7 @@ def differs(concern: str, name: str, action: str) -> Any:
 
 
 STOPPED = differs("server", "container", "start")
-STALE = item("driver", "module", "stale: the vendor's tool numbers 2 cards 0", "loaded anew", "reload")
+STALE = item("driver", "module", "stale: the vendor's tool numbers 2 cards 0", "reloaded", "reload")
 
 
 def test_a_host_that_is_well_needs_nothing() -> None:
@@ -70,7 +70,7 @@ def test_what_is_no_recovery_is_refused_beside_whatever_else_is_wrong(refused: A
     found = recovery(host(refused, STALE), FAILED)
     assert found["steps"] == []
     (reason,) = found["refused"]
-    assert reason.startswith(f"{refused['concern']} {refused['name']}: found old, wanted new")
+    assert reason.startswith(f"{refused['concern']} {refused['name']} is old, expected new")
     assert reason.endswith(("run playbooks/site.yml", "see docs/troubleshooting/driver.md"))
 
 
@@ -82,4 +82,4 @@ def test_without_an_engine_there_is_nothing_to_serve_with() -> None:
 
 def test_what_a_host_says_is_told_in_a_line() -> None:
     found = recovery(host(item("server", "digits", "a\x1b[2J\nb", "READY", "load")), "x\x1b[0m\ny")
-    assert found["found"] == ["server digits: found a\\x1b[2J b, wanted READY (load)", "x\\x1b[0m\n  y"]
+    assert found["found"] == ["server digits is a\\x1b[2J b, expected READY (load)", "x\\x1b[0m\n  y"]

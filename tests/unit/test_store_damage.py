@@ -139,7 +139,7 @@ def test_a_damaged_file_is_named_and_one_run_leads_back(
     assert list(named(root, models["two"])) == [name]
     assert all(named(root, models["two"]).values())
     told = run_module(host_state, {"store": True, "mark": f"{root}/maintenance.json", "desired": {}})["store"]
-    assert told["damaged"] == named(root, models["two"])
+    assert {path: f"damaged: {flaw}" for path, flaw in told["damaged"].items()} == named(root, models["two"])
     assert f"{name} is damaged: {told['damaged'][name]}" in history_table(told)
     result = released(root, models["two"])
     assert (result["failed"], result["changed"], result["mended"]) == (False, True, [name])

@@ -123,7 +123,7 @@ def diff(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     if there and not same_version(loaded, wanted["version"]):
         plan.append(item(CONCERN, "module", loaded, wanted["version"], "load" if loaded is None else "reload"))
     elif lost:
-        plan.append(item(CONCERN, "module", f"stale: {lost}", "loaded anew", "reload"))
+        plan.append(item(CONCERN, "module", f"stale: {lost}", "reloaded", "reload"))
     if actual["reboot"] and any(entry["name"] == "module" for entry in plan):
         plan.append(item(CONCERN, REBOOT, "required", "rebooted", "reboot" if wanted["reboots"] else INSPECT))
     if len(actual["bus"]) < wanted["npus"]:

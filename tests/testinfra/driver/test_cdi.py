@@ -126,7 +126,7 @@ def test_a_spec_that_is_gone_or_of_another_driver_is_seen_and_made_anew(first, s
     first.check_output(spoil, SPEC)
     run = status(*CDI)
     assert run.code == 2, run.output
-    told = f"driver {SPEC}: found {found}, wanted the toolkit's spec of this host (generate)"
+    told = f"driver {SPEC} is {found}, expected the toolkit's spec of this host (generate)"
     assert told in " ".join(run.output.split()), run.output
     run = site(*CDI)
     assert run.code == 0, run.output

@@ -39,8 +39,8 @@ def test_a_driver_that_has_lost_its_cards_is_seen_and_loaded_anew(first):
     first.check_output("echo numbers > %s", STALE)
     status = playbook("status.yml")
     assert status.code == 2, status.output
-    numbers = f"found stale: the vendor's tool numbers each of {FACTS['lab_npus']} cards 0, wanted loaded anew (reload)"
-    assert f"driver module: {numbers}" in status.output
+    numbers = f"is stale: the vendor's tool numbers each of {FACTS['lab_npus']} cards 0, expected reloaded (reload)"
+    assert f"driver module {numbers}" in status.output
     first.check_output("systemctl start npufleet-probe.service")
     assert "npufleet_driver_stale 1" in first.check_output("cat /var/lib/prometheus/node-exporter/npufleet.prom")
     run = recover()
@@ -59,7 +59,7 @@ def test_what_only_a_reboot_helps_is_told_and_the_server_serves_as_it_did(first)
     assert f"Only a reboot of {NPU_HOSTS[0]} helps" in " ".join(run.output.split())
     status = playbook("status.yml")
     assert status.code == 2, status.output
-    assert "driver reboot: found required, wanted rebooted (inspect)" in " ".join(status.output.split())
+    assert "driver reboot is required, expected rebooted (inspect)" in " ".join(status.output.split())
     assert ready(first)
 
 

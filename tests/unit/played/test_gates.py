@@ -558,13 +558,13 @@ def test_the_step_that_helps_is_the_last(ran: Run) -> None:
 def test_a_host_that_is_well_and_one_that_is_only_looked_at_are_left_alone(ran: Run) -> None:
     assert ran.code == 0, ran.output
     assert set(ran.of("npu-1")) <= {"inference_check"}
-    assert ("as what served, and every answer was right" in ran.words) or ("found old, wanted new (reload)" in ran.words)
+    assert ("as what served, and every answer was right" in ran.words) or ("is old, expected new (reload)" in ran.words)
 
 
 @scenes("beyond recovery")
 def test_a_host_that_needs_hands_is_told_and_keeps_no_other_from_being_recovered(ran: Run) -> None:
     assert ran.code == 2, ran.output
-    assert "npu-3 cannot be recovered, nothing was changed: driver bus: found old, wanted new (inspect)" in ran.words
+    assert "npu-3 cannot be recovered, nothing was changed: driver bus is old, expected new (inspect)" in ran.words
     assert [host for host in HOSTS if "server_change linked asking" in ran.of(host)] == ["npu-1", "npu-2"]
 
 
