@@ -30,28 +30,28 @@ PAGES = {
     "docs/variables.md": "| Variable | Type | Default | Required | What it is |",
     "docs/variables.ko.md": "| 변수 | 형식 | 기본값 | 필수 | 설명 |",
 }
-# A document and the same in Korean
+# Suffix of Korean pages
 KOREAN = ".ko.md"
-# Where the defaults of a role's variables may be missing: what a site has to say itself
+# The role whose variables may have no default, because a site has to set them
 SHARED = "common"
-# Entry points of a role that need no title of their own
+# Entry points of a role without a title in the tables
 WHOLE_ROLE = ("main", "variables")
-# What a module's documentation and its argument_spec both say of an option
+# Facts of an option that are in a module's documentation and in its argument_spec
 FACTS = ("type", "default", "required", "choices", "elements")
 LONG = 90
 CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 # A code block of Markdown
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
-# Where files that documents name are, but for the places of a site's own
+# Directories of files that documents name, and files of a site
 PLACES = "docs|files|inventories|lab|meta|model_repository|molecule|playbooks|plugins|roles|tests"
 SITES = ("inventories/prod", "model_repository/resnet50", "files/checks/resnet50", "files/golden/resnet50")
 # Names that look like variables of a role: parameters of a served model, a group
 NO_VARIABLES = {"npufleet_release", "npufleet_source", "monitoring_hosts"}
-# Documents whose names of things are looked up
+# Documents whose names are checked
 NAMING = ("README", "docs/security", "docs/support", "docs/troubleshooting")
 
 
-# By libyaml where it is there
+# libyaml is faster, but optional.
 PLAIN = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -63,7 +63,7 @@ Loader.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(n
 
 
 def load(path: Path) -> Any:
-    """A YAML file, {} where there is none."""
+    """Return the data of a YAML file, {} if it does not exist."""
     return (yaml.load(path.read_text(), Loader) or {}) if path.exists() else {}
 
 
@@ -71,29 +71,30 @@ def load(path: Path) -> Any:
 
 
 def entry_points(role: Path) -> dict[str, dict[str, Any]]:
+    """Return the entry points of a role's argument_specs.yml."""
     return load(role / "meta/argument_specs.yml").get("argument_specs", {})
 
 
 def role_problems(role: Path) -> Iterator[str]:
-    """Where argument_specs.yml is not what defaults/main.yml says."""
+    """Yield the differences between argument_specs.yml and defaults/main.yml of a role."""
     defaults = load(role / "defaults/main.yml")
     options = {name: option for entry in entry_points(role).values() for name, option in entry.get("options", {}).items()}
     where = f"roles/{role.name}/meta/argument_specs.yml"
     for name in sorted(defaults.keys() - options.keys()):
-        yield f"{where}: found no {name}, wanted it described as defaults/main.yml has it"
+        yield f"{where}: {name} is missing, expected a description of this default"
     for name, option in sorted(options.items()):
         if name not in defaults:
             if "default" in option or role.name != SHARED:
-                yield f"{where}: found {name}, wanted none: defaults/main.yml does not have it"
+                yield f"{where}: {name} is described, but not in defaults/main.yml"
         elif "default" not in option or option["default"] != defaults[name]:
-            found = json.dumps(option.get("default"))
-            yield f"{where}: {name}: found default {found}, wanted {json.dumps(defaults[name])} of defaults/main.yml"
+            documented = json.dumps(option.get("default"))
+            yield f"{where}: the default of {name} is {documented}, expected {json.dumps(defaults[name])} of defaults/main.yml"
 
 
 def rows(options: Mapping[str, Any], prefix: str = "", defaults: str = "") -> Iterator[str]:
-    """Table rows of options, those of a map, and of the elements of a list of maps, under their own names.
+    """Yield the table rows of options, also of those in maps and in lists of maps.
 
-    With a path to the `defaults`, the table is one of all roles, in which `Required` is a column of its own.
+    With a path to the `defaults`, the table is that of all roles, which has a column `Required`.
     """
     for name, option in options.items():
         kind = "list of " + option["elements"] if "elements" in option else option["type"]
@@ -108,7 +109,7 @@ def rows(options: Mapping[str, Any], prefix: str = "", defaults: str = "") -> It
 
 
 def shown(option: Mapping[str, Any], defaults: str = "defaults/main.yml") -> str:
-    """A default as the table shows it; a long one is where `defaults` leads."""
+    """Return a default as text of a table; a long one is a link to `defaults`."""
     if "default" not in option:
         return "required" if option.get("required") else "none"
     value = option["default"]
@@ -117,7 +118,7 @@ def shown(option: Mapping[str, Any], defaults: str = "defaults/main.yml") -> str
 
 
 def tables(role: Path) -> str:
-    """All variables of a role as Markdown, between the markers."""
+    """Return all variables of a role as Markdown, between the markers."""
     lines = [BEGIN]
     for name, entry in entry_points(role).items():
         if entry.get("options"):
@@ -127,7 +128,7 @@ def tables(role: Path) -> str:
 
 
 def all_tables(root: Path, head: str) -> str:
-    """All variables of all roles as Markdown, between the markers; those that all roles share first."""
+    """Return all variables of all roles as Markdown, between the markers; shared variables come first."""
     lines = [BEGIN]
     for role in sorted((root / "roles").iterdir(), key=lambda path: (path.name != SHARED, path.name)):
         defaults = f"../roles/{role.name}/defaults/main.yml"
@@ -149,7 +150,7 @@ def all_tables(root: Path, head: str) -> str:
 
 
 def readme_problems(role: Path, check: bool) -> Iterator[str]:
-    """Bring the tables of a role's README up to date, or with `check` say that they are not."""
+    """Update the tables of a role's README, or with `check` report that they are out of date."""
     yield from written(role.parents[1], f"roles/{role.name}/README.md", tables(role), check)
 
 
@@ -162,9 +163,9 @@ def written(root: Path, where: str, text: str, check: bool) -> Iterator[str]:
     before = read(path)
     begin, end = text.splitlines()[0], text.splitlines()[-1]
     pattern = re.compile(re.escape(begin) + ".*" + re.escape(end), re.DOTALL)
-    after = pattern.sub(lambda _found: text, before)
+    after = pattern.sub(lambda _match: text, before)
     if not pattern.search(before):
-        yield f"{where}: found no place for the generated part, wanted the lines {begin} and {end}"
+        yield f"{where}: the markers of the generated part are missing, expected the lines {begin} and {end}"
     elif after != before and check:
         yield f"{where}: the generated part is out of date: run tests/docs.py"
     elif after != before:
@@ -175,7 +176,7 @@ def written(root: Path, where: str, text: str, check: bool) -> Iterator[str]:
 
 
 def fragment_options(plugins: Path, name: str) -> Mapping[str, Any]:
-    """Return the options of a documentation fragment of this collection, such as npufleet.triton.project.lease."""
+    """Return the options of a documentation fragment of this collection, such as npufleet.triton.project.controller."""
     _namespace, _collection, file, *part = name.split(".")
     tree = ast.parse((plugins / f"doc_fragments/{file}.py").read_text())
     texts = [
@@ -187,29 +188,29 @@ def fragment_options(plugins: Path, name: str) -> Mapping[str, Any]:
 
 
 def module_problems(path: Path) -> Iterator[str]:
-    """Where a module's DOCUMENTATION is not what its argument_spec says, or RETURN or EXAMPLES are missing."""
+    """Yield the differences between a module's DOCUMENTATION and its argument_spec, and missing parts."""
     where = f"plugins/modules/{path.name}"
     tree = ast.parse(path.read_text(), str(path))
     assigned = [node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)]
     texts = {getattr(entry.targets[0], "id", ""): entry.value.value for entry in assigned}
     texts = {name: yaml.load(texts.get(name, ""), PLAIN) for name in ("DOCUMENTATION", "EXAMPLES", "RETURN")}
-    yield from (f"{where}: found no {name}" for name, text in texts.items() if not text)
+    yield from (f"{where}: {name} is missing" for name, text in texts.items() if not text)
     documented = dict((texts["DOCUMENTATION"] or {}).get("options") or {})
     for fragment in (texts["DOCUMENTATION"] or {}).get("extends_documentation_fragment", []):
         documented.update(fragment_options(path.parents[1], fragment))
     named = [node.value for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "OPTIONS"]
     specs = named or [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "argument_spec"]
     if len(specs) != 1 or not isinstance(specs[0], ast.Dict):
-        yield f"{where}: wanted one argument_spec, written as a dictionary, to compare with DOCUMENTATION"
+        yield f"{where}: the argument_spec is not a dictionary, expected one to compare with DOCUMENTATION"
         return
     spec = ast.literal_eval(specs[0])
     for name in sorted(spec.keys() ^ documented.keys()):
         yield f"{where}: option {name} is {'not documented' if name in spec else 'documented, argument_spec does not have it'}"
     for name in sorted(spec.keys() & documented.keys()):
         for fact in FACTS:
-            found, wanted = documented[name].get(fact), spec[name].get(fact)
-            if found != wanted:
-                yield f"{where}: option {name}: documented {fact} is {found}, argument_spec has {wanted}"
+            text, actual = documented[name].get(fact), spec[name].get(fact)
+            if text != actual:
+                yield f"{where}: option {name}: documented {fact} is {text}, argument_spec has {actual}"
 
 
 # Documents
@@ -217,7 +218,7 @@ def module_problems(path: Path) -> Iterator[str]:
 
 def structure(text: str) -> tuple[list[str], list[str]]:
     """Return (levels of the headings such as `##`, fenced code blocks word by word) of a Markdown document."""
-    return [level for level, _title in headings(text)], [found[0] for found in FENCED.finditer(text)]
+    return [level for level, _title in headings(text)], [block[0] for block in FENCED.finditer(text)]
 
 
 def headings(text: str) -> list[tuple[str, str]]:
@@ -247,7 +248,7 @@ def symptoms(root: Path, suffix: str) -> str:
 
 
 def documents(root: Path) -> list[Path]:
-    """Every document that a person reads."""
+    """Return the paths of all documents."""
     return sorted([*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("roles/*/README.md")])
 
 
@@ -271,7 +272,7 @@ def translation_problems(root: Path, check: bool = True) -> Iterator[str]:
             if sorted(CODE.findall(title)) != sorted(CODE.findall(other_title)):
                 yield f"{second}: the code in the heading {other_title} is not that of {first}: {title}"
         if levels != other_levels:
-            yield f"{second}: found headings {' '.join(other_levels)}, wanted {' '.join(levels)} of {first}"
+            yield f"{second}: headings are {' '.join(other_levels)}, expected {' '.join(levels)} of {first}"
         for number in range(max(len(blocks), len(other_blocks))):
             if blocks[number : number + 1] != other_blocks[number : number + 1]:
                 yield f"{second}: code block {number + 1} is not that of {first}"
@@ -285,18 +286,18 @@ def link_problems(root: Path) -> Iterator[str]:
                 continue
             other = path.parent / target if target else path
             if not other.exists():
-                yield f"{path.relative_to(root)}: found a link to {target}, which is not there"
+                yield f"{path.relative_to(root)}: a link leads to {target}, which does not exist"
             elif anchor and other.suffix == ".md" and anchor not in anchors(other.read_text()):
-                yield f"{path.relative_to(root)}: found a link to {target}#{anchor}, a heading that is not there"
+                yield f"{path.relative_to(root)}: a link leads to {target}#{anchor}, a heading that does not exist"
 
 
 def code(text: str) -> str:
-    """What a document sets as code, in blocks and in lines; names are looked for there."""
+    """Return the code of a document, in blocks and in lines."""
     return "\n".join([*structure(text)[1], *CODE.findall(text)])
 
 
 def name_problems(root: Path) -> Iterator[str]:
-    """Playbooks, tags, variables, modules, roles and files that a document names and this checkout does not have."""
+    """Yield the playbooks, tags, variables, modules, roles and files that a document names and that do not exist."""
     roles = [path for path in (root / "roles").iterdir() if path.is_dir()]
     variables = {name for role in roles for entry in entry_points(role).values() for name in entry.get("options", {})}
     prefixes = "|".join(["npufleet", *(role.name for role in roles)])
@@ -310,24 +311,24 @@ def name_problems(root: Path) -> Iterator[str]:
         for name in sorted(
             set(re.findall(rf"(?<![\w./-])((?:{prefixes})_[a-z0-9_]*[a-z0-9])(?![\w./-])", words)) - variables - own - NO_VARIABLES
         ):
-            yield f"{where}: names the variable {name}, no role has it"
+            yield f"{where}: names the variable {name}, which no role has"
         for name in sorted(set(re.findall(r"npufleet\.triton\.(\w+)", words)) - called):
             yield f"{where}: names npufleet.triton.{name}, which is no module, role or playbook"
         for name in sorted(set(re.findall(rf"(?<![\w./-])((?:{PLACES})/[\w./-]*[\w-])(?![\w<*])", words))):
             if not name.startswith(SITES) and not (root / name).exists():
-                yield f"{where}: names {name}, which is not there"
+                yield f"{where}: names {name}, which does not exist"
         for name in sorted(set(re.findall(r"--tags ([\w,]+)", words))):
             if set(name.split(",")) - tags:
                 yield f"{where}: names the tags {name}, playbooks/site.yml has {', '.join(sorted(tags))}"
 
 
 def read(path: Path) -> str:
-    """A text file, empty where there is none."""
+    """Return the content of a text file, empty if it does not exist."""
     return path.read_text() if path.exists() else ""
 
 
 def problems(root: Path, check: bool) -> Iterator[str]:
-    """All that is out of date in a checkout; without `check`, tables are written first."""
+    """Yield everything that is out of date in a checkout; without `check` the generated parts are written first."""
     for role in sorted(path for path in (root / "roles").iterdir() if path.is_dir()):
         yield from role_problems(role)
         yield from readme_problems(role, check)
@@ -343,11 +344,12 @@ def problems(root: Path, check: bool) -> Iterator[str]:
 
 
 def main() -> int:
+    """Print the problems; return 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
-    found = list(problems(ROOT, parser.parse_args().check))
-    print("\n".join(f"docs: {entry}" for entry in found), end="\n" if found else "")
-    return 1 if found else 0
+    entries = list(problems(ROOT, parser.parse_args().check))
+    print("\n".join(f"docs: {entry}" for entry in entries), end="\n" if entries else "")
+    return 1 if entries else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Runs a playbook of the collection as people have it: installed from its archive into an empty directory, called by its name.
+"""Run a playbook of the collection, installed from its archive into an empty directory, by its name.
 
-installed.py PLAYBOOK [arguments of ansible-playbook], where PLAYBOOK is such as npufleet.triton.site. Nobody may write into it.
+installed.py PLAYBOOK [arguments of ansible-playbook], such as npufleet.triton.site. The run must not write into the collection.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ BIN = Path(sys.executable).parent
 PLAYBOOK = [str(BIN / "ansible-playbook")]
 
 
-def install(place: Path) -> Path:
-    """The collection below `place`, made anew. Returns where its files are."""
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
+def install(target: Path) -> Path:
+    """Build and install the collection below `target`, and return the directory of its files."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
     galaxy = [str(BIN / "ansible-galaxy"), "collection"]
-    # Nowhere else: what a checkout's own settings know would count as installed already
+    # Without the settings of the checkout, whose collection would count as installed.
     environment = {
         **{name: value for name, value in os.environ.items() if name != "ANSIBLE_CONFIG"},
-        "ANSIBLE_COLLECTIONS_PATH": str(place),
+        "ANSIBLE_COLLECTIONS_PATH": str(target),
     }
     for command in (
-        ["build", str(ROOT), "--output-path", str(place)],
-        ["install", "--no-deps", "--offline", "--collections-path", str(place)],
+        ["build", str(ROOT), "--output-path", str(target)],
+        ["install", "--no-deps", "--offline", "--collections-path", str(target)],
     ):
-        archive = [str(path) for path in place.glob("*.tar.gz")]
-        subprocess.run([*galaxy, *command, *archive], cwd=place, env=environment, check=True, stdout=subprocess.DEVNULL)
-    return place / "ansible_collections/npufleet/triton"
+        archive = [str(path) for path in target.glob("*.tar.gz")]
+        subprocess.run([*galaxy, *command, *archive], cwd=target, env=environment, check=True, stdout=subprocess.DEVNULL)
+    return target / "ansible_collections/npufleet/triton"
 
 
-def content(place: Path) -> dict[str, str]:
-    """{path: digest} of every file but Python's own bytecode."""
+def content(directory: Path) -> dict[str, str]:
+    """Return {path: digest} of every file except bytecode."""
     return {
-        str(path.relative_to(place)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(place.rglob("*"))
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
 
 
 def main() -> int:
-    """Entry point."""
+    """Run the playbook, and fail if it wrote into the collection."""
     installed = install(PLACE)
     before = content(installed)
     environment = {**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(PLACE)}
@@ -63,7 +63,7 @@ def main() -> int:
     changed = sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
     if changed:
         print(
-            f"installed: found {len(changed)} files written into {installed}, wanted none: {', '.join(changed[:10])}",
+            f"installed: the run wrote {len(changed)} files into {installed}, expected none: {', '.join(changed[:10])}",
             file=sys.stderr,
         )
     return done.returncode or int(bool(changed))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Follows docs/models.md on the running lab, which has to be converged: models.py.
+"""Follow docs/models.md on the running lab, which has to be converged: models.py.
 
-The page's site is a checkout of its own below build/models, whose inventory is the lab's.
+The site of the page is a checkout of its own below build/models with the inventory of the lab.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ SITE = ROOT / "build/models"
 
 
 def main() -> None:
+    """Follow the page, and compare the answer of the model."""
     listing = subprocess.run([str(ROOT / "inventories/lab/hosts.py")], capture_output=True, text=True, check=True).stdout
     lab = json.loads(listing)
     if "all" not in lab:
-        raise SystemExit("models.py: found no running lab, wanted one that is converged: make lab converge")
+        raise SystemExit("models.py: no lab runs, expected one that is converged: make lab converge")
     facts = lab["all"]["vars"]
     shutil.rmtree(SITE, ignore_errors=True)
     site = SITE / "checkout"
@@ -38,7 +39,7 @@ def main() -> None:
         "/srv/fleet/compiled": str(SITE / "compiled"),
     }
     shell = environment(facts, SITE / "home")
-    # The virtual environment that the site made when it began
+    # The page assumes the virtual environment of the site.
     shell["PATH"] = f"{ROOT}/.venv/bin:{shell['PATH']}"
     reader = Reader(site, shell, SITE / "output.txt")
     try:
@@ -46,11 +47,11 @@ def main() -> None:
     finally:
         reader.close()
     if reader.commands < 6 or reader.files < 5:
-        raise SystemExit(f"found {reader.commands} commands and {reader.files} files: the page was not followed")
+        raise SystemExit(f"{reader.commands} commands and {reader.files} files are too few: the page was not followed")
     answer = (SITE / "output.txt").read_text().rpartition("$ bin/npufleet-infer")[2]
     shares = [float(line.partition("probability ")[2].split()[0]) for line in answer.splitlines() if "probability " in line]
     if len(shares) != 3 or not 0.999 < sum(shares) < 1.001:
-        raise SystemExit(f"found the answer {answer!r}, wanted three probabilities whose sum is 1")
+        raise SystemExit(f"the answer is {answer!r}, expected three probabilities whose sum is 1")
     print(f"{PAGE.name}: {reader.commands} commands and {reader.files} files as written; the model answered {shares}")
 
 

@@ -1,4 +1,4 @@
-"""Follows a page of docs/: writes the files that it shows and runs its commands, as they stand but for the example's values."""
+"""Follow a page of docs/: write its files and run its commands, with other values than those of the example."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 NAMED = re.compile(r"`([\w./-]+)`:\s*$")
-# Languages of blocks that are files; `sh` are commands, and `text` is for reading only.
+# Languages of blocks that are files. Blocks of `sh` are commands, those of `text` are not used.
 FILES = ("yaml", "python", "protobuf")
 SECONDS = 900
 
@@ -29,21 +29,21 @@ class Step:
 
 
 def steps(page: Path) -> Iterator[Step]:
-    """Files and commands of a page in their order."""
+    """Yield the files and commands of a page in their order."""
     text = page.read_text()
     for block in BLOCK.finditer(text):
         line = text[: block.start()].count("\n") + 2
         if block[1] in FILES:
             named = NAMED.search(text[: block.start()].rstrip())
             if not named:
-                raise SystemExit(f"{page.name}:{line}: found a file without a name, wanted `path`: before it")
+                raise SystemExit(f"{page.name}:{line}: a file has no name, expected `path`: before it")
             yield Step(line, block[2], named[1])
         elif block[1] == "sh":
             yield from (Step(line + number, command) for number, command in enumerate(block[2].splitlines()) if command)
 
 
 def checkout(target: Path) -> None:
-    """A copy of what is committed or about to be, as a site would have it."""
+    """Copy the tracked and the new files, as a checkout of a site."""
     target.mkdir(parents=True)
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     files = subprocess.run(listing, cwd=ROOT, capture_output=True, check=True).stdout
@@ -52,7 +52,7 @@ def checkout(target: Path) -> None:
 
 
 def environment(facts: Mapping[str, str], home: Path) -> dict[str, str]:
-    """A shell of a person at the controller: no virtual environment, a home of its own, the lab's ssh key and known hosts."""
+    """Return the environment of an operator: no virtual environment, an empty home, the lab's ssh key and known hosts."""
     home.mkdir()
     kept = {name: os.environ[name] for name in ("LANG", "PIP_CONFIG_FILE", "PIP_INDEX_URL", "SSL_CERT_FILE") if name in os.environ}
     return {
@@ -63,16 +63,16 @@ def environment(facts: Mapping[str, str], home: Path) -> dict[str, str]:
         "ANSIBLE_PRIVATE_KEY_FILE": facts["ansible_ssh_private_key_file"],
         "ANSIBLE_SSH_COMMON_ARGS": facts["ansible_ssh_common_args"],
         "ANSIBLE_NOCOLOR": "1",
-        # Half of the time of pip, for what is run a few times; 0 is how pip is told so
+        # Without bytecode pip takes half of the time. The value 0 turns it off.
         "PIP_NO_COMPILE": "0",
     }
 
 
 class Reader:
-    """Who follows the page: one shell in `checkout`, whose output is kept in `log`."""
+    """A shell in a directory that follows a page, with its output in `log`."""
 
-    def __init__(self, checkout: Path, environment: Mapping[str, str], log: Path) -> None:
-        self.checkout = checkout
+    def __init__(self, directory: Path, variables: Mapping[str, str], log: Path) -> None:
+        self.checkout = directory
         self.log = log.open("w")
         self.commands = self.files = 0
         self.shell = subprocess.Popen(
@@ -80,26 +80,26 @@ class Reader:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            cwd=checkout,
-            env=dict(environment),
+            cwd=directory,
+            env=dict(variables),
             text=True,
         )
 
     def follow(self, page: Path, values: Mapping[str, str], extra: Mapping[str, Path]) -> None:
-        """Do every step, with `values` of the example replaced; `extra` are files (place: source) put beside the page's own."""
+        """Do every step with `values` instead of those of the example. `extra` are further files, {path: source}."""
         for step in steps(page):
             text = step.text
-            for found, here in values.items():
-                text = text.replace(found, here)
+            for example, value in values.items():
+                text = text.replace(example, value)
             if step.path:
                 target = self.checkout / step.path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(text)
                 self.files += 1
                 continue
-            for place, source in extra.items():
-                if (self.checkout / place).parent.is_dir():
-                    shutil.copy(source, self.checkout / place)
+            for path, source in extra.items():
+                if (self.checkout / path).parent.is_dir():
+                    shutil.copy(source, self.checkout / path)
             began = time.monotonic()
             code, output = self.run(text)
             self.log.write(f"$ {text}\n{output}")
@@ -110,7 +110,7 @@ class Reader:
             self.commands += 1
 
     def run(self, command: str) -> tuple[int, str]:
-        """Exit code and output of one command of the shell, whose variables and directory stay."""
+        """Run a command in the shell, which keeps its variables and directory. Return its exit code and output."""
         assert self.shell.stdin and self.shell.stdout
         mark = f"--- {time.monotonic_ns()} "
         self.shell.stdin.write(f"{{ {command}; }} </dev/null\nprintf '\\n%s%s\\n' '{mark}' \"$?\"\n")
@@ -126,6 +126,7 @@ class Reader:
         raise SystemExit(f"`{command}` did not end, or ended the shell:\n{''.join(lines)[-3000:]}")
 
     def close(self) -> None:
+        """End the shell."""
         if self.shell.stdin:
             self.shell.stdin.close()
         self.shell.wait(timeout=30)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Follows docs/production.md line by line against the running lab: production.py.
+"""Follow docs/production.md line by line on the running lab: production.py.
 
-Writes every file that the page shows and runs every command, as they stand but for the example's values, in a checkout of
-its own below build/production. Meanwhile it samples the command lines of this machine, whose containers the hosts are, and
-reads all output at the highest verbosity that people use (-vvv): no secret may be in either, nor in what is left in build/.
+Write every file of the page and run every command, with the values of the lab, in a checkout of its own below
+build/production. Meanwhile sample the command lines of this machine, which include those of the hosts, and read all output with
+the verbosity -vvv. No secret may be in either, nor in the files that remain in build/.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from page import ROOT, Reader, checkout, environment
 
 PAGE = ROOT / "docs/production.md"
 SITE = ROOT / "build/production"
-# Made anew for each run: other tests of this machine plant secrets too, and their command lines are sampled with the page's
+# Different in each run, because the command lines of other tests on this machine, which plant secrets too, are also sampled.
 RUN = secrets.token_hex(4)
-# What a site may have beside its logins, by the place where the inventory has it
+# Further secrets that a site may have, by their place in the inventory
 ENVIRONMENT = {
     "HF_TOKEN": f"hf-t0ken-{RUN}",
     "LICENSE_KEY": f"l1cense-{RUN}",
@@ -41,7 +41,7 @@ PLANTED = [*ENVIRONMENT.values(), *HEADERS.values(), SIGNATURE, f"sl4ck-{RUN}", 
 
 
 def values(lab: dict, logins: dict[str, str]) -> dict[str, str]:
-    """What of the page's examples is otherwise on the lab: {as the page has it: as it is here}."""
+    """Return {value of the page: value of the lab} for the values that differ."""
     facts = lab["all"]["vars"]
     address = {name: host["ansible_host"] for name, host in lab["_meta"]["hostvars"].items()}
     model = facts["lab_models"]["digits"]
@@ -71,7 +71,7 @@ def values(lab: dict, logins: dict[str, str]) -> dict[str, str]:
 
 
 def lab_only(lab: dict) -> str:
-    """What a real site has and the lab stands in for: its release row, index and base image."""
+    """Return the variables for stand-ins of the lab: release row, index and base image."""
     facts = lab["all"]["vars"]
     url = facts["lab_artefact_url"]
     host = url.split("//")[1].split(":")[0]
@@ -99,7 +99,7 @@ def lab_only(lab: dict) -> str:
 
 
 class Sampler(threading.Thread):
-    """Reads every command line of the machine, those inside the lab's hosts too, until it is stopped; old ones less often."""
+    """A thread that reads every command line of the machine and the lab's hosts until it is stopped; old ones less often."""
 
     def __init__(self, hidden: list[str]) -> None:
         super().__init__(daemon=True)
@@ -109,18 +109,18 @@ class Sampler(threading.Thread):
         self.samples = 0
 
     def run(self) -> None:
-        # In how many samples each was before
+        # Number of earlier samples with each process
         known: dict[str, int] = {}
         while not self.ended.is_set():
             known = {process: known.get(process, -1) + 1 for process in filter(str.isdigit, os.listdir("/proc"))}
             for process, times in known.items():
-                # One that has been there for seconds seldom becomes another program
+                # A process that is seconds old rarely starts another program.
                 if times > 9 and (times + int(process)) % 10:
                     continue
                 try:
                     with open(f"/proc/{process}/cmdline", "rb", buffering=0) as source:
                         line = source.read()
-                except OSError:  # ended since it was listed
+                except OSError:  # The process has ended since it was listed.
                     continue
                 if line and any(secret in line for secret in self.hidden):
                     self.seen.add(line.replace(b"\0", b" ").decode(errors="replace")[:200])
@@ -129,10 +129,10 @@ class Sampler(threading.Thread):
 
 
 def kept() -> Iterator[tuple[str, int, str]]:
-    """(name, mode, content) of what runs leave of hosts: status, report, answers, bundles with each of their members."""
+    """Yield (name, mode, content) of the results of runs: status, report, answers, members of bundles."""
     found = [path for path in sorted((SITE / "checkout/build").rglob("*")) if path.suffix in (".json", ".html", ".gz")]
     if not {"status.json", "index.html"} <= {path.name for path in found}:
-        raise SystemExit("found no status.json and no report, wanted to look for secrets in them")
+        raise SystemExit("status.json or the report is missing, expected both to search them for secrets")
     for path in found:
         mode = path.stat().st_mode & 0o777
         if path.suffix != ".gz":
@@ -144,16 +144,17 @@ def kept() -> Iterator[tuple[str, int, str]]:
 
 
 def main() -> None:
+    """Follow the page, and fail if a secret was shown."""
     lab = json.loads(subprocess.run([str(ROOT / "inventories/lab/hosts.py")], capture_output=True, text=True, check=True).stdout)
     if "all" not in lab:
-        raise SystemExit("production.py: found no running lab, wanted one with bare hosts: make lab")
+        raise SystemExit("production.py: no lab runs, expected one with bare hosts: make lab")
     facts = lab["all"]["vars"]
     logins = {"become": facts["ansible_become_password"], "artefact": facts["lab_artefact_password"]}
     shutil.rmtree(SITE, ignore_errors=True)
     checkout(SITE / "checkout")
     (SITE / "lab.yml").write_text(lab_only(lab))
-    said = SITE / "output.txt"
-    reader = Reader(SITE / "checkout", {**environment(facts, SITE / "home"), "ANSIBLE_VERBOSITY": "3"}, said)
+    log = SITE / "output.txt"
+    reader = Reader(SITE / "checkout", {**environment(facts, SITE / "home"), "ANSIBLE_VERBOSITY": "3"}, log)
     hidden = [*logins.values(), *PLANTED]
     sampler = Sampler(hidden)
     sampler.start()
@@ -163,7 +164,7 @@ def main() -> None:
         sampler.ended.set()
         sampler.join()
         reader.close()
-    output = said.read_text()
+    output = log.read_text()
     shown = [line[:200] for line in output.splitlines() if any(secret in line for secret in hidden)]
     if shown:
         raise SystemExit("a secret is in the output:\n  " + "\n  ".join(shown[:5]))
@@ -173,10 +174,10 @@ def main() -> None:
         f"{name} (mode {mode:04o})" for name, mode, found in kept() if mode & 0o077 or any(entry in found for entry in hidden)
     )
     if left:
-        raise SystemExit("found in build/ for everybody to read, or with a secret:\n  " + "\n  ".join(left[:5]))
+        raise SystemExit("readable by everybody, or with a secret, in build/:\n  " + "\n  ".join(left[:5]))
     done, files = reader.commands, reader.files
     if done < 15 or files < 5 or sampler.samples < 100:
-        raise SystemExit(f"found {done} commands, {files} files and {sampler.samples} samples: the page was not followed")
+        raise SystemExit(f"{done} commands, {files} files and {sampler.samples} samples are too few: the page was not followed")
     proof = f"no secret in {len(output)} characters, {sampler.samples} samples"
     print(f"{PAGE.name}: {done} commands and {files} files as written; {proof}")
 

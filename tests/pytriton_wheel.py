@@ -1,4 +1,4 @@
-"""A real tritonserver without a container: out of nvidia-pytriton's wheel, with the stub of this Python."""
+"""A real tritonserver without a container, from the wheel nvidia-pytriton, with the stub of this Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def tritonserver(build: Path, version: str) -> Path:
-    """Directory of the server in this version of the wheel, downloaded below `build` when it is not there yet."""
+    """Return the directory of the server of this version of the wheel, which is downloaded below `build` if it is missing."""
     home = build / f"pytriton-{version}"
     server = home / "pytriton/tritonserver"
     if not (home / "done").exists():

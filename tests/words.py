@@ -24,10 +24,10 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 READ = (
     *("plugins", "roles", "playbooks", "bin", "files", "model_repository", "inventories/example", "lab", "molecule"),
-    *("docs", "Makefile", "*.md"),
+    *("docs", "Makefile", "*.md", "tests/*.py", "tests/*.sh", "tests/sanity"),
 )
-# Tables that tests/docs.py writes, and pages that another program writes
-GENERATED = ("docs/variables.md", "CHANGELOG.md")
+# Pages that programs write, and this list of words
+NOT_READ = ("docs/variables.md", "CHANGELOG.md", "tests/words.py")
 KOREAN = ".ko.md"
 HASH_COMMENTS = (".yml", ".yaml", ".sh", ".j2", ".toml", ".service", ".conf", ".cfg")
 YAML_TEXTS = ("name", "msg", "fail_msg", "success_msg", "description", "short_description", "title", "summary")
@@ -236,7 +236,7 @@ def files(root: Path, prefixes: Sequence[str] = ()) -> list[Path]:
             and not skipped
             and "__pycache__" not in path.parts
             and not name.endswith(KOREAN)
-            and name not in GENERATED
+            and name not in NOT_READ
         ):
             found.append(path)
     return found

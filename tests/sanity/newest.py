@@ -1,4 +1,4 @@
-"""ansible-test sanity by the newest ansible-core, as root in a Debian 13 below build/sanity, whose Python is new enough.
+"""Run ansible-test sanity with the newest ansible-core, as root in a Debian 13 below build/sanity, which has a new enough Python.
 
 Arguments are those of ansible-test.
 """
@@ -19,9 +19,9 @@ from images import debian_mirror  # noqa: E402
 SYSTEM = ROOT / "build/sanity/debian-13"
 DONE = SYSTEM / "done"
 PACKAGES = "ca-certificates,git,locales-all,python3,python3-venv"
-# By which the machine finds an index: its authorities and its resolver
+# Files of the machine for access to an index: certificate authorities and resolver
 NETWORK = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/resolv.conf"))
-INSIDE = """
+SCRIPT = """
 set -e
 mount --bind {checkout} {system}/mnt
 mount --bind /proc {system}/proc
@@ -39,7 +39,7 @@ exec chroot {system} /bin/sh -ec '
 
 
 def system() -> None:
-    """Make the Debian, once."""
+    """Make the Debian system, unless it exists."""
     if DONE.exists():
         return
     shutil.rmtree(SYSTEM, ignore_errors=True)
@@ -51,39 +51,42 @@ def system() -> None:
 
 
 def pip_settings() -> tuple[str, list[str], list[Path]]:
-    """(the machine's settings of pip as its file has them, directories and files that they name)."""
+    """Return (the machine's pip configuration, the directories that it names, the files that it names)."""
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True).stdout
     pairs = [line.partition("=") for line in listed.splitlines() if line.startswith("global.")]
     values = {name.removeprefix("global."): value.strip().strip("'") for name, _equals, value in pairs}
     words = [word.removeprefix("file://") for value in values.values() for word in value.split()]
     named = [Path(word) for word in words if word.startswith("/")]
-    # An index names files that lie beside it
+    # An index names other files in its directory.
     places = sorted({"/" + path.parts[1] for path in named if path.is_dir()})
     content = "[global]\n" + "".join(f"{name} = {value}\n" for name, value in values.items())
     return content, places, [path for path in named if path.is_file()]
 
 
 def main() -> int:
-    """Entry point."""
+    """Make the system, and run the sanity tests in it."""
     if os.geteuid() or not shutil.which("debootstrap"):
-        print("sanity: wanted root and debootstrap to make a Debian 13: apt-get install debootstrap, as root", file=sys.stderr)
+        print(
+            "sanity: root or debootstrap is missing, expected both to make a Debian 13. Run `apt-get install debootstrap` as root.",
+            file=sys.stderr,
+        )
         return 1
     system()
     settings, places, files = pip_settings()
-    # An index may be named with its login
+    # The address of an index may contain a login.
     conf = SYSTEM / "etc/pip.conf"
     conf.touch(0o600)
     conf.chmod(0o600)
     conf.write_text(settings)
-    script = INSIDE.format(
+    script = SCRIPT.format(
         checkout=shlex.quote(str(ROOT)),
         system=shlex.quote(str(SYSTEM)),
         places=" ".join(map(shlex.quote, places)),
-        # Mounted and not copied: a key for an index is nobody else's to read
+        # Mounted and not copied, so that a key for an index is not stored again.
         files=" ".join(shlex.quote(str(path)) for path in (*NETWORK, *files) if path.exists()),
         arguments=shlex.join(sys.argv[1:]),
     )
-    # Mounts of a namespace of its own: nothing is left of them
+    # The mounts are in a namespace of their own, which disappears with the command.
     return subprocess.run(["unshare", "--mount", "sh", "-c", script], check=False).returncode
 
 

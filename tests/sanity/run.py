@@ -1,4 +1,4 @@
-"""ansible-test sanity over what the collection ships, in a copy below build/sanity that lies as it wants. Arguments are its own."""
+"""Run ansible-test sanity on the shipped files, in a copy below build/sanity. Arguments are those of ansible-test."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = ROOT / "build/sanity/ansible_collections/npufleet/triton"
 BIN = Path(sys.executable).parent
-# What the archive of the collection leaves out
+# Files that are not in the archive of the collection
 LEFT_OUT = ("lab/", "molecule/", "collections/", "inventories/lab/", ".")
 # The exceptions; ansible-test looks for them under the name of its own version.
 EXCEPTIONS = ROOT / "tests/sanity/ignore.txt"
-# ansible-test downloads such a script from a host of Ansible's own; the pip of Python itself and an index do as well
+# ansible-test would download such a script from a host of Ansible. The pip of Python and the package index suffice.
 BOOTSTRAP = """import subprocess, sys
 pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
 subprocess.check_call([sys.executable, "-m", "ensurepip", "--default-pip"], stdout=subprocess.DEVNULL)
@@ -27,15 +27,15 @@ subprocess.check_call([*pip, *(word for word in sys.argv[1:] if not word.startsw
 
 
 def ships(name: str) -> bool:
-    """Whether a tracked file is part of what is looked at."""
+    """Return True if a tracked file is tested."""
     return not name.startswith((*LEFT_OUT, "tests/"))
 
 
 def bootstrap(home: Path) -> None:
-    """Put the script that makes pip where ansible-test looks for it before it downloads one."""
+    """Write the script that installs pip into the cache of ansible-test, which would download one otherwise."""
     spec = importlib.util.find_spec("ansible_test")
     if spec is None or spec.origin is None:
-        raise SystemExit("sanity: found no ansible_test beside ansible-core: run `make venv`")
+        raise SystemExit("sanity: ansible_test is missing, expected it beside ansible-core: run `make venv`")
     requirements = (Path(spec.origin).parent / "_internal/python_requirements.py").read_text()
     cache = home / ".ansible/test/cache"
     cache.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def bootstrap(home: Path) -> None:
 
 
 def main() -> int:
-    """Entry point."""
+    """Copy the shipped files, and run ansible-test."""
     shutil.rmtree(PLACE, ignore_errors=True)
     names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     for name in filter(ships, names):
@@ -54,10 +54,10 @@ def main() -> int:
     core = ".".join(metadata.version("ansible-core").split(".")[:2])
     (PLACE / "tests/sanity").mkdir(parents=True)
     shutil.copy2(EXCEPTIONS, PLACE / f"tests/sanity/ignore-{core}.txt")
-    # It looks at what git knows
+    # ansible-test tests the files that git tracks.
     for command in (["init", "--quiet"], ["add", "--all"]):
         subprocess.run(["git", *command], cwd=PLACE, check=True)
-    # Its own home, so that what it keeps goes with build/
+    # A home of its own, so that its cache is removed with build/.
     home = ROOT / "build/sanity/home"
     bootstrap(home)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"

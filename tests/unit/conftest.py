@@ -1,4 +1,4 @@
-"""Makes the checkout importable, and the library of a host for the tests that need one."""
+"""Make the checkout importable, and the library of a host for the tests that need it."""
 
 import shutil
 from collections.abc import Iterator

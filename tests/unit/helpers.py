@@ -1,4 +1,4 @@
-"""What several unit tests share: variables as the action plugins see them, one module run, and small servers that answer."""
+"""Helpers of several unit tests: variables of the action plugins, runs of a module, and small servers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variable
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
-# Names that a path can hold as they are, and names that no request can hold
+# Names that a path may contain, and names that no request can contain
 UTF8 = ["\ubaa8\ub378", "50%", "%6fk", 'quo"te', "back\\slash", "a:b", ".."]
 NAMELESS = ["with space", "new\nline", "a/b", "ok?x", "ok#x", "nul\0", "del\x7f", ""]
 ROW = {
@@ -49,7 +49,7 @@ ANSIBLE_PLAYBOOK = Path(sys.executable).with_name("ansible-playbook")
 
 
 def fixture(name: str) -> Any:
-    """A JSON document below fixtures/."""
+    """Return a JSON document below fixtures/."""
     return json.loads((FIXTURES / name).read_text())
 
 
@@ -63,7 +63,7 @@ def load_program(name: str) -> ModuleType:
 
 
 def fleet(**inventory: Any) -> Templated:
-    """A host's variables as the action plugins see them: the inventory's over the defaults of every role, templated lazily."""
+    """Return the variables of a host for the action plugins: the inventory over the defaults of all roles, templated lazily."""
     merged = dict(role_defaults())
     merged.update(
         inventory_hostname="npu1",
@@ -83,7 +83,7 @@ def fleet(**inventory: Any) -> Templated:
 
 @cache
 def imports(path: Path, inside: bool = False) -> list[str]:
-    """What a file imports when it is imported itself; with `inside` also what its functions import."""
+    """Return the imports of a file; with `inside` also those in its functions."""
     tree = ast.parse(path.read_text(), str(path))
     names = []
     for node in ast.walk(tree) if inside else tree.body:
@@ -95,16 +95,16 @@ def imports(path: Path, inside: bool = False) -> list[str]:
 
 
 @cache
-def common_home(what: str) -> str:
+def common_home(purpose: str) -> str:
     """Return a directory that all tests share until they end."""
-    home = tempfile.mkdtemp(prefix=f"npufleet-{what}-")
+    home = tempfile.mkdtemp(prefix=f"npufleet-{purpose}-")
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     return home
 
 
-def ansible_playbook(place: Path, *arguments: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ansible-playbook with the settings of this checkout. Its own files are below `place`."""
-    home = f"{place}/ansible"
+def ansible_playbook(directory: Path, *arguments: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ansible-playbook with the settings of this checkout. Its temporary files are below `directory`."""
+    home = f"{directory}/ansible"
     settings = {
         **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_") and "proxy" not in name.lower()},
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
@@ -121,7 +121,7 @@ def ansible_playbook(place: Path, *arguments: object, cwd: Path = ROOT, **enviro
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another process does; a minute is more than it takes anywhere."""
+    """Wait up to a minute until a condition is true."""
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
@@ -129,39 +129,36 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class _Done(BaseException):
-    """A module's result; not an Exception, so that no handler of the module takes it for its own failure."""
+    """The result of a module. It is no Exception, so that no handler of the module catches it."""
 
 
 def time_of(module: ModuleType, monkeypatch: Any) -> SimpleNamespace:
-    """The time of a module, which passes only by sleeping: `now`, and what was `slept`."""
-    time = SimpleNamespace(now=100.0, slept=[])
+    """Replace the time of a module by one that passes only while it sleeps. Return it, with `now` and `slept`."""
+    clock = SimpleNamespace(now=100.0, slept=[])
 
     def sleep(seconds: float) -> None:
-        time.slept.append(seconds)
-        time.now += seconds
+        clock.slept.append(seconds)
+        clock.now += seconds
 
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: time.now, time=lambda: time.now, sleep=sleep))
-    return time
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now, time=lambda: clock.now, sleep=sleep))
+    return clock
 
 
 def run_module(module: ModuleType, arguments: dict[str, Any], check: bool = False) -> dict[str, Any]:
-    """The JSON that one run of the module ends with; `failed` is always there.
+    """Run a module, and return its result with the key `failed`. Fields of its REQUEST are passed as the request."""
+    request = {name: value for name, value in arguments.items() if name in getattr(module, "REQUEST", {})}
+    options = {name: value for name, value in arguments.items() if name not in request}
 
-    Of the arguments, those that a controller hands over beside the options go as it hands them over.
-    """
-    handed = {name: value for name, value in arguments.items() if name in getattr(module, "REQUEST", {})}
-    arguments = {name: value for name, value in arguments.items() if name not in handed}
-
-    def leave(failed: bool) -> Any:
+    def ending(failed: bool) -> Any:
         def end(_self: AnsibleModule, **result: Any) -> None:
             raise _Done({"failed": failed, **result})
 
         return end
 
     with (
-        patch_module_args({**arguments, **({"_request": handed} if handed else {}), "_ansible_check_mode": check}),
-        mock.patch.object(AnsibleModule, "exit_json", leave(False)),
-        mock.patch.object(AnsibleModule, "fail_json", leave(True)),
+        patch_module_args({**options, **({"_request": request} if request else {}), "_ansible_check_mode": check}),
+        mock.patch.object(AnsibleModule, "exit_json", ending(False)),
+        mock.patch.object(AnsibleModule, "fail_json", ending(True)),
     ):
         try:
             module.main()
@@ -171,7 +168,7 @@ def run_module(module: ModuleType, arguments: dict[str, Any], check: bool = Fals
 
 
 class Answers:
-    """Answers by `METHOD /path`: (status, body); a body that is not bytes is sent as JSON. Keeps what was asked."""
+    """Answers by `METHOD /path`, as (status, body), and the requests of a server. Bodies other than bytes are sent as JSON."""
 
     def __init__(self, answers: dict[str, tuple[int, Any]]) -> None:
         self.answers = answers
@@ -188,7 +185,7 @@ def _handler(answers: Answers) -> type[BaseHTTPRequestHandler]:
 
         def _answer(self) -> None:
             answers.bodies.append(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
-            # As Triton has it: bytes, of which none is decoded
+            # Like Triton, which does not decode the path
             asked = f"{self.command} {self.path}".encode("latin-1").decode("utf-8", "replace")
             answers.asked.append(asked)
             answers.headers.append({name.lower(): value for name, value in self.headers.items()})
@@ -218,14 +215,14 @@ def _serving(server: _Server) -> Iterator[None]:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that did not wait for its answer is no error of the server."""
+        """Ignore clients that do not wait for their answer."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
 
 @contextmanager
 def http_server(answers: dict[str, tuple[int, Any]], address: str = "127.0.0.1") -> Iterator[Answers]:
-    """An HTTP server on a free port of the loopback, or of another address of this machine."""
+    """Start an HTTP server on a free port of the loopback, or of another address of this machine."""
     kept = Answers(answers)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     server = type("Server", (_Server,), {"address_family": family})((address, 0), _handler(kept))
@@ -247,7 +244,7 @@ class _UnixServer(_Server):
 
 @contextmanager
 def unix_server(path: Path, answers: dict[str, tuple[int, Any]]) -> Iterator[Answers]:
-    """An HTTP server on a socket, as the engine is one. The path is at most 107 bytes long."""
+    """Start an HTTP server on a socket, like that of the engine. The path has at most 107 bytes."""
     kept = Answers(answers)
     server = _UnixServer(os.fspath(path), _handler(kept))  # type: ignore[arg-type]
     with _serving(server):
@@ -255,7 +252,7 @@ def unix_server(path: Path, answers: dict[str, tuple[int, Any]]) -> Iterator[Ans
 
 
 class FakeEngine:
-    """Stands where a concern makes its `Engine()`: answers by resource, OSError without any."""
+    """A replacement of `Engine()` with answers by resource; it raises OSError without answers."""
 
     def __init__(self, answers: dict[str, Any] | None) -> None:
         self.answers = answers

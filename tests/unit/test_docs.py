@@ -67,11 +67,11 @@ def test_role_that_is_described_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("defaults", "words"),
     [
-        (DEFAULTS + "web_user: www\n", "found no web_user"),
-        (DEFAULTS.replace("80", "81"), "web_port: found default 80, wanted 81"),
-        (DEFAULTS.replace("80", '"80"'), 'web_port: found default 80, wanted "80"'),
-        (DEFAULTS.replace("/web", "/www"), "web_root: found default"),
-        ("web_port: 80\n", "found web_root, wanted none"),
+        (DEFAULTS + "web_user: www\n", "web_user is missing"),
+        (DEFAULTS.replace("80", "81"), "the default of web_port is 80, expected 81"),
+        (DEFAULTS.replace("80", '"80"'), 'the default of web_port is 80, expected "80"'),
+        (DEFAULTS.replace("/web", "/www"), "the default of web_root is"),
+        ("web_port: 80\n", "web_root is described, but not in"),
     ],
 )
 def test_default_that_is_described_otherwise(tmp_path: Path, defaults: str, words: str) -> None:
@@ -81,7 +81,7 @@ def test_default_that_is_described_otherwise(tmp_path: Path, defaults: str, word
 
 def test_default_that_is_left_out_of_the_description(tmp_path: Path) -> None:
     (problem,) = docs.role_problems(role(tmp_path, specs=SPECS.replace(", default: 80", "")))
-    assert "web_port: found default null, wanted 80" in problem
+    assert "the default of web_port is null, expected 80" in problem
 
 
 def test_only_the_shared_role_may_ask_for_what_has_no_default(tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_table_is_written_once_and_then_found_good(tmp_path: Path) -> None:
 
 def test_readme_without_a_place_for_the_table(tmp_path: Path) -> None:
     path = role(tmp_path)
-    assert ["found no place" in problem for problem in docs.readme_problems(path, check=False)] == [True]
+    assert ["markers of the generated part are missing" in problem for problem in docs.readme_problems(path, check=False)] == [True]
     (path / "README.md").write_text("# web\n")
-    assert ["found no place" in problem for problem in docs.readme_problems(path, check=False)] == [True]
+    assert ["markers of the generated part are missing" in problem for problem in docs.readme_problems(path, check=False)] == [True]
 
 
 def test_cells_do_not_break_the_table() -> None:
@@ -169,9 +169,9 @@ def test_module_that_is_documented_as_it_is(tmp_path: Path) -> None:
         ('"default": "on"', '"default": "off"', "documented default is on, argument_spec has off"),
         ('"choices": ["on", "off"], ', "", "documented choices is ['on', 'off'], argument_spec has None"),
         ('"type": "str", "required"', '"type": "int", "required"', "documented type is str, argument_spec has int"),
-        ("RETURN = ", "RETURNED = ", "found no RETURN"),
-        ("EXAMPLES = ", "EXAMPLE = ", "found no EXAMPLES"),
-        ("argument_spec={", "argument_spec=dict(spec) or {", "wanted one argument_spec"),
+        ("RETURN = ", "RETURNED = ", "RETURN is missing"),
+        ("EXAMPLES = ", "EXAMPLE = ", "EXAMPLES is missing"),
+        ("argument_spec={", "argument_spec=dict(spec) or {", "the argument_spec is not a dictionary"),
     ],
 )
 def test_module_that_is_documented_otherwise(tmp_path: Path, before: str, after: str, words: str) -> None:
@@ -199,8 +199,8 @@ def test_translation_that_is_built_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ("## d", "### d", "found headings # ## ###, wanted # ## ## of README.md"),
-        ("\n## d\n", "", "found headings # ##, wanted # ## ## of README.md"),
+        ("## d", "### d", "headings are # ## ###, expected # ## ## of README.md"),
+        ("\n## d\n", "", "headings are # ##, expected # ## ## of README.md"),
         ("## 나", "## `b` 나", "the code in the heading `b` 나 is not that of README.md: b"),
         ("make x", "make z", "code block 1 is not that of README.md"),
         ("make y", "make z", "code block 2 is not that of README.md"),
@@ -223,10 +223,10 @@ def test_links_that_lead_nowhere(tmp_path: Path) -> None:
     (tmp_path / "docs/a.md").write_text("# E\n\n## F\n[b](../README.md) [c](c.md) [d](https://example.com/d#d) [e](#e) [f](a.md#f)")
     (tmp_path / "README.md").write_text("[a](docs/a.md#g) [z](docs/z.md) [h](#h)")
     assert list(docs.link_problems(tmp_path)) == [
-        "README.md: found a link to docs/a.md#g, a heading that is not there",
-        "README.md: found a link to docs/z.md, which is not there",
-        "README.md: found a link to #h, a heading that is not there",
-        "docs/a.md: found a link to c.md, which is not there",
+        "README.md: a link leads to docs/a.md#g, a heading that does not exist",
+        "README.md: a link leads to docs/z.md, which does not exist",
+        "README.md: a link leads to #h, a heading that does not exist",
+        "docs/a.md: a link leads to c.md, which does not exist",
     ]
 
 

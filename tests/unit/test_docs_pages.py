@@ -49,9 +49,9 @@ def test_pages_of_this_checkout_have_every_default() -> None:
     ("text", "words"),
     [
         ("`web_port` `npufleet.triton.web` `npufleet.triton.site` `playbooks/site.yml` `--tags web`", None),
-        ("`web_prot`", "names the variable web_prot, no role has it"),
-        ("```sh\nansible-playbook playbooks/sight.yml\n```", "names playbooks/sight.yml, which is not there"),
-        ("`files/none.yml`", "names files/none.yml, which is not there"),
+        ("`web_prot`", "names the variable web_prot, which no role has"),
+        ("```sh\nansible-playbook playbooks/sight.yml\n```", "names playbooks/sight.yml, which does not exist"),
+        ("`files/none.yml`", "names files/none.yml, which does not exist"),
         ("`npufleet.triton.none`", "names npufleet.triton.none, which is no module, role or playbook"),
         ("`--tags web,none`", "names the tags web,none"),
         ("`inventories/prod/hosts.yml` `/srv/files/x` `/run/web_x.sock`, web_prot in words", None),
@@ -77,7 +77,7 @@ def test_every_page_that_has_a_korean_one_is_compared(tmp_path: Path) -> None:
     (tmp_path / "docs/a.ko.md").write_text("# 가\n\n```sh\ny\n```\n")
     (tmp_path / "docs/b.md").write_text("# B\n")
     assert list(docs.translation_problems(tmp_path)) == [
-        "docs/a.ko.md: found headings #, wanted # ## of docs/a.md",
+        "docs/a.ko.md: headings are #, expected # ## of docs/a.md",
         "docs/a.ko.md: code block 1 is not that of docs/a.md",
     ]
 
