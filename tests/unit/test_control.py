@@ -66,7 +66,9 @@ def test_a_load_without_an_end_and_a_server_that_is_gone(triton: SmallTriton) ->
 
 
 def test_a_container_without_the_client(triton: SmallTriton) -> None:
-    with pytest.raises(control.Unasked, match="ended with 1 and without an answer: ModuleNotFoundError: No module named 'grpc'"):
+    with pytest.raises(
+        control.ControlError, match="ended with 1 and without an answer: ModuleNotFoundError: No module named 'grpc'"
+    ):
         control.ask(lambda *_asked: (1, "ModuleNotFoundError: No module named 'grpc'"), "load", "double", 1, None)
 
 
@@ -94,5 +96,5 @@ def test_an_engine_that_does_not_run_it_says_why(tmp_path: Path, monkeypatch: py
     answers: dict[str, Any] = {"POST /containers/triton/exec": (status, {"message": "no such container, or it does not run"})}
     with unix_server(tmp_path / "engine.sock", answers):
         monkeypatch.setattr(control, "Engine", lambda timeout: Engine(str(tmp_path / "engine.sock"), timeout))
-        with pytest.raises(control.Unasked, match=f"the engine answered {status}: .*no such container"):
+        with pytest.raises(control.ControlError, match=f"the engine answered {status}: .*no such container"):
             control.ask(control.inside("triton"), "load", "double", 5, None)

@@ -187,7 +187,7 @@ def test_an_index_without_end_is_not_asked_to_its_end(monkeypatch: pytest.Monkey
         time.sleep(0.05)
         return 200, index if len(asked) == 1 else {}
 
-    monkeypatch.setattr(served, "asked", answer)
+    monkeypatch.setattr(served, "query", answer)
     monkeypatch.setattr(served, "SECONDS", SECONDS)
     assert ended(lambda: served.read_served({})) is None
     host = host_of(1)

@@ -16,7 +16,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import tree
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.process import conditions, supervised
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import asked, read_served, version_of
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import query, read_served, version_of
 
 # Variables that the server takes over from the environment of Ansible. Others differ from terminal to terminal.
 KEPT = ("HOME", "LD_LIBRARY_PATH", "RBLN_DEVICES", "RBLN_VISIBLE_DEVICES")
@@ -84,7 +84,7 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
     if found is not None:
         actual["hung"] = hanging_loads(root, "", pid or 0)
         actual["served"] = read_served(desired)
-        status, metadata = asked(desired, "GET", "/v2")
+        status, metadata = query(desired, "GET", "/v2")
         actual["version"] = version_of(metadata) if status == 200 else None
     if actual["served"] is None:
         actual["log"] = masked(desired, supervised.ending(log))

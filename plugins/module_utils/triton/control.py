@@ -49,7 +49,7 @@ try:
     said = {"code": "OK", "words": ""}
 except grpc.RpcError as error:
     said = {"code": error.code().name, "words": error.details()[:4000]}
-# In one piece, as whoever reads it may not put pieces together
+# In one piece, as the engine sends each write as a frame of its own
 os.write(1, json.dumps(said).encode() + b"\\n")
 """
 
@@ -57,25 +57,25 @@ os.write(1, json.dumps(said).encode() + b"\\n")
 Runner = Callable[[List[str], float], Tuple[int, str]]
 
 
-class Unasked(Exception):
-    """Why the server could not be asked at all."""
+class ControlError(Exception):
+    """The reason why no request reached the server."""
 
 
 def inside(container: str) -> Runner:
-    """Runs commands in this container, by its engine."""
+    """Return a runner of commands in a container, by its engine."""
     return lambda command, seconds: Engine(timeout=seconds).execute(container, command)
 
 
 def ask(run: Runner, verb: str, model: str, timeout: float, key: Optional[Mapping[str, str]], port: int = PORT) -> Tuple[str, str]:
-    """(gRPC's code, Triton's words) of one request to `load` or `unload`. Raises Unasked."""
+    """Return the gRPC code and the message of one request to `load` or `unload`. Raises ControlError."""
     asked: Dict[str, Any] = {"verb": verb, "model": model, "timeout": timeout, "key": dict(key) if key else None, "port": port}
     try:
         code, said = run(["python3", "-c", PROGRAM, json.dumps(asked)], timeout + GRACE)
     except OSError as error:
-        raise Unasked(str(error)) from None
+        raise ControlError(str(error)) from None
     try:
         answer = shapes.parse_as(said.strip().rpartition("\n")[2], ANSWER)
         return answer["code"], (answer["words"] or "")[:WORDS]
     except ValueError:
         words = " ".join(said.split())[-600:]
-        raise Unasked(f"the client in the container ended with {code} and without an answer: {words}") from None
+        raise ControlError(f"the client in the container ended with {code} and without an answer: {words}") from None

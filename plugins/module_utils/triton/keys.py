@@ -51,23 +51,23 @@ def headers(key: Optional[Mapping[str, str]]) -> Dict[str, str]:
     return {key["name"]: found} if key and found else {}
 
 
-def flaw(path: str, wanted: Optional[str] = None, group: int = 0, needed: bool = False) -> Dict[str, Any]:
-    """{"words": what is wrong with the file, None for nothing; "other": whether another key has to be written}.
+def flaw(path: str, desired: Optional[str] = None, group: int = 0, needed: bool = False) -> Dict[str, Any]:
+    """Return {"words": what is wrong with the file, None if it is in sync; "other": True if another key has to be written}.
 
-    `wanted` is the fingerprint of the key that it has to be; `group` may read it beside root, and has to where it is `needed`.
+    `desired` is the fingerprint of the desired key, None for any key. The `group` may read the file, and has to if `needed`.
     """
     found = content(path)
     if found is None:
         return {"words": "no key in it" if os.path.lexists(path) else "nothing", "other": True}
-    if wanted and fingerprint(found) != wanted:
+    if desired and fingerprint(found) != desired:
         return {"words": "another key", "other": True}
     for entry, alone, shared in ((os.path.dirname(path), 0o700, 0o050), (path, 0o600, 0o040)):
         state = os.lstat(entry)
         mode, mine = stat.S_IMODE(state.st_mode), group and state.st_gid == group
         kind = "a link" if stat.S_ISLNK(state.st_mode) else f"mode {mode:04o} of user {state.st_uid} and group {state.st_gid}"
         if mode & ~(alone | shared if mine else alone) or state.st_uid != os.geteuid() or stat.S_ISLNK(state.st_mode):
-            # Who could read it may have it.
-            return {"words": f"{kind} at {entry}", "other": not wanted}
+            # Another account may have read it.
+            return {"words": f"{kind} at {entry}", "other": not desired}
         if needed and not (mine and mode & shared == shared):
             return {"words": f"{kind} at {entry}", "other": False}
     return {"words": None, "other": False}

@@ -21,7 +21,7 @@ FRAMES = re.compile(r"(\\n|\n){2}At:")
 
 
 def log_lines(engine: Engine, name: str, since: float = 0, until: float = 0) -> List[str]:
-    """The last lines of a container's log, since and until a time of the host's clock."""
+    """Return the last lines of a container's log, since and until a time of the host's clock."""
     span = (f"&since={since:.3f}" if since else "") + (f"&until={until:.3f}" if until else "")
     try:
         raw = engine.exchange("GET", f"/containers/{name}/logs?stdout=1&stderr=1&tail={LOG_LINES}{span}")[1]
@@ -31,7 +31,7 @@ def log_lines(engine: Engine, name: str, since: float = 0, until: float = 0) -> 
 
 
 def reasons(lines: Sequence[str], names: Sequence[str]) -> Dict[str, str]:
-    """{model: why Triton did not take its new files}, out of lines of its log."""
+    """Return {model: why Triton refused its new files} from lines of its log."""
     found: Dict[str, str] = {}
     for at, line in enumerate(lines):
         if not line.startswith("E"):
@@ -44,7 +44,7 @@ def reasons(lines: Sequence[str], names: Sequence[str]) -> Dict[str, str]:
 
 
 def loading(lines: Sequence[str]) -> Set[str]:
-    """The models whose load has begun in these lines of a log, and has not ended."""
+    """Return the models whose load has begun in these lines of a log, and has not ended."""
     found: Set[str] = set()
     for line in filter(LOG_LINE.match, lines):
         entry = LOG_LINE.sub("", line)
@@ -57,7 +57,7 @@ def loading(lines: Sequence[str]) -> Set[str]:
 
 
 def so_far(lines: Sequence[str], names: Sequence[str]) -> str:
-    """How far a server that answers nothing yet has come: what it still loads, else how its log ends."""
+    """Return the progress of a server that does not answer yet: the models that it loads, else the end of its log."""
     waiting = sorted(loading(lines) & set(names))
     if waiting:
         return f"it still loads {', '.join(waiting)}"
@@ -66,12 +66,12 @@ def so_far(lines: Sequence[str], names: Sequence[str]) -> str:
 
 
 def plain(entry: str) -> str:
-    """An entry of Triton's log without its stamp, its quotes and Python's frames."""
+    """Return an entry of Triton's log without its stamp, its quotes and Python's frames."""
     return FRAMES.split(LOG_LINE.sub("", entry).strip(), maxsplit=1)[0].strip('"\n ')
 
 
 def last_words(engine: Engine, name: str) -> str:
-    """Why a container ended: what failed to load, else the last errors of its log, or its last lines where none looks like one."""
+    """Return why a container ended: the failed loads, else the last errors of its log, else its last lines."""
     words = log_lines(engine, name)
     errors = [plain(line) for line in words if ERROR_LINE.match(line)]
     # A container that restarts says the same again and again.

@@ -31,18 +31,18 @@ NAMES = (
     "trace-config", "trace-count", "trace-file", "trace-level", "trace-log-frequency", "trace-rate", "version",
     "vertex-ai-default-model", "vertex-ai-port", "vertex-ai-thread-count",
 )  # fmt: skip
-# Those that 24.01 does not have. Where one of them begins like an older one, a server that runs with that beginning is older
+# The options that 24.01 does not have. If a prefix fits one of them and an older option, the server that takes it is older.
 LATER = ("allow-client-shm", "enable-peer-access", "http-max-input-size", "model-config-name")
 # Options of tritonserver that take no value
 BARE = ("disable-auto-complete-config", "help", "version")
-# What the name of an option can be; anything else that was given is none, and becomes no part of a template
+# The name of an option. Any other word becomes no part of a template.
 OPTION = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
 def options(arguments: Sequence[str]) -> Tuple[List[Tuple[str, str]], List[str]]:
-    """Return ([(option, value)] of tritonserver's arguments, what is none): `--a=b` and `--a b` are the same.
+    """Return the (option, value) pairs of tritonserver's arguments, and the arguments that are no options.
 
-    As getopt_long has it, the beginning of a name stands for the only option that begins so, and `--` ends the options.
+    As in getopt_long, `--a=b` and `--a b` are the same, a prefix stands for its only option, and `--` ends the options.
     """
     found: List[Tuple[str, str]] = []
     strange: List[str] = []
@@ -64,25 +64,25 @@ def options(arguments: Sequence[str]) -> Tuple[List[Tuple[str, str]], List[str]]
 
 
 def full_name(name: str) -> str:
-    """Return the option that a name or its beginning stands for; the name itself where that is not one alone."""
+    """Return the option that a name or a prefix stands for; the name itself if that is ambiguous."""
     begun = [option for option in NAMES if option.startswith(name)]
     known = [option for option in begun if option not in LATER] or begun
     return known[0] if name not in NAMES and len(known) == 1 else name
 
 
 def last(given: Sequence[Tuple[str, str]], name: str, default: str = "") -> str:
-    """The value of an option that was given, the last one where it was given twice."""
+    """Return the last value of an option."""
     return next((value for entry, value in reversed(given) if entry == name), default)
 
 
 def repositories(argv: Sequence[str], directory: str) -> List[str]:
-    """The model repositories of a command line, as absolute paths inside the container where they are paths."""
+    """Return the model repositories of a command line; paths are absolute paths in the container."""
     found = [value for name, value in options(argv[1:])[0] if name in ("model-repository", "model-store")]
     return [entry if "://" in entry else posixpath.normpath(posixpath.join(directory, entry)) for entry in found]
 
 
 def idles(config: Mapping[str, Any]) -> bool:
-    """Whether the container's own command only keeps it there, so that hands started the server in it: `bash`, `sleep infinity`."""
+    """Return True if the container's own command starts no server, such as `bash` or `sleep infinity`."""
     command = list(config.get("Cmd") or [])
     if not command:
         return True
@@ -96,7 +96,7 @@ def idles(config: Mapping[str, Any]) -> bool:
 
 
 def restricted(given: Sequence[Tuple[str, str]]) -> List[Tuple[List[str], str, str]]:
-    """(APIs, name of the header, key) of every group of restricted APIs, HTTP's and gRPC's."""
+    """Return (APIs, name of the header, key) of each group of restricted APIs, of HTTP and of gRPC."""
     found = []
     for name, value in given:
         apis, colon, key = value.partition(":")
@@ -108,7 +108,7 @@ def restricted(given: Sequence[Tuple[str, str]]) -> List[Tuple[List[str], str, s
 
 
 def key_headers(argv: Sequence[str]) -> Dict[str, str]:
-    """The headers by which a server with this command line answers whatever it is asked over HTTP."""
+    """Return the headers that open all restricted HTTP APIs of a server with this command line."""
     return {name: key for _apis, name, key in restricted([option for option in options(argv[1:])[0] if "http" in option[0]])}
 
 

@@ -22,17 +22,17 @@ SETTLE = 10.0
 
 
 class Refused(Exception):
-    """Triton's reason, or that it gave none."""
+    """A request that Triton refused, with its reason."""
 
 
 class Hung(Refused):
-    """A request that was not answered in time."""
+    """A request without a response in time."""
 
 
 def good(versions: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
-    """Whether exactly the wanted versions of the wanted release are ready, and nothing else of the model is loaded.
+    """Return True if exactly the desired versions of the desired release are ready, and no other version is loaded.
 
-    Of a model that the server reads from elsewhere no release is known: it has to be ready.
+    A model that the server reads from elsewhere has no release, and only has to be ready.
     """
     if model["release"] is None:
         return any(version["state"] == "READY" for version in versions.values())
@@ -44,11 +44,11 @@ def good(versions: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
 
 
 def in_order(names: Iterable[str], steps: Mapping[str, List[str]]) -> List[str]:
-    """Steps before their ensembles, else by name. A server may call anything a step, also in a circle."""
+    """Return the names with steps before their ensembles, else sorted. The steps that a server returns may form a circle."""
     wanted = set(names)
     order: List[str] = []
     seen: Set[str] = set()
-    # What is looked at, and the steps of it that are left: nothing calls itself, however long a chain is
+    # The models on the path, each with its remaining steps: a loop, because a chain may be longer than Python's recursion.
     path: List[Tuple[str, Iterator[str]]] = []
     for first in sorted(wanted):
         waiting: Iterator[str] = iter([first])
@@ -67,10 +67,7 @@ def in_order(names: Iterable[str], steps: Mapping[str, List[str]]) -> List[str]:
 
 
 def short_of_memory(models: Mapping[str, Any], totals: List[int]) -> Set[str]:
-    """Models that do not fit beside their old release: all models and that one need more device memory than an NPU has.
-
-    The old release is taken for as large as the new one.
-    """
+    """Return the models whose old release does not fit on an NPU beside all new models. Both releases count as equally large."""
     needed = [
         sum((model.get("memory") or [])[npu] for model in models.values() if npu < len(model.get("memory") or []))
         for npu in range(len(totals))
@@ -85,7 +82,7 @@ def short_of_memory(models: Mapping[str, Any], totals: List[int]) -> Set[str]:
 
 
 def pauses() -> Iterator[float]:
-    """Seconds to wait before each further look."""
+    """Yield the seconds to wait before each further look."""
     pause = SOON
     while True:
         yield pause
@@ -93,7 +90,7 @@ def pauses() -> Iterator[float]:
 
 
 class Server:
-    """The repository API of one server. `run` runs commands in its container, None for a server that is asked over HTTP alone."""
+    """The repository API of one server. `run` runs commands in its container, and is None if requests go over HTTP."""
 
     def __init__(
         self, address: str, port: int, timeout: float, key: Optional[Mapping[str, str]] = None, run: Optional[control.Runner] = None
@@ -105,14 +102,14 @@ class Server:
         self.run = run
 
     def served(self) -> Dict[str, Any]:
-        """What is loaded. Raises Refused where the server does not answer."""
+        """Return the models that are loaded. Raises Refused if the server does not answer."""
         found = read_served({"address": self.address, "http_port": self.port, "key": self.key})
         if found is None:
             raise Refused(f"the server does not answer on port {self.port}")
         return found
 
     def steps(self, name: str, versions: Mapping[str, Any]) -> List[str]:
-        """Steps of an ensemble as the server has it loaded."""
+        """Return the steps of an ensemble that the server has loaded."""
         if not can_be_asked(name) or not any(version["state"] == "READY" for version in versions.values()):
             return []
         status, config = self._http("GET", f"/v2/models/{name}/config")
@@ -122,7 +119,7 @@ class Server:
         return http_json(self.address, self.port, method, resource, timeout, body, keys.headers(self.key))
 
     def ask(self, name: str, verb: str) -> None:
-        """One request. Raises Refused with Triton's own words."""
+        """Send one request. Raises Refused with Triton's own message."""
         began = time.monotonic()
         code, words = self._by_grpc(name, verb) if self.run else self._by_http(name, verb)
         if code in ("OK", "200"):
@@ -136,19 +133,17 @@ class Server:
     def _by_grpc(self, name: str, verb: str) -> Tuple[str, str]:
         try:
             return control.ask(self.run, verb, name, self.timeout, self.key) if self.run else ("0", "")
-        except control.Unasked as error:
-            raise Refused(f"the server could not be asked: {error}") from None
+        except control.ControlError as error:
+            raise Refused(f"no request reached the server: {error}") from None
 
     def _by_http(self, name: str, verb: str) -> Tuple[str, str]:
         if not can_be_asked(name):
-            raise Refused(
-                f"{NAMELESS}, so Triton cannot be told to {verb} it: restart the container, which loads what is linked alone"
-            )
+            raise Refused(f"{NAMELESS}, so that no request can {verb} it. Restart the container, which loads only what is linked")
         status, answer = self._http("POST", f"/v2/repository/models/{name}/{verb}", self.timeout, "{}")
         return str(status), str(answer.get("error") if isinstance(answer, dict) else answer)[:WORDS]
 
     def unload(self, name: str) -> None:
-        """Unload, and wait until its memory is free again."""
+        """Unload a model, and wait until its memory is free."""
         self.ask(name, "unload")
         deadline, waits = time.monotonic() + self.timeout, pauses()
         while any(entry["state"] in ("READY", "UNLOADING", "LOADING") for entry in self.served().get(name, {}).values()):
@@ -157,22 +152,22 @@ class Server:
             time.sleep(next(waits))
 
     def load(self, name: str, model: Mapping[str, Any]) -> None:
-        """Load, and read the release back."""
+        """Load a model, and read its release back."""
         self.ask(name, "load")
         if self.settled(name, model):
             return
-        # Answered and not reloaded: a config given by hand sticks until then, as do files that are not newer
+        # Triton answers and reloads nothing for a config that came with a request, and for files that are not newer.
         self.unload(name)
         self.ask(name, "load")
         if not self.settled(name, model):
             raise Refused(
-                "the server took the load and serves {}, wanted release {}: are its files those of the store?".format(
+                "the server accepted the load and serves {}, expected release {}. Does it read the files of the store?".format(
                     self.words(name), (model["release"] or "any")[:12]
                 )
             )
 
     def settled(self, name: str, model: Mapping[str, Any]) -> bool:
-        """Whether the model is served as wanted, once nothing of it is on its way."""
+        """Return True if the model is in sync once no version of it is loading or unloading."""
         deadline, waits = time.monotonic() + SETTLE, pauses()
         while True:
             versions = self.served().get(name, {})
@@ -191,7 +186,7 @@ class Server:
             time.sleep(next(waits))
 
     def words(self, name: str) -> str:
-        """What is served of a model, as a person reads it."""
+        """Return the versions of a model that are served, as text."""
         versions = self.served().get(name, {})
         return ", ".join(
             f"version {number} {version['state']} {(version['release'] or 'no release')[:12]}"
@@ -200,7 +195,7 @@ class Server:
 
 
 class Change:
-    """What has to be done, and what became of it."""
+    """The loads and unloads that a server needs, and their results."""
 
     def __init__(self, server: Server, models: Mapping[str, Any]) -> None:
         self.server = server
@@ -224,14 +219,14 @@ class Change:
         self.steps = {name: list(model.get("steps") or []) for name, model in models.items()}
         for name in self.gone:
             self.steps[name] = server.steps(name, served[name])
-        # An ensemble does not outlive an unloaded step
+        # An ensemble is unloaded with its step.
         above = {name for name, steps in self.steps.items() if set(steps) & (first | set(self.gone)) and name in models}
         self.down = in_order({*first, *self.gone, *(above & set(served))}, self.steps)[::-1]
         self.up = in_order({*self.stale, *above}, self.steps)
         self.unchanged = sorted(set(models) - set(self.up))
 
     def apply(self) -> None:
-        """Unload, then load. A model that Triton refuses does not keep the others from being loaded; one that hangs does."""
+        """Unload, then load. After a refused load the others follow; after one that hangs, none does."""
         for name in self.down:
             if self._try(name, self.server.unload, name) and name in self.gone:
                 self.unloaded.append(name)
@@ -256,6 +251,6 @@ class Change:
         return name not in self.reasons
 
     def why(self) -> str:
-        """What Triton refused and why, a line for each model; empty where it refused nothing."""
+        """Return the models that Triton refused and its reasons, a line for each; empty if it refused none."""
         lines = "".join(f"\n  - model {name}: {why.strip()}" for name, why in self.reasons.items())
         return f"Triton on port {self.server.port} refused:{lines}" if lines else ""

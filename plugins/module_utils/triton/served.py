@@ -1,4 +1,4 @@
-"""What a server serves: its own index, and the release inside the config that it has in memory."""
+"""The models that a server serves: its index, and the release in the config that it has in memory."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import NAMELESS, can_be_asked, http_json
 
 RELEASE = "npufleet_release"
-# Seconds for all that a server says of its models: each of their configs is an exchange
+# Seconds for the index and the configs of all models, of which each is an exchange
 SECONDS = 60.0
 # Numbers that Triton gives to versions
 VERSION = re.compile(r"[0-9]{1,19}")
 # Characters of a state, and of Triton's reason for it
 STATE, REASON = 40, 2000
-# Of a server's metadata, and of a model's config
+# Shapes of a server's metadata, and of an ensemble's config
 METADATA = {"version": str}
 ENSEMBLE = {"ensemble_scheduling": {"step": [{"model_name": str}]}}
 
 
-def asked(wanted: Mapping[str, Any], method: str, resource: str) -> Tuple[int, Any]:
-    """Status and body of one request to the server of this host, with its key."""
+def query(wanted: Mapping[str, Any], method: str, resource: str) -> Tuple[int, Any]:
+    """Return status and body of one request to the server of this host, with its key."""
     return http_json(wanted["address"], wanted["http_port"], method, resource, headers=keys.headers(wanted.get("key")))
 
 
 def read_served(wanted: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
-    """{model: {version: {"state", "reason", "release"}}} of the server, None while it does not answer or takes too long."""
+    """Return {model: {version: {"state", "reason", "release"}}} of the server, None if it does not answer in time."""
     ends = time.monotonic() + SECONDS
-    status, index = asked(wanted, "POST", "/v2/repository/index")
+    status, index = query(wanted, "POST", "/v2/repository/index")
     if status != 200 or not isinstance(index, list):
         return None
     served: Dict[str, Any] = {}
@@ -54,12 +54,12 @@ def read_served(wanted: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
 
 
 def version_of(metadata: Any) -> Optional[str]:
-    """Return the version out of a server's metadata, None if they do not tell it."""
+    """Return the version in a server's metadata, None if it is not there."""
     return None if shapes.mismatch(metadata, METADATA) else str(metadata["version"])
 
 
 def steps_of(config: Any) -> List[str]:
-    """Return the models that an ensemble calls out of its config; none for another model, or a config of another shape."""
+    """Return the models that an ensemble calls, from its config; an empty list for other models and configs of another shape."""
     if shapes.mismatch(config, ENSEMBLE):
         return []
     return [step["model_name"] for step in config["ensemble_scheduling"]["step"]]
@@ -75,8 +75,8 @@ def from_elsewhere(served: Mapping[str, Any]) -> List[str]:
 
 
 def _loaded_release(wanted: Mapping[str, Any], name: str, version: str) -> Optional[str]:
-    """The release digest inside the config that the server really has in memory."""
-    status, config = asked(wanted, "GET", f"/v2/models/{name}/versions/{version}/config")
+    """Return the release digest in the config that the server has in memory."""
+    status, config = query(wanted, "GET", f"/v2/models/{name}/versions/{version}/config")
     if status != 200 or not isinstance(config, dict):
         return None
     parameters = config.get("parameters")

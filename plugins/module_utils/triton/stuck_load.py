@@ -89,7 +89,7 @@ def lasting(samples: Sequence[Sample], limit: float, ticks_per_second: float) ->
 
 
 class History:
-    """The samples that the rule needs: those of one host, until `limit` seconds ago. It is not shared between threads."""
+    """The samples of one host that the rule needs, for `limit` seconds. No other thread may use it."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
@@ -97,7 +97,7 @@ class History:
         self._ticks_per_second = float(os.sysconf("SC_CLK_TCK"))
 
     def add(self, sample: Sample) -> List[Wait]:
-        """Keep a sample. Returns the waits that have lasted for too long."""
+        """Keep a sample. Return the waits that have lasted for too long."""
         self._samples.append(sample)
         if not sample.waits:
             self._samples.clear()
@@ -196,7 +196,7 @@ class Guard:
             found = self._history.add(look(root))
             self._rounds += bool(found)
             for wait in found:
-                # First, because whoever waits for the load looks here as soon as it fails
+                # First, because the caller looks here as soon as its load fails.
                 self.ended.append(wait)
                 self._tell(wait)
                 if not end(wait, root):

@@ -17,7 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.driver import driv
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import asked, read_served, version_of
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import query, read_served, version_of
 
 # The label of an image that names the release row that it was built for
 RELEASE_ROW = "io.npufleet.release"
@@ -70,9 +70,9 @@ def _read_container(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     if running:
         actual["hung"] = hanging_loads(wanted["root"], state.get("StartedAt") or "", state.get("Pid") or 0)
         actual["served"] = read_served(wanted)
-        if actual["served"] is None and asked(wanted, "POST", "/v2/repository/index")[0] == 403:
+        if actual["served"] is None and query(wanted, "POST", "/v2/repository/index")[0] == 403:
             actual["closed"] = True
-        status, server = asked(wanted, "GET", "/v2")
+        status, server = query(wanted, "GET", "/v2")
         actual["version"] = version_of(server) if status == 200 else None
     if not running or actual["served"] is None:
         actual.update(read_log(engine, wanted, inspect))
