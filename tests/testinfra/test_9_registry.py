@@ -125,7 +125,7 @@ def test_a_login_that_is_not_taken_and_a_registry_that_is_gone(delivery: Deliver
     wrong = {"triton_image_delivery_password": "wr0ng-secret"}
     for name, words in (
         ("preflight.yml", f"image in the registry {delivery.locked()['repo_digest']}: it refuses the login of fleet"),
-        ("", f"{OTHER}: found that {REGISTRY} gives no login to fleet (login attempt to"),
+        ("", f"{OTHER}: {REGISTRY} gives no login to fleet (login attempt to"),
     ):
         done = delivery.run(name, "--limit", f"{OTHER},localhost", **wrong)
         assert done.code == 2, done.output

@@ -369,11 +369,11 @@ def test_no_task_has_a_secret_in_its_environment(path: Path) -> None:
 # Modules that bring a file by way of the connecting user's directory, whose inode it then is; and that read what a path leads to
 BY_WAY_OF_THE_USER = re.compile(r"ansible\.builtin\.(copy|template|unarchive|assemble|script|fetch|slurp)")
 TAKEN_OVER = {
-    "roles/model_compile/tasks/model.yml: Push the source": "taken over by the next task",
-    "roles/model_compile/tasks/fetch.yml: Read its record": "in a directory of root's, where it was taken over",
+    "roles/model_compile/tasks/model.yml: Copy the source from the controller": "taken over by the next task",
+    "roles/model_compile/tasks/fetch.yml: Read the record": "in a directory of root's, where it was taken over",
     "roles/rbln_driver/tasks/fetch_package.yml: Copy the package from the controller": "taken over in the same block",
-    "roles/triton_image/tasks/base_archive.yml: Push the archive from the controller": "taken over in the same block",
-    "roles/triton_image/tasks/wheels_pushed.yml: Push the wheelhouse": "taken over by the next task",
+    "roles/triton_image/tasks/base_archive.yml: Copy the archive of the base image from the controller": "taken over there",
+    "roles/triton_image/tasks/wheels_pushed.yml: Copy the wheelhouse from the controller": "taken over by the next task",
     "roles/docker_engine/tasks/configure.yml: Read daemon.json": "in a directory of root's",
 }
 # Ansible runs in the container itself there, by no connection

@@ -149,7 +149,7 @@ def test_an_archive_without_the_base_image_does_not_make_another_one_good(stage:
     stage.base.write_text(json.dumps({"triton:another": BASE}))
     code, output = stage.run("build")
     assert code == 2, output
-    assert "found triton:another in" in output
+    assert "base.tar has triton:another, expected" in output
     assert not (stage.place / "lock.json").exists()
 
 
@@ -157,7 +157,7 @@ def test_an_archive_that_arrives_changed_is_not_pinned(stage: Stage) -> None:
     (stage.place / "tamper").touch()
     code, output = stage.run("build", "publish")
     assert code == 2, output
-    assert "it was not pinned" in output
+    assert "The archive was not pinned" in output
     built = stage.read("lock.json")["24.01"]
     assert (built["id"], "archive" in built) == (BUILT, False)
     # What was built is kept: the next run saves it, and builds nothing
@@ -197,7 +197,7 @@ def test_a_digest_of_an_archive_that_is_none_becomes_no_line_of_the_lock(stage: 
     stage.keep("lock.json", {"24.01": {**LOCKED, "archive": "sha256:" + "a" * 63}})
     code, output = stage.run("pin", given={"triton_image_entry": {**LOCKED, "archive": "sha256:" + "b" * 64 + "\n"}})
     assert code == 2, output
-    assert "wanted two digests: nothing of it was taken" in output
+    assert "expected two digests. Nothing was pinned" in output
     assert stage.read("lock.json")["24.01"]["archive"] == "sha256:" + "a" * 63
 
 
@@ -270,7 +270,7 @@ def test_another_image_behind_the_digest_takes_no_name(registry: Stage) -> None:
     registry.keep("registry.json", {IN_REGISTRY: BASE})
     code, output = deliver(registry)
     assert code == 2, output
-    assert f"npu2: found {content_of(BASE)} behind {IN_REGISTRY}, wanted {content_of(BUILT)}, which" in output
+    assert f"npu2: {IN_REGISTRY} is {content_of(BASE)}, expected {content_of(BUILT)} of" in output
     assert registry.read("images.json") == {REFERENCE: OTHER}
 
 
@@ -280,15 +280,15 @@ def test_another_image_behind_the_digest_takes_no_name(registry: Stage) -> None:
         (
             {"triton_image_delivery_password": "wr0ng-secret"},
             False,
-            "npu2: found that registry.example.com:5000 gives no login to fleet (401 Unauthorized: fleet:********), wanted one: "
-            "correct triton_image_delivery_user and _password",
+            "npu2: registry.example.com:5000 gives no login to fleet (401 Unauthorized: fleet:********). "
+            "Correct triton_image_delivery_user and _password",
         ),
         (
             {"triton_image_delivery_user": "", "triton_image_delivery_password": ""},
             False,
-            f"npu2: found no {IN_REGISTRY} (no basic auth credentials), wanted the image that",
+            "cannot be pulled (no basic auth credentials). Check",
         ),
-        ({}, True, f"npu2: found no {IN_REGISTRY} (connection refused), wanted the image that"),
+        ({}, True, "cannot be pulled (connection refused). Check"),
     ],
 )
 def test_a_registry_that_gives_nothing_is_one_message(registry: Stage, changes: dict[str, Any], gone: bool, words: str) -> None:
@@ -309,7 +309,7 @@ def test_a_push_that_fails_leaves_what_was_built_in_the_lock(stage: Stage) -> No
     stage.keep("images.json", {REFERENCE: BUILT})
     code, output = stage.run("publish", given={"triton_image_delivery_repository": REPOSITORY}, id=BUILT)
     assert code == 2, output
-    assert f"npu1: found that {REPOSITORY} does not take the image (no basic auth credentials), wanted it there" in output
+    assert f"npu1: {REPOSITORY} does not accept the image (no basic auth credentials). Check" in output
     assert stage.read("lock.json")["24.01"] == LOCKED
     assert stage.read("images.json") == {REFERENCE: BUILT}
 
@@ -320,7 +320,7 @@ def test_a_digest_that_is_none_does_not_become_a_line_of_the_lock(stage: Stage) 
     (stage.place / "lies").touch()
     code, output = stage.run("publish", given={"triton_image_delivery_repository": REPOSITORY}, id=BUILT)
     assert code == 2, output
-    assert "wanted one digest: nothing of it was locked" in output
+    assert "expected one digest. Nothing was pinned" in output
     assert stage.read("lock.json")["24.01"] == LOCKED
 
 
@@ -328,6 +328,6 @@ def test_without_a_digest_in_the_lock_a_host_says_who_pushes_it(stage: Stage) ->
     stage.keep("lock.json", {"24.01": LOCKED})
     code, output = stage.run("deliver", host="npu2", given=DELIVERY, id=BUILT, by="registry")
     assert code == 2, output
-    assert "npu2: found no image of release 24.01 in registry.example.com:5000/npufleet/triton in" in output
-    assert "run playbooks/site.yml with npu1 among the hosts, which pushes the image that is locked" in output
+    assert "has no digest of release 24.01 in registry.example.com:5000/npufleet/triton" in output
+    assert "Run playbooks/site.yml with npu1 among the hosts, which pushes the image that is locked" in output
     assert stage.read("calls.json") == []
