@@ -1,6 +1,6 @@
-"""Whether a supplier can be reached and takes the login: web servers, package indexes, image registries. Changes nothing.
+"""Requests that prove that a supplier can be reached and accepts the login: web servers, package indexes, image registries.
 
-Every function returns None, or one sentence of what was found, wanted, and to be done.
+They change nothing. Each function returns None, or one sentence with the actual and the expected state.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def parsed(address: str) -> urllib.parse.SplitResult:
     except ValueError:
         usual = False
     if not usual or not re.fullmatch(r"[\x21-\x7e]+", address):
-        raise AddressError("found no address of the web, wanted https://host:port/path with special characters as %20")
+        raise AddressError("it is no address of the web, expected https://host:port/path with special characters as %20")
     if "@" in parts.netloc:
-        raise AddressError("found an address with a login in it, wanted the login in the variables that are for it")
+        raise AddressError("the address has a login, expected it in the variables for logins")
     return parts
 
 
@@ -60,43 +60,43 @@ def supplier(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional
 
 
 def bare(address: str) -> str:
-    """An address without the login that may be in it, and without a signature behind it."""
+    """Return an address without its login and its signature."""
     shown = replace_logins(address).partition("?")[0]
     return shown if not has_login(shown) else "an address with a login"
 
 
 def web(address: str, login: Tuple[str, str], proxies: Mapping[str, str], ca: Optional[str]) -> Optional[str]:
-    """A page or file on a web server."""
+    """Return why a page or file cannot be downloaded from a web server, None if it can."""
     return measure(address, login, proxies, ca)[1]
 
 
 def measure(
     address: str, login: Tuple[str, str], proxies: Mapping[str, str], ca: Optional[str]
 ) -> Tuple[Optional[int], Optional[str]]:
-    """(bytes of a file on a web server where it says so, why it cannot be had)."""
+    """Return the bytes of a file on a web server, if it reports them, and why the file cannot be downloaded."""
     status, words, headers = _exchange(address, login, proxies, ca, {})
     why = judge(status, words, login)
     return (None if why else whole_number(headers.get("content-length", ""))), why
 
 
 def whole_number(text: str) -> Optional[int]:
-    """The number in a header; None for anything else, and for one that no file is as long as."""
+    """Return the number in a header, None for other texts and for numbers beyond the size of any file."""
     return int(text) if re.fullmatch("[0-9]{1,15}", text) else None
 
 
 def judge(status: int, words: str, login: Tuple[str, str]) -> Optional[str]:
-    """What the status of an answer says of a file or page; status 0 is no answer, for the reason in `words`."""
+    """Return what a status reports against a file or page, None for success; status 0 is no answer, for the reason in `words`."""
     if status in (401, 403):
         return _refused(status, login)
     if status == 404:
-        return "found 404, wanted a file or page there"
+        return "status 404, expected a file or page"
     return None if 200 <= status < 300 else _unreachable(status, words)
 
 
 def image(
     reference: str, login: Tuple[str, str], proxies: Mapping[str, str], ca: Optional[str], mirror: Optional[str] = None
 ) -> Optional[str]:
-    """An image at the mirror, where the engine asks first, or else in its registry, for which alone the login is."""
+    """Return why an image is neither at the mirror, where the engine looks first, nor in its registry, None if it is."""
     registry, name, tag = split(reference)
     elsewhere = _manifest(mirror.rstrip("/"), name, tag, ("", ""), proxies, ca) if mirror else None
     if mirror and not elsewhere:
@@ -108,7 +108,7 @@ def image(
 def _manifest(
     base: str, name: str, tag: str, login: Tuple[str, str], proxies: Mapping[str, str], ca: Optional[str]
 ) -> Optional[str]:
-    """The manifest of an image in one registry, after the token that it may ask for."""
+    """Return why a registry does not return the manifest of an image, None if it does. It may require a token first."""
     address = f"{base}/v2/{name}/manifests/{tag}"
     accept = {"Accept": MANIFESTS}
     status, words, headers = _exchange(address, login, proxies, ca, accept)
@@ -117,7 +117,7 @@ def _manifest(
         asked = dict(re.findall(r'(?<!\w)(\w+)="([^"]*)"', headers["www-authenticate"]))
         realm = asked.get("realm", "")
         if not realm.startswith("https://"):
-            return "found a registry that named no https address for its tokens, wanted one: nothing was sent there"
+            return "the registry names no https address for its tokens, expected one: nothing was sent there"
         query = urllib.parse.urlencode({key: asked[key] for key in ("service", "scope") if key in asked})
         tried = login if takes_login(base, realm) else ("", "")
         status, words, _headers = _exchange(f"{realm}?{query}", tried, proxies, ca, {}, "GET")
@@ -128,12 +128,12 @@ def _manifest(
         # Where the login was not sent it is not known to be wrong: the engine's own pull will tell.
         return None if tried != login else _refused(status, login)
     if status == 404:
-        return f"found no {name}:{tag} in the registry, wanted it there"
+        return f"the registry has no {name}:{tag}, expected this image"
     return None if status == 200 else _unreachable(status, words)
 
 
 def takes_login(registry: str, realm: str) -> bool:
-    """Whether a registry's login is for this address of tokens: its own, or the one that Docker Hub is known to have."""
+    """Return True if an address of tokens may get a registry's login: it is on the same host, or that of Docker Hub."""
     try:
         own, named = parsed(registry), parsed(realm)
     except AddressError:
@@ -143,7 +143,7 @@ def takes_login(registry: str, realm: str) -> bool:
 
 
 def split(reference: str) -> Tuple[str, str, str]:
-    """(registry, name, tag or digest) of an image reference, as the engine reads it."""
+    """Return (registry, name, tag or digest) of an image reference, as the engine reads it."""
     head, _slash, rest = reference.partition("/")
     if not rest or not ("." in head or ":" in head or head == "localhost"):
         head, rest = "docker.io", reference
@@ -156,7 +156,7 @@ def split(reference: str) -> Tuple[str, str, str]:
 
 
 def _token(body: str) -> str:
-    """The token in an answer, empty for anything else: it becomes a header."""
+    """Return the token in an answer, empty for anything else: it becomes a header."""
     try:
         answer = shapes.parse(body)
     except ValueError:
@@ -167,13 +167,13 @@ def _token(body: str) -> str:
 
 def _refused(status: int, login: Tuple[str, str]) -> str:
     if not login[0]:
-        return f"found {status}, it wants a login, and none is set"
-    return f"found {status}, it refuses the login of {login[0]}, wanted one that it takes"
+        return f"status {status}: it requires a login, and none is set"
+    return f"status {status}: it refuses the login of {login[0]}"
 
 
 def _unreachable(status: int, words: str) -> str:
     found = f"status {status}" if status else words
-    return f"found no answer ({found}), wanted it reachable, directly or through npufleet_https_proxy"
+    return f"no answer ({found}), expected one, directly or through npufleet_https_proxy"
 
 
 def _exchange(
@@ -184,7 +184,7 @@ def _exchange(
     headers: Mapping[str, str],
     method: str = "HEAD",
 ) -> Tuple[int, str, Mapping[str, str]]:
-    """(status, body or reason, headers in lower case); status 0 when there was no answer."""
+    """Return (status, body or reason, headers in lower case); status 0 without an answer."""
     import urllib.error
     from http.client import HTTPException
 
@@ -209,8 +209,8 @@ def ask(
     method: str,
     budget: Budget,
 ) -> Any:
-    """The answer as urllib gives it, to be closed by the caller. Raises what urllib raises, and AddressError."""
-    # Here, as most who import this ask nobody
+    """Return urllib's response, which the caller closes. Raises the errors of urllib, and AddressError."""
+    # Imported here, as most importers of this file send no request.
     import urllib.request
     from http.client import InvalidURL
 
@@ -219,7 +219,7 @@ def ask(
     parsed(address)
     request = urllib.request.Request(address, method=method)
     for name, value in headers.items():
-        # What opens this door is not sent on when the answer leads elsewhere
+        # A redirection must not get the credentials.
         (request.add_unredirected_header if name == "Authorization" else request.add_header)(name, value)
     if login[0]:
         given = base64.b64encode(f"{login[0]}:{login[1]}".encode()).decode()
@@ -228,7 +228,7 @@ def ask(
         return open_request(request, _proxies(address, proxies), ca, budget)
     except (InvalidURL, UnicodeError):
         # Of a proxy, or of where a redirection leads
-        raise AddressError("found a proxy or a redirection that is no address, wanted http://host:port") from None
+        raise AddressError("a proxy or a redirection is no address, expected http://host:port") from None
 
 
 def _lower(headers: Any) -> Dict[str, str]:
@@ -236,7 +236,7 @@ def _lower(headers: Any) -> Dict[str, str]:
 
 
 def _proxies(address: str, proxies: Mapping[str, str]) -> Dict[str, str]:
-    """The proxies for this address: none where no_proxy names its host or a domain above it."""
+    """Return the proxies for an address: an empty map if no_proxy names its host or a domain above it."""
     host = parsed(address).hostname or ""
     for part in str(proxies.get("no_proxy") or "").replace(" ", "").split(","):
         if part and (part == "*" or host == part.lstrip(".") or host.endswith("." + part.lstrip("."))):

@@ -124,9 +124,9 @@ def test_suppliers_port_disk_and_archive_all_at_once(tmp_path: Path) -> None:
         )
     refused(
         run,
-        (f"- {FIRST}: package index {ARTEFACTS}/simple/rebel-compiler/: found 401, it refuses the login of lab",),
-        (f"- {FIRST}: archive of the base image {ARTEFACTS}/none.tar: found 404",),
-        (f"- {', '.join(NPU_HOSTS)}: driver package {ARTEFACTS}/drivers/none.deb: found 404",),
+        (f"- {FIRST}: package index {ARTEFACTS}/simple/rebel-compiler/: status 401: it refuses the login of lab",),
+        (f"- {FIRST}: archive of the base image {ARTEFACTS}/none.tar: status 404",),
+        (f"- {', '.join(NPU_HOSTS)}: driver package {ARTEFACTS}/drivers/none.deb: status 404",),
         (f"- {FIRST}: found port 18000 taken by process", "(python3)", "set another npufleet_http_port"),
         ("GiB free for /var/lib/docker", ", wanted 10000", ": make room"),
     )
@@ -147,7 +147,7 @@ def test_unreachable_index_missing_files_and_wrong_digest(tmp_path: Path) -> Non
     digest = hashlib.sha256(b"another driver").hexdigest()
     refused(
         run,
-        ("package index", ":9/simple/rebel-compiler/: found no answer (", "refused", "wanted it reachable"),
+        ("package index", ":9/simple/rebel-compiler/: no answer (", "refused", "expected one"),
         ("found no /no/such/base.tar on the controller, wanted the archive of the base image there",),
         (f"the driver package has SHA-256 {digest}, expected",),
     )
@@ -166,7 +166,7 @@ def test_no_driver_package_and_no_base_image_in_the_registry(tmp_path: Path) -> 
     refused(
         run,
         ("the driver package is missing, expected rebellions 1.2.92 (.deb). Get it from the vendor's portal",),
-        ("base image", "nvidia/tritonserver:24.01-py3: found no answer ("),
+        ("base image", "nvidia/tritonserver:24.01-py3: no answer ("),
     )
 
 

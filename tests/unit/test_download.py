@@ -83,9 +83,9 @@ def test_more_than_there_is_begins_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "login", "words"),
     [
-        ("/a.rbln", "", "found 401, it wants a login, and none is set"),
-        ("/a.rbln", "other", "found 401, it refuses the login of other"),
-        ("/gone", "fleet", "found 404, wanted a file"),
+        ("/a.rbln", "", "status 401: it requires a login, and none is set"),
+        ("/a.rbln", "other", "status 401: it refuses the login of other"),
+        ("/gone", "fleet", "status 404, expected a file"),
     ],
 )
 def test_refusals_are_told_at_once_for_size_and_content(tmp_path: Path, path: str, login: str, words: str) -> None:

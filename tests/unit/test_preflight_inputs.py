@@ -323,7 +323,7 @@ def test_compiled_files_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.M
             npufleet_cache=str(tmp_path),
         )
     assert reasons[0] == "model digits: the controller has no /no/model.rbln, expected the compiled file. Correct `file`."
-    assert reasons[1].startswith(f"model digits: compiled file {address}/gone: found ")
+    assert reasons[1].startswith(f"model digits: compiled file {address}/gone: no answer (")
     assert len(reasons) == 2
 
 
@@ -365,7 +365,7 @@ def test_a_host_that_fetches_itself_judges_its_sources_itself(tmp_path: Path) ->
         secrets = subject.suppliers(variables(**given))[1][LARGE_FILES]
         here = {"missing": sorted(origins), "free": 499, "arrived": {}}
         assert pulled(pulls, here, secrets) == [
-            f"model digits: compiled file {store.url}/gone: found 404, wanted a file or page there: "
+            f"model digits: compiled file {store.url}/gone: status 404, expected a file or page: "
             "correct `url` or npufleet_artefact_user",
             "found 499 bytes (0 MiB) free for /var/lib/npufleet, wanted 500 (1 MiB) for 1 large files: make room there",
         ]
