@@ -527,7 +527,7 @@ def test_an_error_while_restoring_is_reported_with_the_first_one(host: Host, mon
     def fails(*_given: Any) -> None:
         raise KeyError("from")
 
-    monkeypatch.setattr(store, "put_back", fails)
+    monkeypatch.setattr(store, "restore", fails)
     outcome = host.run()
     assert outcome.why and "label is 3, wanted 7" in outcome.why
     assert "could not be put back" in outcome.back and "KeyError('from')" in outcome.back

@@ -212,7 +212,7 @@ def test_links_that_cannot_be_restored_do_not_keep_the_container_from_it(
     def fails(*_given: Any) -> None:
         raise store.StoreError("release 0001 is no longer whole")
 
-    monkeypatch.setattr(store, "put_back", fails)
+    monkeypatch.setattr(store, "restore", fails)
     assert "is no longer whole" in resume.resume(str(proven), engine).failed
     assert engine.serving() == old
     # It stays open, as nobody has put it right

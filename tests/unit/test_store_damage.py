@@ -72,16 +72,16 @@ def test_a_record_made_anew_out_of_its_release_is_the_one_that_was_lost(tmp_path
 
     wanted = json.loads(Path(store.record_path(str(root), "digits", label)).read_text())
     assert shapes.mismatch(wanted, records.SHAPE) is None
-    assert records.made_anew(base, label, kept) == wanted
+    assert records.record_of(base, label, kept) == wanted
     # Of another release, or of changed files, it is none
-    assert records.made_anew(base, "0001-" + "0" * 12, kept) is None
+    assert records.record_of(base, "0001-" + "0" * 12, kept) is None
     (root / "blobs/sha256" / blob).write_bytes(b"v" * 2**20)
-    assert records.made_anew(base, label, kept) is None
+    assert records.record_of(base, label, kept) is None
     (root / "blobs/sha256" / blob).write_bytes(b"w" * 2**20)
-    assert records.made_anew(base, label, kept) is not None
+    assert records.record_of(base, label, kept) is not None
     os.chmod(f"{base}/3/model.py", 0o644)
     Path(f"{base}/3/model.py").write_text("edited")
-    assert records.made_anew(base, label, kept) is None
+    assert records.record_of(base, label, kept) is None
 
 
 # What the host's own runs make of it

@@ -114,7 +114,7 @@ def restore(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, A
     """State restored."""
     if params["hung"]:
         store.write_json(root, os.path.join(root, store.HUNG), {"models": params["hung"], "at": time.time(), **clock.mark()})
-    moves = store.put_back(root, run, params["why"])
+    moves = store.restore(root, run, params["why"])
     return {"changed": bool(moves), "switched": {name: move["to"] for name, move in moves.items()}, "moves": moves}
 
 

@@ -95,7 +95,7 @@ def _end(root: str, engine: container.Docker, settings: Mapping[str, Any], whose
         try:
             with store.locked(root, time.monotonic() + STORE_WAIT):
                 damage.mend(root)
-                moves = store.put_back(root, run, f"{whose}: {WHY}")
+                moves = store.restore(root, run, f"{whose}: {WHY}")
         except Exception as error:
             # The container is restored even if the links were not
             failure = error

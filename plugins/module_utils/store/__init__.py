@@ -53,9 +53,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.transaction 
     close_transaction,
     history_lines,
     open_transaction,
-    put_back,
     read_transaction,
     renewed,
+    restore,
 )
 
 __all__ = [
@@ -90,7 +90,6 @@ __all__ = [
     "next_serial",
     "open_transaction",
     "prepare",
-    "put_back",
     "read",
     "read_history",
     "read_holds",
@@ -100,6 +99,7 @@ __all__ = [
     "release_again",
     "release_path",
     "renewed",
+    "restore",
     "rollback_moves",
     "rollback_target",
     "served_label",

@@ -1,7 +1,7 @@
-"""How large files come into the store of a host, and leave it: each is proven by its digest before it counts.
+"""The large files of a host's store, its blobs: they are verified by their digest when they arrive, and removed when unused.
 
-Beside every blob lies its stamp, `blobs/stamps/<digest>`: size, time and inode of the file that was proven. A blob is hashed
-again only where it no longer has its stamp.
+Every blob has a stamp, `blobs/stamps/<digest>`: size, time and inode of the verified file. A blob is hashed again only if it does
+not match its stamp.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import free
 
 DIGEST = re.compile("[0-9a-f]{64}")
 MIB = 1 << 20
-# Who transfers to this host; its time stamp is renewed by the controller while it watches
+# Names the controller that transfers to this host, which renews its time stamp
 CONTROLLER = ".controller"
-# Bytes of what a host pulls
+# Bytes that a host pulls
 TOTAL = ".total"
-# Seconds after which what nobody finished is rubbish
+# Seconds after which an unfinished file is removed
 PARTIAL_AGE = 7 * 86400
 STAGED_AGE = 3600
-# Read by any user of the container
+# Any user of the container can read blobs
 BLOB_MODE = 0o444
 
 
 class Busy(StoreError):
-    """Somebody else holds the lock."""
+    """A lock that another process holds."""
 
 
 def file_digest(path: str) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as source:
         for block in iter(lambda: source.read(1 << 20), b""):
@@ -49,7 +49,7 @@ def file_digest(path: str) -> str:
 
 @contextmanager
 def locked(directory: str, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a directory. It is of the process, and gone with it."""
+    """Hold the lock of a directory. It ends with the process. Raises Busy if another process has it and `wait` is false."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         try:
@@ -63,7 +63,7 @@ def locked(directory: str, wait: bool = True) -> Iterator[None]:
         os.close(handle)
 
 
-# What lies in the store
+# Blobs in the store
 
 
 def _stamp(found: os.stat_result) -> str:
@@ -92,7 +92,7 @@ def _stamped(root: str, digest: str, found: os.stat_result) -> bool:
 
 
 def flaw(root: str, digest: str, verify: bool = False) -> Optional[str]:
-    """What is wrong with a blob: None, `is gone` or `was changed`. Hashed where it has not its stamp, or to `verify`."""
+    """Return what is wrong with a blob: None, `is gone` or `was changed`. It is hashed without its stamp, or to `verify`."""
     path = blob_path(root, digest)
     try:
         found = os.lstat(path)
@@ -106,7 +106,7 @@ def flaw(root: str, digest: str, verify: bool = False) -> Optional[str]:
 
 
 def arrived(incoming: Optional[str]) -> Dict[str, int]:
-    """{digest: bytes} of what lies in a directory of transfers, whole or not."""
+    """Return {digest: bytes} of the complete and partial files in a directory of transfers."""
     if not incoming or not os.path.isdir(incoming):
         return {}
     with os.scandir(incoming) as found:
@@ -118,12 +118,15 @@ def arrived(incoming: Optional[str]) -> Dict[str, int]:
 
 
 def room(root: str, incoming: str, sizes: Mapping[str, Optional[int]]) -> Optional[str]:
-    """Why these blobs do not fit on the file system of the store: found and wanted, in bytes. None where they do."""
+    """Return why these blobs do not fit on the file system of the store, None if they do."""
     return short_of_room(root, free_space(root)[1], arrived(incoming), sizes)
 
 
 def short_of_room(place: str, free: int, partial: Mapping[str, int], sizes: Mapping[str, Optional[int]]) -> Optional[str]:
-    """Why files of these sizes do not fit into `free` bytes, of which some have arrived in part. An unknown size counts nothing."""
+    """Return why files of these sizes do not fit into `free` bytes, None if they do. An unknown size counts as 0.
+
+    `partial` has the bytes of files that have arrived in part.
+    """
     needed = sum(max((size or 0) - partial.get(digest, 0), 0) for digest, size in sizes.items())
     if needed <= free:
         return None
@@ -133,18 +136,18 @@ def short_of_room(place: str, free: int, partial: Mapping[str, int], sizes: Mapp
     )
 
 
-# What comes in
+# Arrival
 
 
 def ingest(root: str, incoming: Optional[str], digests: List[str], sources: Optional[Mapping[str, str]] = None) -> None:
-    """Move transferred blobs into the store. All are verified before the first one counts.
+    """Move transferred blobs into the store. All are verified before the first one counts. Raises StoreError.
 
-    A blob that is not what its name says gives way by a rename: a server that has loaded it keeps the old file.
-    `sources` says, for messages, where each came from.
+    A blob that does not match its digest is replaced by a rename: a server that has loaded it keeps the old file.
+    `sources` has the origin of each blob, for messages.
     """
     problems = []
     fresh = []
-    # Two of these at once would take the same file apart.
+    # Two calls at once could move the same file.
     with locked(os.path.join(root, "tmp")):
         for digest in digests:
             if flaw(root, digest) is None:
@@ -175,7 +178,7 @@ def _staged(root: str, digest: str) -> str:
 
 
 def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Optional[str]:
-    """Take one blob over from `incoming` into tmp/; returns why it is not what it should be. A bad one is not kept anywhere."""
+    """Move one blob from `incoming` into tmp/. Returns why it was refused, None if it was not. A refused blob is removed."""
     staged = _staged(root, digest)
     try:
         proven = takeover.take(incoming or "", digest, staged, BLOB_MODE)
@@ -190,15 +193,14 @@ def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Opt
     return f"blob {digest[:12]} arrived{origin} with SHA-256 {proven}, wanted {digest}, and was removed"
 
 
-# What leaves
+# Removal
 
 
 def collect(root: str, keep: int) -> Dict[str, Any]:
-    """Remove releases beyond the newest `keep` proven contents of each model, blobs that no release links to, and what transfers
-    left behind. Content counts once, however often it was made anew, and what was never proven does not count.
+    """Remove releases beyond the newest `keep` proven contents of each model, unused blobs, and left files of transfers.
 
-    The served release, the newest proven content beside it, and what an open transaction or a hold names stay, whatever their age.
-    Returns {"removed": [what], "bytes": freed}.
+    A content counts once, however often it was made, and only if it was proven. The served release, the newest proven content
+    beside it, and the releases of an open transaction or a hold always stay. Returns {"removed": [paths], "bytes": freed}.
     """
     gone: List[str] = []
     freed = 0
@@ -220,7 +222,7 @@ def collect(root: str, keep: int) -> Dict[str, Any]:
     linked = _linked(releases)
     for digest in _listed(os.path.join(root, "blobs", "sha256")):
         path = blob_path(root, digest)
-        # One that never had a link may be another run's, which is about to make its release.
+        # A blob that never had a link may belong to another run, which is about to make its release.
         if digest in linked or (digest not in lost and not _older(_stamp_path(root, digest), path, STAGED_AGE)):
             continue
         freed += os.lstat(path).st_size
@@ -239,7 +241,7 @@ def _listed(directory: str) -> List[str]:
 
 
 def _proven(root: str, name: str, labels: List[str], lines: List[Dict[str, Any]], keep: int) -> Set[str]:
-    """The releases that stay because of what they are. One that is no longer whole is nothing to go back to."""
+    """Return the releases that stay because of their content. An incomplete one is no use for a rollback."""
     whole = [label for label in labels if _whole(root, name, label)]
     before = history.previous(lines, name, whole, store.served_label(root, name))
     return {*history.kept(lines, name, whole, keep), *([before] if before else [])}
@@ -260,7 +262,7 @@ def _whole(root: str, name: str, label: str) -> bool:
 
 
 def _named(root: str) -> Dict[str, Set[str]]:
-    """{model: releases that must stay}: served, or named by an open transaction or a hold."""
+    """Return {model: releases that must stay}: served ones, and those of an open transaction or a hold."""
     named: Dict[str, Set[str]] = {}
 
     def stay(name: str, *labels: Any) -> None:
@@ -278,24 +280,24 @@ def _named(root: str) -> Dict[str, Set[str]]:
 
 
 def _document(root: str, name: str) -> Any:
-    """A file of the store. One that cannot be used says nothing about what may go."""
+    """Return the content of a file of the store. Raises StoreError if it cannot be used, so that nothing is removed."""
     found = store.read(root, name)
     return _usable(root, name, found.content, found.flaw)
 
 
 def _lines(root: str) -> List[Dict[str, Any]]:
-    lines, flaw, _exists = shapes.read_lines(os.path.join(root, store.HISTORY), history.SHAPE)
-    return list(_usable(root, store.HISTORY, lines, flaw))
+    lines, damage, _exists = shapes.read_lines(os.path.join(root, store.HISTORY), history.SHAPE)
+    return list(_usable(root, store.HISTORY, lines, damage))
 
 
-def _usable(root: str, name: str, content: Any, flaw: Optional[str]) -> Any:
-    if flaw:
-        raise StoreError(f"{os.path.join(root, name)} cannot be used ({flaw}): nothing is removed before it can")
+def _usable(root: str, name: str, content: Any, damage: Optional[str]) -> Any:
+    if damage:
+        raise StoreError(f"{os.path.join(root, name)} cannot be used ({damage}): nothing is removed before it can")
     return content
 
 
 def _retire(root: str, release: str, lost: Set[str]) -> int:
-    """Take a release away, out of sight in one rename; adds the blobs that it linked to `lost`. Returns its bytes."""
+    """Remove a release after a rename out of releases/, and add its blobs to `lost`. Returns its bytes."""
     lost |= _linked(release)
     out = os.path.join(root, "tmp", "retired-{}-{}".format(*release.split(os.sep)[-2:]))
     os.makedirs(os.path.dirname(out), exist_ok=True)
@@ -305,7 +307,7 @@ def _retire(root: str, release: str, lost: Set[str]) -> int:
 
 
 def _linked(directory: str) -> Set[str]:
-    """Digests of the blobs that links below a directory lead to."""
+    """Return the digests of the blobs that links below a directory point to."""
     found = set()
     for base, _names, files in trees.walk(directory):
         for file in files:
@@ -316,12 +318,12 @@ def _linked(directory: str) -> Set[str]:
 
 
 def _older(stamp: str, path: str, age: float) -> bool:
-    """Whether a blob came into the store longer than `age` seconds ago."""
+    """Return True if a blob came into the store longer than `age` seconds ago."""
     return time.time() - os.lstat(stamp if os.path.lexists(stamp) else path).st_ctime > age
 
 
 def _leavings(root: str) -> List[str]:
-    """What an interrupted run left in tmp/, and partial files that nobody finished for a week, unless a transfer runs."""
+    """Return the files that an interrupted run left in tmp/, and old partial files, unless a transfer runs."""
     return [*_left_in(os.path.join(root, "tmp"), STAGED_AGE), *_left_in(os.path.join(root, "incoming"), PARTIAL_AGE)]
 
 
@@ -334,7 +336,7 @@ def _left_in(directory: str, age: float) -> List[str]:
         with locked(directory, wait=False):
             for name in _listed(directory):
                 path = os.path.join(directory, name)
-                # Its owner may remove it meanwhile. Not its st_mtime, which is that of the file it is a copy of
+                # Its owner may remove it meanwhile. Its st_mtime is that of the file that it is a copy of.
                 with suppress(FileNotFoundError):
                     if name != CONTROLLER and time.time() - os.lstat(path).st_ctime > age:
                         found.append(path)

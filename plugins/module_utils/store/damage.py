@@ -1,6 +1,6 @@
-"""Files of a store that are not what they have to be: named by whatever reads the host, and put right by the next change.
+"""Damaged files of a store. Every reader of the host reports them, and the next change repairs them.
 
-What a file said is had again from where it follows: holds and an open transaction from the history, a record from its release.
+The content is recovered: holds and an open transaction from the history, a record from its release.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes, sto
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, history, records
 
-# Behind the name of a file, a copy of what was put right, for whoever wants to know
+# Suffix of the copy of a damaged file, for analysis
 ASIDE = ".damaged"
 
 
 def found(root: str) -> Dict[str, str]:
-    """{file below the root: what is wrong with it}."""
+    """Return {path below the root: what is wrong with the file}."""
     flaws = {name: store.read(root, name).flaw for name in store.SHAPES}
     flaws[store.HISTORY] = _history(root)[1]
     for name, label in _releases(root):
@@ -29,7 +29,7 @@ def found(root: str) -> Dict[str, str]:
 
 
 def undecided(root: str) -> Optional[str]:
-    """Why nobody knows which models are held: a change could bring what was rolled back. None where that is known."""
+    """Return why it is unknown which models are held, None if it is known. A change could deploy what was rolled back."""
     flaw = store.read(root, store.HOLDS).flaw
     if not flaw or not store.served_names(root):
         return None
@@ -44,16 +44,16 @@ def undecided(root: str) -> Optional[str]:
 
 
 def lost_record(root: str, name: str, label: str) -> Optional[str]:
-    """What is wrong with a record that cannot be made anew, None where it can, or is as it has to be."""
+    """Return what is wrong with a record that cannot be recovered, None for any other record."""
     entry = shapes.read(store.record_path(root, name, label), records.SHAPE)
     flaw = entry.flaw if entry.exists else "it is gone"
-    return flaw if flaw and _made_anew(root, name, label) is None else None
+    return flaw if flaw and _recovered(root, name, label) is None else None
 
 
 def mend(root: str, forget: bool = False) -> List[str]:
-    """Put right what can be, for whoever holds the store's lock. Returns the files.
+    """Repair the damaged files. Returns their paths. The caller holds the lock of the store.
 
-    Holds that nobody knows are left as they are, but to `forget` them all.
+    Holds that are unknown stay as they are, unless all are to be forgotten.
     """
     flaws = found(root)
     if undecided(root) and not forget:
@@ -61,7 +61,7 @@ def mend(root: str, forget: bool = False) -> List[str]:
     done = []
     for name, label in _releases(root):
         path = store.record_path(root, name, label)
-        record = _made_anew(root, name, label) if os.path.relpath(path, root) in flaws else None
+        record = _recovered(root, name, label) if os.path.relpath(path, root) in flaws else None
         if record:
             if os.path.isdir(path) and not os.path.islink(path):
                 trees.remove(path)
@@ -77,7 +77,7 @@ def mend(root: str, forget: bool = False) -> List[str]:
             root, store.HOLDS, json.dumps({name: hold for name, hold in holds.items() if shapes.mismatch(hold, store.HOLD) is None})
         )
     if store.HUNG in flaws:
-        # A load that still hangs is met, and written down, again
+        # A load that still hangs is noticed and recorded again
         _replace(root, store.HUNG, None)
     if store.HISTORY in flaws:
         lines = _history(root)[0]
@@ -90,21 +90,21 @@ def _history(root: str) -> Any:
 
 
 def _releases(root: str) -> List[Any]:
-    """(model, label) of every release that is here."""
+    """Return (model, label) of every release on this host."""
     home = os.path.join(root, "releases")
     names = sorted(os.listdir(home)) if os.path.isdir(home) else []
     return [(name, label) for name in names for label in store.labels(root, name)]
 
 
-def _made_anew(root: str, name: str, label: str) -> Optional[records.Record]:
+def _recovered(root: str, name: str, label: str) -> Optional[records.Record]:
     def kept(digest: str) -> Optional[str]:
         return None if blobs.flaw(root, digest) else store.blob_path(root, digest)
 
-    return records.made_anew(store.release_path(root, name, label), label, kept)
+    return records.record_of(store.release_path(root, name, label), label, kept)
 
 
 def _replace(root: str, name: str, text: Optional[str]) -> None:
-    """Another content for a file, or none; what was there is kept beside it."""
+    """Replace a file, or remove it for None. A copy of the damaged file stays beside it."""
     import shutil
 
     path = os.path.join(root, name)

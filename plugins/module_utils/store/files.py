@@ -1,4 +1,4 @@
-"""The store of a host on its disk: where its files lie, what each has to be, and how one is written in a single piece."""
+"""The files of a host's store: their paths, their shapes, and writes in one piece."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.shapes import NULL
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import DIGEST, LABEL, NAME
 
 TRANSACTION, HISTORY, HOLDS = "transaction.json", "history.jsonl", "holds.json"
-# Models whose load hangs in the server, and when that was seen: it holds until the container starts again
+# Models whose load hangs in the server, and since when: it counts until the server starts again
 HUNG = "hung.json"
-# A moment by the clock that does not step (kernel/clock.py), beside the time of day that versions before wrote alone
+# A moment by the clock that does not step (kernel/clock.py). Earlier versions wrote the time of day only.
 MARK = {"boot?": str, "uptime?": NUMBER}
 HOLD = {"source": DIGEST, "label": LABEL, "release": DIGEST, "versions": [str], "by": str, "when": str, "why": str}
-# What each file of the store has to be; a history has it line by line, a record has records.SHAPE
+# The shape of each file of the store. A history has one for each line, a record has records.SHAPE.
 SHAPES = {
     TRANSACTION: {
         "run": str,
@@ -37,11 +37,11 @@ SHAPES = {
 
 
 class StoreError(Exception):
-    """Why a release was not made; what is served is untouched."""
+    """A release that was not made. The served releases have not changed."""
 
 
 class Run(NamedTuple):
-    """Who changes the store: the run's own id, a person at a controller, the host's name in the inventory."""
+    """The run that changes a store: its id, its person at a controller, the name of the host in the inventory."""
 
     run: str
     by: str
@@ -49,17 +49,17 @@ class Run(NamedTuple):
 
 
 def blob_path(root: str, digest: str) -> str:
-    """Where a blob lies."""
+    """Return the path of a blob."""
     return os.path.join(root, "blobs", "sha256", digest)
 
 
 def release_path(root: str, name: str, label: str) -> str:
-    """The directory of a release."""
+    """Return the directory of a release."""
     return os.path.join(root, "releases", name, label)
 
 
 def record_path(root: str, name: str, release: str) -> str:
-    """Where the sizes and digests of a release are written down: beside it, so that the release holds only Triton's files."""
+    """Return the path of a record. It is beside the release, which has only Triton's files."""
     return os.path.join(root, "releases", name, release + ".json")
 
 
@@ -67,12 +67,12 @@ DIRECTORIES = ("", "blobs", "blobs/sha256", "releases", "served", "tmp")
 
 
 def is_there(root: str) -> bool:
-    """Whether the store has all of its directories. Triton does not start without `served`, also when it has nothing to serve."""
+    """Return True if the store has all of its directories. Triton does not start without `served`, even without any model."""
     return all(os.path.isdir(os.path.join(root, name)) for name in DIRECTORIES)
 
 
 def make_directory(path: str, mode: int = 0o755) -> None:
-    """A directory of this mode, whatever the umask is, and whatever mode it had."""
+    """Make a directory, or change its mode, whatever the umask is."""
     parent = os.path.dirname(path)
     if not os.path.isdir(parent):
         make_directory(parent)
@@ -82,15 +82,15 @@ def make_directory(path: str, mode: int = 0o755) -> None:
 
 
 def make_directories(root: str) -> None:
-    """The store's directories; what Triton reads is readable by any user of the container."""
+    """Make the directories of the store. Any user of the container can read what Triton reads."""
     for name in DIRECTORIES:
         make_directory(os.path.join(root, name), 0o700 if name == "tmp" else 0o755)
 
 
 def prepare(root: str) -> None:
-    """Make the store ready for a change; for whoever holds its lock, and is the only one who makes anything in tmp/ then."""
+    """Make the store ready for a change. The caller holds its lock, and is the only one that writes to tmp/."""
     make_directories(root)
-    # Of a run that was killed
+    # Left by a run that was killed
     for name in os.listdir(os.path.join(root, "tmp")):
         path = os.path.join(root, "tmp", name)
         if name.startswith(("release-", "retired-")):
@@ -101,7 +101,7 @@ def prepare(root: str) -> None:
 
 @contextmanager
 def locked(root: str, deadline: float) -> Iterator[None]:
-    """Holds the store for one call. The kernel lets go of it when a process ends, however it ends."""
+    """Hold the lock of the store. The kernel releases it when the process ends. Raises StoreError at the deadline."""
     make_directory(root)
     path = os.path.join(root, "lock")
     with locks.opened(path) as lock:
@@ -116,7 +116,7 @@ def write_json(root: str, path: str, value: Mapping[str, Any]) -> None:
 
 
 def write_text(root: str, path: str, text: str) -> None:
-    """Write a file in one piece, and on to the disk before it counts."""
+    """Write a file in one piece, flushed to the disk before it counts."""
     import tempfile
 
     handle, staging = tempfile.mkstemp(prefix="json-", dir=os.path.join(root, "tmp"))
@@ -129,5 +129,5 @@ def write_text(root: str, path: str, text: str) -> None:
 
 
 def read(root: str, name: str) -> shapes.FileContent:
-    """One of the files in SHAPES."""
+    """Return one of the files in SHAPES."""
     return shapes.read(os.path.join(root, name), SHAPES[name])

@@ -1,6 +1,6 @@
-"""The history of a store, a line for each change, oldest first: read, written, and what follows from it.
+"""The history of a store: a line for each change, oldest first.
 
-It tells which content was proven, and what is held where the file that says so is lost.
+The proven contents follow from it, and so do the holds if their own file is lost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.shapes import NULL
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import HISTORY
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import LABEL, NAME, content, serial
 
-# What every line needs; what else a line has is for people
+# The fields that every line needs. Other fields are for people.
 SHAPE = {
     "model": NAME,
     "result": str,
@@ -23,28 +23,29 @@ SHAPE = {
     **{name + "?": TEXT_OR_NULL for name in ("when", "who", "run", "host", "what", "source", "release", "why")},
 }
 PROVEN = "proven"
-# The end of a hold by hand, in a line of its own
+# A line that ends a hold
 FORGET = "forget"
-PUT_BACK = "put back"
+# A line of a change that was rolled back
+RESTORED = "put back"
 
 
 def proven(lines: Sequence[Mapping[str, Any]], name: str) -> List[Mapping[str, Any]]:
-    """The changes of a model that were proven."""
+    """Return the proven changes of a model."""
     return [line for line in lines if line["model"] == name and line["result"] == PROVEN]
 
 
 def proven_labels(lines: Sequence[Mapping[str, Any]], name: str) -> List[str]:
-    """Labels of the model's releases that were proven, newest proof first."""
+    """Return the labels of a model's proven releases, newest proof first."""
     found = []
     for line in reversed(proven(lines, name)):
-        # What served before was proven too, maybe before there was a history; a put back has there what failed
-        found += [line["to"], None if line.get("what") == PUT_BACK else line["from"]]
+        # The previous release was proven, too, maybe before the history began. A restored release has the failed one there.
+        found += [line["to"], None if line.get("what") == RESTORED else line["from"]]
     return [fromkey for fromkey in dict.fromkeys(found) if fromkey]
 
 
 def previous(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str], current: Optional[str]) -> Optional[str]:
-    """Which of the labels that are here, newest first, has the content that was proven last beside the current one's."""
-    # A store from before there was a history: the serials tell
+    """Return the label, of these on the host, whose content was proven last, except for the content of the current one."""
+    # In a store that is older than the history, the serials show the order
     order = proven_labels(lines, name) or [other for other in labels if serial(other) < serial(current or "0")]
     for label in order:
         if content(label) != content(current):
@@ -55,15 +56,17 @@ def previous(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str
 
 
 def kept(lines: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str], keep: int) -> List[str]:
-    """A label, the newest of `labels`, for each of the `keep` contents that were proven last; every content counts in a store from
-    before there was a history."""
+    """Return the newest label of each of the `keep` contents that were proven last.
+
+    In a store that is older than the history, every content counts.
+    """
     newest = {content(label): label for label in reversed(labels)}
     order = dict.fromkeys(content(label) for label in proven_labels(lines, name) or labels)
     return [newest[label] for label in order if label in newest][:keep]
 
 
 def holds(lines: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
-    """{model: its hold} as they follow from what was rolled back, proven, and done since."""
+    """Return {model: its hold}, as they follow from rollbacks and later changes."""
     found: Dict[str, Dict[str, Any]] = {}
     sources: Dict[str, Any] = {}
     for line in lines:
@@ -74,14 +77,14 @@ def holds(lines: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
             continue
         hold = found.get(name)
         if line.get("what") == "rollback":
-            # Rolled back twice: it is still the first one's source that is not wanted
+            # After two rollbacks the source of the first one is still rejected
             rejected = hold["source"] if hold else sources.get(name)
             found.pop(name, None)
             if rejected and rejected != line.get("source"):
                 facts = {"by": line.get("who") or "unknown", "when": line.get("when") or "unknown", "why": line.get("why") or ""}
                 found[name] = {"source": rejected, "label": line["to"], "release": line.get("release"), **facts}
         elif hold and content(line["to"]) == content(hold["label"]):
-            # Made anew, or put back
+            # The held content was made again, or restored
             hold["label"] = line["to"]
         else:
             found.pop(name, None)
@@ -90,12 +93,12 @@ def holds(lines: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
 
 
 def read_history(root: str) -> List[Dict[str, Any]]:
-    """Every change that is written down, oldest first. What is no line of it is passed over here, and told as damage."""
+    """Return every recorded change, oldest first. A damaged line is skipped here, and reported by damage.py."""
     return shapes.read_lines(os.path.join(root, HISTORY), SHAPE)[0]
 
 
 def append_history(root: str, lines: List[Dict[str, Any]]) -> None:
-    """Write changes down; one that a run wrote before it was killed is not written twice."""
+    """Append changes, without those that the same run has already recorded."""
     keys = ("run", "model", "what", "from", "to", "result")
     there = {tuple(line.get(key) for key in keys) for line in read_history(root)}
     fresh = [line for line in lines if tuple(line[key] for key in keys) not in there]

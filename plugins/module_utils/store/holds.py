@@ -1,4 +1,4 @@
-"""Holds: a model that was rolled back by hand keeps its release until the inventory wants another source."""
+"""Holds: a model that was rolled back keeps its release until the inventory has another source of it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import time
 
 
 def read_holds(root: str) -> Dict[str, Any]:
-    """{model: why the host keeps an older release of it}; where the file cannot be used, as the history tells it."""
+    """Return {model: its hold}. If the file cannot be used, they follow from the history."""
     found = read(root, HOLDS)
     return holds_from_history(root) if found.flaw else dict(found.content or {})
 
 
 def holds_from_history(root: str) -> Dict[str, Any]:
-    """The holds as they follow from the history."""
+    """Return the holds as they follow from the history."""
     found = {}
     for name, hold in history.holds(read_history(root)).items():
         facts: Mapping[str, Any] = {}
@@ -32,11 +32,11 @@ def holds_from_history(root: str) -> Dict[str, Any]:
 
 
 def write_holds(root: str, holds: Mapping[str, Any]) -> None:
-    """Write holds.json where it differs; no hold at all is no file."""
+    """Write holds.json if it differs. Without any hold there is no file."""
     kept = {name: hold for name, hold in holds.items() if hold}
     path = os.path.join(root, HOLDS)
     if read(root, HOLDS).flaw:
-        # Nobody knows what it said: it stays until somebody decides
+        # Its holds are unknown: it stays until an operator decides
         return
     if kept and kept != read_holds(root):
         write_json(root, path, kept)
@@ -45,13 +45,13 @@ def write_holds(root: str, holds: Mapping[str, Any]) -> None:
 
 
 def holds_after(root: str, run: Run, moves: Mapping[str, Move], why: str) -> Dict[str, Any]:
-    """The holds after a rollback: the source that a model is rolled back from is not wanted until the inventory has another one."""
+    """Return the holds after a rollback, which rejects a source of a model until the inventory has another one."""
     holds = read_holds(root)
     for name, move in moves.items():
         before = holds.get(name)
         target = read_record(root, name, move["to"] or "")
         served = read_record(root, name, move["from"] or "")
-        # Rolled back twice: it is still the inventory's source that is not wanted
+        # After two rollbacks the source of the inventory is still rejected
         rejected = before["source"] if before and before["release"] == served["release"] else served["source"]
         holds.pop(name, None)
         if rejected != target["source"]:
@@ -68,9 +68,9 @@ def holds_after(root: str, run: Run, moves: Mapping[str, Move], why: str) -> Dic
 
 
 def hold_back(desired: Mapping[str, Any]) -> Dict[str, Any]:
-    """Put the held releases in the place of what the inventory wants, in all concerns at once. Returns the holds that count.
+    """Replace the releases of the inventory by the held ones, in models and server at once. Returns the holds that apply.
 
-    `desired` is what host_state was given; its models and its server change in place.
+    `desired` is the desired state of host_state, and changes in place.
     """
     parts = [desired[concern] for concern in ("models", "server") if "models" in desired.get(concern, {})]
     root = next((part["root"] for part in parts if "root" in part), None)

@@ -1,6 +1,6 @@
-"""The record of a release, which lies beside it: what it has to be, and how it is made anew out of the release itself.
+"""The record of a release, a file beside it, and how a lost record is made from the release itself.
 
-The digest of a release is over all of its files, the config without that digest: files from which it follows are proven.
+The digest of a release is over all of its files, with the config without that digest. So the files prove the digest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.shapes import NULL
 
 DIGEST = re.compile("[0-9a-f]{64}")
 LABEL = re.compile(r"\d+-[0-9a-f]+")
-# A model's, which is a directory's too
+# The name of a model is the name of its directory
 NAME = re.compile(r"(?!\.{1,2}$)[^/\0]+")
 PATH = re.compile(r"(?!/)(?!(?:.*/)?\.\.(?:/|$))[^\0]+")
 SHAPE = {
@@ -31,7 +31,7 @@ CONFIG = "config.pbtxt"
 
 
 class File(TypedDict):
-    """A file of a release: its SHA-256, its bytes, and whether it is a link to a blob."""
+    """A file of a release: SHA-256, size in bytes, and whether it is a link to a blob."""
 
     sha256: str
     size: int
@@ -39,22 +39,22 @@ class File(TypedDict):
 
 
 class Record(TypedDict):
-    """What is written down of a release."""
+    """The recorded facts of a release."""
 
-    # Digests over all of its files, and over what lay on the controller
+    # Digests over all of its files, and over its sources on the controller
     release: str
     source: str
     # Served version numbers, and the models that an ensemble calls
     versions: List[str]
     steps: List[str]
-    # Whether the server answers it out of its response cache
+    # The server has a response cache for it
     cached: bool
-    # Digest of the config without the digests in it: None where it was not told
+    # Digest of the config without the digests in it, None if it is unknown
     shape: Optional[str]
     files: Dict[str, File]
 
 
-# A model's change of releases, as labels; None is no release. `failed` is what a put back puts back from
+# The switch of a model between releases, as labels; None is no release. `failed` is the release that a rollback has replaced.
 Move = TypedDict(
     "Move",
     {"from": Optional[str], "to": Optional[str], "what": str, "failed": Optional[str]},
@@ -63,26 +63,26 @@ Move = TypedDict(
 
 
 def content(label: Optional[str]) -> str:
-    """What a label says of its release's content: equal for equal content."""
+    """Return the part of a label that names the content of its release."""
     return (label or "").partition("-")[2]
 
 
 def serial(label: str) -> int:
-    """The place of a release among those of its model: it grows with each one that is made."""
+    """Return the number of a release, which grows with each release of its model."""
     return int(label.partition("-")[0])
 
 
 def tree_digest(files: Mapping[str, str], table: Mapping[str, str]) -> str:
-    """SHA-256 over files, {path: digest}, and over a table of what is chosen from elsewhere."""
+    """Return the SHA-256 over files, {path: digest}, and over a table of compiled files."""
     lines = [f"{files[path]} {path}\n" for path in sorted(files)]
     lines += [f"{table[key]} artefact {key}\n" for key in sorted(table)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def made_anew(base: str, label: str, blob: Callable[[str], Optional[str]]) -> Optional[Record]:
-    """The record of the release in directory `base`, None where its files do not prove to be what the label says.
+def record_of(base: str, label: str, blob: Callable[[str], Optional[str]]) -> Optional[Record]:
+    """Return the record of the release in directory `base`, None if its files do not match the label.
 
-    `blob` gives the path of a blob that is what its digest says, None where there is no such.
+    `blob` returns the path of a blob that matches its digest, None if there is none.
     """
     files: Dict[str, File] = {}
     text = ""
@@ -120,7 +120,7 @@ def made_anew(base: str, label: str, blob: Callable[[str], Optional[str]]) -> Op
 
 
 def _block(name: str) -> str:
-    """A parameter of a config as manifest.py has it printed."""
+    """Return the pattern of a parameter as manifest.py prints it."""
     return rf'^parameters \{{\n  key: "{name}"\n  value \{{\n    string_value: "([0-9a-f]{{64}})"\n  \}}\n\}}\n'
 
 
@@ -134,7 +134,7 @@ def _without(text: str, name: str) -> str:
 
 
 def _versions(text: str, files: Mapping[str, File]) -> List[str]:
-    """What the printed version policy selects; without one it is the latest."""
+    """Return the versions that the printed policy selects, by default the latest one."""
     numbers = sorted({int(path.partition("/")[0]) for path in files if re.match(r"(0|[1-9]\d*)/", path)})
     found = re.search(r"^version_policy \{\n  (all|latest|specific) \{\n((?:    .*\n)*)", text, re.MULTILINE)
     kind, inner = (

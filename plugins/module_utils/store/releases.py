@@ -21,12 +21,12 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.files import
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import LABEL, Record, serial
 
-# What a release's record tells beside its files
+# Fields of a record beside the files
 FACTS = ("release", "source", "versions", "steps", "cached", "shape")
 
 
 def labels(root: str, name: str) -> List[str]:
-    """Labels of the model's releases that are here whole, newest first."""
+    """Return the labels of the model's complete releases, newest first."""
     directory = os.path.join(root, "releases", name)
     found = [
         label for label in (os.listdir(directory) if os.path.isdir(directory) else []) if re.fullmatch(r"\d+-[0-9a-f]+", label)
@@ -35,7 +35,7 @@ def labels(root: str, name: str) -> List[str]:
 
 
 def next_serial(root: str, name: str) -> int:
-    """One more than the highest serial that this model ever had here."""
+    """Return the next number of a release, which this model never had on this host."""
     directory = os.path.join(root, "releases", name)
     names = os.listdir(directory) if os.path.isdir(directory) else []
     numbers = [int(found.group(1)) for found in (re.match(r"(\d+)-", candidate) for candidate in names) if found]
@@ -43,14 +43,14 @@ def next_serial(root: str, name: str) -> int:
 
 
 def read_record(root: str, name: str, label: str) -> Record:
-    """What is written down of a release. Raises StoreError where it cannot be read."""
+    """Return the record of a release. Raises StoreError if it cannot be used."""
     found = shapes.read(record_path(root, name, label), records.SHAPE)
     if found.flaw or not found.exists:
         raise StoreError(f"model {name}: the record of release {label} cannot be used: {found.flaw or 'it is gone'}")
     record = found.content
     base = release_path(root, name, label)
     if not record.get("versions"):
-        # Written before records told it: Triton's default is the latest one
+        # Older records have no versions: Triton's default is the latest one
         numbers = [int(entry) for entry in os.listdir(base) if re.fullmatch(r"[1-9]\d*", entry)] if os.path.isdir(base) else []
         record["versions"] = [str(max(numbers))] if numbers else []
     for path, file in record["files"].items():
@@ -67,19 +67,19 @@ def read_record(root: str, name: str, label: str) -> Record:
 
 
 def facts_of(record: Record) -> Dict[str, Any]:
-    """What a record tells beside the files."""
-    told: Mapping[str, object] = record
-    return {key: told[key] for key in FACTS}
+    """Return the fields of a record without the files."""
+    fields: Mapping[str, object] = record
+    return {key: fields[key] for key in FACTS}
 
 
 def wanted_of(record: Record) -> Dict[str, Any]:
-    """A record as what is wanted of a model: its facts, and its files without their sizes."""
+    """Return a record in the form of a desired model: its facts, and its files without sizes."""
     files = {path: {"sha256": file["sha256"], "blob": file["blob"]} for path, file in record["files"].items()}
     return {**facts_of(record), "files": files}
 
 
 def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
-    """Write one release in tmp/ and rename it into releases/. Returns its directory's name."""
+    """Write a release in tmp/ and rename it into releases/. Returns its label."""
     import base64
     import tempfile
 
@@ -124,9 +124,9 @@ def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
 
 
 def release_again(root: str, name: str, label: str) -> Dict[str, Any]:
-    """A release that is here, as make_release takes it. A file that was changed is taken from another release of equal content.
+    """Return a release of this host as make_release takes it. A changed file comes from another release with the same content.
 
-    Raises StoreError with every file that cannot be had.
+    Raises StoreError with every file that is lost.
     """
     import base64
 
@@ -154,7 +154,7 @@ def release_again(root: str, name: str, label: str) -> Dict[str, Any]:
 
 
 def small_file(base: str, path: str, digest: str) -> Optional[bytes]:
-    """Content of a file of a release, None where it is not what its digest says."""
+    """Return the content of a file of a release, None if it does not match its digest."""
     try:
         with open(os.path.join(base, path), "rb") as source:
             content = source.read()
@@ -164,7 +164,7 @@ def small_file(base: str, path: str, digest: str) -> Optional[bytes]:
 
 
 def served_label(root: str, name: str) -> Optional[str]:
-    """Label of the release that served/<name> links to, None where it is no link into this model's releases."""
+    """Return the label of the release that served/<name> links to, None if it is no link to a release of this model."""
     link = os.path.join(root, "served", name)
     if not os.path.islink(link):
         return None
@@ -175,15 +175,15 @@ def served_label(root: str, name: str) -> Optional[str]:
 
 
 def served_names(root: str) -> List[str]:
-    """Every name below served/."""
+    """Return the names in served/."""
     directory = os.path.join(root, "served")
     return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
 
 
 def move_links(root: str, moves: Mapping[str, Optional[str]]) -> List[str]:
-    """Point served/<name> at a release, None takes the link away. Returns the names whose link moved.
+    """Point served/<name> at a release, or remove the link for None. Returns the names whose link moved.
 
-    All links are made in tmp/ first, so that a full disk is met before the first one is renamed over its old one.
+    All links are first made in tmp/, so that a full disk fails before the first link moves.
     """
     for name, label in moves.items():
         fresh = os.path.join(root, "tmp", "link-" + name)
@@ -205,7 +205,7 @@ def move_links(root: str, moves: Mapping[str, Optional[str]]) -> List[str]:
 
 
 def linked(root: str, wanted: Mapping[str, Any]) -> Dict[str, Any]:
-    """{model: facts} of what is linked below served/, over what is wanted, and of what the server reads from elsewhere."""
+    """Return {model: facts} of the linked releases, with other desired facts, and of the models that no store has."""
     found = {name: dict(entry) for name, entry in wanted.items() if entry["release"] is None}
     for name in served_names(root):
         label = served_label(root, name)
@@ -216,12 +216,12 @@ def linked(root: str, wanted: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def in_place(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether a served version of `old` is another one in `new` under its number: a response cache knows its old answers."""
+    """Return True if a version changes under its number. A response cache still has responses of the old one."""
     shared = set(old["versions"]) & set(new["versions"])
     return any(_version(old, number) != _version(new, number) for number in shared)
 
 
 def _version(entry: Mapping[str, Any], number: str) -> Any:
     files = {path: file["sha256"] for path, file in entry["files"].items() if path.startswith(number + "/")}
-    # What is not known is not equal
+    # An unknown shape equals no other
     return files, entry.get("shape") or object()

@@ -1,4 +1,4 @@
-"""Rollback by hand: which release is meant, and which models it changes."""
+"""Rollback by an operator: the release that is meant, and the models that change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.releases imp
 
 
 def rollback_target(root: str, name: str, to: str) -> str:
-    """Label of the release that `to` means for a model: `previous`, a label, or the first digits of a digest. Raises StoreError."""
+    """Return the label that `to` means for a model: `previous`, a label, or the first digits of a digest. Raises StoreError."""
     here = labels(root, name)
     current = served_label(root, name)
     if current is None:
@@ -37,7 +37,7 @@ def rollback_target(root: str, name: str, to: str) -> str:
         return found
     if to in usable:
         return to
-    # Its content may have been made anew since
+    # Its content may have been made again under another label
     again = [label for label in usable if LABEL.fullmatch(to) and content(label) == content(to)]
     if again:
         return again[0]
@@ -54,9 +54,9 @@ def rollback_target(root: str, name: str, to: str) -> str:
 
 
 def rollback_moves(root: str, models: List[str], to: str) -> Dict[str, Move]:
-    """{model: {"from", "to": the label to go back to}}; of no model named every served one that has such a release.
+    """Return {model: {"from", "to": the label to go back to}}, by default for every served model that has such a release.
 
-    A model that serves this content already is left out. Raises StoreError with every reason.
+    A model that already serves this content is left out. Raises StoreError with every reason.
     """
     moves: Dict[str, Move] = {}
     same = 0

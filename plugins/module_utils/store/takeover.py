@@ -1,7 +1,7 @@
-"""A file changes hands between root and the connecting user, in the directory of transfers that belongs to that user.
+"""Files that move between root and the connecting user, by the directory of transfers that belongs to that user.
 
-What root takes over nobody else can change any more; what root gives away replaces whatever lies there, and follows no link.
-Where there is no root, as inside a container, whoever runs this is in its place.
+No other account can change a file that root has taken over. A file that root gives away replaces any entry of its name, and follows
+no link. In a container without root, the user who runs this is in the place of root.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, BinaryIO, Dict
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import StoreError, foreign
 
-# Seconds for a sender to close what it has sent: a process that it has started holds the descriptor too, until it runs a program.
+# Seconds for a sender to close its file. A process that it started holds the descriptor, too, until it runs a program.
 CLOSING = 5.0
-# What file systems say that know no leases
+# Errors of file systems without leases
 NO_LEASES = (errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -28,7 +28,7 @@ class NotThere(StoreError):
 
 
 class Unfit(StoreError):
-    """What lies there is no file that can be taken over; it was removed."""
+    """An entry that is no file to take over. It was removed."""
 
 
 def take(incoming: str, name: str, target: str, mode: int, limit: int = foreign.LARGEST) -> str:
@@ -69,7 +69,7 @@ def _own(source: BinaryIO, path: str, mode: int, limit: int) -> str:
     handle = source.fileno()
     os.fchown(handle, os.geteuid(), os.getegid())
     os.fchmod(handle, mode)
-    # Once more: until it was root's, whoever had it open could give it a second name.
+    # Again, because the sender could give it a second name until it was root's.
     _refuse_names(handle)
     if not _lease(handle):
         return _copy(source, path, mode, limit)
@@ -85,10 +85,9 @@ def _refuse_names(handle: int) -> None:
 
 
 def own_tree(directory: str, mode: int, limit: int = foreign.LARGEST) -> Dict[str, str]:
-    """Replace every file below a directory of root's by a copy that only root has written; returns {path: digest of the copy}.
+    """Replace every file below a directory of root by a copy that only root has written. Returns {path: digest of the copy}.
 
-    Whoever sent the files may have kept them open for writing. Raises Unfit for a link, a second name or anything that is no
-    file.
+    The sender may have kept the files open for writing. Raises Unfit for a link, a second name or anything that is no file.
     """
     owned: Dict[str, str] = {}
     queue = [""]
@@ -109,7 +108,7 @@ def own_tree(directory: str, mode: int, limit: int = foreign.LARGEST) -> Dict[st
 
 
 def _lease(handle: int) -> bool:
-    """Whether a lease is held, which the kernel gives only where nobody can write by a descriptor from before, or a mapping."""
+    """Return True if the kernel gives a lease: then no earlier descriptor or mapping can write. False without leases."""
     # Instead of SIGIO, which would end this process
     fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
     deadline = time.monotonic() + CLOSING
@@ -128,7 +127,7 @@ def _lease(handle: int) -> bool:
 
 
 def _copy(source: BinaryIO, path: str, mode: int, limit: int) -> str:
-    """Without leases only what root itself has written is out of everybody's reach. Returns the digest of the copy."""
+    """Replace a file by a copy, which no other account can write without a lease, too. Returns the digest of the copy."""
     fresh = path + ".copy"
     remove(fresh)
     try:
@@ -154,7 +153,7 @@ def give(path: str, incoming: str, name: str, user: Any, limit: int = foreign.LA
         proven = foreign.digest(source, limit)
         place = os.open(incoming, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            # A rename replaces a link that lies there; a directory gives way.
+            # A rename replaces a link, but no directory.
             if _is_directory(place, name):
                 remove(os.path.join(incoming, name))
             os.replace(path, name, dst_dir_fd=place)
@@ -173,5 +172,5 @@ def _is_directory(place: int, name: str) -> bool:
 
 
 def remove(path: str) -> None:
-    """Remove what lies there, of whatever kind, and nothing behind a link."""
+    """Remove any kind of entry, and nothing behind a link."""
     trees.remove(path)

@@ -1,6 +1,6 @@
-"""The transaction in which links move: it is written down before the first one does.
+"""The transaction in which links move. It is recorded before the first link does.
 
-At whatever step a run ends, the next one finds out which releases served before.
+Wherever a run ends, the next one finds the releases that served before.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import time
 
 
 def read_transaction(root: str) -> Optional[Dict[str, Any]]:
-    """The open switch, None where there is none. One that cannot be used counts, with its `flaw`: somebody was at it,
-    and what served before that the history tells."""
+    """Return the open transaction, None if there is none.
+
+    A file that cannot be used is an open transaction with a `flaw`. The previous releases then follow from the history.
+    """
     found = read(root, TRANSACTION)
     if not found.exists:
         return None
@@ -41,13 +43,13 @@ def read_transaction(root: str) -> Optional[Dict[str, Any]]:
 
 
 def renewed(opened: Mapping[str, Any]) -> float:
-    """Return the time of day at which a switch was renewed, for logs: an earlier one if the clock was set back since."""
+    """Return the time of day at which a transaction was renewed, for logs: an earlier one if the clock was set back since."""
     age = clock.since(opened)
     return float(opened["renewed"] if age is None else min(opened["renewed"], time.time() - age))
 
 
 def _unproven(root: str) -> Dict[str, Move]:
-    """The models that serve another release than the one that was proven last, as moves of a transaction."""
+    """Return the models that serve another release than the one that was proven last, as moves of a transaction."""
     lines = read_history(root)
     moves: Dict[str, Move] = {}
     for name in sorted({line["model"] for line in lines}):
@@ -59,7 +61,7 @@ def _unproven(root: str) -> Dict[str, Move]:
 
 
 def open_transaction(root: str, run: Run, moves: Mapping[str, Move], **more: Any) -> Dict[str, Any]:
-    """Write down, before any link moves, what will move: where a model already is in it, what it was proven with stays its `from`.
+    """Record moves before any link moves. A model that the open transaction already has keeps its proven release as `from`.
 
     `moves` is {model: {"from", "to", "what"}}.
     """
@@ -74,7 +76,7 @@ def open_transaction(root: str, run: Run, moves: Mapping[str, Move], **more: Any
         "renewed": time.time(),
         **clock.mark(),
         "models": {**old["models"], **models},
-        # As they were, for a put back
+        # The previous holds, for a rollback
         "holds": {**{name: holds.get(name) for name in moves}, **old["holds"]},
         **({"why": old["why"]} if mine and "why" in old else {}),
         **more,
@@ -84,7 +86,7 @@ def open_transaction(root: str, run: Run, moves: Mapping[str, Move], **more: Any
 
 
 def history_lines(root: str, run: Run, models: Mapping[str, Move], result: str, why: str) -> List[Dict[str, Any]]:
-    """One line of history for each model of a transaction."""
+    """Return a line of the history for each model of a transaction."""
     lines = []
     for name, move in sorted(models.items()):
         record: Optional[Record] = None
@@ -110,13 +112,13 @@ def history_lines(root: str, run: Run, models: Mapping[str, Move], result: str, 
 
 
 def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, Move]:
-    """Write into the history what became of the open transaction, then end it. Returns its models."""
+    """Record the result of the open transaction in the history, and end it. Returns its models."""
     found = read_transaction(root)
     if found is None:
         return {}
     moves: Dict[str, Move] = {}
     for name, move in found["models"].items():
-        # What is proven is what is linked: a run that was killed may not have come to what it had written down
+        # The linked releases are proven. A run that was killed may not have linked the recorded ones.
         here = served_label(root, name)
         if here == move["to"]:
             moves[name] = move
@@ -127,11 +129,11 @@ def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, M
     return dict(found["models"])
 
 
-def put_back(root: str, run: Run, why: str) -> Dict[str, Move]:
-    """Serve again what served before the open transaction: {model: {"failed": the label that did, "to": what serves, or None}}.
+def restore(root: str, run: Run, why: str) -> Dict[str, Move]:
+    """Link the releases from before the open transaction. Returns {model: {"failed": the label until now, "to": its link or None}}.
 
-    Old content gets fresh directories, because Triton takes an older one for unchanged. A model whose link has not moved keeps it.
-    Raises StoreError after everything that could be put back was.
+    Old content gets new directories, because Triton ignores older ones. A model whose link has not moved keeps it.
+    Raises StoreError after it has restored all models that it can.
     """
     found = read_transaction(root)
     if found is None:
@@ -147,7 +149,7 @@ def put_back(root: str, run: Run, why: str) -> Dict[str, Move]:
         except StoreError as error:
             lost.append(str(error))
             continue
-        moves[name] = {"from": move["from"], "to": to, "what": history.PUT_BACK, "failed": move["to"]}
+        moves[name] = {"from": move["from"], "to": to, "what": history.RESTORED, "failed": move["to"]}
     append_history(root, history_lines(root, run, found["models"], "failed", why))
     open_transaction(root, run, moves, why=why)
     write_holds(root, {**read_holds(root), **found["holds"]})
