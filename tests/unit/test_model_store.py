@@ -19,10 +19,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils import store as st
 from ansible_collections.npufleet.triton.plugins.module_utils.change import detached, lease, releases, replacement
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models
 from ansible_collections.npufleet.triton.plugins.module_utils.fetch import receive
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import durable
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, removal
 from ansible_collections.npufleet.triton.plugins.modules import model_store
 from helpers import ROOT, ansible_playbook, run_module
-from test_concern_probe import program
 
 COMPILED, SECOND = b"compiled" * 8, b"another" * 8
 
@@ -579,7 +579,7 @@ def test_what_a_killed_probe_leaves_keeps_no_store_from_being_removed(monkeypatc
     with monkeypatch.context() as killed:
         killed.setattr(os, "replace", lambda *_given: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            program.write(str(root / "probe.json"), "{}", 0o600)
+            durable.write(str(root / "probe.json"), "{}", 0o600)
     assert len(list(root.glob("probe.json.*"))) == 1
     assert removed(root)["changed"]
     assert not root.exists()
