@@ -45,9 +45,9 @@ def test_what_an_sdk_cannot_say_is_not_held_against_it(said: str) -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (seen(0), "found 0 NPUs by the SDK in the new container, wanted 2: see that the host has /dev/rsd0"),
+        (seen(0), "the SDK in the new container sees 0 NPUs, expected 2. See that the host has /dev/rsd0"),
         (seen(3, *3 * ["RBLN-CA25"]), "found 3 NPUs"),
-        (seen(2, "RBLN-CA25", "RBLN-CA22"), "found RBLN-CA22 by the SDK in the new container, wanted RBLN-CA25: set npufleet_card"),
+        (seen(2, "RBLN-CA25", "RBLN-CA22"), "the SDK in the new container sees RBLN-CA22, expected RBLN-CA25. Set npufleet_card"),
         ("Traceback\nImportError: librbln-thunk.so", "does not tell which cards it sees .it ended with 0.: Traceback ImportError"),
         (seen("2"), "does not tell which cards it sees"),
         (json.dumps([2]), "does not tell which cards it sees"),
@@ -91,5 +91,5 @@ def test_an_engine_that_does_not_run_it(monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError("the container did not end within 120 s")
 
     monkeypatch.setattr(PlayedEngine, "run", fails)
-    with pytest.raises(ContainerError, match="could not be asked which cards it sees: the container did not end within 120 s"):
+    with pytest.raises(ContainerError, match="could not run: the container did not end within 120 s"):
         prove(seen(2))

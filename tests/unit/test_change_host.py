@@ -373,7 +373,7 @@ def test_a_container_that_sees_other_cards_does_not_take_the_place_of_the_one_th
     host.engine.add("triton-next", "created")
     host.plan, host.engine.sees = [REPLACE], (0, '{"npus": 0, "names": []}')
     outcome = host.run()
-    assert outcome.why and outcome.why.startswith("found 0 NPUs by the SDK in the new container, wanted 2")
+    assert outcome.why and outcome.why.startswith("the SDK in the new container sees 0 NPUs, expected 2")
     assert (outcome.back, host.engine.names(), host.engine.serving()) == ("nothing was changed", {"triton": "running"}, old)
     assert not open_ends(host)
 

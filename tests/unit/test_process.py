@@ -391,7 +391,7 @@ def test_other_cards_are_refused_while_the_old_one_serves(root: str, order: Any)
     pid = supervised.holder(root)
     environment = {**before["desired"]["server"]["environment"], "MARK": "2"}
     outcome = change(root, order({"digits": 1}, environment=environment, cards={"npus": 3, "card": "RBLN-CA12"}))
-    assert outcome.why is not None and "found 2 NPUs by the SDK in this container, wanted 3" in outcome.why
+    assert outcome.why is not None and "the SDK in this container sees 2 NPUs, expected 3" in outcome.why
     assert supervised.holder(root) == pid
 
 

@@ -1,4 +1,4 @@
-"""What the SDK sees of the cards in the new container, asked before it takes the place of the one that serves."""
+"""The cards that the SDK sees in a new container, before that takes the place of the one that serves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Dict, Mapping, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.change.docker import ContainerError, Docker
 
-# An SDK that cannot say it is not asked
+# Older SDKs lack these functions
 PROGRAM = """
 import json, rebel
 count, name = (getattr(rebel, function, None) for function in ("device_count", "get_npu_name"))
@@ -19,23 +19,23 @@ SHAPE = {"npus": (int, shapes.NULL), "names": [shapes.TEXT_OR_NULL]}
 LIMIT = 120.0
 
 
-def prove(engine: Docker, name: str, wanted: Mapping[str, Any]) -> None:
-    """Raise ContainerError unless the SDK in `<name>-next` sees `wanted`: {"npus": how many, "card": their type}."""
-    judge(*_ask(engine, name), wanted, "the new container")
+def prove(engine: Docker, name: str, desired: Mapping[str, Any]) -> None:
+    """Raise ContainerError unless the SDK in `<name>-next` sees the desired cards: {"npus": how many, "card": their type}."""
+    judge(*_ask(engine, name), desired, "the new container")
 
 
-def judge(code: int, said: str, wanted: Mapping[str, Any], where: str) -> None:
-    """Raise ContainerError unless PROGRAM, which ended with `code`, has said that the SDK in `where` sees what is wanted."""
-    seen = _answer(code, said, where)
-    if seen["npus"] is not None and seen["npus"] != wanted["npus"]:
+def judge(code: int, output: str, desired: Mapping[str, Any], where: str) -> None:
+    """Raise ContainerError unless PROGRAM, which ended with `code`, has printed the desired cards. It ran in `where`."""
+    seen = _answer(code, output, where)
+    if seen["npus"] is not None and seen["npus"] != desired["npus"]:
         raise ContainerError(
-            f"found {seen['npus']} NPUs by the SDK in {where}, wanted {wanted['npus']}: see that the host has /dev/rsd0 "
+            f"the SDK in {where} sees {seen['npus']} NPUs, expected {desired['npus']}. See that the host has /dev/rsd0 "
             "and the driver's files (docs/troubleshooting/driver.md)"
         )
-    other = sorted({card for card in seen["names"] if card and card != wanted["card"]})
+    other = sorted({card for card in seen["names"] if card and card != desired["card"]})
     if other:
         raise ContainerError(
-            f"found {', '.join(other)} by the SDK in {where}, wanted {wanted['card']}: set npufleet_card, or see "
+            f"the SDK in {where} sees {', '.join(other)}, expected {desired['card']}. Set npufleet_card, or see "
             "which cards the host has"
         )
 
@@ -43,9 +43,9 @@ def judge(code: int, said: str, wanted: Mapping[str, Any], where: str) -> None:
 def _ask(engine: Docker, name: str) -> Tuple[int, str]:
     upcoming = engine.inspect(name + "-next")
     if upcoming is None:
-        raise ContainerError(f"found no container {name}-next, wanted it made before it takes the place of {name}")
+        raise ContainerError(f"container {name}-next is missing, expected it before it takes the place of {name}")
     config, host = upcoming["Config"], upcoming["HostConfig"]
-    asked = {
+    config_of_client = {
         "Image": upcoming["Image"],
         "Env": config.get("Env"),
         "User": config.get("User"),
@@ -61,17 +61,17 @@ def _ask(engine: Docker, name: str) -> Tuple[int, str]:
         },
     }
     try:
-        return engine.run(name + "-cards", asked, LIMIT)
+        return engine.run(name + "-cards", config_of_client, LIMIT)
     except OSError as error:
-        raise ContainerError(f"the SDK in the new container could not be asked which cards it sees: {error}") from None
+        raise ContainerError(f"the SDK in the new container could not run: {error}") from None
 
 
-def _answer(code: int, said: str, where: str) -> Dict[str, Any]:
+def _answer(code: int, output: str, where: str) -> Dict[str, Any]:
     try:
-        answer: Dict[str, Any] = shapes.parse_as(said.strip().rpartition("\n")[2], SHAPE)
+        answer: Dict[str, Any] = shapes.parse_as(output.strip().rpartition("\n")[2], SHAPE)
     except ValueError:
         answer = {}
     if code or not answer:
-        words = " ".join(said.split())[-500:]
+        words = " ".join(output.split())[-500:]
         raise ContainerError(f"the SDK in {where} does not tell which cards it sees (it ended with {code}): {words}")
     return answer

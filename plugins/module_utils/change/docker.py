@@ -1,4 +1,4 @@
-"""The engine, asked to change containers, in words for an operator."""
+"""The engine as a change uses it. Its errors are messages for an operator."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ ENGINE_EXTRA = 60.0
 
 
 class ContainerError(Exception):
-    """What the engine or the server refused, in words for an operator."""
+    """A container that could not be changed, or does not serve. The message is for an operator."""
 
 
 class Docker(Engine):
-    """The engine, asked to change containers."""
+    """The engine, with requests that change containers."""
 
     def inspect(self, name: str) -> Optional[Dict[str, Any]]:
-        """`docker inspect`, None for a container that is not there. Raises ContainerError when no engine answers."""
+        """Return the result of `docker inspect`, None without such a container. Raises ContainerError if no engine answers."""
         try:
             return self.container(name)
         except OSError as error:
             raise ContainerError(f"the engine does not answer ({error}): see `systemctl status docker`") from error
 
     def order(self, method: str, resource: str, timeout: float, allowed: Tuple[int, ...] = (204, 304)) -> None:
-        """One change. Raises ContainerError with the engine's own words."""
+        """Request one change. Raises ContainerError with the message of the engine."""
         try:
             status, raw = self.exchange(method, resource, timeout=timeout)
         except OSError as error:
@@ -39,31 +39,31 @@ class Docker(Engine):
             raise ContainerError(f"the engine refused {method} {resource.partition('?')[0]}: {' '.join(body.split())[:500]}")
 
     def stop(self, identity: str, patience: float) -> None:
-        """Stop it as patiently as it says itself; one that restarts in a loop stays ended."""
+        """Stop a container within its own time limit. A container that restarts in a loop stays ended."""
         self.order("POST", f"/containers/{identity}/stop", patience + ENGINE_EXTRA)
 
     def start(self, identity: str) -> None:
-        """Start it, unless the engine would make directories of what it mounts."""
+        """Start a container, unless the engine would create directories for its mounts."""
         refuse_absent(self.inspect(identity) or {})
         self.order("POST", f"/containers/{identity}/start", ENGINE_EXTRA)
 
     def rename(self, identity: str, name: str) -> None:
-        """Give it another name."""
+        """Rename a container."""
         from urllib.parse import quote
 
         self.order("POST", f"/containers/{identity}/rename?name={quote(name)}", ENGINE_EXTRA)
 
     def remove(self, identity: str) -> None:
-        """Take it away, running or not."""
+        """Remove a container, running or not."""
         self.order("DELETE", f"/containers/{identity}?force=true", ENGINE_EXTRA, (204, 404))
 
     def kill(self, identity: str) -> None:
-        """End its first process; one that has ended is as good."""
+        """Kill the first process of a container, unless it has ended."""
         self.order("POST", f"/containers/{identity}/kill", ENGINE_EXTRA, (204, 409))
 
 
 def refuse_absent(container: Mapping[str, Any]) -> None:
-    """Raise ContainerError where the engine would make directories of what a container mounts."""
+    """Raise ContainerError if the engine would create directories for the mounts of a container."""
     gone = missing_binds(container)
     if gone:
         raise ContainerError(f"found nothing at {', '.join(gone)}, which the container mounts: put it back, then run site.yml")

@@ -1,9 +1,8 @@
-"""Who changes a host: one lease, from the first change of a run to its last, kept on the host itself.
+"""The lease of a host: one run holds it on the host itself, from its first change to its last.
 
-`lease.json` says who and since when. It is live while a call of its run is at work, which a lock shows that the kernel lets go of
-with the process, and for `patience` seconds after the last call. Nobody else releases it: another run waits, or takes over what
-is no longer live. It does not outlive the boot in which it was taken, as the calls of its run do not. Nor does it wait without end
-for a call that hangs: the kernel ends that after its own limit, and what it left is put back as that of any call that was killed.
+`lease.json` names the run and its person. The lease is live while a call of the run is at work, which a lock shows, and for
+`patience` seconds after the last call. Only its run releases it. Another run waits, or takes over a lease that is no longer live. A
+lease does not outlive the boot in which it was taken. The kernel ends a call that hangs at its time limit.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from ansible_collections.npufleet.triton.plugins.module_utils.kernel import cloc
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel.clock import boot
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
-# That the host is in maintenance
+# Exists if the host is in maintenance
 MARK = "maintenance.json"
 LEASE, LOCK, CALLS = "lease.json", "lease.lock", "lease.calls"
-# The run that took the host last, also when it has released it
+# The run that took the host last, even if it has released it
 LAST = "lease.last"
-# The watchdog holds it while it reloads or restarts, and looks for a lease before it begins
+# The watchdog locks this file while it reloads or restarts, and checks for a lease before that
 WATCHDOG = "/run/npufleet-watchdog.lock"
-# Seconds that it may need for that
+# Seconds that the watchdog may need for that
 WATCHDOG_WAIT = 900.0
-# Seconds that a call may be at work in any case
+# Seconds that any call may take
 CALL = 3600.0
-# Seconds that an alarm counts at most
+# Longest alarm in seconds
 LONGEST = 2.0**30
-# How often a call may take all the time that the container has, such as to put one back and serve its releases
+# How often a call may take all the time of the container, for example to restore it and to serve its releases
 WAYS = 4
 SHAPE = {
     "run": str,
@@ -44,10 +43,10 @@ SHAPE = {
     "boot": str,
     "renewed": shapes.NUMBER,
     "patience": shapes.NUMBER,
-    # When it was renewed, by a clock that does not step; versions before this one wrote the time of day alone
+    # When it was renewed, by a clock that does not step. Earlier versions wrote the time of day only.
     "uptime?": shapes.NUMBER,
     "maintenance": bool,
-    # What whoever ends the change needs to know of the container (container.py)
+    # Name and time limits of the container, for the end of an interrupted change (container.py)
     "container": {
         "name?": str,
         "free_timeout?": shapes.NUMBER,
@@ -56,7 +55,7 @@ SHAPE = {
         "key?": ({"name": str, "path": str}, shapes.NULL),
     },
 }
-# One that is not to be read: its run is not known, and it is not live
+# A lease that cannot be read: its run is unknown, and it is not live
 UNREADABLE: Dict[str, Any] = {
     "run": "?",
     "by": "unknown",
@@ -70,19 +69,19 @@ UNREADABLE: Dict[str, Any] = {
 
 
 class LeaseError(Exception):
-    """Why this run may not change the host."""
+    """A host that this run may not change."""
 
 
 class Held(LeaseError):
-    """Another run is at it: `run` is its id, None for the watchdog."""
+    """A lease that another run holds: `run` is its id, None for the watchdog."""
 
-    def __init__(self, words: str, run: Optional[str]) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, run: Optional[str]) -> None:
+        super().__init__(message)
         self.run = run
 
 
 class Holder(NamedTuple):
-    """Who wants the host: the run's own id, a person at a controller, whether to work on a host in maintenance."""
+    """A run that changes a host: its id, its person at a controller, and whether it may work on a host in maintenance."""
 
     run: str
     by: str
@@ -90,7 +89,7 @@ class Holder(NamedTuple):
 
 
 def read(root: str) -> Optional[Dict[str, Any]]:
-    """The lease, None where there is none. One that cannot be read counts: somebody was changing the host."""
+    """Return the lease, None if there is none. A lease that cannot be read counts: a run was changing the host."""
     found = shapes.read(os.path.join(root, LEASE), SHAPE)
     if not found.exists:
         return None
@@ -98,39 +97,39 @@ def read(root: str) -> Optional[Dict[str, Any]]:
 
 
 def last(root: str) -> str:
-    """The run that took the host last; empty where none ever has, or nobody can tell."""
+    """Return the run that took the host last, empty if it is unknown."""
     found = shapes.read(os.path.join(root, LAST), {"run": str})
     return str(found.content["run"]) if found.exists and not found.flaw else ""
 
 
 def write(path: str, value: Mapping[str, Any], mode: int = 0o644) -> None:
-    """Write a JSON file in one piece, and on to the disk before it counts."""
+    """Write a JSON file in one piece, flushed to the disk before it counts."""
     durable.write(path, json.dumps(value, indent=1, sort_keys=True), mode)
 
 
 def remaining(lease: Mapping[str, Any]) -> float:
-    """Seconds for which the lease counts without another call of its run; 0 for one of another boot, or of the future."""
+    """Return the seconds for which the lease counts without another call; 0 for a lease of another boot, or of the future."""
     if lease["boot"] != boot():
         return 0.0
     if "uptime" in lease:
         age = clock.uptime() - lease["uptime"]
     else:
-        # A clock that was set back by no more than the patience makes no live lease a dead one
+        # A live lease stays live if the clock was set back by no more than the patience
         age = time.time() - lease["renewed"]
         age = max(age, 0.0) if age >= -lease["patience"] else age
     return max(lease["patience"] - age, 0.0) if age >= 0 else 0.0
 
 
 def live(root: str, lease: Mapping[str, Any], ended: str = "") -> bool:
-    """Whether the run of the lease may still be at it. Of `ended`, which is known to be gone, only a call can be."""
+    """Return True if the run of the lease may still be at work. Of the run `ended`, only a call can be."""
     return (lease["run"] != ended and remaining(lease) > 0) or at_work(root)
 
 
 def at_work(root: str) -> bool:
-    """Whether a call of the run that holds the lease has not ended. Calls share its lock, so that whoever looks has to have it."""
+    """Return True if a call of the run that holds the lease has not ended. All calls of the run share a lock."""
     try:
         with open(os.path.join(root, CALLS), "rb") as calls:
-            # Somebody else who looks has it for a moment, a call for longer
+            # A process that only looks has the lock for a moment, a call for longer
             return not locks.take(calls, time.monotonic() + locks.LOOK)
     except FileNotFoundError:
         return False
@@ -148,14 +147,14 @@ def _flocked(path: str, deadline: float, busy: str) -> Iterator[None]:
 
 @contextmanager
 def _locked(root: str) -> Iterator[None]:
-    """Nobody else reads or writes the lease meanwhile. It is held for moments alone."""
+    """Lock the lease against all other processes, for moments only. Raises Held."""
     path = os.path.join(root, LOCK)
     with _flocked(path, time.monotonic() + 60, f"found {path} locked for 60 s, wanted to read the lease: see `fuser {path}`"):
         yield
 
 
 def watchdog_idle() -> Any:
-    """Hold the watchdog's lock: what it was doing has ended, and it begins nothing."""
+    """Hold the lock of the watchdog, so that it does nothing. Raises Held."""
     return _flocked(
         WATCHDOG,
         time.monotonic() + WATCHDOG_WAIT,
@@ -164,7 +163,7 @@ def watchdog_idle() -> Any:
 
 
 def maintenance(path: str) -> Optional[Dict[str, Any]]:
-    """The mark of a host in maintenance. One that cannot be read counts: whoever wrote it meant the host to be left alone."""
+    """Return the mark of a host in maintenance, None if there is none. A mark that cannot be read counts."""
     found = shapes.read(path, {"reason": str, "by": str, "since": str})
     if not found.exists:
         return None
@@ -173,7 +172,7 @@ def maintenance(path: str) -> Optional[Dict[str, Any]]:
 
 
 def refuse_maintenance(root: str, allowed: bool) -> None:
-    """Raises LeaseError on a host that somebody has taken out, unless this run is the one that works on it."""
+    """Raise LeaseError on a host in maintenance, unless this run is allowed to work on it."""
     mark = maintenance(os.path.join(root, MARK))
     if mark and not allowed:
         why = "{reason} ({by} since {since})".format(**mark)
@@ -201,7 +200,7 @@ def acquire(
             mine = before is not None and before["run"] == holder.run
             if before is None or mine or not live(root, before, ended):
                 if mine and before is not None:
-                    # Whoever holds it for maintenance does so in every step
+                    # A run that holds the host for maintenance does so in every step
                     holder = holder._replace(maintenance=holder.maintenance or before["maintenance"])
                 refuse_maintenance(root, holder.maintenance)
                 _write(root, holder, patience, container, before["since"] if mine and before else timestamp())
@@ -241,12 +240,10 @@ def _write(root: str, holder: Holder, patience: float, container: Mapping[str, A
 
 @contextmanager
 def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> Iterator[Optional[Dict[str, Any]]]:
-    """Keep the lease live during a call, and count its patience anew from its end. The process ends where the call does not.
+    """Keep the lease live during a call, and restart its patience at the end. The kernel ends a process that takes too long.
 
-    `limit` are the seconds of a call that may need more than CALL and the lease's patience.
-
-    With a holder the lease has to be that run's own, or LeaseError says whose it is; without one, whoever calls is part of the
-    run that holds it, if any does.
+    `limit` are the seconds of a call that may need more than CALL and the patience. Raises LeaseError if the lease is not the
+    holder's own. Without a holder, the caller is part of the run that holds the lease, if there is one.
     """
     if holder is None and not os.path.exists(os.path.join(root, LEASE)):
         yield None
@@ -266,7 +263,7 @@ def working(root: str, holder: Optional[Holder] = None, limit: float = 0.0) -> I
     finally:
         if calls is not None and lease is not None:
             try:
-                # What the call has done counts also where the lease cannot be renewed: it ends the sooner then
+                # A lease that cannot be renewed only ends sooner: the work of the call still counts
                 with suppress(LeaseError, OSError):
                     _renew(root, lease["run"])
             finally:
@@ -283,7 +280,7 @@ def _usual(lease: Optional[Mapping[str, Any]]) -> float:
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """End this process after so many seconds: by the kernel, whatever it is at. Inside of another limit, the later one counts."""
+    """Have the kernel end this process after so many seconds. Within another limit, the later one counts."""
     before = signal.alarm(0)
     signal.alarm(max(before, math.ceil(min(seconds, LONGEST))))
     try:
@@ -307,7 +304,7 @@ def _shared(root: str) -> int:
 
 
 def release(root: str, holder: Holder) -> bool:
-    """End one's own lease. Another run's stays; returns whether it was one's own."""
+    """Release the lease of this run. Returns False if another run holds it, or none."""
     with _locked(root):
         lease = read(root)
         if lease is None or lease["run"] != holder.run:
@@ -317,6 +314,6 @@ def release(root: str, holder: Holder) -> bool:
 
 
 def of_another(root: str, run: str, ended: str = "") -> Optional[Dict[str, Any]]:
-    """The lease of another run that may still be at it; None where there is none, or it is this run's."""
+    """Return the lease of another run that may still be at work, None if there is none."""
     lease = read(root)
     return lease if lease is not None and lease["run"] != run and live(root, lease, ended) else None

@@ -1,6 +1,6 @@
-"""What a change does with the releases of a host: make them, switch to them, prove them or put back what served before.
+"""The steps of a change in the store: make releases, switch to them, prove them, or restore the previous ones.
 
-Each takes what the options of the module model_store say, and answers what that module returns.
+Each takes the options of the module model_store, and returns its result.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils import failures, s
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, damage, history
 
-# Seconds for another process to let go of the store, such as a transfer
+# Seconds for another process to release the store, such as a transfer
 STORE_WAIT = 60.0
 
 Moves = Dict[str, store.Move]
 
 
-def wanted_releases(root: str, releases: Mapping[str, Any]) -> Dict[str, Any]:
-    """What is to be made: a model that is held at an older release gets that one again."""
+def releases_to_make(root: str, releases: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the releases to make. A model that is held at an older release gets that one again."""
     holds = store.read_holds(root)
     return {
         name: store.release_again(root, name, holds[name]["label"])
@@ -31,7 +31,7 @@ def wanted_releases(root: str, releases: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def refuse_directories(root: str, names: List[str]) -> None:
-    """A directory cannot be replaced by a link in one step."""
+    """Raise StoreError for directories in served/, which a link cannot replace in one step."""
     places = {name: os.path.join(root, "served", name) for name in names}
     solid = sorted(name for name, path in places.items() if os.path.isdir(path) and not os.path.islink(path))
     if solid:
@@ -39,7 +39,7 @@ def refuse_directories(root: str, names: List[str]) -> None:
 
 
 def switch(root: str, run: store.Run, moves: Moves, holds: Dict[str, Any], **more: Any) -> Dict[str, Optional[str]]:
-    """Move links inside the transaction. What fails before the first one has moved leaves no trace."""
+    """Move links in the transaction. A failure before the first move leaves everything as it was."""
     before, holds_before = store.read_transaction(root), store.read_holds(root)
     targets = {name: move["to"] for name, move in moves.items()}
     try:
@@ -62,14 +62,14 @@ def switch(root: str, run: store.Run, moves: Moves, holds: Dict[str, Any], **mor
 
 
 def release(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List[str]) -> Dict[str, Any]:
-    """State released."""
+    """Make the releases and switch to them, for the state `released`."""
     refuse_directories(root, [*params["releases"], *withdraw])
-    releases = wanted_releases(root, params["releases"])
+    releases = releases_to_make(root, params["releases"])
     fresh = [entry for name, entry in releases.items() if entry is params["releases"][name]]
     blobs.ingest(
         root, params["incoming"], sorted({file["sha256"] for new in fresh for file in new["files"].values() if file["blob"]})
     )
-    # Every release is whole before the first link moves.
+    # Every release is complete before the first link moves
     made = {name: store.make_release(root, name, entry) for name, entry in releases.items()}
     moves: Moves = {name: {"from": store.served_label(root, name), "to": label, "what": "deploy"} for name, label in made.items()}
     moves.update({name: {"from": store.served_label(root, name), "to": None, "what": "withdraw"} for name in withdraw})
@@ -80,12 +80,12 @@ def release(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List
     kept = {name: hold for name, hold in holds.items() if name not in ended}
     for name in set(kept) & set(made):
         kept[name] = {**kept[name], "label": made[name]}
-    # Without any move it takes over what another run left open
+    # Without any move it takes over the open transaction of another run
     return {"changed": True, "switched": switch(root, run, moves, kept), "moves": moves}
 
 
 def renew(root: str, run: store.Run, names: List[str]) -> None:
-    """Have a server that polls load these models again, as linked: it loads what has a newer time stamp than it saw last."""
+    """Have a polling server load these linked models again: it loads files whose time stamp is newer than the last one."""
     with store.locked(root, time.monotonic() + STORE_WAIT):
         if store.read_transaction(root) is not None:
             # What Triton logged about the load before this is no longer an answer.
@@ -97,7 +97,7 @@ def renew(root: str, run: store.Run, names: List[str]) -> None:
 
 
 def roll_back(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
-    """State rolled_back."""
+    """Switch to earlier releases and hold them, for the state `rolled_back`."""
     found = store.rollback_moves(root, params["models"], params["to"])
     again = {name: store.release_again(root, name, move["to"] or "") for name, move in found.items()}
     moves: Moves = {
@@ -111,7 +111,7 @@ def roll_back(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str,
 
 
 def restore(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
-    """State restored."""
+    """Link the releases from before the open transaction, for the state `restored`."""
     if params["hung"]:
         store.write_json(root, os.path.join(root, store.HUNG), {"models": params["hung"], "at": time.time(), **clock.mark()})
     moves = store.restore(root, run, params["why"])
@@ -119,20 +119,20 @@ def restore(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, A
 
 
 def prove(root: str, run: store.Run, params: Mapping[str, Any], warn: Callable[[str], None]) -> Dict[str, Any]:
-    """State proven."""
+    """Close the transaction and remove old releases, for the state `proven`."""
     moves = store.close_transaction(root, run, "proven", params["why"])
     removed: Any = []
     if moves:
         try:
             removed = blobs.collect(root, params["keep"])
         except Exception as error:
-            # What is proven stays proven; the next run collects again
+            # The releases stay proven. The next run removes old ones again.
             warn(f"{run.host}: old releases were not removed: {failures.reason(error, (store.StoreError, OSError))}")
     return {"changed": bool(moves), "moves": moves, "removed": removed}
 
 
 def forget(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
-    """State forgotten."""
+    """End holds, for the state `forgotten`."""
     holds = store.read_holds(root)
     ended = sorted(set(holds) & set(params["models"] or holds))
     here = {name: store.served_label(root, name) for name in ended}
@@ -143,22 +143,22 @@ def forget(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, An
 
 
 def settled(root: str, params: Mapping[str, Any], withdraw: List[str]) -> bool:
-    """Whether there is nothing to release: the store is there and whole, and no transaction is open."""
+    """Return True if there is nothing to do: no releases, a complete store without damage, no open transaction."""
     changes = params["releases"] or withdraw or damage.found(root) or not store.is_there(root)
     return not changes and store.read_transaction(root) is None
 
 
 def apply(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List[str], warn: Callable[[str], None]) -> Dict[str, Any]:
-    """One state of the store, `params["state"]`, under its lock; what is damaged is put right first. Raises StoreError."""
+    """Bring the store to `params["state"]` under its lock, after repairs. Returns the result. Raises StoreError."""
     state, new = params["state"], not store.is_there(root)
     with store.locked(root, time.monotonic() + STORE_WAIT):
         store.prepare(root)
-        anew = state == "forgotten" and not params["models"]
+        all_forgotten = state == "forgotten" and not params["models"]
         undecided = damage.undecided(root)
-        # A switch that is open is put back, or is as good as it was proven, whatever is held
-        if undecided and not anew and state not in ("restored", "proven"):
+        # An open transaction can be restored or proven without knowledge of the holds
+        if undecided and not all_forgotten and state not in ("restored", "proven"):
             raise store.StoreError(undecided)
-        mended = damage.mend(root, forget=anew)
+        mended = damage.mend(root, forget=all_forgotten)
         if state == "released":
             answer = release(root, run, params, withdraw)
         elif state == "proven":
@@ -173,6 +173,6 @@ def apply(root: str, run: store.Run, params: Mapping[str, Any], withdraw: List[s
         if mended:
             answer["mended"] = mended
         if state == "released" and not answer["moves"] and damage.found(root):
-            # What cannot be had again goes with its release, unless something needs it
+            # A record that cannot be recovered is removed with its release, unless something needs it
             blobs.collect(root, params["keep"])
     return answer
