@@ -180,6 +180,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "ansible_facts": {"ansible_distribution": "Debian", "ansible_distribution_version": "12", "ansible_os_family": "Debian"}
     },
     "find": {"files": [{"path": "/bin/systemctl"}], "matched": 1},
+    "stat": {"stat": {"exists": True}},
     "inference_check": {"proven": True, "msg": "all passed", "checks": []},
     # A container that an operator started, without a model of its own
     "adoption": {
