@@ -74,7 +74,7 @@ def test_another_system_kernel_and_card_all_at_once() -> None:
             for system, names in systems().items()
         ),
         ("the kernel is", "expected ==4.4.0 for release lab-24.01"),
-        ("found RBLN-CA12 on the bus, wanted RBLN-CA22 for release lab-24.01: choose release 24.01",),
+        ("the bus has RBLN-CA12, expected RBLN-CA22 for release lab-24.01. Choose release 24.01",),
         ("model digits: found compiled files for CA12/0.6, wanted one for CA22/0.6: compile it",),
     )
     said = "1 known vulnerabilities as of 2026-08-18 (NVIDIA security bulletins 5816): release 26.05 clears them"
@@ -89,7 +89,7 @@ def test_a_driver_that_somebody_else_installs_is_proven_and_never_installed() ->
     host.check_output("mv %s /root/module.ko && depmod", module)
     try:
         version = ROWS[FACTS["lab_release"]]["driver"]["version"]
-        words = f"- {LAST}: installed module: found nothing, wanted {version}: install the vendor's driver"
+        words = f"- {LAST}: installed module: missing, expected {version}. Install the vendor's driver"
         refused(site(rbln_driver_form="present"), (words,))
     finally:
         host.check_output("mv /root/module.ko %s && depmod", module)
@@ -127,8 +127,8 @@ def test_suppliers_port_disk_and_archive_all_at_once(tmp_path: Path) -> None:
         (f"- {FIRST}: package index {ARTEFACTS}/simple/rebel-compiler/: status 401: it refuses the login of lab",),
         (f"- {FIRST}: archive of the base image {ARTEFACTS}/none.tar: status 404",),
         (f"- {', '.join(NPU_HOSTS)}: driver package {ARTEFACTS}/drivers/none.deb: status 404",),
-        (f"- {FIRST}: found port 18000 taken by process", "(python3)", "set another npufleet_http_port"),
-        ("GiB free for /var/lib/docker", ", wanted 10000", ": make room"),
+        (f"- {FIRST}: port 18000 is taken by process", "(python3)", "set another npufleet_http_port"),
+        ("free space of /var/lib/docker", " GiB, expected 10000", ". Make room"),
     )
     assert "wr0ng-secret" not in run.output
 
@@ -285,14 +285,14 @@ def test_fewer_cards_in_the_tool_than_on_the_bus(bare: Callable[..., None]) -> N
     bare(faults=[{"kind": "missing", "npu": 1}, {"kind": "no_rsd0"}])
     refused(
         look(),
-        (f"- {LAST}: found 1 listed, 0000:82:00.0 not listed, wanted 2 listed `normal`: see the vendor's tool",),
-        (f"- {LAST}: /dev/rsd0: found nothing, wanted a character device: without it the SDK sees no device",),
+        (f"- {LAST}: cards: 1 listed, 0000:82:00.0 not listed, expected 2 listed `normal`. See the vendor's tool",),
+        (f"- {LAST}: /dev/rsd0: missing, expected a character device. Without it the SDK sees no device",),
     )
 
 
 def test_no_card_on_the_bus(bare: Callable[..., None]) -> None:
     bare(count=0)
-    refused(look(), (f"- {LAST}: bus: found no card, wanted 2 NPUs: look with `lspci -d 1eff:`",))
+    refused(look(), (f"- {LAST}: bus: no card, expected 2 NPUs. Check seat and power of the card with `lspci -d 1eff:`",))
 
 
 def test_a_module_that_does_not_load(bare: Callable[..., None]) -> None:

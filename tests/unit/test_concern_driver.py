@@ -187,7 +187,7 @@ def test_driver_of_a_form_that_cannot_be_installed_is_refused() -> None:
     with pytest.raises(Refusal) as refusal:
         desired_driver.desired(fleet(npufleet_row=row, rbln_release="26.01"))
     assert refusal.value.reasons == [
-        "driver 2.1.0 of release 26.01 is a .rpm package, this version installs .deb and .run: install it by hand and set "
+        "driver 2.1.0 of release 26.01 is a .rpm package, expected .deb or .run. Install it manually and set "
         "rbln_driver_form: present, or choose a release whose driver is one of these"
     ]
     assert desired_driver.desired(fleet(npufleet_row=row, rbln_driver_form="present"))["form"] == "present"
@@ -644,5 +644,5 @@ def test_the_unit_that_makes_it_at_boot_is_written_and_enabled_and_goes_with_it(
 
 
 def test_a_driver_without_what_the_toolkit_needs_is_refused_with_another_way() -> None:
-    with pytest.raises(Refusal, match=r"npufleet_device_access is cdi and the driver of release .* wanted 3\.0 or newer"):
+    with pytest.raises(Refusal, match=r"the driver of release .* is .*, expected 3\.0 or newer for npufleet_device_access: cdi"):
         desired_driver.desired(fleet(npufleet_device_access="cdi"))

@@ -575,14 +575,14 @@ def test_size(words: Any, expected: int) -> None:
 def test_size_that_is_none_is_refused(words: str) -> None:
     with pytest.raises(Refusal) as refusal:
         desired_container.size_of({"triton_server_memory": words}, "triton_server_memory")
-    assert refusal.value.reasons == [f"triton_server_memory: {words} is no size, wanted whole bytes or such as 512m or 1g"]
+    assert refusal.value.reasons == [f"triton_server_memory: {words} is no size, expected whole bytes or such as 512m or 1g"]
 
 
 @pytest.mark.parametrize("words", ["memlock", "memlock:", "memlock:unlimited", "memlock:1:2:3", ""])
 def test_ulimit_that_is_none_is_refused(words: str) -> None:
     with pytest.raises(Refusal) as refusal:
         desired_container.ulimits({"triton_server_ulimits": ["stack:1:2", words]}, "triton_server_ulimits")
-    assert refusal.value.reasons == [f"triton_server_ulimits has {words}, wanted limit:soft:hard such as memlock:-1:-1"]
+    assert refusal.value.reasons == [f"triton_server_ulimits has {words}, expected limit:soft:hard such as memlock:-1:-1"]
 
 
 # A load that hangs
@@ -1046,7 +1046,7 @@ def test_ports_are_published_where_it_is_asked_for(listens: str, where: str, pub
 
 @pytest.mark.parametrize("listens", ["npu-01.example.com", "10.0.0", "10.0.0.5:8000", "*"])
 def test_ports_are_published_on_addresses_alone(listens: str) -> None:
-    with pytest.raises(Refusal, match=f"^triton_server_listen_address is {re.escape(listens)}, wanted an IP address of the host"):
+    with pytest.raises(Refusal, match=f"^triton_server_listen_address is {re.escape(listens)}, expected an IP address of the host"):
         wanted(triton_server_listen_address=listens)
 
 

@@ -104,8 +104,8 @@ def test_what_a_site_mounts_beside_the_store_stays() -> None:
 @pytest.mark.parametrize(
     ("inventory", "words"),
     [
-        ({"npufleet_device_access": "device"}, "npufleet_device_access: found device, wanted privileged or devices or cdi"),
-        ({"npufleet_device_access": "devices", "triton_server_user": 0}, "triton_server_user is 0, wanted the number of a user"),
+        ({"npufleet_device_access": "device"}, "npufleet_device_access is device, expected privileged or devices or cdi"),
+        ({"npufleet_device_access": "devices", "triton_server_user": 0}, "triton_server_user is 0, expected the number of a user"),
         ({"triton_server_user": 2**31}, "triton_server_user is 2147483648"),
     ],
 )
@@ -136,14 +136,14 @@ def test_a_node_that_only_root_may_open_is_told(nodes: Nodes, mode: int, group: 
     nodes["/dev/rbln1"] = (mode, group)
     found = device_access.find(ASKED)
     (why,) = found["missing"]
-    assert why.startswith(f"found /dev/rbln1 with mode {mode:04o} of user 0 and group {group}, wanted it open to a group")
+    assert why.startswith(f"/dev/rbln1 has mode {mode:04o} of user 0 and group {group}, expected it open to a group")
     assert 'KERNEL=="rbln*|rsd*"' in why and found["groups"] == []
 
 
 def test_nodes_that_are_not_there_are_told_all_at_once(nodes: Nodes) -> None:
     del nodes["/dev/rbln1"], nodes["/dev/rsd0"]
     first, second = device_access.find(ASKED)["missing"]
-    assert first.startswith("found no device /dev/rbln1, wanted") and second.startswith("found no device /dev/rsd0, wanted")
+    assert first.startswith("device /dev/rbln1 is missing, ") and second.startswith("device /dev/rsd0 is missing, ")
 
 
 def test_a_file_in_the_place_of_a_node_is_none(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,11 +159,11 @@ def test_the_node_of_the_group_of_these_npus_is_rsd0_inside(nodes: Nodes) -> Non
     assert desired_device_access.DEVICE.fullmatch(found["devices"][2])
     nodes.tool = {"groups": {"rbln0": 3, "rbln1": 0}}
     assert device_access.find(ASKED)["missing"] == [
-        "found the NPUs in groups 0, 3, wanted all in one: a container has the node of one group"
+        "the NPUs are in groups 0, 3, expected one group: a container has the node of one group"
     ]
     nodes.tool = {"error": "it ended with 1"}
     (why,) = device_access.find(ASKED)["missing"]
-    assert why.startswith("found no groups of the NPUs (it ended with 1)")
+    assert why.startswith("the groups of the NPUs are unknown (it ended with 1)")
 
 
 @pytest.mark.parametrize(
@@ -191,9 +191,9 @@ def test_groups_are_the_tools(monkeypatch: pytest.MonkeyPatch, answer: tuple[int
     ("mode", "rights", "words"),
     [
         (0o755, "ro", None),
-        (0o700, "ro", "wanted it readable for user 61100"),
-        (0o744, "ro", "wanted it readable for user 61100"),
-        (0o755, "rw", "wanted it writable for user 61100"),
+        (0o700, "ro", "expected it readable for user 61100"),
+        (0o744, "ro", "expected it readable for user 61100"),
+        (0o755, "rw", "expected it writable for user 61100"),
         (0o777, "rw", None),
     ],
 )
@@ -203,7 +203,7 @@ def test_what_the_servers_user_cannot_read_is_told(nodes: Nodes, tmp_path: Path,
         "closed"
     ]
     assert len(barred) == (words is not None)
-    assert words is None or (barred[0].startswith(f"found {tmp_path} with mode {mode:04o} of user ") and words in barred[0])
+    assert words is None or (barred[0].startswith(f"{tmp_path} has mode {mode:04o} of user ") and words in barred[0])
 
 
 def test_what_is_its_own_is_judged_by_the_owners_rights(nodes: Nodes, tmp_path: Path) -> None:
@@ -216,8 +216,8 @@ def test_what_is_its_own_is_judged_by_the_owners_rights(nodes: Nodes, tmp_path: 
 
 def test_a_number_that_somebody_on_the_host_has_is_told() -> None:
     reasons = list(device_access._account(0))
-    assert [reason.split(" with ")[0] for reason in reasons] == ["found user root", "found group root"]
-    assert all("set triton_server_user" in reason for reason in reasons)
+    assert [reason.split(" has ")[0] for reason in reasons] == ["user root", "group root"]
+    assert all("Set triton_server_user" in reason for reason in reasons)
     assert list(device_access._account(61100)) == []
 
 
@@ -298,7 +298,9 @@ def test_npus_of_another_group_cannot_be_seen_inside(nodes: Nodes, spec: Path) -
     nodes.tool = {"groups": {"rbln0": 2, "rbln1": 2}}
     assert device_access.find(ASKED)["closed"] == []
     (why,) = device_access.find(NAMED)["closed"]
-    assert why.startswith("found the NPUs in the group of /dev/rsd2, wanted that of /dev/rsd0: the container toolkit gives a node")
+    assert why.startswith(
+        "the NPUs are in the group of /dev/rsd2, expected that of /dev/rsd0: the container toolkit keeps the name"
+    )
     nodes.tool = {"groups": {"rbln0": 0, "rbln1": 0}}
     assert device_access.find(NAMED)["closed"] == []
 

@@ -67,7 +67,7 @@ def test_a_server_that_closes_nothing_has_no_key() -> None:
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "", "::", "10.0.0.5", "npu1.example.com"])
 def test_explicit_mode_without_a_key_is_refused_where_others_reach_it(address: str) -> None:
-    with pytest.raises(Refusal, match=r"no model-repository, in mode explicit .* code of his own as root.* insist by triton_ser"):
+    with pytest.raises(Refusal, match=r"no model-repository, in mode explicit .* own code as root.* or set triton_ser"):
         desired(triton_server_restricted_apis=["trace"], triton_server_listen_address=address)
 
 
@@ -97,7 +97,7 @@ def test_it_is_allowed_on_the_loopback_in_other_modes_and_to_who_insists(invento
         ({"triton_server_api_key": "x-1-y"}, "triton_server_api_key is shorter than 12 characters"),
         ({"triton_server_api_key": "with a blank in it"}, "has blanks"),
         ({"triton_server_api_key": "geheimnisvoll-ü"}, "letters beyond ASCII"),
-        ({"triton_server_api_key_name": 'x"; reboot; "'}, "wanted the name of a header"),
+        ({"triton_server_api_key_name": 'x"; reboot; "'}, "expected the name of a header"),
         ({"triton_server_api_key_name": "Npufleet-Key"}, "of lower case letters"),
         ({"triton_server_extra_args": ["--http-restricted-api=health:k=a-secret-of-ours"]}, "has --http-restricted-api, whose key"),
     ],

@@ -108,9 +108,9 @@ def test_an_answer_that_takes_long_is_no_wrong_clock() -> None:
 
 def test_card_that_the_row_does_not_support_is_seen_on_the_bus() -> None:
     (reason,) = subject.cards(WANTED, DRIVER, [item("driver", "card type", "inspect", "RBLN-CA12", "RBLN-CA22")], ["RBLN-CA12"])
-    assert reason == "found RBLN-CA12 on the bus, wanted RBLN-CA22 or RBLN-CA25 for release 25.08: choose release 24.01"
+    assert reason == "the bus has RBLN-CA12, expected RBLN-CA22 or RBLN-CA25 for release 25.08. Choose release 24.01"
     (reason,) = subject.cards(WANTED, DRIVER, [], ["0x9999"])
-    assert reason.endswith("no release of this version supports it")
+    assert reason.endswith("No release of this version supports them")
 
 
 def test_no_card_on_the_bus() -> None:
@@ -118,14 +118,14 @@ def test_no_card_on_the_bus() -> None:
     (reason,) = subject.cards(
         WANTED, bare, [item("driver", "package", "install"), item("driver", "bus", "inspect", "0 NPUs", "2 NPUs")], []
     )
-    assert reason.startswith("bus: found no card, wanted 2 NPUs: look with `lspci -d 1eff:`")
+    assert reason.startswith("bus: no card, expected 2 NPUs. Check seat and power of the card with `lspci -d 1eff:`")
 
 
-@pytest.mark.parametrize("name", sorted(subject.BY_HAND))
+@pytest.mark.parametrize("name", sorted(subject.NEXT_STEPS))
 def test_what_only_hands_repair_is_refused_with_what_to_do(name: str) -> None:
     (reason,) = subject.cards(WANTED, DRIVER, [item("driver", name, "inspect", "that", "this")], [])
-    assert "found that, wanted this: " in reason
-    assert reason.endswith(subject.BY_HAND[name])
+    assert ": that, expected this. " in reason
+    assert reason.endswith(subject.NEXT_STEPS[name])
 
 
 def test_cards_are_not_judged_under_a_driver_that_is_about_to_change() -> None:
@@ -137,8 +137,7 @@ def test_a_reboot_that_nobody_may_make_is_refused_where_the_module_would_be_load
     plan = [item("driver", "module", "reload"), item("driver", "reboot", "inspect", "required", "rebooted")]
     (reason,) = subject.cards(WANTED, DRIVER, plan, ["RBLN-CA22"])
     assert reason == (
-        "reboot: found required, wanted rebooted: take the host out (playbooks/maintenance.yml), reboot it and "
-        "put it back, or set rbln_driver_reboot"
+        "reboot: required, expected rebooted. Reboot the host in maintenance (playbooks/maintenance.yml), or set rbln_driver_reboot"
     )
     allowed = [plan[0], {**plan[1], "action": "reboot"}]
     assert list(subject.cards(WANTED, DRIVER, allowed, ["RBLN-CA22"])) == []
@@ -147,18 +146,16 @@ def test_a_reboot_that_nobody_may_make_is_refused_where_the_module_would_be_load
 def test_device_memory_of_each_npu_decides() -> None:
     assert list(subject.memory({**WANTED, "models": {"a": [8 * GIB, 8 * GIB], "b": [8 * GIB, 7 * GIB]}}, DRIVER)) == []
     (reason,) = subject.memory({**WANTED, "models": {"a": [7 * GIB] * 2, "b": [9 * GIB] * 2}}, DRIVER)
-    assert reason.startswith(
-        "found 15.0 GiB of device memory on NPU 1, wanted 16.0 for the models placed there (b 9.0, a 7.0): place"
-    )
+    assert reason.startswith("device memory of NPU 1 is 15.0 GiB, expected 16.0 GiB for the models on it (b 9.0, a 7.0). Place")
     (first,) = subject.memory({**WANTED, "models": {"a": [17 * GIB, 0], "b": [0, 9 * GIB]}}, DRIVER)
-    assert "on NPU 0, wanted 17.0 for the models placed there (a 17.0)" in first
+    assert "of NPU 0 is 16.0 GiB, expected 17.0 GiB for the models on it (a 17.0)" in first
     assert list(subject.memory({**WANTED, "models": {"a": [99 * GIB]}}, {"tool": {"error": "no tool yet"}})) == []
 
 
 def test_npus_that_lack_the_same_memory_share_a_line() -> None:
     tool = {"devices": [{"npu": npu, "memory_total": 15 * GIB} for npu in range(8)]}
     (reason,) = subject.memory({**WANTED, "models": {"a": [16 * GIB] * 8}}, {"tool": tool})
-    assert "on NPU 0, 1, 2, 3, 4, 5, 6, 7, wanted 16.0" in reason
+    assert "of NPU 0, 1, 2, 3, 4, 5, 6, 7 is 15.0 GiB, expected 16.0" in reason
 
 
 @pytest.mark.parametrize(
@@ -185,12 +182,12 @@ def test_secure_boot_without_a_key_of_this_host(
         (tmp_path / "MOK.der").touch()
     reasons = subject.secure_boot()
     assert bool(reasons) is refused
-    assert all(reason.startswith("found Secure Boot on and no enrolled key") for reason in reasons)
+    assert all(reason.startswith("Secure Boot is on and the key by which DKMS signs") for reason in reasons)
 
 
 def test_headers_of_another_kernel_do_not_count() -> None:
     (reason,) = subject.headers("0.0.0-nobody", False)
-    assert "found no headers of the running kernel 0.0.0-nobody" in reason
+    assert "headers of the running kernel 0.0.0-nobody are missing" in reason
     assert "apt-get install linux-headers-0.0.0-nobody" in reason
 
 
@@ -218,8 +215,10 @@ def test_what_the_container_mounts_has_to_be_there() -> None:
     }
     plan = [item("server", "container.volumes", "inspect")]
     source, files, *access = subject.refusals(WANTED, lacks, plan, [], {})
-    assert source.startswith("found nothing at /srv/gone, wanted what triton_server_volumes mounts from there: make it")
-    assert files.startswith("found no librbln-thunk.so* of driver 3.2.2, wanted what the driver brings into the container: install")
+    assert source.startswith("/srv/gone is missing, expected the source of a mount in triton_server_volumes. Create")
+    assert files.startswith(
+        "librbln-thunk.so* of driver 3.2.2 is missing, expected the file of the driver for the container. Install"
+    )
     assert access == ["npufleet_device_access: found no device /dev/rbln0", "npufleet_device_access: found user ops"]
 
 
@@ -247,7 +246,7 @@ def test_a_toolkit_that_cannot_come_is_refused(brings: bool, words: list[str], m
     actual = {"driver": {**DRIVER, "toolkit": {"version": None}}}
     plan = [item("driver", "rbln-container-toolkit", "toolkit")]
     found = subject.refusals({**WANTED, "by_name": True, "brings_toolkit": brings}, actual, plan, [], {})
-    assert [reason.partition(" in the host's")[0] for reason in found if "on the bus" not in reason] == words
+    assert [reason.partition(" in the host's")[0] for reason in found if "the bus" not in reason] == words
 
 
 def test_an_engine_that_finds_nothing_by_name_is_refused_where_it_has_to() -> None:
@@ -255,7 +254,7 @@ def test_an_engine_that_finds_nothing_by_name_is_refused_where_it_has_to() -> No
     plan = [item("engine", "version", "inspect")]
     assert subject.refusals(WANTED, actual, plan, [], {}) == []
     (reason,) = subject.refusals({**WANTED, "by_name": True}, actual, plan, [], {})
-    assert reason.startswith("found Docker 20.10.24, wanted 25 or newer")
+    assert reason.startswith("Docker is 20.10.24, expected 25 or newer")
 
 
 def test_files_of_a_driver_that_is_about_to_come_are_not_missed() -> None:
@@ -269,19 +268,19 @@ def test_engines_in_the_way() -> None:
     assert list(subject.engine(fine, {"docker-ce": {}, "containerd.io": {}}, "Engine, containerd")) == []
     reasons = list(subject.engine(fine, {"podman-docker": {}, "containerd.io": {}}, "Podman Engine, Conmon"))
     assert [entry.split(",")[0] for entry in reasons] == [
-        "found package containerd.io",
-        "found package podman-docker",
-        "found podman behind /var/run/docker.sock",
+        "package containerd.io is installed",
+        "package podman-docker is installed",
+        "podman answers at /var/run/docker.sock",
     ]
     (reason,) = subject.engine({"daemon": None, "daemon_error": "Expecting value"}, {}, None)
-    assert reason == "found /etc/docker/daemon.json as Expecting value, wanted JSON to merge with: repair it by hand"
+    assert reason == "/etc/docker/daemon.json is broken (Expecting value), expected JSON to merge with. Repair it manually"
 
 
 def test_ports() -> None:
     taken = {"8000": "process 12 (nginx)", "8001": "process 13 (docker-proxy)"}
     process, container = subject.ports(WANTED, taken, {"8001": "tis"})
-    assert process == "found port 8000 taken by process 12 (nginx), wanted it free: stop it, or set another npufleet_http_port"
-    assert "found port 8001 published by container tis, wanted it free: " in container
+    assert process == "port 8000 is taken by process 12 (nginx), expected it free. Stop it, or set another npufleet_http_port"
+    assert "port 8001 is published by container tis, expected it free. " in container
     assert "playbooks/adopt.yml" in container
     assert list(subject.ports(WANTED, {"8000": "process 1 (docker-proxy)"}, {"8000": "triton"})) == [], "its own port"
 
@@ -313,15 +312,15 @@ def test_the_host_has_the_address_that_ports_are_published_on() -> None:
     assert [subject.absent(entry) for entry in ("", "0.0.0.0", "127.0.0.1", "::", "::1")] == [[]] * 5
     for listen in ("192.0.2.1", "2001:db8::1"):
         (reason,) = subject.absent(listen)
-        assert reason.startswith(f"found no address {listen} on this host (")
-        assert reason.endswith("), wanted the one of triton_server_listen_address: correct it")
+        assert reason.startswith(f"triton_server_listen_address is {listen}, expected an address of this host (")
+        assert reason.endswith("). Correct it")
 
 
 def test_address_and_ports_are_looked_at_where_a_container_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "Engine", FakeEngine(None))
     wanted = {**WANTED, "listen": "192.0.2.1", "pulls": {}, "disk": {}}
     (reason,) = subject.refusals(wanted, {}, [item("server", "container", "create")], [], {})
-    assert reason.startswith("found no address 192.0.2.1 on this host")
+    assert reason.startswith("triton_server_listen_address is 192.0.2.1, expected an address of this host")
     assert subject.refusals(wanted, {}, [item("server", "digits", "load")], [], {}) == []
 
 
@@ -343,7 +342,7 @@ def test_disk_is_asked_for_what_the_plan_writes() -> None:
 def test_directories_of_one_file_system_need_their_sum() -> None:
     needs = {"/var/lib/docker": 60 * GIB, "/var/lib/npufleet": 35 * GIB}
     (reason,) = subject.disk(needs, lambda path: (1, 90 * GIB))
-    assert reason.startswith("found 90.0 GiB free for /var/lib/docker and /var/lib/npufleet, wanted 95: ")
+    assert reason.startswith("free space of /var/lib/docker and /var/lib/npufleet is 90.0 GiB, expected 95. ")
     assert list(subject.disk(needs, lambda path: (len(path), 61 * GIB))) == []
 
 

@@ -202,7 +202,7 @@ def test_reasons_of_all_concerns_come_at_once(repository: Path) -> None:
     assert refusal.value.reasons == [
         f"model faces: found no {directory}/faces/config.pbtxt: every model is a directory with one",
         f"model words: found no {directory}/words/config.pbtxt: every model is a directory with one",
-        "driver 2.1.0 of release 24.01 is a .rpm package, this version installs .deb and .run: install it by hand and set "
+        "driver 2.1.0 of release 24.01 is a .rpm package, expected .deb or .run. Install it manually and set "
         "rbln_driver_form: present, or choose a release whose driver is one of these",
     ]
 
@@ -212,10 +212,13 @@ def test_reasons_of_all_concerns_come_at_once(repository: Path) -> None:
     [
         (
             {"triton_server_shm_size": "plenty"},
-            "triton_server_shm_size: plenty is no size, wanted whole bytes or such as 512m or 1g",
+            "triton_server_shm_size: plenty is no size, expected whole bytes or such as 512m or 1g",
         ),
-        ({"triton_server_memory": "1.5g"}, "triton_server_memory: 1.5g is no size, wanted whole bytes or such as 512m or 1g"),
-        ({"triton_server_ulimits": ["memlock"]}, "triton_server_ulimits has memlock, wanted limit:soft:hard such as memlock:-1:-1"),
+        ({"triton_server_memory": "1.5g"}, "triton_server_memory: 1.5g is no size, expected whole bytes or such as 512m or 1g"),
+        (
+            {"triton_server_ulimits": ["memlock"]},
+            "triton_server_ulimits has memlock, expected limit:soft:hard such as memlock:-1:-1",
+        ),
         ({"npufleet_npus": "two"}, "npufleet_npus is two, expected a whole number. Correct it."),
         ({"npufleet_npus": -1}, "npufleet_npus is -1, expected a whole number from 1 to 256. Correct it."),
     ],

@@ -142,8 +142,8 @@ def flag_reasons(plan: List[Item]) -> Iterator[str]:
     for entry in plan:
         if entry["concern"] == CONCERN and entry["name"] == FLAGS:
             yield (
-                f"found {entry['current']} beside {DAEMON_JSON}, wanted {entry['desired']}: remove the flags, or the options from "
-                "docker_engine_daemon_options and from the file"
+                f"{entry['current']} is set beside {DAEMON_JSON}, expected {entry['desired']}. Remove the flags, or the options "
+                "from docker_engine_daemon_options and from the file"
             )
 
 
@@ -156,13 +156,13 @@ def older(found: Optional[str], oldest: Optional[int]) -> bool:
 def finds_by_name(actual: Mapping[str, Any], plan: List[Item]) -> Iterator[str]:
     """Why the engine that is there, or the one that would be installed, cannot find devices by name."""
     if actual["running"]:
-        found, todo = actual["running"]["version"], "upgrade it"
+        found, todo = actual["running"]["version"], "Upgrade it"
     else:
         wanted = [name for entry in plan if entry["name"] == "packages" for name in entry["desired"]]
         candidates = [candidate_version(name) for name in wanted if name in ENGINES]
-        found, todo = next(iter(candidates), None), "install a newer one first, such as docker-ce of Docker's own repository"
+        found, todo = next(iter(candidates), None), "Install a newer one first, such as docker-ce of Docker's own repository"
     if older(found, OLDEST_BY_NAME):
         yield (
-            f"found Docker {found}, wanted {OLDEST_BY_NAME} or newer, which finds devices by name: {todo}, or take "
+            f"Docker is {found}, expected {OLDEST_BY_NAME} or newer, which finds devices by name. {todo}, or set "
             "npufleet_device_access: devices"
         )

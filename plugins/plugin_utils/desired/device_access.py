@@ -47,8 +47,8 @@ def by_name(variables: Mapping[str, Any]) -> bool:
     if int(str(driver).partition(".")[0]) < cdi.OLDEST_DRIVER:
         raise Refusal(
             [
-                f"npufleet_device_access is {CDI} and the driver of release {variables['rbln_release']} {driver}, wanted "
-                f"{cdi.OLDEST_DRIVER}.0 or newer, whose librbln-ml the container toolkit needs: take {DEVICES}, or another release"
+                f"the driver of release {variables['rbln_release']} is {driver}, expected {cdi.OLDEST_DRIVER}.0 or newer for "
+                f"npufleet_device_access: {CDI}, whose container toolkit needs librbln-ml. Set {DEVICES}, or choose another release"
             ]
         )
     return True
@@ -63,7 +63,7 @@ def user(variables: Mapping[str, Any]) -> int:
     """Return the number of the user, and of the group, of a server without privileges. Raises Refusal."""
     number = int(variables["triton_server_user"])
     if not 0 < number <= LARGEST_USER:
-        raise Refusal([f"triton_server_user is {number}, wanted the number of a user that is not root, such as 61100"])
+        raise Refusal([f"triton_server_user is {number}, expected the number of a user that is not root, such as 61100"])
     return number
 
 

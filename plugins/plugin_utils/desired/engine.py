@@ -69,7 +69,7 @@ def proxy_reasons(variables: Mapping[str, Any]) -> List[str]:
         strange = sorted({sign for word in words for sign in word if not PROXY.fullmatch(sign)})
         if strange:
             listed = ", ".join(ascii(sign) for sign in strange)
-            reasons.append(f"{name} has {listed}, wanted an address without it: write such characters of a password as %27")
+            reasons.append(f"{name} has {listed}, expected an address without it. Write such characters of a password as %27")
     return reasons
 
 
@@ -86,6 +86,6 @@ def drop_in(limits: Mapping[str, str], environment: str = "") -> str:
     """Return a systemd drop-in that sets the limits and names the file of variables. Raises Refusal."""
     lines = [f"{name}={limits[name]}" for name in sorted(limits)]
     if not all(re.fullmatch(r"\w+=[^\x00-\x1f\x7f]*", line) for line in lines):
-        raise Refusal(["docker_engine_unit_limits has a limit that is more than one line: write each as a name and a value"])
+        raise Refusal(["docker_engine_unit_limits has a limit of more than one line. Write each as a name and a value"])
     lines += [f"EnvironmentFile={environment}"] if environment else []
     return "# Written by npufleet\n[Service]\n" + "".join(line + "\n" for line in lines)

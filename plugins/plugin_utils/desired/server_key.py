@@ -65,12 +65,12 @@ def reasons(variables: Mapping[str, Any]) -> List[str]:
     name, key = str(variables["triton_server_api_key_name"]), str(variables["triton_server_api_key"])
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
         found.append(
-            f"triton_server_api_key_name is {name}, wanted the name of a header, of lower case letters, digits and hyphens"
+            f"triton_server_api_key_name is {name}, expected the name of a header, of lower case letters, digits and hyphens"
         )
     if key and not re.fullmatch(f"[!-~]{{{SHORTEST},}}", key):
         found.append(
-            f"triton_server_api_key is shorter than {SHORTEST} characters, or has blanks or letters beyond ASCII in it: take a "
-            "random one, or leave it out and each host makes its own"
+            f"triton_server_api_key is shorter than {SHORTEST} characters, or has blanks or letters beyond ASCII. Choose a random "
+            "key, or leave it out and each host makes its own"
         )
     own = [
         argument
@@ -81,7 +81,7 @@ def reasons(variables: Mapping[str, Any]) -> List[str]:
     if own:
         options = ", ".join(entry.split("=")[0] for entry in own)
         found.append(
-            f"triton_server_extra_args has {options}, whose key would stand in plan and container: use "
+            f"triton_server_extra_args has {options}, whose key would be in the plan and the container. Use "
             "triton_server_restricted_apis, triton_server_api_key and triton_server_api_key_name"
         )
     if (
@@ -91,8 +91,8 @@ def reasons(variables: Mapping[str, Any]) -> List[str]:
         and not variables["triton_server_open_control"]
     ):
         found.append(
-            "triton_server_restricted_apis has no {}, in mode explicit and with ports at {}: whoever reaches them runs code of his "
-            "own as root, by one request to load. Put it back, listen at 127.0.0.1, or insist by "
+            "triton_server_restricted_apis has no {}, in mode explicit and with ports at {}: a client that reaches them runs its "
+            "own code as root by one request to load. Add it, listen at 127.0.0.1, or set "
             "triton_server_open_control: true".format(CONTROL, variables["triton_server_listen_address"] or "every address")
         )
     return found
